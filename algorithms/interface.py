@@ -1,0 +1,241 @@
+"""What an algorithm is: a script that asks devices and computes at the coordinator, and the programs that devices run.
+
+Nothing here knows of sockets, processes or files. See ``docs/architecture.md`` for how every method fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedemu.protocol.ids import DeviceId
+
+Tree = Mapping[str, Tensor]
+"""Tensors by dotted name, flat."""
+Forest = Mapping[str, Tree]
+"""Trees by top-level key: ``model``, ``generator``, ``control``. On the wire a leaf is called ``key/name``."""
+
+
+class Facts(NamedTuple):
+    """What a program may know of its device and round; all zero-dimensional tensors but ``label_counts`` ``[classes]``.
+
+    ``first_visit`` is a bool tensor: a device's own state is then all zeros.
+    """
+
+    examples: Tensor
+    steps: Tensor
+    lr: Tensor
+    round: Tensor
+    task: Tensor
+    first_visit: Tensor
+    label_counts: Tensor
+
+
+class Batch(NamedTuple):
+    """``x [batch, ...]`` as the model takes it, ``y [batch]`` int64, ``weight [batch]`` float32: 0 marks padding."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+
+
+class Outcome(NamedTuple):
+    """What a program leaves behind: the payload for the coordinator, and the device's next own state."""
+
+    payload: Forest
+    own: Tree
+
+
+Plan = Callable[[int, np.random.Generator], NDArray[np.int64]]
+"""(examples, generator) -> positions ``[steps, batch]`` into the device's samples; -1 pads. Steps depend on examples only."""
+Step = Callable[[Any, Batch, Forest, Tree, Facts, Tree], tuple[Any, Tree]]
+"""(carry, batch, shared, own, facts, noise) -> (carry, metrics); pure, and usable under ``torch.func.vmap``."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One or more passes over the device's data with one carry."""
+
+    plan: Plan
+    step: Step
+
+
+class LocalProgram(Protocol):
+    """Training at a device, as pure functions of tensors; an executor decides how many devices run at once.
+
+    Under ``vmap`` every tensor gains a leading device dimension that the functions do not see. So: no ``.item()``, no
+    branching on values, no random numbers inside (they come through ``noise``), and ``own`` of one structure always.
+    """
+
+    stages: tuple[Stage, ...]
+    noise: Mapping[str, tuple[int, ...]]
+    """Standard normal tensors by name and shape, drawn afresh per device and step."""
+    passes: float
+    """How often an example is processed; sets the emulated compute time."""
+    declares_label_counts: bool
+    """Whether the label counts may leave the device with the result."""
+
+    def learning_rate(self, round: int, task: int) -> float: ...
+
+    def initial_own(self, shared: Forest) -> Tree:
+        """The all-zero own state of a first visit; empty where a program keeps none."""
+        ...
+
+    def payload(self, shared: Forest) -> Forest:
+        """Tensors with the shapes and dtypes that ``finish`` will return; their values do not matter."""
+        ...
+
+    def begin(self, shared: Forest, own: Tree, facts: Facts) -> Any: ...
+
+    def finish(self, carry: Any, shared: Forest, own: Tree, facts: Facts) -> Outcome: ...
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a device holds when it is asked: samples of its stream that have arrived, and its replay buffer."""
+
+    batch: Batch
+    indices: NDArray[np.int64]
+    budget: int
+
+
+class Query(Protocol):
+    """A question to a device's memory, answered at once; the second value names the positions of samples to keep."""
+
+    passes: float
+    declares_label_counts: bool
+
+    def initial_own(self, shared: Forest) -> Tree: ...
+
+    def payload(self, shared: Forest) -> Forest: ...
+
+    def ask(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> tuple[Outcome, Tensor | None]: ...
+
+
+@dataclass(frozen=True)
+class Reducer:
+    """How the replies' leaves under one payload key become one value.
+
+    ``weighted_mean`` weighs by examples, ``mean`` evenly, ``total`` adds, ``collect`` keeps lazy handles per device.
+    Folds run in cohort order, in float64, and come back in the leaf's own dtype.
+    """
+
+    kind: Literal["weighted_mean", "mean", "total", "collect"]
+
+
+weighted_mean = Reducer("weighted_mean")
+mean = Reducer("mean")
+total = Reducer("total")
+collect = Reducer("collect")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request to a cohort, each device of which gets its part. ``shared`` becomes one blob per top-level key."""
+
+    program: str
+    shared: Forest
+    reduce: Mapping[str, Reducer]
+    cohort: Literal["selected", "online"] | Sequence[DeviceId] = "selected"
+    each: Mapping[DeviceId, Tree] | None = None
+
+
+@dataclass(frozen=True)
+class DeviceReply:
+    """What one accepted device said beside its payload."""
+
+    device: DeviceId
+    examples: int
+    steps: int
+    metrics: Mapping[str, float]
+    label_counts: tuple[int, ...] | None
+
+
+class Handle(Protocol):
+    """A payload subtree of one device that is read when it is wanted."""
+
+    device: DeviceId
+
+    def load(self) -> Tree: ...
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to an Ask: one reduced Tree, or Handles in cohort order, per key of ``Ask.reduce``."""
+
+    values: Mapping[str, Any]
+    devices: tuple[DeviceReply, ...]
+
+
+@dataclass(frozen=True)
+class ServerJob:
+    """Work at the coordinator, in a process of its own, resumable: ``step`` maps carry to carry.
+
+    ``init() -> carry`` and ``step(carry, index) -> (carry, finished)``; the carry is a Tree (weights, optimiser, position of the random
+    source). It is checkpointed every ``checkpoint_every`` steps; the reply is the last carry.
+    """
+
+    name: str
+    init: Callable[[], Tree]
+    step: Callable[[Tree, int], tuple[Tree, bool]]
+    steps: int
+    checkpoint_every: int
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a script may know of the run at one round."""
+
+    round: int
+    task: int
+    seed: int
+    classes: int
+    public: Any = None
+
+
+S = TypeVar("S")
+
+Script = Generator[Ask | ServerJob, Any, S]
+"""Yields requests, receives Reply (for Ask) or Tree (for ServerJob), returns the next state."""
+
+
+class Algorithm(Protocol[S]):
+    """A federated method. ``S`` is a frozen dataclass whose fields are Trees, Forests, tensors and plain scalars."""
+
+    programs: Mapping[str, LocalProgram | Query]
+
+    def init(self, variables: Tree, context: Context) -> S: ...
+
+    def round(self, state: S, context: Context) -> Script[S]: ...
+
+    def variables(self, state: S) -> Tree:
+        """The global model: what is evaluated, saved and digested, buffers included."""
+        ...
+
+
+class Outputs(NamedTuple):
+    """``logits [batch, classes]``, ``features [batch, width]`` (input of the last layer), ``statistics`` of chosen layers."""
+
+    logits: Tensor
+    features: Tensor
+    statistics: Tree
+
+
+class Model(Protocol):
+    """A network as pure functions; parameters and buffers are leaves of one Tree."""
+
+    kind: Literal["dense", "convolutional"]
+    """What the executor's rule goes by."""
+    buffers: frozenset[str]
+    """Names of the variables that are not trained (running statistics)."""
+
+    def init(self, seed: int) -> Tree: ...
+
+    def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
+        """Returns the outputs and the next buffers (the same Tree as given where nothing changed)."""
+        ...

@@ -1,0 +1,39 @@
+"""The identifiers that every layer shares: devices, asks and digests."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple, NewType
+
+DeviceId = NewType("DeviceId", int)
+"""Index of a device in the fleet, from 0."""
+
+Digest = NewType("Digest", str)
+"""Lower-case hexadecimal SHA-256, 64 characters."""
+
+
+class AskId(NamedTuple):
+    """One request to a cohort: the round, the try within it, and the place within the round's script.
+
+    On the wire and in file names it is written ``round.attempt.ordinal``.
+    """
+
+    round: int
+    attempt: int
+    ordinal: int
+
+    def __str__(self) -> str:
+        return f"{self.round}.{self.attempt}.{self.ordinal}"
+
+    @classmethod
+    def parse(cls, text: str) -> AskId:
+        """Read ``round.attempt.ordinal``; raises ValueError on anything else."""
+        parts = text.split(".")
+        if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
+            raise ValueError(f"{text!r} is not of the form round.attempt.ordinal")
+        return cls(*map(int, parts))
+
+
+def digest_of(data: bytes | bytearray | memoryview) -> Digest:
+    """SHA-256 of a buffer."""
+    return Digest(hashlib.sha256(data).hexdigest())
