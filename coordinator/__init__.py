@@ -1,0 +1,1 @@
+"""The server of the federation: roster, asks, rounds, reduction, evaluation, checkpoint."""

@@ -1,0 +1,1 @@
+"""The wire between coordinator and fleet: messages, codec, blobs, transports, liveness."""
