@@ -1,0 +1,80 @@
+"""The data of an experiment as every process sees it: memory-mapped samples, labels and named columns.
+
+How a data set is found and decoded is the business of ``fedemu.ops.datasets``; who holds which sample, that of
+``fedemu.algorithms.partition``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedemu.protocol.ids import Digest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """``x [n, *input_shape]`` uint8 or float32 and ``y [n]`` int64, both read-only and usually memory-mapped.
+
+    ``columns`` are further values per sample, ``[n]`` each, such as the natural id by which to partition.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    columns: Mapping[str, NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A data set of two splits. Images are channels-first, so ``input_shape`` is ``(channels, height, width)``.
+
+    ``mean`` and ``std`` (float64, one per entry of the first axis of a sample) are those of ``train``, in the units in
+    which ``x`` is stored. ``digest`` tells apart machines whose samples, labels or columns differ.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    class_names: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+    digest: Digest
+
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
+
+    def batch(self, split: Split, indices: NDArray[np.integer[Any]]) -> tuple[Tensor, Tensor]:
+        """The samples at ``indices``, of any shape ``[...]``: normalised float32 ``[..., *input_shape]``, int64 ``[...]``.
+
+        Normalised means ``(x - mean) / std``. An index of -1 is the last sample, so padding reads something finite.
+        """
+        import torch  # kept out of the light processes that only look at labels and shapes
+
+        x = split.x.take(indices, axis=0).astype(np.float32, copy=False)
+        np.multiply(x, self._scale, out=x)
+        np.add(x, self._shift, out=x)
+        return torch.from_numpy(x), torch.from_numpy(split.y.take(indices, axis=0))
+
+    @cached_property
+    def _scale(self) -> NDArray[np.float32]:
+        return self._per_channel(1.0 / self.std)
+
+    @cached_property
+    def _shift(self) -> NDArray[np.float32]:
+        return self._per_channel(-self.mean / self.std)
+
+    def _per_channel(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
+        return values.reshape(-1, *[1] * (len(self.input_shape) - 1)).astype(np.float32)
