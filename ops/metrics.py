@@ -1,0 +1,141 @@
+"""Prometheus metrics of the coordinator and of a supervisor, each with a registry and a port of its own.
+
+The names are a contract: the scrape configuration, the alert rules and the dashboard in ``ops/monitoring`` go by them.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from fedemu.protocol.errors import ConfigurationError
+
+ROUND_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+TRAIN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0)
+
+
+class Exporter:
+    """Serves one registry over HTTP until it is closed."""
+
+    def __init__(self, registry: CollectorRegistry, port: int, address: str = "127.0.0.1") -> None:
+        """Raises ConfigurationError if the port can't be had. Port 0 takes a free one; ``port`` tells which."""
+        try:
+            self._server, self._thread = start_http_server(port, addr=address, registry=registry)
+        except (OSError, OverflowError) as error:
+            raise ConfigurationError(
+                f"the metrics port {port} can't be used ({error}); choose a free one with --metrics-port"
+            ) from error
+        self.port: int = self._server.server_port
+        self._server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+    def close(self) -> None:
+        """Stop serving; returns once the port is free."""
+        self._server.shutdown()
+        self._server.server_close()
+        if isinstance(self._thread, threading.Thread):
+            self._thread.join(timeout=5)
+
+
+class CoordinatorMetrics:
+    """An observer of the coordinator that keeps the metrics of ``docs/metrics.md``."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(name, text, labels, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        self._round = gauge("fedemu_round", "Rounds finished.")
+        self._duration = Histogram(
+            "fedemu_round_duration_seconds", "Real time a round took.", buckets=ROUND_BUCKETS, registry=registry
+        )
+        self._devices = gauge("fedemu_devices", "Devices by state.", "state")
+        self._results = counter("fedemu_results", "Selected devices by outcome.", "outcome")
+        self._bytes = counter(
+            "fedemu_bytes", "Bytes by direction (down, up) and kind (emulated, wire).", "direction", "kind"
+        )
+        self._accuracy = gauge("fedemu_accuracy", "Test accuracy of the global model.")
+        self._loss = gauge("fedemu_loss", "Test loss of the global model.")
+        self._class_accuracy = gauge("fedemu_class_accuracy", "Test accuracy by class.", "label")
+        self._round_forgetting = gauge("fedemu_round_forgetting", "Mean accuracy that classes lost in the last round.")
+        self._replay = gauge("fedemu_replay_samples", "Samples held in the fleet's replay buffers.")
+        self._virtual_time = gauge("fedemu_virtual_time_seconds", "The experiment's clock.")
+        self._rejected = counter("fedemu_rejected_messages", "Messages that could not be used.", "reason")
+        self._retries = counter("fedemu_round_retries", "Rounds tried again for want of a quorum.")
+        for outcome in ("accepted", "late", "dropped", "failed", "rejected", "cancelled"):
+            self._results.labels(outcome)
+
+    def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
+        self._virtual_time.set(virtual_time)
+        if attempt:
+            self._retries.inc()
+
+    def round_finished(self, row: Mapping[str, Any]) -> None:
+        self._round.set(row["round"])
+        self._duration.observe(row.get("round_seconds") or 0.0)
+        self._virtual_time.set(row["virtual_time"])
+        for direction in ("down", "up"):
+            for key, kind in ((f"bytes_{direction}", "emulated"), (f"wire_bytes_{direction}", "wire")):
+                self._bytes.labels(direction, kind).inc(row.get(key) or 0)
+        for key, metric in (
+            ("accuracy", self._accuracy),
+            ("loss", self._loss),
+            ("round_forgetting", self._round_forgetting),
+            ("replay_samples", self._replay),
+        ):
+            if row.get(key) is not None:
+                metric.set(row[key])
+        for label, value in enumerate(row.get("class_accuracy") or ()):
+            if value is not None:
+                self._class_accuracy.labels(str(label)).set(value)
+
+    def device_result(self, outcome: str) -> None:
+        self._results.labels(outcome).inc()
+
+    def fleet(self, counts: Mapping[str, int]) -> None:
+        for state, count in counts.items():
+            self._devices.labels(state).set(count)
+
+    def rejected(self, reason: str) -> None:
+        self._rejected.labels(reason).inc()
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Events go to the run directory; they are not counted here."""
+
+    def traffic(self, kind: str, direction: str, size: int) -> None:
+        """Bytes are taken from the finished rounds, so that a resumed run does not count them twice."""
+
+
+class SupervisorMetrics:
+    """What one machine's supervisor counts."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._devices = Gauge("fedemu_devices", "Devices by state.", ("state",), registry=registry)
+        self._restarts = Counter("fedemu_restarts", "Processes started again.", ("kind",), registry=registry)
+        self._queue = Gauge("fedemu_queue_depth", "Jobs that wait for a trainer.", registry=registry)
+        self._train = Histogram(
+            "fedemu_train_seconds", "Time of one group of jobs at a trainer.", buckets=TRAIN_BUCKETS, registry=registry
+        )
+        self._jobs = Counter("fedemu_jobs", "Training jobs by result.", ("result",), registry=registry)
+        for kind in ("device", "trainer", "zygote"):
+            self._restarts.labels(kind)
+
+    def devices(self, counts: Mapping[str, int]) -> None:
+        for state, count in counts.items():
+            self._devices.labels(state).set(count)
+
+    def restarted(self, kind: str) -> None:
+        self._restarts.labels(kind).inc()
+
+    def queue_depth(self, depth: int) -> None:
+        self._queue.set(depth)
+
+    def trained(self, seconds: float, done: int, failed: int) -> None:
+        self._train.observe(seconds)
+        self._jobs.labels("done").inc(done)
+        self._jobs.labels("failed").inc(failed)
