@@ -1,0 +1,245 @@
+"""Turns what is wrong with a configuration into one sentence: the full key, the value, what is permitted, the nearest right key."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+import annotated_types
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from fedemu.protocol.errors import ConfigurationError
+
+
+def plain_table(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """A deep copy of only strings, bools, integers, finite floats, lists and tables; raises ConfigurationError on others."""
+    return {str(key): _plain(value, f"{path}.{key}" if path else str(key)) for key, value in table.items()}
+
+
+def _plain(value: Any, path: str) -> Any:
+    match value:
+        case Mapping():
+            return plain_table(value, path)
+        case list() | tuple():
+            return [_plain(item, f"{path}[{place}]") for place, item in enumerate(value)]
+        case float() if not math.isfinite(value):
+            raise ConfigurationError(f"{path} = {value} must be finite; write a large number instead")
+        case bool() | int() | float() | str():
+            return value
+        case _:
+            raise ConfigurationError(f"{path} = {value} is a {type(value).__name__}, which no setting takes")
+
+
+def refuse(
+    error: ValidationError, table: Mapping[str, Any], root: type[BaseModel], prefix: str = ""
+) -> ConfigurationError:
+    """The error to raise: the first thing wrong, and how many more there are."""
+    details = error.errors(include_url=False)
+    # An unknown key is named first: the other complaints often follow from it.
+    details.sort(key=lambda detail: detail["type"] != "extra_forbidden")
+    text = _sentence(details[0], table, root, prefix)
+    if len(details) > 1:
+        text += f" (and {len(details) - 1} more)"
+    return ConfigurationError(text)
+
+
+def _sentence(detail: ErrorDetails, table: Mapping[str, Any], root: type[BaseModel], prefix: str) -> str:
+    keys = _keys(detail["loc"], table)
+    path = _path([prefix, *keys] if prefix else keys)
+    holder, field = _walk(root, detail["loc"])
+    shown = f"{path} = {_shown(detail['input'])}"
+    context = detail.get("ctx", {})
+    match detail["type"]:
+        case "extra_forbidden":
+            return unknown_key(path, holder, root, prefix)
+        case "missing":
+            return f"{path} is missing; the table it belongs to needs it"
+        case "value_error":
+            return str(context["error"])
+        case "union_tag_invalid" | "union_tag_not_found" if isinstance(detail["input"], Mapping):
+            given = detail["input"].get("kind")
+            kinds = list(_tags(field))
+            if given is None:
+                return f"{path}.kind is missing; it must be one of {', '.join(kinds)}"
+            return f"{path}.kind = {_shown(given)} is unknown; it must be one of {', '.join(kinds)}{_nearest(str(given), kinds)}"
+        case "literal_error":
+            choices = [str(choice) for choice in _choices(field)]
+            one = f"it must be {choices[0]}" if len(choices) == 1 else f"it must be one of {', '.join(choices)}"
+            later = " in this version" if len(choices) == 1 else ""
+            return f"{shown} is unknown; {one}{later}{_nearest(str(detail['input']), choices)}"
+        case kind if kind.startswith(("greater_than", "less_than")):
+            return f"{shown} must be {_range(field) or detail['msg'].removeprefix('Input should be ')}"
+        case kind if kind in _TYPES:
+            return f"{shown} must be {_TYPES[kind]}{_with_range(field)}"
+        case "string_pattern_mismatch":
+            return f"{shown} must be made of letters, digits, dots, dashes and underscores, 100 at most"
+        case "string_too_short":
+            return f"{shown} must not be empty"
+        case _:
+            return f"{shown}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+
+
+_TYPES = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+    "union_tag_invalid": "a table with a kind",
+    "union_tag_not_found": "a table with a kind",
+}
+
+
+def unknown_key(path: str, holder: type[BaseModel], root: type[BaseModel], prefix: str = "") -> str:
+    """Names the nearest right key: beside it, or else the same word in another table."""
+    *parents, key = path.split(".")
+    known = [*holder.model_fields, *(["participation"] if "per_round" in holder.model_fields else [])]
+    known = [name for name in known if name != "traces"]
+    beside = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    if beside:
+        return f"{path} is no setting; did you mean {'.'.join([*parents, beside[0]])}?"
+    everywhere = [f"{prefix}.{name}" if prefix else name for name in _all_paths(root)]
+    same = [name for name in everywhere if name.rsplit(".", 1)[-1] == key]
+    near = same or difflib.get_close_matches(path, everywhere, n=1, cutoff=0.75)
+    if near:
+        return f"{path} is no setting; did you mean {near[0]}?"
+    where = f"[{'.'.join(parents)}]" if parents else "an experiment"
+    return f"{path} is no setting; {where} has {', '.join(known)}"
+
+
+def _keys(loc: Sequence[int | str], table: Any) -> list[str | int]:
+    """The keys of a location as the user wrote them: the tags of unions are left out."""
+    keys: list[str | int] = []
+    here = table
+    for place, part in enumerate(loc):
+        inside = part in here if isinstance(here, Mapping) else isinstance(here, list) and isinstance(part, int)
+        if inside:
+            here = here[part]
+            keys.append(part)
+        elif isinstance(here, Mapping) and place == len(loc) - 1 and part != here.get("kind"):
+            keys.append(part)
+    return keys
+
+
+def _path(keys: Sequence[str | int]) -> str:
+    text = ""
+    for key in keys:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
+    return text
+
+
+def _walk(root: type[BaseModel], loc: Sequence[int | str]) -> tuple[type[BaseModel], FieldInfo | None]:
+    """The model that holds the last key of a location, and that key's field if there is one."""
+    holder, field = root, None
+    for place, part in enumerate(loc):
+        models = list(_models(field)) if field is not None else [root]
+        tagged = [model for model in models if part == _kind(model)]
+        if field is not None and tagged:
+            holder = tagged[0]
+            field = FieldInfo(annotation=holder)
+            continue
+        if len(models) == 1 and isinstance(part, str):
+            holder = models[0]
+            field = holder.model_fields.get(part)
+            if field is None:
+                break
+        elif place == len(loc) - 1:
+            break
+    return holder, field
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Every model in an annotation, looking through unions and ``Annotated``."""
+    if isinstance(annotation, FieldInfo):
+        annotation = annotation.annotation
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        return
+    for argument in get_args(annotation):
+        if not isinstance(argument, str):
+            yield from _models(argument)
+
+
+def _kind(model: type[BaseModel]) -> str | None:
+    field = model.model_fields.get("kind")
+    return None if field is None else str(field.default)
+
+
+def _tags(field: FieldInfo | None) -> Iterator[str]:
+    return (kind for model in _models(field) if (kind := _kind(model)) is not None)
+
+
+def _choices(annotation: Any) -> list[Any]:
+    """The values of the Literal in an annotation."""
+    if isinstance(annotation, FieldInfo):
+        annotation = annotation.annotation
+    arguments = get_args(annotation)
+    if arguments and all(isinstance(argument, str) for argument in arguments):
+        return list(arguments)
+    return [choice for argument in arguments if not isinstance(argument, str) for choice in _choices(argument)]
+
+
+def _range(field: Any) -> str:
+    """What the bounds of a field permit, in words; empty if it has none."""
+    words = []
+    for mark in _marks(field):
+        match mark:
+            case annotated_types.Gt(gt=bound):
+                words.append(f"above {bound}")
+            case annotated_types.Ge(ge=bound):
+                words.append(f"at least {bound}")
+            case annotated_types.Lt(lt=bound):
+                words.append(f"below {bound}")
+            case annotated_types.Le(le=bound):
+                words.append(f"at most {bound}")
+    return " and ".join(words)
+
+
+def _marks(annotation: Any) -> Iterator[Any]:
+    if isinstance(annotation, FieldInfo):
+        yield from annotation.metadata
+        annotation = annotation.annotation
+    for mark in getattr(annotation, "__metadata__", ()):
+        yield from mark.metadata if isinstance(mark, FieldInfo) else [mark]
+    for argument in get_args(annotation):
+        if getattr(argument, "__metadata__", None):
+            yield from _marks(argument)
+
+
+def _with_range(field: FieldInfo | None) -> str:
+    words = _range(field)
+    return f" {words}" if words else ""
+
+
+def _nearest(given: str, choices: Sequence[str]) -> str:
+    near = difflib.get_close_matches(given, choices, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if not isinstance(value, str) else f'"{value}"'
+    text = {"True": "true", "False": "false"}.get(text, text)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _all_paths(root: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in root.model_fields.items():
+        if name == "traces":
+            continue
+        path = f"{prefix}.{name}" if prefix else name
+        yield path
+        for model in _models(field):
+            yield from _all_paths(model, path)
+
+
+def setting_paths(root: type[BaseModel]) -> list[str]:
+    """Every key of a model by its full path, each once."""
+    return list(dict.fromkeys(_all_paths(root)))
