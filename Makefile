@@ -1,0 +1,77 @@
+# Two commands matter: `make run` and `make test`. Each installs what it needs into .venv first, once.
+
+PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell \
+	$(name) -c 'import sys; print("$(name)") if (3, 11) <= sys.version_info[:2] <= (3, 13) else None' 2>/dev/null)))
+VENV ?= .venv
+EXPERIMENT ?= digits
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PACKAGES := protocol algorithms device coordinator ops
+TORCH := $(shell grep '^torch==' constraints.txt)
+INSTALL := $(PIP) install --quiet --constraint constraints.txt
+TYPED := build/typed
+
+.PHONY: help run install test lint wheel pins clean
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+help: ## Say what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: install ## Install, then train 300 emulated devices (EXPERIMENT=digits, more options in ARGS="--rounds 5")
+	@$(BIN)/fedemu run $(EXPERIMENT) $(ARGS)
+
+install: $(VENV)/.installed ## Create .venv and install fedemu there with the versions of constraints.txt
+
+test: $(VENV)/.tested ## Install what the tests need and run them (ARGS="-k fleet")
+	$(BIN)/pytest $(ARGS)
+
+lint: $(VENV)/.linted ## Check style (ruff) and types (mypy --strict, on the package as it installs)
+	$(BIN)/ruff check .
+	@rm -rf $(TYPED) build/lib build/bdist*
+	@$(PIP) install --quiet --no-deps --no-build-isolation --target $(TYPED) .
+	@bash -o pipefail -c 'MYPYPATH=$(TYPED) $(BIN)/mypy --config-file pyproject.toml \
+		$(PACKAGES:%=-p fedemu.%) | sed "s#^$(TYPED)/fedemu/##"'
+
+wheel: $(VENV)/.installed ## Build dist/fedemu-*.whl
+	@rm -rf build/lib build/bdist* dist
+	@$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
+
+pins: ## Renew constraints.txt from what an installation without it brings (torch stays as it is)
+	@rm -rf build/pins && $(PYTHON) -m venv build/pins
+	@build/pins/bin/python -m pip install --quiet $(TORCH) '.[test,lint]'
+	@{ head -2 constraints.txt; build/pins/bin/python -m pip freeze --all | grep -v -E '^(pip|fedemu)[ =]' \
+		| sed -E 's/\+[a-z0-9.]+$$//' | sort -f; } > build/pins/constraints.txt
+	@mv build/pins/constraints.txt constraints.txt && rm -rf build/pins
+
+clean: ## Remove the virtual environment and everything that was built (runs/ stays)
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "fedemu needs Python 3.11, 3.12 or 3.13 as python3; found: $$(python3 --version 2>&1)" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) can't make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 2; }
+	@echo "Creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+# The stamps keep `make` from installing again while nothing changed. Sources need no new installation: it is editable.
+$(VENV)/.installed: constraints.txt pyproject.toml | $(BIN)/python
+	@echo "Installing $(TORCH), then fedemu and the rest (some minutes the first time)"
+	@$(INSTALL) setuptools
+	@$(INSTALL) $(TORCH)
+	@$(INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.tested: $(VENV)/.installed
+	@echo "Installing what the tests need"
+	@$(INSTALL) --no-build-isolation --editable '.[test]'
+	@touch $@
+
+$(VENV)/.linted: $(VENV)/.installed
+	@echo "Installing the linters"
+	@$(INSTALL) --no-build-isolation --editable '.[lint]'
+	@touch $@
