@@ -57,7 +57,7 @@ class Corpus:
         return len(self.class_names)
 
     def batch(self, split: Split, indices: NDArray[np.integer[Any]]) -> tuple[Tensor, Tensor]:
-        """The samples at ``indices``, of any shape ``[...]``: normalised float32 ``[..., *input_shape]``, int64 ``[...]``.
+        """The samples at ``indices [...]``: normalised float32 ``[..., *input_shape]`` and int64 ``[...]``.
 
         Normalised means ``(x - mean) / std``. An index of -1 is the last sample, so padding reads something finite.
         """

@@ -1,0 +1,93 @@
+"""Who holds which training sample: the partition as flat arrays, ready to be published as a blob.
+
+The ways of drawing one are in ``partitioners.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedemu.protocol.errors import ConfigurationError, DataError
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Device ``i`` trains on ``train_indices[train_offsets[i]:train_offsets[i + 1]]``; likewise for validation.
+
+    Offsets are ``[devices + 1]``. Indices point into ``Corpus.train`` and ascend within a device.
+    """
+
+    train_offsets: Indices
+    train_indices: Indices
+    validation_offsets: Indices
+    validation_indices: Indices
+
+    def __len__(self) -> int:
+        """The number of devices."""
+        return len(self.train_offsets) - 1
+
+    def device(self, index: int) -> tuple[Indices, Indices]:
+        """Views of one device's training and validation indices."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"device {index} of {len(self)}")
+        train = slice(self.train_offsets[index], self.train_offsets[index + 1])
+        validation = slice(self.validation_offsets[index], self.validation_offsets[index + 1])
+        return self.train_indices[train], self.validation_indices[validation]
+
+    def to_arrays(self) -> dict[str, Indices]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Partition:
+        """The inverse of ``to_arrays``; raises DataError on anything that is no partition."""
+        missing = [field.name for field in fields(cls) if field.name not in arrays]
+        if missing:
+            raise DataError(f"the partition lacks {', '.join(missing)}")
+        partition = cls(*(np.asarray(arrays[field.name]) for field in fields(cls)))
+        for name, array in partition.to_arrays().items():
+            if array.dtype != np.int64 or array.ndim != 1:
+                raise DataError(f"{name} of the partition is {array.dtype} {list(array.shape)}, not a row of int64")
+        _check_offsets("train", partition.train_offsets, partition.train_indices)
+        _check_offsets("validation", partition.validation_offsets, partition.validation_indices)
+        if len(partition.train_offsets) != len(partition.validation_offsets):
+            raise DataError("the partition's training and validation parts are of different numbers of devices")
+        return partition
+
+    @classmethod
+    def of(cls, shares: Sequence[Indices], validation: float, generator: np.random.Generator) -> Partition:
+        """Split each device's share: ``floor(validation * samples)`` go to validation, drawn at random.
+
+        At least one sample of a device stays for training.
+        """
+        if not 0.0 <= validation < 1.0:
+            raise ConfigurationError(f"the validation fraction is {validation}; it must be at least 0 and below 1")
+        train: list[Indices] = []
+        held_out: list[Indices] = []
+        for share in shares:
+            count = max(0, min(int(validation * len(share)), len(share) - 1))
+            chosen = np.zeros(len(share), dtype=bool)
+            if count:
+                chosen[generator.permutation(len(share))[:count]] = True
+            train.append(share[~chosen])
+            held_out.append(share[chosen])
+        return cls(*_flatten(train), *_flatten(held_out))
+
+
+def _flatten(parts: Sequence[Indices]) -> tuple[Indices, Indices]:
+    offsets = np.zeros(len(parts) + 1, dtype=np.int64)
+    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    return offsets, np.concatenate([np.empty(0, dtype=np.int64), *parts])
+
+
+def _check_offsets(name: str, offsets: Indices, indices: Indices) -> None:
+    if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(indices) or np.any(np.diff(offsets) < 0):
+        raise DataError(f"the {name} offsets of the partition do not fit its {len(indices)} indices")
+    if len(indices) and indices.min() < 0:
+        raise DataError(f"the partition holds the negative {name} index {indices.min()}")
