@@ -1,344 +1,97 @@
 """What an experiment is: one frozen, fully checked object, and the settings of a machine that don't belong to it.
 
-``config_sources.py`` reads both from files, presets, the environment and the command line; ``docs/configuration.md`` explains every
-key. Times are seconds, rates probabilities, bandwidths kbps (1,000 bit/s) unless a key says otherwise.
+``config_sources.py`` reads both from files, presets, the environment and the command line; ``docs/configuration.md``
+explains every key. Times are seconds, rates probabilities, bandwidths kbps (1,000 bit/s) unless a key says otherwise.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    JsonValue,
-    StringConstraints,
-    Tag,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from fedemu.ops.config_errors import plain_table, refuse
+from fedemu.ops.config_fleet import (
+    Always,
+    Availability,
+    AvailabilityTrace,
+    ComputeTrace,
+    Diurnal,
+    Drawn,
+    Exponential,
+    Faults,
+    Fixed,
+    Fleet,
+    Lognormal,
+    NetworkTrace,
+    Normal,
+    Profile,
+    ProfileRows,
+    Traces,
+    Uniform,
+    Weibull,
+)
+from fedemu.ops.config_learning import (
+    AlgorithmSpec,
+    Data,
+    Dirichlet,
+    DirichletEqual,
+    Iid,
+    Local,
+    ModelSpec,
+    Natural,
+    Partition,
+    Replay,
+    Shards,
+    Stream,
+)
+from fedemu.ops.config_section import AUTO, Count, Positive, Section, Text
 from fedemu.ops.toml_text import toml_text
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import Digest, digest_of
 
-AUTO = "auto"
-"""Stands for a column or a value that is found from the data."""
-
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Rate = Annotated[float, Field(ge=0, le=1)]
-Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-
-
-class Section(BaseModel):
-    """Base of all tables: frozen, no unknown keys, no silent conversion, only finite numbers."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
-
-
-# Partitions
-
-
-class Dirichlet(Section):
-    """Label shares per device drawn from Dirichlet(alpha). ``balanced`` zeroes the share of devices that hold an even part already."""
-
-    kind: Literal["dirichlet"] = "dirichlet"
-    alpha: Positive = 0.1
-    min_samples: Annotated[int, Field(ge=0)] = 1
-    balanced: bool = False
-    retry: bool = False
-
-
-class DirichletEqual(Section):
-    """Every device holds the same number of samples, with its own label shares from Dirichlet(alpha)."""
-
-    kind: Literal["dirichlet_equal"] = "dirichlet_equal"
-    alpha: Positive = 0.1
-
-
-class Shards(Section):
-    """Samples sorted by label and cut into shards, ``per_device`` of them to each device."""
-
-    kind: Literal["shards"] = "shards"
-    per_device: Count = 2
-
-
-class Natural(Section):
-    """One device per value of a column (a writer, a speaker)."""
-
-    kind: Literal["natural"] = "natural"
-    column: Text
-
-
-class Iid(Section):
-    kind: Literal["iid"] = "iid"
-
-
-Partition = Annotated[Dirichlet | DirichletEqual | Shards | Natural | Iid, Field(discriminator="kind")]
-
-
-class Data(Section):
-    """``validation`` is the part of each device's samples that it keeps from training; ``test_fraction`` applies where no test split exists."""
-
-    dataset: Text = "digits"
-    image_column: Text = AUTO
-    label_column: Text = AUTO
-    id_column: Text = AUTO
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    partition: Partition = Dirichlet()
-
-
-class Stream(Section):
-    kind: Literal["static"] = "static"
-
-
-# Learning
-
-
-class ModelSpec(Section):
-    """A model by name, or as ``module:Name``; every other key is an option, checked by the model's builder."""
-
-    model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, JsonValue]
-
-    name: Text = "mlp"
-
-    @property
-    def options(self) -> dict[str, JsonValue]:
-        return dict(self.__pydantic_extra__)
-
-
-class AlgorithmSpec(Section):
-    """A method by name, or as ``module:Name``; ``options`` are checked by the method."""
-
-    name: Text = "fedavg"
-    loss: Text = "cross_entropy"
-    options: dict[str, JsonValue] = Field(default_factory=dict)
-
-
-class Local(Section):
-    """Training at a device: SGD, whose learning rate is multiplied by ``lr_decay`` after each round."""
-
-    epochs: Count = 5
-    batch_size: Count = 10
-    lr: Positive = 0.1
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    weight_decay: NotNegative = 0.0
-    lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    augment: tuple[Literal["crop", "flip", "cutout"], ...] = ()
-    executor: Literal["auto", "serial", "vmapped", "checked"] = "auto"
-
-
-class Replay(Section):
-    """``capacity`` in samples per device."""
-
-    strategy: Literal["none"] = "none"
-    capacity: Annotated[int, Field(ge=0)] = 0
-
-
-# The fleet
-
-
-class Fleet(Section):
-    """``deadline`` is on the experiment's clock; ``start_timeout`` and ``give_up`` are real seconds."""
-
-    devices: Count = 300
-    per_round: Count = 30
-    over_selection: Annotated[float, Field(ge=1)] = 1.0
-    deadline: Positive = 600.0
-    quorum: Annotated[float, Field(gt=0, le=1)] = 0.5
-    attempts: Count = 3
-    start_timeout: Positive = 60.0
-    give_up: Positive = 60.0
-
-
-class Always(Section):
-    kind: Literal["always"] = "always"
-
-
-class Exponential(Section):
-    kind: Literal["exponential"] = "exponential"
-    mean_online: Positive = 3600.0
-    mean_offline: Positive = 1800.0
-
-
-class Weibull(Section):
-    """Spells drawn from Weibull(shape, scale); a shape below 1 makes many short and few very long ones."""
-
-    kind: Literal["weibull"] = "weibull"
-    shape: Positive = 0.7
-    scale_online: Positive = 3600.0
-    scale_offline: Positive = 1800.0
-
-
-class Diurnal(Section):
-    """On-line with a probability that follows the hour of the day; a device decides anew every ``spell`` seconds on average."""
-
-    kind: Literal["diurnal"] = "diurnal"
-    mean: Rate = 0.5
-    amplitude: Annotated[float, Field(ge=0, le=0.5)] = 0.4
-    peak_hour: Annotated[float, Field(ge=0, lt=24)] = 2.0
-    spread_hours: NotNegative = 2.0
-    spell: Positive = 3600.0
-
-    @model_validator(mode="after")
-    def _is_a_probability(self) -> Diurnal:
-        if self.mean - self.amplitude < 0 or self.mean + self.amplitude > 1:
-            raise ValueError(
-                f"availability.amplitude = {self.amplitude} takes availability.mean = {self.mean} out of 0 to 1; "
-                f"it may be at most {min(self.mean, 1 - self.mean):g}"
-            )
-        return self
-
-
-class AvailabilityTrace(Section):
-    """Recorded intervals from a CSV of device, start, end; ``docs/configuration.md`` tells the columns."""
-
-    kind: Literal["trace"] = "trace"
-    file: Text
-    policy: str = ""
-    state: str = "train"
-    at_end: Literal["wrap", "end"] = "wrap"
-    bootstrap: bool = False
-
-
-Availability = Annotated[Always | Exponential | Weibull | Diurnal | AvailabilityTrace, Field(discriminator="kind")]
-
-
-class Fixed(Section):
-    kind: Literal["fixed"] = "fixed"
-    value: NotNegative
-
-
-class Uniform(Section):
-    kind: Literal["uniform"] = "uniform"
-    low: NotNegative
-    high: Positive
-
-    @model_validator(mode="after")
-    def _is_ordered(self) -> Uniform:
-        if self.low > self.high:
-            raise ValueError(
-                f"a uniform distribution needs low <= high, but has low = {self.low} and high = {self.high}"
-            )
-        return self
-
-
-class Normal(Section):
-    """Truncated: drawn again until within [low, high]."""
-
-    kind: Literal["normal"] = "normal"
-    mean: Positive
-    std: NotNegative
-    low: NotNegative = 0.0
-    high: Positive = 1e12
-
-    @model_validator(mode="after")
-    def _holds_its_mean(self) -> Normal:
-        if not self.low <= self.mean <= self.high:
-            raise ValueError(
-                f"a truncated normal distribution needs low <= mean <= high, but has "
-                f"low = {self.low}, mean = {self.mean} and high = {self.high}"
-            )
-        return self
-
-
-class Lognormal(Section):
-    kind: Literal["lognormal"] = "lognormal"
-    median: Positive
-    sigma: NotNegative
-
-
-class ComputeTrace(Section):
-    """Benchmark scores from a file: the phone of the median score takes ``median`` seconds per sample, one of twice that score half."""
-
-    kind: Literal["trace"] = "trace"
-    file: Text
-    column: Text = "ai_score"
-    weight: str = ""
-    median: Positive = 0.01
-
-
-class NetworkTrace(Section):
-    """Measured speeds from a file; a column ``*_kBps`` is in 1,000 byte/s. ``deviation`` names the spread from round to round."""
-
-    kind: Literal["trace"] = "trace"
-    file: Text
-    column: Text = AUTO
-    deviation: str = AUTO
-    weight: str = ""
-
-
-def _which(value: Any) -> str | None:
-    """The tag of a quantity: a bare number is the fixed value."""
-    if isinstance(value, Mapping):
-        kind = value.get("kind")
-        return kind if isinstance(kind, str) else None
-    if isinstance(value, BaseModel):
-        return str(getattr(value, "kind", None))
-    return "number"
-
-
-_Drawn = (
-    Annotated[Fixed, Tag("fixed")]
-    | Annotated[Uniform, Tag("uniform")]
-    | Annotated[Normal, Tag("normal")]
-    | Annotated[Lognormal, Tag("lognormal")]
-)
-Quantity = Annotated[Annotated[NotNegative, Tag("number")] | _Drawn, Discriminator(_which)]
-Compute = Annotated[
-    Annotated[NotNegative, Tag("number")] | _Drawn | Annotated[ComputeTrace, Tag("trace")], Discriminator(_which)
+__all__ = [
+    "AUTO",
+    "AlgorithmSpec",
+    "Always",
+    "Availability",
+    "AvailabilityTrace",
+    "Clock",
+    "ComputeTrace",
+    "Data",
+    "Dirichlet",
+    "DirichletEqual",
+    "Diurnal",
+    "Drawn",
+    "Evaluate",
+    "Experiment",
+    "Exponential",
+    "Faults",
+    "Fixed",
+    "Fleet",
+    "Iid",
+    "Limits",
+    "Liveness",
+    "Local",
+    "Lognormal",
+    "ModelSpec",
+    "Natural",
+    "NetworkTrace",
+    "Normal",
+    "Partition",
+    "Profile",
+    "ProfileRows",
+    "Replay",
+    "Runtime",
+    "Server",
+    "Shards",
+    "Stream",
+    "Traces",
+    "Uniform",
+    "Weibull",
 ]
-Network = Annotated[
-    Annotated[Positive, Tag("number")] | _Drawn | Annotated[NetworkTrace, Tag("trace")], Discriminator(_which)
-]
-
-
-class Profile(Section):
-    """What a device is capable of; ``latency`` is one way."""
-
-    seconds_per_sample: Compute = 0.01
-    down_kbps: Network = 20000.0
-    up_kbps: Network = 5000.0
-    latency: Quantity = 0.05
-
-
-class Faults(Section):
-    """Planned misbehaviour, per selected device and round. A device that drops out is back after ``downtime``."""
-
-    crash_rate: Rate = 0.0
-    leave_rate: Rate = 0.0
-    silence_rate: Rate = 0.0
-    corrupt_rate: Rate = 0.0
-    duplicate_rate: Rate = 0.0
-    decline_rate: Rate = 0.0
-    corruptions: Annotated[tuple[Literal["nan", "shape", "truncate"], ...], Field(min_length=1)] = (
-        "nan",
-        "shape",
-        "truncate",
-    )
-    downtime: Quantity = 60.0
-
-    @model_validator(mode="after")
-    def _add_up(self) -> Faults:
-        for names in (("crash", "leave", "silence"), ("corrupt", "duplicate", "decline")):
-            total = math.fsum(getattr(self, f"{name}_rate") for name in names)
-            if total > 1:
-                keys = " + ".join(f"faults.{name}_rate" for name in names)
-                raise ValueError(f"{keys} = {total:g} is more than 1, but at most one of them can happen to a device")
-        return self
-
-
-# How it is run
 
 
 class Clock(Section):
@@ -369,30 +122,6 @@ class Limits(Section):
 
     max_payload_bytes: Annotated[int, Field(ge=1, le=2**40)] = 2**30
     max_norm: Positive = 1e6
-
-
-# What was read from files
-
-
-class ProfileRows(Section):
-    """One row per recorded device, in the unit of the profile's key. Quantities from one ``file`` are drawn as one row."""
-
-    file: str
-    values: tuple[Positive, ...]
-    deviations: tuple[NotNegative, ...]
-    weights: tuple[NotNegative, ...]
-
-
-class Traces(Section):
-    """The content of trace files, so that an experiment's bytes stand alone. Not part of the TOML.
-
-    ``availability`` holds start, end, start, end, ... per recorded device, ascending; the last end is left out where a device never
-    went away again. ``last_event`` is the latest time in the file, whichever device it belongs to.
-    """
-
-    availability: tuple[tuple[NotNegative, ...], ...] = ()
-    last_event: NotNegative = 0.0
-    profile: dict[str, ProfileRows] = Field(default_factory=dict)
 
 
 class Experiment(Section):

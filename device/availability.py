@@ -1,0 +1,199 @@
+"""When a device is on-line: iterators of intervals, and the view of them that the rest of a device asks.
+
+Every source is an iterator of ascending, disjoint intervals [start, end) in seconds, which may never end; the same generator gives
+the same intervals. Nothing here knows of sockets or of the real clock.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from numpy.random import Generator
+
+Interval = tuple[float, float]
+DAY_HOURS = 24.0
+HOUR_SECONDS = 3600.0
+
+
+def always() -> Iterator[Interval]:
+    """On-line from the beginning, for ever."""
+    yield (0.0, math.inf)
+
+
+def exponential(generator: Generator, mean_online: float, mean_offline: float) -> Iterator[Interval]:
+    """Spells of exponential length, in their stationary state at time 0.
+
+    The device starts on-line with probability mean_online / (mean_online + mean_offline); what is left of the first spell has the
+    spell's own distribution, because an exponential has no memory.
+    """
+    online = generator.random() < mean_online / (mean_online + mean_offline)
+    first = generator.exponential(mean_online if online else mean_offline)
+    return _alternate(
+        online, first, lambda: generator.exponential(mean_online), lambda: generator.exponential(mean_offline)
+    )
+
+
+def weibull(generator: Generator, shape: float, scale_online: float, scale_offline: float) -> Iterator[Interval]:
+    """Spells of Weibull(shape, scale) length, in their stationary state at time 0.
+
+    The mean of a spell is scale · Γ(1 + 1/shape), so the start is on-line with probability scale_online / (scale_online +
+    scale_offline). The spell that covers time 0 is length-biased, scale · Gamma(1 + 1/shape)^(1/shape), and time 0 lies evenly in it.
+    """
+    online = generator.random() < scale_online / (scale_online + scale_offline)
+    whole = (scale_online if online else scale_offline) * generator.gamma(1 + 1 / shape) ** (1 / shape)
+    first = generator.random() * whole
+    return _alternate(
+        online,
+        first,
+        lambda: scale_online * generator.weibull(shape),
+        lambda: scale_offline * generator.weibull(shape),
+    )
+
+
+def _alternate(
+    online: bool, first: float, draw_online: Callable[[], float], draw_offline: Callable[[], float]
+) -> Iterator[Interval]:
+    now = 0.0
+    left = first
+    while True:
+        if online and left > 0.0:
+            yield (now, now + left)
+        now += left
+        online = not online
+        left = draw_online() if online else draw_offline()
+
+
+def diurnal(
+    generator: Generator, mean: float, amplitude: float, peak_hour: float, spread_hours: float, spell: float
+) -> Iterator[Interval]:
+    """A daily rhythm: at any time t the device is on-line with probability close to
+
+        p(t) = mean + amplitude · cos(2π (t/3600 - peak_hour - offset) / 24),
+
+    where the offset in hours is the device's own, normal with deviation ``spread_hours``. The device makes up its mind at the points
+    of a Poisson process, every ``spell`` seconds on average, and is then on-line with probability p(t) whatever it was before.
+    So it goes on-line at the rate p(t)/spell and off-line at (1 - p(t))/spell, and follows p(t) with a lag of ``spell``.
+    """
+    offset = peak_hour + spread_hours * generator.standard_normal()
+
+    def share(time: float) -> float:
+        angle = 2 * math.pi * (time / HOUR_SECONDS - offset) / DAY_HOURS
+        return min(1.0, max(0.0, mean + amplitude * math.cos(angle)))
+
+    most, least = min(1.0, mean + amplitude), max(0.0, mean - amplitude)
+
+    def next_change(time: float, ceiling: float, chance: Callable[[float], float]) -> float:
+        # Thinning: candidates at the highest rate, each kept with the ratio of the rate there to the highest.
+        if ceiling <= 0.0:
+            return math.inf
+        while True:
+            time += generator.exponential(spell / ceiling)
+            if generator.random() * ceiling < chance(time):
+                return time
+
+    # The state at time 0 was decided at the last point before it.
+    online = generator.random() < share(-generator.exponential(spell))
+    now = 0.0
+    while now < math.inf:
+        if online:
+            end = next_change(now, 1.0 - least, lambda time: 1.0 - share(time))
+            yield (now, end)
+            now = end
+        else:
+            now = next_change(now, most, share)
+        online = not online
+
+
+def recorded(flat: Sequence[float], period: float | None, shift: float = 0.0) -> Iterator[Interval]:
+    """Intervals of a trace: ``flat`` is start, end, start, end, ..., without the last end where the device stayed.
+
+    With a period the trace begins again each ``period`` seconds, moved later by ``shift`` (and what falls over the end comes first);
+    without one it is played once, and a device that stayed stays for ever.
+    """
+    if period is None:
+        closed = [*flat, math.inf] if len(flat) % 2 else list(flat)
+        return iter(_merge(list(zip(closed[::2], closed[1::2], strict=True))))
+    closed = [*flat, period] if len(flat) % 2 else list(flat)
+    one_turn = _merge([(start, min(end, period)) for start, end in zip(closed[::2], closed[1::2], strict=True)])
+    return _wrap(one_turn, period, shift % period) if period > 0 else iter(())
+
+
+def _merge(intervals: list[Interval]) -> list[Interval]:
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if start >= end:
+            continue
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _wrap(one_turn: list[Interval], period: float, shift: float) -> Iterator[Interval]:
+    if not one_turn:
+        return
+    if one_turn == [(0.0, period)]:
+        yield (0.0, math.inf)
+        return
+    held: Interval | None = None
+    turn = -1
+    while True:
+        for start, end in one_turn:
+            # Multiplied, not added up, so that late turns carry no growing error.
+            start, end = max(0.0, start + turn * period + shift), end + turn * period + shift
+            if end <= 0.0:
+                continue
+            if held is not None and start <= held[1]:
+                held = (held[0], end)
+                continue
+            if held is not None:
+                yield held
+            held = (start, end)
+        turn += 1
+
+
+class Presence:
+    """A source of intervals, read as far as was asked."""
+
+    def __init__(self, source: Iterator[Interval]) -> None:
+        self._source = source
+        self._starts: list[float] = []
+        self._ends: list[float] = []
+        self._exhausted = False
+
+    def until(self, time: float) -> tuple[Interval, ...]:
+        """All intervals that start before ``time``, whole: what is told for an earlier time is a prefix of it.
+
+        An infinite ``time`` raises ValueError unless the source is known to end.
+        """
+        count = self._read_past(time)
+        return tuple(zip(self._starts[:count], self._ends[:count], strict=True))
+
+    def end_at(self, time: float) -> float | None:
+        """The end of the interval that holds ``time``; None if the device is off-line then."""
+        self._read_past(time)
+        place = bisect.bisect_right(self._starts, time) - 1
+        return self._ends[place] if place >= 0 and time < self._ends[place] else None
+
+    def next_start(self, time: float) -> float:
+        """The first start of an interval after ``time``; infinite if there is none."""
+        self._read_past(time)
+        place = bisect.bisect_right(self._starts, time)
+        return self._starts[place] if place < len(self._starts) else math.inf
+
+    def _read_past(self, time: float) -> int:
+        """Read until a start lies after ``time``; returns how many lie before it."""
+        while not self._exhausted and (not self._starts or self._starts[-1] <= time):
+            if time == math.inf and self._ends and self._ends[-1] < math.inf:
+                raise ValueError("presence was asked for all time, but its intervals may never end")
+            interval = next(self._source, None)
+            if interval is None:
+                self._exhausted = True
+            else:
+                self._starts.append(interval[0])
+                self._ends.append(interval[1])
+                self._exhausted = interval[1] == math.inf
+        return bisect.bisect_left(self._starts, time)

@@ -1,0 +1,93 @@
+"""What one device would do with a request: how long each part takes, and whether it gets to the end.
+
+A pure function of (seed, device, request); the device runtime acts it out, the coordinator only hears of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from fedemu.device import faults
+from fedemu.device.availability import Interval, Presence
+from fedemu.device.faults import Corruption, FaultRates, ReplyKind
+from fedemu.device.profile import Profile, transfer_seconds
+from fedemu.protocol.ids import AskId
+from fedemu.protocol.messages import DropCause
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A request as a device's behaviour sees it: sizes in bytes, ``samples`` = passes · examples, times in seconds."""
+
+    ask: AskId
+    start: float
+    download_bytes: int
+    upload_bytes: int
+    samples: float
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What will come of a request: the reply is sent ``at`` a time, or the device drops out then and is away until ``back``.
+
+    ``back`` is infinite for a device that never returns. ``reply`` and ``corruption`` are normal and None for a drop-out.
+    """
+
+    event: Literal["finish", "drop"]
+    at: float
+    cause: DropCause | None = None
+    back: float | None = None
+    reply: ReplyKind = "normal"
+    corruption: Corruption | None = None
+
+
+class Behaviour:
+    """One device: its availability, its profile and its planned faults.
+
+    ``open_intervals`` makes a new iterator over the same intervals each time it is called.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        device: int,
+        open_intervals: Callable[[], Iterator[Interval]],
+        profile: Profile,
+        rates: FaultRates,
+    ) -> None:
+        self.device = device
+        self.profile = profile
+        self._seed = seed
+        self._rates = rates
+        self._presence = Presence(open_intervals())
+
+    def presence(self, until: float) -> tuple[Interval, ...]:
+        """The on-line intervals [start, end) that start before ``until``, whole and ascending."""
+        return self._presence.until(until)
+
+    def seconds(self, assignment: Assignment) -> tuple[float, float, float]:
+        """Download, compute and upload, without latency."""
+        down, up = self.profile.speeds(self._seed, self.device, assignment.ask.round)
+        return (
+            transfer_seconds(assignment.download_bytes, down),
+            assignment.samples * self.profile.seconds_per_sample,
+            transfer_seconds(assignment.upload_bytes, up),
+        )
+
+    def schedule(self, assignment: Assignment) -> Schedule:
+        """The earliest of: going off-line, a planned fault, the finish. A finish at the very end of an interval counts."""
+        start = assignment.start
+        end = self._presence.end_at(start)
+        if end is None:
+            return Schedule("drop", start, "offline", self._presence.next_start(start))
+        duration = 2 * self.profile.latency + sum(self.seconds(assignment))
+        plan = faults.plan(self._rates, self._seed, self.device, assignment.ask)
+        fault = start + plan.fraction * duration
+        if plan.drop is not None and fault <= end:
+            return Schedule("drop", fault, plan.drop, fault + plan.downtime)
+        if start + duration > end:
+            return Schedule("drop", end, "offline", self._presence.next_start(end))
+        return Schedule("finish", start + duration, reply=plan.reply, corruption=plan.corruption)

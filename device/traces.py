@@ -1,0 +1,189 @@
+"""Reads recorded availability, network and compute profiles from CSV files, plain or gzip.
+
+Columns of an availability trace: ``device`` or ``device_id``, ``start`` or ``start_s``, ``end`` or ``end_s`` (seconds; an empty end
+means that the device stayed), and optionally ``policy``, ``state`` and ``bootstrap``, by which rows are filtered.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedemu.protocol.errors import ConfigurationError
+
+KILOBITS_PER_KILOBYTE = 8.0
+
+
+@dataclass(frozen=True)
+class AvailabilityTrace:
+    """``devices`` holds start, end, start, end, ... in seconds per recorded device, without the last end where it stayed."""
+
+    devices: tuple[tuple[float, ...], ...]
+    last_event: float
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One value per recorded device, its spread, and how often such a device occurs."""
+
+    values: tuple[float, ...]
+    deviations: tuple[float, ...]
+    weights: tuple[float, ...]
+
+
+def read_availability(path: Path, policy: str = "", state: str = "train", bootstrap: bool = False) -> AvailabilityTrace:
+    """Devices in the order in which the file first names them, also those that no row is left of.
+
+    ``policy`` must be given where the file has several; ``bootstrap`` keeps the rows that are marked as artificial.
+    """
+    header, rows = _read(path)
+    device = _column(path, header, "device_id", "device")
+    start = _column(path, header, "start_s", "start")
+    end = _column(path, header, "end_s", "end")
+    if "policy" in header:
+        policies = list(dict.fromkeys(row[header.index("policy")] for _, row in rows))
+        if policy and policy not in policies:
+            raise ConfigurationError(f'{path} has no policy "{policy}"; it has {", ".join(policies)}')
+        if not policy and len(policies) > 1:
+            raise ConfigurationError(f"{path} has several policies; set policy to one of {', '.join(policies)}")
+    spells: dict[str, list[tuple[float, float]]] = {}
+    last_event = 0.0
+    for line, row in rows:
+        spell = spells.setdefault(row[device], [])
+        begin = _number(path, line, row[start])
+        finish = _number(path, line, row[end]) if row[end].strip() else math.inf
+        if finish < begin:
+            raise ConfigurationError(f"{path} line {line}: the interval ends at {finish:g}, before its start {begin:g}")
+        if _differs(header, row, "policy", policy) or _differs(header, row, "state", state):
+            continue
+        if not bootstrap and "bootstrap" in header and row[header.index("bootstrap")].strip() not in ("", "0"):
+            continue
+        last_event = max(last_event, begin, finish if finish < math.inf else begin)
+        spell.append((begin, finish))
+    devices = tuple(_flat(spell) for spell in spells.values())
+    if not any(devices):
+        raise ConfigurationError(f"{path} has no interval of policy {policy!r} and state {state!r}")
+    return AvailabilityTrace(devices, last_event)
+
+
+def _differs(header: list[str], row: list[str], column: str, wanted: str) -> bool:
+    return bool(wanted) and column in header and row[header.index(column)] != wanted
+
+
+def _flat(spells: list[tuple[float, float]]) -> tuple[float, ...]:
+    """Ascending, overlaps joined, an endless last spell without its end."""
+    joined: list[list[float]] = []
+    for start, end in sorted(spells):
+        if joined and start <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], end)
+        elif start < end:
+            joined.append([start, end])
+    return tuple(time for spell in joined for time in spell if time < math.inf)
+
+
+def read_network(path: Path, column: str, deviation: str = "", weight: str = "") -> Rows:
+    """Speeds in kbps; a column whose name ends in ``kBps`` is in 1,000 byte/s and converted, any other is in kbps."""
+    header, rows = _read(path)
+    values = _scaled(path, header, rows, column)
+    deviations = _scaled(path, header, rows, deviation) if deviation else (0.0,) * len(values)
+    _require_positive(path, column, values)
+    return Rows(values, deviations, _weights(path, header, rows, weight))
+
+
+def read_compute(path: Path, column: str, median: float, weight: str = "") -> Rows:
+    """Seconds per sample from benchmark scores (higher is faster): the device of the median score takes ``median``.
+
+    With a ``weight`` column the median is that of the weighted population.
+    """
+    header, rows = _read(path)
+    scores = _numbers(path, header, rows, column)
+    _require_positive(path, column, scores)
+    weights = _weights(path, header, rows, weight)
+    middle = _median(scores, weights)
+    return Rows(tuple(median * middle / score for score in scores), (0.0,) * len(scores), weights)
+
+
+def columns(path: Path) -> list[str]:
+    """The names in the header."""
+    return _read(path)[0]
+
+
+def _median(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The lowest value below or at which lies half of the weight or more; the mean of two where it is exactly half."""
+    half = sum(weights) / 2
+    below = 0.0
+    pairs = sorted((value, weight) for value, weight in zip(values, weights, strict=True) if weight > 0)
+    for place, (value, weight) in enumerate(pairs):
+        below += weight
+        if below == half:
+            return (value + pairs[place + 1][0]) / 2
+        if below > half:
+            return value
+    raise AssertionError("weights are positive")
+
+
+def _scaled(path: Path, header: list[str], rows: list[tuple[int, list[str]]], column: str) -> tuple[float, ...]:
+    factor = KILOBITS_PER_KILOBYTE if column.endswith("kBps") else 1.0
+    return tuple(factor * value for value in _numbers(path, header, rows, column))
+
+
+def _weights(path: Path, header: list[str], rows: list[tuple[int, list[str]]], column: str) -> tuple[float, ...]:
+    weights = _numbers(path, header, rows, column) if column else (1.0,) * len(rows)
+    if sum(weights) <= 0:
+        raise ConfigurationError(f"{path}: the column {column} gives no row a positive weight")
+    return weights
+
+
+def _numbers(path: Path, header: list[str], rows: list[tuple[int, list[str]]], column: str) -> tuple[float, ...]:
+    place = _column(path, header, column)
+    return tuple(_number(path, line, row[place]) for line, row in rows)
+
+
+def _require_positive(path: Path, column: str, values: Sequence[float]) -> None:
+    if min(values) <= 0:
+        raise ConfigurationError(f"{path}: the column {column} holds {min(values):g}, but all values must be above 0")
+
+
+def _number(path: Path, line: int, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ConfigurationError(f"{path} line {line}: {text!r} is not a number") from None
+    if not 0 <= value < math.inf:
+        raise ConfigurationError(f"{path} line {line}: {text} must be finite and not negative")
+    return value
+
+
+def _column(path: Path, header: list[str], *names: str) -> int:
+    for name in names:
+        if name in header:
+            return header.index(name)
+    raise ConfigurationError(f"{path} has no column {' or '.join(names)}; it has {', '.join(header)}")
+
+
+def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The header, and each row with its line number."""
+    try:
+        table = [(line, row) for line, row in _lines(path) if row]
+    except FileNotFoundError:
+        raise ConfigurationError(f"there is no file {path}") from None
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigurationError(f"{path} can't be read as CSV: {error}") from None
+    if len(table) < 2:
+        raise ConfigurationError(f"{path} holds no rows; a header and at least one row are needed")
+    header = [name.strip() for name in table[0][1]]
+    for line, row in table[1:]:
+        if len(row) != len(header):
+            raise ConfigurationError(f"{path} line {line} has {len(row)} values, but the header has {len(header)}")
+    return header, table[1:]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    opened = gzip.open(path, "rt", newline="") if path.suffix == ".gz" else open(path, newline="")
+    with opened as file:
+        yield from enumerate(csv.reader(file), start=1)

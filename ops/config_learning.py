@@ -1,0 +1,104 @@
+"""The tables of an experiment that say what is learnt: data and partition, stream, model, algorithm, local training, replay."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, JsonValue
+
+from fedemu.ops.config_section import AUTO, Count, NotNegative, Positive, Section, Text
+
+
+class Dirichlet(Section):
+    """Label shares per device drawn from Dirichlet(alpha). ``balanced`` zeroes the share of devices that hold an even part already."""
+
+    kind: Literal["dirichlet"] = "dirichlet"
+    alpha: Positive = 0.1
+    min_samples: Annotated[int, Field(ge=0)] = 1
+    balanced: bool = False
+    retry: bool = False
+
+
+class DirichletEqual(Section):
+    """Every device holds the same number of samples, with its own label shares from Dirichlet(alpha)."""
+
+    kind: Literal["dirichlet_equal"] = "dirichlet_equal"
+    alpha: Positive = 0.1
+
+
+class Shards(Section):
+    """Samples sorted by label and cut into shards, ``per_device`` of them to each device."""
+
+    kind: Literal["shards"] = "shards"
+    per_device: Count = 2
+
+
+class Natural(Section):
+    """One device per value of a column (a writer, a speaker)."""
+
+    kind: Literal["natural"] = "natural"
+    column: Text
+
+
+class Iid(Section):
+    kind: Literal["iid"] = "iid"
+
+
+Partition = Annotated[Dirichlet | DirichletEqual | Shards | Natural | Iid, Field(discriminator="kind")]
+
+
+class Data(Section):
+    """``validation`` is the part of each device's samples that it keeps from training; ``test_fraction`` applies where no test split exists."""
+
+    dataset: Text = "digits"
+    image_column: Text = AUTO
+    label_column: Text = AUTO
+    id_column: Text = AUTO
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    partition: Partition = Dirichlet()
+
+
+class Stream(Section):
+    kind: Literal["static"] = "static"
+
+
+class ModelSpec(Section):
+    """A model by name, or as ``module:Name``; every other key is an option, checked by the model's builder."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, JsonValue]
+
+    name: Text = "mlp"
+
+    @property
+    def options(self) -> dict[str, JsonValue]:
+        return dict(self.__pydantic_extra__)
+
+
+class AlgorithmSpec(Section):
+    """A method by name, or as ``module:Name``; ``options`` are checked by the method."""
+
+    name: Text = "fedavg"
+    loss: Text = "cross_entropy"
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class Local(Section):
+    """Training at a device: SGD, whose learning rate is multiplied by ``lr_decay`` after each round."""
+
+    epochs: Count = 5
+    batch_size: Count = 10
+    lr: Positive = 0.1
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: NotNegative = 0.0
+    lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    augment: tuple[Literal["crop", "flip", "cutout"], ...] = ()
+    executor: Literal["auto", "serial", "vmapped", "checked"] = "auto"
+
+
+class Replay(Section):
+    """``capacity`` in samples per device."""
+
+    strategy: Literal["none"] = "none"
+    capacity: Annotated[int, Field(ge=0)] = 0
