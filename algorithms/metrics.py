@@ -1,0 +1,104 @@
+"""What the papers measure: forgetting of classes, rounds and clients, and how far local models drift apart.
+
+Arrays may be numpy arrays or tensors; results are float64. A class without test samples has NaN as its accuracy and
+takes no part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+
+def forgetting(class_accuracy: ArrayLike) -> float:
+    """The forgetting measure F of a whole run; ``class_accuracy [rounds, classes]``, at least two rounds (else NaN).
+
+    Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning", eq. 5: per class
+    the best accuracy of the rounds before the last, minus that of the last; the mean over classes. Negative where the
+    last round is the best. (Flashback's eq. 2 restates it with "argmax", which means max.)
+    """
+    accuracy = _array(class_accuracy)
+    if len(accuracy) < 2:
+        return math.nan
+    accuracy = accuracy[:, ~np.isnan(accuracy).any(axis=0)]
+    if accuracy.shape[1] == 0:
+        return math.nan
+    return float(np.mean(accuracy[:-1].max(axis=0) - accuracy[-1]))
+
+
+def round_forgetting(class_accuracy: ArrayLike) -> Floats:
+    """Round forgetting ``[rounds - 1]`` of ``class_accuracy [rounds, classes]``: what each round lost against the one
+    before.
+
+    Flashback, section 3: ``F_t = -1/C sum_c min(0, A_t^c - A_{t-1}^c)``. Gains of other classes do not make up for
+    losses.
+    """
+    accuracy = _array(class_accuracy)
+    accuracy = accuracy[:, ~np.isnan(accuracy).any(axis=0)]
+    if accuracy.shape[1] == 0:
+        return np.full(max(len(accuracy) - 1, 0), np.nan)
+    return -np.minimum(0.0, np.diff(accuracy, axis=0)).mean(axis=1) + 0.0
+
+
+def local_forgetting(global_accuracy: ArrayLike, local_accuracy: ArrayLike) -> Floats:
+    """Local client forgetting ``[K, K]``: at ``[j, k]`` what client j's training lost on client k's test data.
+
+    Legate et al., "Re-Weighted Softmax Cross-Entropy to Control Forgetting in Federated Learning", eq. 5:
+    ``Acc_k(w^{t-1}) - Acc_k(w_j^t)``. ``global_accuracy [K]`` is the global model's accuracy per client,
+    ``local_accuracy [K, K]`` at ``[j, k]`` that of client j's model on client k's data. The diagonal is what j lost on
+    its own data, usually below zero.
+    """
+    return _array(global_accuracy)[None, :] - _array(local_accuracy)
+
+
+def mean_local_forgetting(local_forgetting: ArrayLike) -> Floats:
+    """Average forgetting ``[K]`` of each client's model over the other clients' data (eq. 6 of the same paper)."""
+    losses = _array(local_forgetting)
+    others = len(losses) - 1
+    return (losses.sum(axis=1) - np.diagonal(losses)) / others if others else np.full(1, np.nan)
+
+
+def gradient_diversity(gradients: ArrayLike) -> float:
+    """Gradient diversity of ``gradients [K, d]``: 1 where all are equal, infinite where they cancel.
+
+    Lee et al. (FedNTD), definition 2, eq. 8: the mean of the squared norms over the squared norm of the mean.
+    """
+    rows = _array(gradients)
+    of_mean = float(np.sum(rows.mean(axis=0) ** 2))
+    mean_of = float(np.mean(np.sum(rows**2, axis=1)))
+    return mean_of / of_mean if of_mean else math.inf
+
+
+def weight_divergence(params: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
+    """The Euclidean distance ``||w - w_k||`` of two models with the same leaves (FedNTD, section 5.2)."""
+    if params.keys() != reference.keys():
+        raise ValueError(f"the models differ in {min(params.keys() ^ reference.keys())!r}")
+    return math.sqrt(sum(float(np.sum((_array(params[name]) - _array(reference[name])) ** 2)) for name in params))
+
+
+def weight_alignment(activations_a: ArrayLike, activations_b: ArrayLike, labels: ArrayLike) -> float:
+    """The share of a layer's neurons that prefer the same class in two models (FedNTD, section 5.1).
+
+    ``activations_* [samples, neurons, ...]`` are the layer's outputs on the same samples, averaged over further axes;
+    ``labels [samples]``. A neuron prefers the class on which its mean activation is largest (ties: the lowest class).
+    """
+    classes = np.asarray(labels)
+    return float(np.mean(_preference(_array(activations_a), classes) == _preference(_array(activations_b), classes)))
+
+
+def _preference(activations: Floats, labels: NDArray[Any]) -> NDArray[np.int64]:
+    flat = activations.reshape(*activations.shape[:2], -1).mean(axis=2)
+    return np.array([flat[labels == label].mean(axis=0) for label in np.unique(labels)]).argmax(axis=0)
+
+
+def _array(values: Any) -> Floats:
+    """As float64; a tensor may need its gradient and its device taken away first."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().double().numpy()
+    return np.asarray(values, dtype=np.float64)

@@ -1,0 +1,152 @@
+"""The newest resumable state of a run, one per round, and the state of server jobs within a round.
+
+A checkpoint is ``state-R.safetensors`` (every tensor of the algorithm's state) and ``record-R.json`` (the state's
+outline, and what the coordinator wants to remember); the record's rename is the commit. A process may be killed at any
+instant; loss of power is not covered, so nothing waits for the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import safetensors
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedemu.algorithms.interface import Tree
+from fedemu.coordinator.outline import flatten, restore
+from fedemu.protocol.errors import FedemuError
+
+S = TypeVar("S")
+
+_FORMAT = 1
+_RECORD = re.compile(r"record-(\d+)\.json")
+_JOB = re.compile(r"job-(\d+)\.\d+\.\d+\.safetensors")
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[S]):
+    """A checkpoint: the run goes on with round ``round + 1``."""
+
+    round: int
+    state: S
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A server job after ``step`` steps; ``finished`` jobs are fed back and not run again."""
+
+    step: int
+    carry: Tree
+    finished: bool
+
+
+def save(directory: Path, round: int, state: Any, record: dict[str, Any]) -> None:
+    """Make ``round`` durable, then drop older checkpoints and the jobs of rounds up to this one.
+
+    ``state`` is the algorithm's frozen dataclass; ``record`` anything that JSON holds exactly (keys are strings,
+    numbers may be infinite).
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    outline = flatten(state, tensors)
+    # A name that no committed record points to, so that saving a round again never harms what is there.
+    name = next(name for n in range(1 << 30) if not (directory / (name := f"state-{round}.{n}.safetensors")).exists())
+    save_file(tensors, directory / name)
+    text = json.dumps({"format": _FORMAT, "round": round, "tensors": name, "state": outline, "record": record})
+    _replace(directory / f"record-{round}.json", text)
+    _drop_others(directory, round, name)
+
+
+def load(directory: Path, example_state: S) -> Loaded[S] | None:
+    """The newest checkpoint, or None where there is none. ``example_state`` tells the types to build.
+
+    Raises FedemuError where files are there and none can be read, or where they belong to another kind of state.
+    """
+    rounds = sorted(_rounds(directory), reverse=True)
+    for round in rounds:
+        try:
+            document = json.loads((directory / f"record-{round}.json").read_text())
+            tensors = _read_tensors(directory / document["tensors"])[0]
+        except (OSError, ValueError, KeyError, safetensors.SafetensorError):
+            continue
+        if document.get("format") != _FORMAT:
+            raise FedemuError(f"the checkpoint in {directory} has format {document.get('format')}, not {_FORMAT}")
+        return Loaded(round, restore(document["state"], tensors, example_state), document["record"])
+    if rounds:
+        raise FedemuError(f"no checkpoint in {directory} can be read; start the run anew in another folder")
+    return None
+
+
+def save_job(
+    directory: Path, round: int, ordinal: int, step: int, carry: Tree, *, finished: bool = False, attempt: int = 0
+) -> None:
+    """Replace what is known of one server job."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = _job_path(directory, round, attempt, ordinal)
+    facts = {"step": step, "finished": finished, "names": list(carry)}
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    save_file(_owned(carry), partial, metadata={"job": json.dumps(facts)})
+    os.replace(partial, path)
+
+
+def load_job(directory: Path, round: int, ordinal: int, *, attempt: int = 0) -> JobState | None:
+    """What is known of one server job, or None."""
+    try:
+        tensors, metadata = _read_tensors(_job_path(directory, round, attempt, ordinal))
+    except (OSError, safetensors.SafetensorError):
+        return None
+    facts = json.loads(metadata["job"])
+    return JobState(facts["step"], {name: tensors[name] for name in facts["names"]}, facts["finished"])
+
+
+def canonical(tree: Tree) -> Tree:
+    """The tree as a load would give it back: detached, dense, in memory of its own."""
+    return _owned(tree)
+
+
+def _owned(tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tree.items()}
+
+
+def _job_path(directory: Path, round: int, attempt: int, ordinal: int) -> Path:
+    return directory / f"job-{round}.{attempt}.{ordinal}.safetensors"
+
+
+def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with safetensors.safe_open(path, framework="pt") as file:
+        # Cloned into memory that torch aligns; a mapped file's offsets are odd.
+        return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def _rounds(directory: Path) -> list[int]:
+    if not directory.is_dir():
+        return []
+    return [int(match[1]) for name in os.listdir(directory) if (match := _RECORD.fullmatch(name))]
+
+
+def _drop_others(directory: Path, round: int, tensors: str) -> None:
+    """The record goes before its tensors, so that no record ever points to nothing for longer than a kill may last."""
+    keep = {tensors, f"record-{round}.json"}
+    names = os.listdir(directory)
+    for name in sorted((name for name in names if name not in keep), key=lambda name: not _RECORD.fullmatch(name)):
+        job = _JOB.fullmatch(name)
+        stale = name.startswith(("state-", "record-")) or name.endswith(".partial")
+        if stale or (job is not None and int(job[1]) <= round):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(directory / name)

@@ -1,0 +1,243 @@
+"""The payload of one reply: what it must look like, whether it may be used, and where it rests until its ask closes."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedemu.algorithms.interface import Forest, Tree
+from fedemu.protocol.errors import FedemuError, ProtocolError
+from fedemu.protocol.ids import DeviceId
+from fedemu.protocol.messages import TensorSpec
+
+FILE_THRESHOLD = 1 << 20
+"""Payloads of more bytes than this rest in a mapped file, smaller ones in memory."""
+
+_ALIGNMENT = 64
+_BLOCK = 8192
+"""Elements per block of the check: float64 scratch that stays in the first cache levels, and few enough that no BLAS
+splits a dot product among threads."""
+_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "float64": np.dtype("<f8"),
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+    "int64": np.dtype("<i8"),
+    "int32": np.dtype("<i4"),
+    "int16": np.dtype("<i2"),
+    "int8": np.dtype("i1"),
+    "uint8": np.dtype("u1"),
+    "bool": np.dtype("?"),
+}
+"""How a leaf is stored; numpy has no bfloat16, so its bits travel as unsigned integers."""
+
+
+class PayloadError(ProtocolError):
+    """A payload that must not be used. ``reason`` is ``names``, ``dtype``, ``shape``, ``nonfinite`` or ``norm``."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What one tensor of a payload must be."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.size * _DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True)
+class PayloadTemplate:
+    """The tensors that a program promises to send, by wire name ``key/leaf``; ``bytes`` is their size in total."""
+
+    leaves: Mapping[str, Leaf]
+    bytes: int
+
+    @classmethod
+    def of(cls, forest: Forest) -> PayloadTemplate:
+        """The template of a forest's names, dtypes and shapes; its values do not matter."""
+        leaves = {}
+        for key, tree in forest.items():
+            for name, tensor in tree.items():
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                if dtype not in _DTYPES:
+                    raise TypeError(f"{key}/{name} is {dtype}, which cannot travel; use one of {', '.join(_DTYPES)}")
+                leaves[f"{key}/{name}"] = Leaf(dtype, tuple(tensor.shape))
+        return cls(leaves, sum(leaf.bytes for leaf in leaves.values()))
+
+
+def check(
+    specs: tuple[TensorSpec, ...], frames: Sequence[memoryview], template: PayloadTemplate, max_norm: float
+) -> None:
+    """Raise PayloadError unless the tensors are exactly those of the template, finite, and within ``max_norm``.
+
+    The norm is the Euclidean one over all floating-point leaves together; integers have no part in it.
+    """
+    _check_names(specs, template)
+    if len(frames) != len(specs):
+        raise PayloadError("shape", f"{len(frames)} buffers came with {len(specs)} tensors")
+    squares = 0.0
+    for spec, frame in zip(specs, frames, strict=True):
+        leaf = template.leaves[spec.name]
+        if spec.dtype != leaf.dtype:
+            raise PayloadError("dtype", f"{spec.name} is {spec.dtype} where {leaf.dtype} was asked for")
+        if spec.shape != leaf.shape:
+            raise PayloadError("shape", f"{spec.name} has the shape {spec.shape} where {leaf.shape} was asked for")
+        if frame.nbytes != leaf.bytes:
+            raise PayloadError("shape", f"{spec.name} has {frame.nbytes} bytes where {leaf.shape} needs {leaf.bytes}")
+        if leaf.dtype == "bool":
+            if np.any(np.frombuffer(frame, np.uint8) > 1):
+                raise PayloadError("dtype", f"{spec.name} is bool and has bytes other than 0 and 1")
+        elif "float" in leaf.dtype:
+            squares += _sum_of_squares(spec.name, leaf.dtype, np.frombuffer(frame, _DTYPES[leaf.dtype]))
+    norm = math.sqrt(squares)
+    if norm > max_norm:
+        raise PayloadError("norm", f"the payload's norm {norm:.6g} exceeds {max_norm:.6g}")
+
+
+class Payload:
+    """An accepted reply's tensors, owned by the coordinator. Arrays taken from it stay valid after ``discard``."""
+
+    def __init__(self, device: DeviceId, leaves: Mapping[str, Leaf], memory: NDArray[np.uint8]) -> None:
+        self.device = device
+        self.leaves = leaves
+        self._memory: NDArray[np.uint8] | None = memory
+
+    def load(self) -> dict[str, NDArray[Any]]:
+        """Read-only arrays over the payload's memory by wire name; bfloat16 leaves as the uint16 of their bits."""
+        if self._memory is None:
+            raise ValueError(f"the payload of device {self.device} was discarded")
+        arrays = {}
+        for name, leaf, offset in _layout(self.leaves):
+            array = self._memory[offset : offset + leaf.bytes].view(_DTYPES[leaf.dtype]).reshape(leaf.shape)
+            array.flags.writeable = False
+            arrays[name] = array
+        return arrays
+
+    def discard(self) -> None:
+        """Let go of the memory or the mapped file; idempotent."""
+        self._memory = None
+
+
+def spill(directory: Path, device: int, specs: tuple[TensorSpec, ...], frames: Sequence[memoryview]) -> Payload:
+    """Own a checked payload's bytes: small ones in memory, large ones in a mapped file in ``directory``.
+
+    The file has no name any more when this returns, so the disk space is free again as soon as nobody maps it, however
+    the process ends.
+    """
+    leaves = {spec.name: Leaf(spec.dtype, spec.shape) for spec in specs}
+    buffers = {spec.name: frame for spec, frame in zip(specs, frames, strict=True)}
+    places = list(_layout(leaves))
+    size = max((offset + leaf.bytes for _, leaf, offset in places), default=0)
+    if size <= FILE_THRESHOLD:
+        memory = np.empty(size, np.uint8)
+        for name, leaf, offset in places:
+            memory[offset : offset + leaf.bytes] = np.frombuffer(buffers[name], np.uint8)
+        return Payload(DeviceId(device), leaves, memory)
+    return Payload(DeviceId(device), leaves, _mapped(directory, size, [(buffers[name], o) for name, _, o in places]))
+
+
+def as_tensor(array: NDArray[Any], leaf: Leaf) -> torch.Tensor:
+    """A tensor of the leaf's dtype with the array's bits, in memory of its own."""
+    tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True))
+    return tensor.view(torch.bfloat16) if leaf.dtype == "bfloat16" else tensor
+
+
+class Subtree:
+    """One device's tensors under one payload key (``interface.Handle``); independent of the payload's ``discard``."""
+
+    def __init__(self, payload: Payload, key: str) -> None:
+        self.device = payload.device
+        prefix = f"{key}/"
+        self._parts = {
+            name.removeprefix(prefix): (array, payload.leaves[name])
+            for name, array in payload.load().items()
+            if name.startswith(prefix)
+        }
+
+    def load(self) -> Tree:
+        return {name: as_tensor(array, leaf) for name, (array, leaf) in self._parts.items()}
+
+
+def _check_names(specs: tuple[TensorSpec, ...], template: PayloadTemplate) -> None:
+    names = [spec.name for spec in specs]
+    if len(set(names)) != len(names):
+        raise PayloadError("names", f"{next(name for name in names if names.count(name) > 1)} came more than once")
+    if names_missing := template.leaves.keys() - set(names):
+        raise PayloadError("names", f"{min(names_missing)} is missing")
+    if names_extra := set(names) - template.leaves.keys():
+        raise PayloadError("names", f"{min(names_extra)} was not asked for")
+
+
+def _sum_of_squares(name: str, dtype: str, values: NDArray[Any]) -> float:
+    """In float64; a NaN or an infinity anywhere makes the sum non-finite, so one pass looks for both."""
+    scratch = np.empty(min(_BLOCK, values.size))
+    total = 0.0
+    for start in range(0, values.size, _BLOCK):
+        block = values[start : start + _BLOCK]
+        wide = scratch[: block.size]
+        np.copyto(wide, widened(block) if dtype == "bfloat16" else block)
+        total += float(np.dot(wide, wide))
+        if not math.isfinite(total):
+            if np.isfinite(wide).all():
+                raise PayloadError(
+                    "norm", f"{name} has values beyond any norm, such as {float(np.abs(wide).max()):.3g}"
+                )
+            raise PayloadError("nonfinite", f"{name} has values that are not finite")
+    return total
+
+
+def widened(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """The float32 values of bfloat16 bits, exactly."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _layout(leaves: Mapping[str, Leaf]) -> Iterator[tuple[str, Leaf, int]]:
+    """Name, leaf and byte offset; aligned, so that every leaf can be viewed in its dtype."""
+    offset = 0
+    for name, leaf in leaves.items():
+        yield name, leaf, offset
+        offset += -(-leaf.bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _mapped(directory: Path, size: int, parts: Sequence[tuple[memoryview, int]]) -> NDArray[np.uint8]:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor, path = tempfile.mkstemp(dir=directory, prefix="payload-")
+        try:
+            with open(descriptor, "wb", buffering=0) as file:
+                for frame, offset in parts:
+                    file.seek(offset)
+                    _write_all(file.fileno(), frame.cast("B"))
+                os.ftruncate(file.fileno(), size)
+            # torch's mapping keeps no file descriptor open, numpy's keeps one per payload.
+            return torch.from_file(path, shared=False, size=size, dtype=torch.uint8).numpy()
+        finally:
+            os.unlink(path)
+    except OSError as error:
+        raise FedemuError(f"cannot keep a payload of {size} bytes in {directory}: {error.strerror}") from error
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    while data.nbytes:
+        data = data[os.write(descriptor, data) :]

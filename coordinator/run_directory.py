@@ -1,0 +1,182 @@
+"""The run directory: what a run leaves behind for reports, tests and other tools. ``docs/run_directory.md`` is the
+contract.
+
+No torch is imported here until a model is written, because reports read runs without it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from fedemu.coordinator.summary import Summary
+from fedemu.protocol.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fedemu.algorithms.interface import Tree
+
+_LOGS = ("metrics", "events")
+
+
+class RunDirectory:
+    """Writes one run's files. Every row and event is on its way to the disk when its call returns.
+
+    A new run needs a folder that is absent or empty; ``resume`` needs one that holds a run. ConfigurationError
+    otherwise.
+    """
+
+    def __init__(self, path: Path, resume: bool = False) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.checkpoint = path / "checkpoint"
+        self.spill = path / "spill"
+        """Where large payloads rest while their ask is open; nothing in it survives."""
+        if resume and not self.config.is_file():
+            raise ConfigurationError(f"There is no run to resume in {path}: it has no config.toml.")
+        if not resume and (path.exists() or path.is_symlink()):
+            _require_empty(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._logs: dict[str, BinaryIO] = {
+                log: open(path / f"{log}.jsonl", "ab", buffering=0)  # noqa: SIM115 - held open for the whole run
+                for log in _LOGS
+            }
+        except OSError as error:
+            raise ConfigurationError(f"Cannot write to {path}: {error.strerror}; choose another --out.") from error
+
+    def write_config(self, text: str) -> None:
+        """Freeze the resolved experiment."""
+        _replace(self.config, text)
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
+        """Append one round's row."""
+        self._append("metrics", row)
+
+    def event(self, name: str, virtual_time: float, wall_time: float, /, **fields: Any) -> None:
+        """Append one event; times in seconds since the run's start."""
+        self._append("events", {"event": name, "virtual_time": virtual_time, "wall_time": wall_time, **fields})
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What ``metrics.jsonl`` holds now, rounds before a resume included."""
+        return _read_lines(self.path / "metrics.jsonl")
+
+    def cursor(self) -> dict[str, int]:
+        """How far the logs reach, in bytes; belongs into the round's checkpoint."""
+        return {log: os.fstat(file.fileno()).st_size for log, file in self._logs.items()}
+
+    def rewind(self, cursor: Mapping[str, int]) -> None:
+        """Forget what was written after ``cursor`` (an empty one means everything), an earlier end's results
+        included."""
+        reached = self.cursor()
+        for log in _LOGS:
+            wanted = cursor.get(log, 0)
+            if wanted > reached[log]:
+                raise ConfigurationError(
+                    f"{self.path / log}.jsonl has {reached[log]} bytes where the checkpoint knows of {wanted}: it was "
+                    "changed, so the run cannot be resumed."
+                )
+        for log, file in self._logs.items():
+            os.ftruncate(file.fileno(), cursor.get(log, 0))
+        for name in ("summary.json", "model.safetensors"):
+            (self.path / name).unlink(missing_ok=True)
+
+    def finish(self, summary: Summary, variables: Tree) -> None:
+        """Write ``model.safetensors``, then ``summary.json``: whoever sees the summary sees the model."""
+        from safetensors.torch import save_file  # reports read this module without torch
+
+        partial = self.path / "model.partial"
+        save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in variables.items()}, partial)
+        os.replace(partial, self.path / "model.safetensors")
+        text = json.dumps(plain(asdict(summary)), indent=2, ensure_ascii=False, allow_nan=False)
+        _replace(self.path / "summary.json", text + "\n")
+
+    def close(self) -> None:
+        for file in self._logs.values():
+            file.close()
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, log: str, values: Mapping[str, Any]) -> None:
+        line = json.dumps(plain(values), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        self._logs[log].write(line.encode() + b"\n")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as its directory tells it; ``summary`` is None while it is unfinished."""
+
+    path: Path
+    config: str
+    rows: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+
+
+def read_run(path: Path) -> Run:
+    """Read a finished or unfinished run; ConfigurationError where ``path`` holds none."""
+    config = path / "config.toml"
+    if not config.is_file() and not (path / "metrics.jsonl").is_file():
+        raise ConfigurationError(f"{path} holds no run: it has neither config.toml nor metrics.jsonl.")
+    summary = path / "summary.json"
+    try:
+        return Run(
+            path=path,
+            config=config.read_text(encoding="utf-8") if config.is_file() else "",
+            rows=_read_lines(path / "metrics.jsonl"),
+            events=_read_lines(path / "events.jsonl"),
+            summary=json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else None,
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"The run in {path} cannot be read: {error}.") from error
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON knows it: numpy scalars and arrays unwrapped, tuples as lists, NaN and infinities as None."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {str(key): plain(item) for key, item in value.items()}
+        case tuple() | list() | set() | frozenset():
+            return [plain(item) for item in (sorted(value) if isinstance(value, set | frozenset) else value)]
+        case np.ndarray() | np.generic():
+            return plain(value.tolist())
+    return str(value)
+
+
+def _require_empty(path: Path) -> None:
+    if not path.is_dir():
+        raise ConfigurationError(f"{path} exists and is not a folder; choose another --out.")
+    if any(path.iterdir()):
+        hint = f", or continue that run with --resume {path}" if (path / "config.toml").is_file() else ""
+        raise ConfigurationError(f"{path} exists and is not empty; choose another --out{hint}.")
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a log; a last line that is still being written does not count."""
+    if not path.is_file():
+        return []
+    text = path.read_bytes()
+    return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines() if line]
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)

@@ -1,0 +1,144 @@
+"""What ``summary.json`` says of a run, and the digest of a model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import psutil
+
+from fedemu.algorithms.metrics import forgetting
+from fedemu.protocol.ids import Digest
+
+if TYPE_CHECKING:
+    from fedemu.algorithms.interface import Tree
+
+RunOutcome = Literal["completed", "diverged", "quorum", "interrupted", "failed"]
+
+TOTALS = (
+    "selected",
+    "accepted",
+    "dropped",
+    "late",
+    "cancelled",
+    "failed",
+    "rejected",
+    "attempts",
+    "bytes_down",
+    "bytes_up",
+    "wire_bytes_down",
+    "wire_bytes_up",
+)
+"""The columns of ``metrics.jsonl`` that a summary adds up."""
+
+
+def versions() -> dict[str, str]:
+    """Of everything that may change a result."""
+    found = {"python": platform.python_version()}
+    for package in ("torch", "numpy", "pyzmq", "fedemu"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "unknown"
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """The machine in a few facts: ``system``, ``processor``, ``cores`` usable here, ``memory_bytes``."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": cores,
+        "memory_bytes": psutil.virtual_memory().total,
+    }
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One run's end. Accuracies are shares of 1, times seconds, NaN or None where nothing was evaluated.
+
+    ``rounds`` counts finished rounds, ``totals`` adds up the rounds' outcomes and bytes (``TOTALS``).
+    """
+
+    name: str
+    outcome: RunOutcome
+    rounds: int
+    final_accuracy: float | None
+    best_accuracy: float | None
+    forgetting: float | None
+    perturbed: bool
+    totals: Mapping[str, int]
+    virtual_time: float
+    wall_time: float
+    model_digest: str
+    seed: int
+    versions: Mapping[str, str] = field(default_factory=versions)
+    machine: Mapping[str, Any] = field(default_factory=machine)
+
+
+def summarize(
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    name: str,
+    outcome: RunOutcome,
+    seed: int,
+    model_digest: str,
+    perturbed: bool = False,
+    virtual_time: float | None = None,
+    wall_time: float | None = None,
+) -> Summary:
+    """The summary of a run with these rows of ``metrics.jsonl``; times default to the last row's."""
+    accuracies = [float(row["accuracy"]) for row in rows if row.get("accuracy") is not None]
+    per_class = [row["class_accuracy"] for row in rows if row.get("class_accuracy")]
+    last = rows[-1] if rows else {}
+    return Summary(
+        name=name,
+        outcome=outcome,
+        rounds=len(rows),
+        final_accuracy=accuracies[-1] if accuracies else None,
+        best_accuracy=max(accuracies, default=None),
+        forgetting=forgetting(np.array(per_class, dtype=np.float64)) if len(per_class) > 1 else None,
+        perturbed=perturbed,
+        totals={key: sum(int(row.get(key) or 0) for row in rows) for key in TOTALS},
+        virtual_time=float(last.get("virtual_time") or 0.0) if virtual_time is None else virtual_time,
+        wall_time=float(last.get("wall_time") or 0.0) if wall_time is None else wall_time,
+        model_digest=model_digest,
+        seed=seed,
+    )
+
+
+def model_digest(variables: Tree) -> Digest:
+    """SHA-256 over the variables in order of their names: name, dtype and shape as a line of JSON, then the raw bytes.
+
+    The bytes are little-endian and in C order, so the digest does not depend on the machine or on memory layout.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(variables):
+        tensor = variables[name].detach().cpu().contiguous()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        digest.update(json.dumps([name, dtype, list(tensor.shape)], separators=(",", ":")).encode() + b"\n")
+        if dtype == "bfloat16":  # unknown to numpy; its bits are all that counts
+            import torch  # reports read this module without torch
+
+            tensor = tensor.view(torch.int16)
+        values = tensor.numpy()
+        digest.update(values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes())
+    return Digest(digest.hexdigest())
+
+
+def _processor() -> str:
+    if sys.platform == "linux":
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
