@@ -5,7 +5,6 @@ The names are a contract: the scrape configuration, the alert rules and the dash
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +29,6 @@ class Exporter:
                 f"the metrics port {port} can't be used ({error}); choose a free one with --metrics-port"
             ) from error
         self.port: int = self._server.server_port
-        self._server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
     def close(self) -> None:
         """Stop serving; returns once the port is free."""
