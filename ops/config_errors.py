@@ -98,11 +98,16 @@ _TYPES = {
 }
 
 
+_SYNONYMS = {"learning_rate": "lr", "batch": "batch_size", "clients": "devices", "num_clients": "devices"}
+
+
 def unknown_key(path: str, holder: type[BaseModel], root: type[BaseModel], prefix: str = "") -> str:
     """Names the nearest right key: beside it, or else the same word in another table."""
     *parents, key = path.split(".")
     known = [*holder.model_fields, *(["participation"] if "per_round" in holder.model_fields else [])]
     known = [name for name in known if name != "traces"]
+    if _SYNONYMS.get(key) in known:
+        return f"{path} is no setting; did you mean {'.'.join([*parents, _SYNONYMS[key]])}?"
     beside = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     if beside:
         return f"{path} is no setting; did you mean {'.'.join([*parents, beside[0]])}?"

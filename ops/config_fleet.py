@@ -176,6 +176,16 @@ class Profile(Section):
     up_kbps: Network = 5000.0
     latency: Quantity = 0.05
 
+    @model_validator(mode="after")
+    def _can_transfer(self) -> Profile:
+        for key in ("down_kbps", "up_kbps"):
+            match getattr(self, key):
+                case Fixed(value=0.0) | Uniform(low=0.0):
+                    raise ValueError(
+                        f"profile.{key} may come out as 0, but a device needs some bandwidth; raise its lower end above 0"
+                    )
+        return self
+
 
 class Faults(Section):
     """Planned misbehaviour, per selected device and round. A device that drops out is back after ``downtime``."""
