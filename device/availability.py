@@ -1,7 +1,7 @@
 """When a device is on-line: iterators of intervals, and the view of them that the rest of a device asks.
 
-Every source is an iterator of ascending, disjoint intervals [start, end) in seconds, which may never end; the same generator gives
-the same intervals. Nothing here knows of sockets or of the real clock.
+Every source is an iterator of ascending, disjoint intervals [start, end) in seconds, which may never end; the same
+generator gives the same intervals. Nothing here knows of sockets or of the real clock.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def always() -> Iterator[Interval]:
 def exponential(generator: Generator, mean_online: float, mean_offline: float) -> Iterator[Interval]:
     """Spells of exponential length, in their stationary state at time 0.
 
-    The device starts on-line with probability mean_online / (mean_online + mean_offline); what is left of the first spell has the
-    spell's own distribution, because an exponential has no memory.
+    The device starts on-line with probability mean_online / (mean_online + mean_offline); what is left of the first
+    spell has the spell's own distribution, because an exponential has no memory.
     """
     online = generator.random() < mean_online / (mean_online + mean_offline)
     first = generator.exponential(mean_online if online else mean_offline)
@@ -38,8 +38,9 @@ def exponential(generator: Generator, mean_online: float, mean_offline: float) -
 def weibull(generator: Generator, shape: float, scale_online: float, scale_offline: float) -> Iterator[Interval]:
     """Spells of Weibull(shape, scale) length, in their stationary state at time 0.
 
-    The mean of a spell is scale · Γ(1 + 1/shape), so the start is on-line with probability scale_online / (scale_online +
-    scale_offline). The spell that covers time 0 is length-biased, scale · Gamma(1 + 1/shape)^(1/shape), and time 0 lies evenly in it.
+    The mean of a spell is scale · Γ(1 + 1/shape), so the start is on-line with probability scale_online /
+    (scale_online + scale_offline). The spell that covers time 0 is length-biased, scale · Gamma(1 +
+    1/shape)^(1/shape), and time 0 lies evenly in it.
     """
     online = generator.random() < scale_online / (scale_online + scale_offline)
     whole = (scale_online if online else scale_offline) * generator.gamma(1 + 1 / shape) ** (1 / shape)
@@ -72,9 +73,10 @@ def diurnal(
 
         p(t) = mean + amplitude · cos(2π (t/3600 - peak_hour - offset) / 24),
 
-    where the offset in hours is the device's own, normal with deviation ``spread_hours``. The device makes up its mind at the points
-    of a Poisson process, every ``spell`` seconds on average, and is then on-line with probability p(t) whatever it was before.
-    So it goes on-line at the rate p(t)/spell and off-line at (1 - p(t))/spell, and follows p(t) with a lag of ``spell``.
+    where the offset in hours is the device's own, normal with deviation ``spread_hours``. The device makes up its
+    mind at the points of a Poisson process, every ``spell`` seconds on average, and is then on-line with probability
+    p(t) whatever it was before. So it goes on-line at the rate p(t)/spell and off-line at (1 - p(t))/spell, and
+    follows p(t) with a lag of ``spell``.
     """
     offset = peak_hour + spread_hours * generator.standard_normal()
 
@@ -109,8 +111,8 @@ def diurnal(
 def recorded(flat: Sequence[float], period: float | None, shift: float = 0.0) -> Iterator[Interval]:
     """Intervals of a trace: ``flat`` is start, end, start, end, ..., without the last end where the device stayed.
 
-    With a period the trace begins again each ``period`` seconds, moved later by ``shift`` (and what falls over the end comes first);
-    without one it is played once, and a device that stayed stays for ever.
+    With a period the trace begins again each ``period`` seconds, moved later by ``shift`` (and what falls over the
+    end comes first); without one it is played once, and a device that stayed stays for ever.
     """
     if period is None:
         closed = [*flat, math.inf] if len(flat) % 2 else list(flat)

@@ -31,9 +31,10 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What will come of a request: the reply is sent ``at`` a time, or the device drops out then and is away until ``back``.
+    """What will come of a request: a reply that is sent ``at`` a time, or a drop-out then, until ``back``.
 
-    ``back`` is infinite for a device that never returns. ``reply`` and ``corruption`` are normal and None for a drop-out.
+    ``back`` is infinite for a device that never returns. ``reply`` and ``corruption`` are normal and None for a
+    drop-out.
     """
 
     event: Literal["finish", "drop"]
@@ -78,7 +79,7 @@ class Behaviour:
         )
 
     def schedule(self, assignment: Assignment) -> Schedule:
-        """The earliest of: going off-line, a planned fault, the finish. A finish at the very end of an interval counts."""
+        """The earliest of going off-line, a planned fault and the finish; a finish at an interval's very end counts."""
         start = assignment.start
         end = self._presence.end_at(start)
         if end is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -12,12 +13,15 @@ from fedemu.protocol.seeds import generator
 Drop = Literal["crash", "leave", "silence"]
 ReplyKind = Literal["normal", "corrupt", "duplicate", "decline"]
 Corruption = Literal["nan", "shape", "truncate"]
+DROPS: tuple[Drop, ...] = ("crash", "leave", "silence")
+REPLIES: tuple[ReplyKind, ...] = ("corrupt", "duplicate", "decline")
+MINUTE = Fixed(60.0)
 Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
 class FaultRates:
-    """Probabilities per request. Crash, leave and silence exclude each other, and so do corrupt, duplicate and decline."""
+    """Probabilities per request; crash, leave, silence exclude each other, and so do corrupt, duplicate, decline."""
 
     crash: float = 0.0
     leave: float = 0.0
@@ -26,7 +30,7 @@ class FaultRates:
     duplicate: float = 0.0
     decline: float = 0.0
     corruptions: tuple[Corruption, ...] = ("nan", "shape", "truncate")
-    downtime: Distribution = Fixed(60.0)
+    downtime: Distribution = MINUTE
 
     @property
     def any(self) -> bool:
@@ -50,19 +54,17 @@ def plan(rates: FaultRates, seed: int, device: int, ask: AskId) -> FaultPlan:
         return FaultPlan()
     random = generator(seed, round=ask.round, device=device, purpose=f"faults/{ask.attempt}/{ask.ordinal}")
     chance, fraction, reply_chance, choice = random.random(4)
-    drop = _pick(chance, (("crash", rates.crash), ("leave", rates.leave), ("silence", rates.silence)))
-    reply = _pick(
-        reply_chance, (("corrupt", rates.corrupt), ("duplicate", rates.duplicate), ("decline", rates.decline))
-    )
+    drop = _pick(chance, DROPS, (rates.crash, rates.leave, rates.silence))
+    reply = _pick(reply_chance, REPLIES, (rates.corrupt, rates.duplicate, rates.decline))
     corruption = rates.corruptions[int(choice * len(rates.corruptions))] if reply == "corrupt" else None
     downtime = rates.downtime.draw(random) if drop else 0.0
     return FaultPlan(drop, float(fraction) if drop else 1.0, downtime, reply or "normal", corruption)
 
 
-def _pick(chance: float, rates: tuple[tuple[Kind, float], ...]) -> Kind | None:
-    """The fault whose stretch of [0, 1) holds ``chance``."""
+def _pick(chance: float, kinds: Sequence[Kind], rates: Sequence[float]) -> Kind | None:
+    """The kind whose stretch of [0, 1) holds ``chance``; None beyond the last."""
     edge = 0.0
-    for kind, rate in rates:
+    for kind, rate in zip(kinds, rates, strict=True):
         edge += rate
         if chance < edge:
             return kind

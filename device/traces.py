@@ -1,7 +1,8 @@
 """Reads recorded availability, network and compute profiles from CSV files, plain or gzip.
 
-Columns of an availability trace: ``device`` or ``device_id``, ``start`` or ``start_s``, ``end`` or ``end_s`` (seconds; an empty end
-means that the device stayed), and optionally ``policy``, ``state`` and ``bootstrap``, by which rows are filtered.
+Columns of an availability trace: ``device`` or ``device_id``, ``start`` or ``start_s``, ``end`` or ``end_s``
+(seconds; an empty end means that the device stayed), and optionally ``policy``, ``state`` and ``bootstrap``, by which
+rows are filtered.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ KILOBITS_PER_KILOBYTE = 8.0
 
 @dataclass(frozen=True)
 class AvailabilityTrace:
-    """``devices`` holds start, end, start, end, ... in seconds per recorded device, without the last end where it stayed."""
+    """Per device start, end, start, end, ... in seconds, without the last end where the device stayed."""
 
     devices: tuple[tuple[float, ...], ...]
     last_event: float
@@ -184,6 +185,5 @@ def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    opened = gzip.open(path, "rt", newline="") if path.suffix == ".gz" else open(path, newline="")
-    with opened as file:
+    with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
         yield from enumerate(csv.reader(file), start=1)

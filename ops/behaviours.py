@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import assert_never
 
+from numpy.random import Generator
+
 from fedemu.device import availability, profile
 from fedemu.device.availability import Interval
 from fedemu.device.behaviour import Behaviour
@@ -31,7 +33,7 @@ def open_behaviours(experiment: bytes) -> Callable[[int], Behaviour]:
 
 
 def _source(settings: Experiment, device: int) -> Source:
-    def random(purpose: str = "availability") -> availability.Generator:
+    def random(purpose: str = "availability") -> Generator:
         return generator(settings.seed, device=device, purpose=purpose)
 
     match settings.availability:

@@ -221,7 +221,7 @@ _CANONICAL: dict[str, Any] = {"sort_keys": True, "separators": (",", ":"), "allo
 
 
 def _resolve(table: dict[str, Any]) -> dict[str, Any]:
-    """Replace the settings that are another way to say a setting: ``fleet.participation``, and the natural partition's column."""
+    """Replace other ways to say a setting: ``fleet.participation``, and the column of a natural partition."""
     if "traces" in table:
         raise ConfigurationError("traces is no setting; it is filled from the files that availability and profile name")
     fleet, data = table.get("fleet"), table.get("data")
@@ -240,7 +240,7 @@ def _resolve(table: dict[str, Any]) -> dict[str, Any]:
         if partition.get("kind") == "natural" and "column" not in partition:
             if data.get("id_column", AUTO) == AUTO:
                 raise ConfigurationError(
-                    'data.partition = { kind = "natural" } needs the column that tells the devices apart; set data.id_column'
+                    'data.partition = { kind = "natural" } needs a column that tells devices apart; set data.id_column'
                 )
             partition["column"] = data["id_column"]
     return table

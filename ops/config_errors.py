@@ -1,4 +1,4 @@
-"""Turns what is wrong with a configuration into one sentence: the full key, the value, what is permitted, the nearest right key."""
+"""Turns what is wrong with a configuration into one sentence: full key, value, permitted range, nearest right key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedemu.protocol.errors import ConfigurationError
 
 
 def plain_table(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """A deep copy of only strings, bools, integers, finite floats, lists and tables; raises ConfigurationError on others."""
+    """A deep copy; anything but text, bools, integers, finite floats, lists and tables raises ConfigurationError."""
     return {str(key): _plain(value, f"{path}.{key}" if path else str(key)) for key, value in table.items()}
 
 
@@ -65,7 +65,8 @@ def _sentence(detail: ErrorDetails, table: Mapping[str, Any], root: type[BaseMod
             kinds = list(_tags(field))
             if given is None:
                 return f"{path}.kind is missing; it must be one of {', '.join(kinds)}"
-            return f"{path}.kind = {_shown(given)} is unknown; it must be one of {', '.join(kinds)}{_nearest(str(given), kinds)}"
+            words = f"it must be one of {', '.join(kinds)}{_nearest(str(given), kinds)}"
+            return f"{path}.kind = {_shown(given)} is unknown; {words}"
         case "literal_error":
             choices = [str(choice) for choice in _choices(field)]
             one = f"it must be {choices[0]}" if len(choices) == 1 else f"it must be one of {', '.join(choices)}"

@@ -1,4 +1,4 @@
-"""The tables of an experiment that say who learns: the fleet, its availability, its profile, its faults, and recorded traces."""
+"""The tables of an experiment that say who learns: fleet, availability, profile, faults, and recorded traces."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Weibull(Section):
 
 
 class Diurnal(Section):
-    """On-line with a probability that follows the hour of the day; a device decides anew every ``spell`` seconds on average."""
+    """On-line with a probability that follows the hour; a device decides anew every ``spell`` seconds on average."""
 
     kind: Literal["diurnal"] = "diurnal"
     mean: Rate = 0.5
@@ -122,7 +122,7 @@ class Lognormal(Section):
 
 
 class ComputeTrace(Section):
-    """Benchmark scores from a file: the phone of the median score takes ``median`` seconds per sample, one of twice that score half."""
+    """Scores from a file: the phone of the median score takes ``median`` seconds per sample, twice the score half."""
 
     kind: Literal["trace"] = "trace"
     file: Text
@@ -132,7 +132,7 @@ class ComputeTrace(Section):
 
 
 class NetworkTrace(Section):
-    """Measured speeds from a file; a column ``*_kBps`` is in 1,000 byte/s. ``deviation`` names the spread from round to round."""
+    """Speeds from a file; columns ``*_kBps`` are in 1,000 byte/s. ``deviation`` is the spread from round to round."""
 
     kind: Literal["trace"] = "trace"
     file: Text
@@ -182,7 +182,7 @@ class Profile(Section):
             match getattr(self, key):
                 case Fixed(value=0.0) | Uniform(low=0.0):
                     raise ValueError(
-                        f"profile.{key} may come out as 0, but a device needs some bandwidth; raise its lower end above 0"
+                        f"profile.{key} may come out as 0, but a device needs some bandwidth; raise its low end"
                     )
         return self
 
@@ -214,7 +214,7 @@ class Faults(Section):
 
 
 class ProfileRows(Section):
-    """One row per recorded device, in the unit of the profile's key. Quantities from one ``file`` are drawn as one row."""
+    """One row per recorded device, in the unit of the key; quantities from one ``file`` are drawn as one row."""
 
     file: str
     values: tuple[Positive, ...]
@@ -225,8 +225,8 @@ class ProfileRows(Section):
 class Traces(Section):
     """The content of trace files, so that an experiment's bytes stand alone. Not part of the TOML.
 
-    ``availability`` holds start, end, start, end, ... per recorded device, ascending; the last end is left out where a device never
-    went away again. ``last_event`` is the latest time in the file, whichever device it belongs to.
+    ``availability`` holds start, end, start, end, ... per recorded device, ascending; the last end is left out where
+    a device never went away again. ``last_event`` is the latest time in the file, whichever device it belongs to.
     """
 
     availability: tuple[tuple[NotNegative, ...], ...] = ()

@@ -1,4 +1,4 @@
-"""The tables of an experiment that say what is learnt: data and partition, stream, model, algorithm, local training, replay."""
+"""The tables of an experiment that say what is learnt: data, stream, model, algorithm, local training, replay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from fedemu.ops.config_section import AUTO, Count, NotNegative, Positive, Sectio
 
 
 class Dirichlet(Section):
-    """Label shares per device drawn from Dirichlet(alpha). ``balanced`` zeroes the share of devices that hold an even part already."""
+    """Each label's samples are shared out among the devices by a draw from Dirichlet(alpha).
+
+    ``balanced`` gives nothing more to a device that already holds an even part of all samples; ``retry`` draws again
+    until every device has ``min_samples``, instead of moving samples to those that lack some.
+    """
 
     kind: Literal["dirichlet"] = "dirichlet"
     alpha: Positive = 0.1
@@ -48,7 +52,10 @@ Partition = Annotated[Dirichlet | DirichletEqual | Shards | Natural | Iid, Field
 
 
 class Data(Section):
-    """``validation`` is the part of each device's samples that it keeps from training; ``test_fraction`` applies where no test split exists."""
+    """``validation`` is the part of each device's samples that is kept from training.
+
+    ``test_fraction`` applies where the data set has no test split of its own.
+    """
 
     dataset: Text = "digits"
     image_column: Text = AUTO

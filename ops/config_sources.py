@@ -31,7 +31,7 @@ from fedemu.protocol.errors import ConfigurationError
 
 PREFIX = "FEDEMU_"
 NOT_SETTINGS = frozenset({"FEDEMU_DATA", "FEDEMU_CACHE", "FEDEMU_STATE"})
-"""Folders, not settings: where data sets and trace files are looked for, where decoded data and devices' state are kept."""
+"""Folders, not settings: where data and trace files are looked for, where decoded data and devices' state are kept."""
 CONFIG_FILE = "config.toml"
 TRACES_FILE = "traces.json"
 
@@ -45,10 +45,11 @@ _ROUNDS = "rounds"
 def load_experiment(
     source: str | Path | None, overrides: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[Experiment, Runtime]:
-    """Read an experiment and this machine's settings; ``source`` is a TOML file, a preset's name, or None for the default one.
+    """Read an experiment and this machine's settings from a TOML file, a preset's name, or None for the default preset.
 
-    ``overrides`` are ``section.key=value`` with a TOML value (a bare word is text). Files that the experiment names are looked
-    for beside the TOML (beside the working directory for a preset), then in FEDEMU_DATA. Raises ConfigurationError.
+    ``overrides`` are ``section.key=value`` with a TOML value (a bare word is text). Files that the experiment names
+    are looked for beside the TOML (beside the working directory for a preset), then in FEDEMU_DATA. Raises
+    ConfigurationError.
     """
     path, is_preset = _find(source)
     layers = [_read_toml(path), _from_environment(environment), _from_overrides(overrides)]
@@ -65,7 +66,7 @@ def load_experiment(
 
 
 def write_frozen(experiment: Experiment, directory: Path) -> None:
-    """Write ``config.toml``, and ``traces.json`` where the experiment follows trace files; ``load_experiment`` reads both."""
+    """Write ``config.toml``, and ``traces.json`` where the experiment follows trace files; loading reads both."""
     if experiment.traces != Traces():
         content = {"of": _named_files(experiment), "traces": experiment.traces.model_dump(mode="json")}
         _write(directory / TRACES_FILE, json.dumps(content, allow_nan=False))
@@ -201,7 +202,8 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") -
     """Settings of ``above`` over those of ``below``, table by table.
 
     A table that becomes another kind (or a model or method that becomes another) starts from its own defaults, and
-    ``per_round`` and ``participation`` displace each other: so one setting on the command line is enough to change them.
+    ``per_round`` and ``participation`` displace each other: so one setting on the command line is enough to change
+    them.
     """
     kept = dict(below)
     if "kind" in above and above["kind"] != below.get("kind"):
@@ -215,8 +217,7 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") -
     for key, value in above.items():
         old = kept.get(key)
         inner = f"{path}.{key}" if path else key
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        kept[key] = _merge(old, value, inner) if both else value
+        kept[key] = _merge(old, value, inner) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return kept
 
 

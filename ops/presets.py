@@ -1,4 +1,4 @@
-"""The experiments that come with fedemu: ``presets/NAME.toml``, each described by its first comment line."""
+"""The experiments that come with fedemu: ``experiments/NAME.toml``, each described by its first comment line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedemu.protocol.errors import ConfigurationError
 
-FOLDER = Path(__file__).parent / "presets"
+FOLDER = Path(__file__).parent / "experiments"
 
 
 def presets() -> list[tuple[str, str]]:
