@@ -7,14 +7,16 @@ generator gives the same intervals. Nothing here knows of sockets or of the real
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from numpy.random import Generator
 
 Interval = tuple[float, float]
 DAY_HOURS = 24.0
 HOUR_SECONDS = 3600.0
+MOST_INTERVALS = 1_000_000
 
 
 def always() -> Iterator[Interval]:
@@ -30,8 +32,10 @@ def exponential(generator: Generator, mean_online: float, mean_offline: float) -
     """
     online = generator.random() < mean_online / (mean_online + mean_offline)
     first = generator.exponential(mean_online if online else mean_offline)
-    return _alternate(
-        online, first, lambda: generator.exponential(mean_online), lambda: generator.exponential(mean_offline)
+    return joined(
+        _alternate(
+            online, first, lambda: generator.exponential(mean_online), lambda: generator.exponential(mean_offline)
+        )
     )
 
 
@@ -45,11 +49,13 @@ def weibull(generator: Generator, shape: float, scale_online: float, scale_offli
     online = generator.random() < scale_online / (scale_online + scale_offline)
     whole = (scale_online if online else scale_offline) * generator.gamma(1 + 1 / shape) ** (1 / shape)
     first = generator.random() * whole
-    return _alternate(
-        online,
-        first,
-        lambda: scale_online * generator.weibull(shape),
-        lambda: scale_offline * generator.weibull(shape),
+    return joined(
+        _alternate(
+            online,
+            first,
+            lambda: scale_online * generator.weibull(shape),
+            lambda: scale_offline * generator.weibull(shape),
+        )
     )
 
 
@@ -59,7 +65,7 @@ def _alternate(
     now = 0.0
     left = first
     while True:
-        if online and left > 0.0:
+        if online:
             yield (now, now + left)
         now += left
         online = not online
@@ -111,50 +117,42 @@ def diurnal(
 def recorded(flat: Sequence[float], period: float | None, shift: float = 0.0) -> Iterator[Interval]:
     """Intervals of a trace: ``flat`` is start, end, start, end, ..., without the last end where the device stayed.
 
-    With a period the trace begins again each ``period`` seconds, moved later by ``shift`` (and what falls over the
-    end comes first); without one it is played once, and a device that stayed stays for ever.
+    With a period the trace begins again each ``period`` seconds, moved later by ``shift`` (and what falls over the end
+    comes first); without one it is played once, and a device that stayed stays for ever.
     """
+    closed = [*flat, math.inf if period is None else period] if len(flat) % 2 else list(flat)
+    intervals = sorted(zip(closed[::2], closed[1::2], strict=True))
     if period is None:
-        closed = [*flat, math.inf] if len(flat) % 2 else list(flat)
-        return iter(_merge(list(zip(closed[::2], closed[1::2], strict=True))))
-    closed = [*flat, period] if len(flat) % 2 else list(flat)
-    one_turn = _merge([(start, min(end, period)) for start, end in zip(closed[::2], closed[1::2], strict=True)])
-    return _wrap(one_turn, period, shift % period) if period > 0 else iter(())
+        return joined(iter(intervals))
+    one_turn = list(joined((start, min(end, period)) for start, end in intervals))
+    if one_turn == [(0.0, period)]:
+        return always()
+    return joined(_turns(one_turn, period, shift % period)) if one_turn else iter(())
 
 
-def _merge(intervals: list[Interval]) -> list[Interval]:
-    merged: list[Interval] = []
-    for start, end in sorted(intervals):
+def _turns(one_turn: Sequence[Interval], period: float, shift: float) -> Iterator[Interval]:
+    for turn in itertools.count(-1):
+        # Multiplied, not added up, so that late turns carry no growing error.
+        begin = turn * period + shift
+        yield from ((max(0.0, start + begin), end + begin) for start, end in one_turn if end + begin > 0.0)
+
+
+def joined(intervals: Iterable[Interval]) -> Iterator[Interval]:
+    """The same times in intervals that do not touch, where ``intervals`` ascend by their start; empty ones are left out."""
+    held: Interval | None = None
+    for start, end in intervals:
         if start >= end:
             continue
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        if held is not None and start <= held[1]:
+            held = (held[0], max(held[1], end))
         else:
-            merged.append((start, end))
-    return merged
-
-
-def _wrap(one_turn: list[Interval], period: float, shift: float) -> Iterator[Interval]:
-    if not one_turn:
-        return
-    if one_turn == [(0.0, period)]:
-        yield (0.0, math.inf)
-        return
-    held: Interval | None = None
-    turn = -1
-    while True:
-        for start, end in one_turn:
-            # Multiplied, not added up, so that late turns carry no growing error.
-            start, end = max(0.0, start + turn * period + shift), end + turn * period + shift
-            if end <= 0.0:
-                continue
-            if held is not None and start <= held[1]:
-                held = (held[0], end)
-                continue
             if held is not None:
                 yield held
             held = (start, end)
-        turn += 1
+        if held[1] == math.inf:
+            break
+    if held is not None:
+        yield held
 
 
 class Presence:
@@ -169,7 +167,7 @@ class Presence:
     def until(self, time: float) -> tuple[Interval, ...]:
         """All intervals that start before ``time``, whole: what is told for an earlier time is a prefix of it.
 
-        An infinite ``time`` raises ValueError unless the source is known to end.
+        More than a million intervals, as an infinite ``time`` may mean, raise ValueError.
         """
         count = self._read_past(time)
         return tuple(zip(self._starts[:count], self._ends[:count], strict=True))
@@ -189,8 +187,8 @@ class Presence:
     def _read_past(self, time: float) -> int:
         """Read until a start lies after ``time``; returns how many lie before it."""
         while not self._exhausted and (not self._starts or self._starts[-1] <= time):
-            if time == math.inf and self._ends and self._ends[-1] < math.inf:
-                raise ValueError("presence was asked for all time, but its intervals may never end")
+            if len(self._starts) >= MOST_INTERVALS:
+                raise ValueError(f"a device's presence until {time:g} s takes more than {MOST_INTERVALS:,} intervals")
             interval = next(self._source, None)
             if interval is None:
                 self._exhausted = True

@@ -5,7 +5,7 @@ A pure function of (seed, device, request); the device runtime acts it out, the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,16 +46,13 @@ class Schedule:
 
 
 class Behaviour:
-    """One device: its availability, its profile and its planned faults.
-
-    ``open_intervals`` makes a new iterator over the same intervals each time it is called.
-    """
+    """One device: its availability, its profile and its planned faults."""
 
     def __init__(
         self,
         seed: int,
         device: int,
-        open_intervals: Callable[[], Iterator[Interval]],
+        intervals: Iterator[Interval],
         profile: Profile,
         rates: FaultRates,
     ) -> None:
@@ -63,11 +60,19 @@ class Behaviour:
         self.profile = profile
         self._seed = seed
         self._rates = rates
-        self._presence = Presence(open_intervals())
+        self._presence = Presence(intervals)
 
     def presence(self, until: float) -> tuple[Interval, ...]:
         """The on-line intervals [start, end) that start before ``until``, whole and ascending."""
         return self._presence.until(until)
+
+    def online_end(self, time: float) -> float | None:
+        """When the device goes off-line next; None if it is off-line at ``time``."""
+        return self._presence.end_at(time)
+
+    def next_online(self, time: float) -> float:
+        """The first moment after ``time`` at which the device comes on-line; infinite if it never does."""
+        return self._presence.next_start(time)
 
     def seconds(self, assignment: Assignment) -> tuple[float, float, float]:
         """Download, compute and upload, without latency."""

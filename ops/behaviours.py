@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import assert_never
 
 from numpy.random import Generator
@@ -14,47 +13,48 @@ from fedemu.device.behaviour import Behaviour
 from fedemu.device.faults import FaultRates
 from fedemu.ops import config
 from fedemu.ops.config import Experiment
+from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.seeds import generator
-
-Source = Callable[[], Iterator[Interval]]
 
 
 def open_behaviours(experiment: bytes) -> Callable[[int], Behaviour]:
     """The behaviour of a device by its index; equal bytes give equal behaviours on every machine."""
     settings = Experiment.from_bytes(experiment)
+    if settings.lacks_traces:
+        raise ConfigurationError(
+            "the experiment names trace files, but does not contain them; read it with load_experiment"
+        )
     quantities = _quantities(settings)
     rates = _rates(settings.faults)
 
     def open_behaviour(device: int) -> Behaviour:
         drawn = profile.draw_profile(settings.seed, device, quantities)
-        return Behaviour(settings.seed, device, _source(settings, device), drawn, rates)
+        return Behaviour(settings.seed, device, _intervals(settings, device), drawn, rates)
 
     return open_behaviour
 
 
-def _source(settings: Experiment, device: int) -> Source:
+def _intervals(settings: Experiment, device: int) -> Iterator[Interval]:
     def random(purpose: str = "availability") -> Generator:
         return generator(settings.seed, device=device, purpose=purpose)
 
     match settings.availability:
         case config.Always():
-            return availability.always
+            return availability.always()
         case config.Exponential(mean_online=online, mean_offline=offline):
-            return lambda: availability.exponential(random(), online, offline)
+            return availability.exponential(random(), online, offline)
         case config.Weibull(shape=shape, scale_online=online, scale_offline=offline):
-            return lambda: availability.weibull(random(), shape, online, offline)
+            return availability.weibull(random(), shape, online, offline)
         case config.Diurnal() as day:
-            return lambda: availability.diurnal(
-                random(), day.mean, day.amplitude, day.peak_hour, day.spread_hours, day.spell
-            )
+            return availability.diurnal(random(), day.mean, day.amplitude, day.peak_hour, day.spread_hours, day.spell)
         case config.AvailabilityTrace(at_end=at_end):
             recorded, period = settings.traces.availability, settings.traces.last_event
             turn, phone = divmod(device, len(recorded))
             if at_end == "end":
-                return partial(availability.recorded, recorded[phone], None)
+                return availability.recorded(recorded[phone], None)
             # A fleet larger than the trace uses each phone again, at another time of its life.
             shift = 0.0 if turn == 0 else float(random("availability/shift").random()) * period
-            return partial(availability.recorded, recorded[phone], period, shift)
+            return availability.recorded(recorded[phone], period, shift)
         case other:
             assert_never(other)
 

@@ -152,7 +152,7 @@ class Experiment(Section):
         if self.fleet.per_round > self.fleet.devices:
             raise ValueError(
                 f"fleet.per_round = {self.fleet.per_round} is more than fleet.devices = {self.fleet.devices}; "
-                f"ask at most all devices of a round, or set fleet.participation instead"
+                "lower fleet.per_round, or set fleet.participation instead"
             )
         return self
 
@@ -186,6 +186,18 @@ class Experiment(Section):
     def table(self) -> dict[str, Any]:
         """Every setting with its value, as plain tables; what was read from trace files is left out."""
         return self.model_dump(mode="json", exclude={"traces"})
+
+    def named_files(self) -> dict[str, AvailabilityTrace | ComputeTrace | NetworkTrace]:
+        """The tables that follow a trace file: ``availability``, or a key of the profile."""
+        tables = {"availability": self.availability, **dict(self.profile)}
+        followers = AvailabilityTrace | ComputeTrace | NetworkTrace
+        return {key: table for key, table in tables.items() if isinstance(table, followers)}
+
+    @property
+    def lacks_traces(self) -> bool:
+        """Whether a trace file is named whose content was not read."""
+        held = {*self.traces.profile, *(["availability"] if self.traces.availability else [])}
+        return not self.named_files().keys() <= held
 
     def to_toml(self) -> str:
         """A readable file with every default written out; trace files are named, not contained."""

@@ -10,6 +10,9 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from fedemu.ops.config_section import AUTO, Count, NotNegative, Positive, Rate, Section, Text
 
+Spell = Annotated[float, Field(ge=0.1)]
+"""The length of a spell in seconds; far shorter ones would make more intervals than anyone can announce."""
+
 
 class Fleet(Section):
     """``deadline`` is on the experiment's clock; ``start_timeout`` and ``give_up`` are real seconds."""
@@ -30,17 +33,17 @@ class Always(Section):
 
 class Exponential(Section):
     kind: Literal["exponential"] = "exponential"
-    mean_online: Positive = 3600.0
-    mean_offline: Positive = 1800.0
+    mean_online: Spell = 3600.0
+    mean_offline: Spell = 1800.0
 
 
 class Weibull(Section):
     """Spells drawn from Weibull(shape, scale); a shape below 1 makes many short and few very long ones."""
 
     kind: Literal["weibull"] = "weibull"
-    shape: Positive = 0.7
-    scale_online: Positive = 3600.0
-    scale_offline: Positive = 1800.0
+    shape: Annotated[float, Field(ge=0.1, le=100)] = 0.7
+    scale_online: Spell = 3600.0
+    scale_offline: Spell = 1800.0
 
 
 class Diurnal(Section):
@@ -51,7 +54,7 @@ class Diurnal(Section):
     amplitude: Annotated[float, Field(ge=0, le=0.5)] = 0.4
     peak_hour: Annotated[float, Field(ge=0, lt=24)] = 2.0
     spread_hours: NotNegative = 2.0
-    spell: Positive = 3600.0
+    spell: Spell = 3600.0
 
     @model_validator(mode="after")
     def _is_a_probability(self) -> Diurnal:

@@ -1,31 +1,19 @@
 """Where an experiment comes from: a file or a preset, then the environment, then the command line, each over the last.
 
-Also reads the trace files that it names, and writes and reads the frozen experiment of a run directory.
+Also writes and reads the frozen experiment of a run directory.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from fedemu.device import traces
-from fedemu.ops.config import (
-    AUTO,
-    AvailabilityTrace,
-    ComputeTrace,
-    Experiment,
-    NetworkTrace,
-    ProfileRows,
-    Runtime,
-    Traces,
-)
+from fedemu.ops.config import Experiment, Runtime
+from fedemu.ops.config_traces import TRACES_FILE, traces_text, with_traces
 from fedemu.ops.presets import DEFAULT, preset_path, presets
 from fedemu.protocol.errors import ConfigurationError
 
@@ -33,43 +21,35 @@ PREFIX = "FEDEMU_"
 NOT_SETTINGS = frozenset({"FEDEMU_DATA", "FEDEMU_CACHE", "FEDEMU_STATE"})
 """Folders, not settings: where data and trace files are looked for, where decoded data and devices' state are kept."""
 CONFIG_FILE = "config.toml"
-TRACES_FILE = "traces.json"
 
-_NETWORK_COLUMNS = {
-    "down_kbps": ("down_mean_kBps", "down_std_kBps"),
-    "up_kbps": ("up_mean_kBps", "up_std_kBps"),
-}
 _ROUNDS = "rounds"
 
 
 def load_experiment(
-    source: str | Path | None, overrides: Sequence[str], environment: Mapping[str, str]
+    source: str | Path | Mapping[str, Any] | None, overrides: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[Experiment, Runtime]:
-    """Read an experiment and this machine's settings from a TOML file, a preset's name, or None for the default preset.
+    """Read an experiment and this machine's settings from a TOML file, a preset, a table, or None for ``digits``.
 
     ``overrides`` are ``section.key=value`` with a TOML value (a bare word is text). Files that the experiment names
     are looked for beside the TOML (beside the working directory for a preset), then in FEDEMU_DATA. Raises
     ConfigurationError.
     """
-    path, is_preset = _find(source)
-    layers = [_read_toml(path), _from_environment(environment), _from_overrides(overrides)]
-    table: dict[str, Any] = {}
+    folder, table = _open(source)
+    layers = [_from_environment(environment), _from_overrides(overrides)]
     for layer in layers:
         table = _merge(table, layer)
     runtime = Runtime.parse(_section(table.pop("runtime", {}), "runtime"))
     experiment = Experiment.parse(table)
-    folders = [Path.cwd() if is_preset else path.parent]
+    folders = [folder or Path.cwd()]
     if environment.get("FEDEMU_DATA"):
         folders.append(Path(environment["FEDEMU_DATA"]))
-    frozen = None if is_preset else path.parent / TRACES_FILE
-    return _with_traces(experiment, folders, frozen), runtime
+    return with_traces(experiment, folders, folder / TRACES_FILE if folder else None), runtime
 
 
 def write_frozen(experiment: Experiment, directory: Path) -> None:
     """Write ``config.toml``, and ``traces.json`` where the experiment follows trace files; loading reads both."""
-    if experiment.traces != Traces():
-        content = {"of": _named_files(experiment), "traces": experiment.traces.model_dump(mode="json")}
-        _write(directory / TRACES_FILE, json.dumps(content, allow_nan=False))
+    if experiment.named_files():
+        _write(directory / TRACES_FILE, traces_text(experiment))
     _write(directory / CONFIG_FILE, experiment.to_toml())
 
 
@@ -112,24 +92,25 @@ def check_resume(
     return wanted.model_copy(update={"traces": frozen.traces}), runtime
 
 
-def _find(source: str | Path | None) -> tuple[Path, bool]:
-    """The TOML file, and whether it is a preset's. A preset's bare name goes before a file or folder of that name."""
-    if source is None:
-        return preset_path(DEFAULT), True
-    if str(source) in dict(presets()):
-        return preset_path(str(source)), True
+def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, dict[str, Any]]:
+    """The settings, and the folder of their file where that is the user's own.
+
+    A preset's bare name goes before a file or a folder of that name.
+    """
+    if isinstance(source, Mapping):
+        return None, dict(source)
+    if source is None or str(source) in dict(presets()):
+        return None, _read_toml(preset_path(str(source or DEFAULT)))
     path = Path(source)
     if path.is_file():
-        return path, False
+        return path.parent, _read_toml(path)
     if path.is_dir():
         if (path / CONFIG_FILE).is_file():
-            raise ConfigurationError(
-                f"{path} is a folder; name its {path / CONFIG_FILE}, or continue it with --resume {path}"
-            )
-        raise ConfigurationError(f"{path} is a folder, not an experiment file")
+            raise ConfigurationError(f"{path} is a folder; name {path / CONFIG_FILE}, or go on with --resume {path}")
+        raise ConfigurationError(f"{path} is a folder, not an experiment's file")
     if path.suffix == ".toml" and path.parent != Path("."):
         raise ConfigurationError(f"there is no file {path}")
-    return preset_path(str(source)), True
+    return None, _read_toml(preset_path(str(source)))
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -229,66 +210,3 @@ def _differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any
             for difference in _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
         ]
     return [] if old == new else [(path, old, new)]
-
-
-def _with_traces(experiment: Experiment, folders: Sequence[Path], frozen: Path | None) -> Experiment:
-    """The experiment with the content of the files that it names; a run directory's copy of them goes first."""
-    named = _named_files(experiment)
-    if not named:
-        return experiment
-    kept = _frozen_traces(frozen, named) if frozen is not None and frozen.is_file() else None
-    return experiment.model_copy(update={"traces": kept or _read_traces(experiment, folders)})
-
-
-def _named_files(experiment: Experiment) -> dict[str, Any]:
-    """The tables that name trace files, by their path."""
-    tables: dict[str, Any] = {"availability": experiment.availability, **dict(experiment.profile)}
-    return {
-        name: table.model_dump(mode="json")
-        for name, table in tables.items()
-        if isinstance(table, AvailabilityTrace | ComputeTrace | NetworkTrace)
-    }
-
-
-def _frozen_traces(path: Path, named: Mapping[str, Any]) -> Traces | None:
-    try:
-        content = json.loads(path.read_bytes())
-        return Traces.model_validate_json(json.dumps(content["traces"])) if content["of"] == named else None
-    except (OSError, ValueError, KeyError, TypeError, ValidationError):
-        raise ConfigurationError(f"{path} is damaged; restore it, or delete it to read the trace files again") from None
-
-
-def _read_traces(experiment: Experiment, folders: Sequence[Path]) -> Traces:
-    content: dict[str, Any] = {"profile": {}}
-    if isinstance(experiment.availability, AvailabilityTrace):
-        wanted = experiment.availability
-        path = _locate("availability.file", wanted.file, folders)
-        recorded = traces.read_availability(path, wanted.policy, wanted.state, wanted.bootstrap)
-        content |= {"availability": recorded.devices, "last_event": recorded.last_event}
-    for key, quantity in dict(experiment.profile).items():
-        if isinstance(quantity, ComputeTrace | NetworkTrace):
-            rows = _read_profile(key, quantity, _locate(f"profile.{key}.file", quantity.file, folders))
-            content["profile"][key] = ProfileRows(
-                file=quantity.file, values=rows.values, deviations=rows.deviations, weights=rows.weights
-            )
-    return Traces(**content)
-
-
-def _read_profile(key: str, quantity: ComputeTrace | NetworkTrace, path: Path) -> traces.Rows:
-    if isinstance(quantity, ComputeTrace):
-        return traces.read_compute(path, quantity.column, quantity.median, quantity.weight)
-    column, deviation = _NETWORK_COLUMNS[key]
-    if quantity.column != AUTO:
-        column, deviation = quantity.column, ""
-    if quantity.deviation != AUTO:
-        deviation = quantity.deviation
-    return traces.read_network(path, column, deviation, quantity.weight)
-
-
-def _locate(setting: str, name: str, folders: Sequence[Path]) -> Path:
-    for folder in folders:
-        if (folder / name).is_file():
-            return folder / name
-    looked = " and ".join(str(folder) for folder in folders)
-    hint = "" if len(folders) > 1 else "; set FEDEMU_DATA to the folder that holds it"
-    raise ConfigurationError(f'{setting} = "{name}" is not there: looked in {looked}{hint}')
