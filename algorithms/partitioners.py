@@ -38,8 +38,8 @@ def dirichlet(
     Drawn once; then, in index order, each device below ``min_samples`` takes random samples from the device that is the
     largest at that moment (ties: lowest index). With ``retry``, as in NIID-Bench (Li et al., arXiv:2102.02079), the
     proportions of all classes are drawn again instead until every device has ``min_samples``, at most MOST_DRAWS times.
-    With ``balanced``, a device that holds ``samples / devices`` or more gets nothing of the classes that follow, and the
-    other proportions are renormalised. FedNTD's partition is ``retry`` and ``balanced`` with ``min_samples`` 10.
+    With ``balanced``, a device that holds ``samples / devices`` or more gets nothing of the classes that follow, and
+    the other proportions are renormalised. FedNTD's is ``retry`` and ``balanced`` with ``min_samples`` 10.
     """
     _check_alpha(alpha)
     _check_minimum(len(labels), devices, min_samples)
@@ -85,7 +85,7 @@ def dirichlet_equal(labels: Labels, devices: int, *, alpha: float, generator: np
 
 
 def shards(labels: Labels, devices: int, *, shards_per_device: int, generator: np.random.Generator) -> list[Indices]:
-    """Pathological skew: each class is cut into equal shards, and each device gets ``shards_per_device`` of all of them.
+    """Pathological skew: each class is cut into equal shards, of which each device gets ``shards_per_device``.
 
     Which ones is random, so a device may get two shards of one class (FedNTD's code, after McMahan et al.,
     arXiv:1602.05629). Samples left over go one each to the first shards of their class. Where the shards don't divide

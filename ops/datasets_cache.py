@@ -1,0 +1,211 @@
+"""Decoded data sets on disk: written once per machine, then memory-mapped by every process.
+
+An entry is a folder of ``.npy`` files and ``meta.json``. It appears by one rename: a reader finds all of it or nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedemu.algorithms.corpus import Corpus, Split
+from fedemu.protocol.errors import ConfigurationError, DataError
+from fedemu.protocol.ids import Digest, digest_of
+
+FORMAT = 1
+"""Goes up when what is stored changes, so that older entries are left alone."""
+LONGEST_WAIT = 3600.0
+"""Real seconds that a process waits for another one to decode the same data."""
+_ROWS = 4096
+
+Progress = Callable[[int, int], None]
+"""Called with (samples decoded, samples in all)."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One split as it is decoded: ``blocks`` of consecutive samples ``[k, *shape]``, uint8 or float32, ``n`` in all."""
+
+    blocks: Iterable[NDArray[Any]]
+    y: NDArray[np.int64]
+    columns: Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    class_names: tuple[str, ...]
+    train: Samples
+    test: Samples
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """``FEDEMU_CACHE``, or the user's cache folder."""
+    if chosen := environment.get("FEDEMU_CACHE"):
+        return Path(chosen).expanduser()
+    base = environment.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fedemu"
+
+
+def read(entry: Path) -> Corpus | None:
+    """Map an entry; None where there is none or it is damaged, so that it has to be made (again)."""
+    try:
+        meta = json.loads((entry / "meta.json").read_text())
+        splits = {
+            split: Split(
+                x=_map(entry / f"{split}.x.npy"),
+                y=_map(entry / f"{split}.y.npy"),
+                columns={name: _map(entry / f"{split}.{file}.npy") for name, file in meta["columns"][split].items()},
+            )
+            for split in ("train", "test")
+        }
+        return Corpus(
+            name=meta["name"],
+            class_names=tuple(meta["class_names"]),
+            input_shape=tuple(meta["input_shape"]),
+            mean=np.array(meta["mean"]),
+            std=np.array(meta["std"]),
+            digest=Digest(meta["digest"]),
+            **splits,
+        )
+    except (OSError, ValueError, LookupError, EOFError):
+        return None
+
+
+def write(entry: Path, name: str, decoded: Decoded, progress: Progress | None) -> None:
+    """Store a data set as ``entry``, which must not exist; the caller holds the entry's lock."""
+    with tempfile.TemporaryDirectory(prefix=f"{entry.name}.partial-", dir=entry.parent) as scratch:
+        folder = Path(scratch) / "entry"
+        folder.mkdir()
+        sums: dict[str, Any] = {}
+        columns: dict[str, dict[str, str]] = {}
+        total, done = len(decoded.train.y) + len(decoded.test.y), 0
+        for split, samples in (("train", decoded.train), ("test", decoded.test)):
+            offset = done
+
+            def report(rows: int, offset: int = offset) -> None:
+                if progress is not None:
+                    progress(offset + rows, total)
+
+            sums[f"{split}.x"] = _save(folder / f"{split}.x.npy", samples.blocks, len(samples.y), report)
+            sums[f"{split}.y"] = _save(folder / f"{split}.y.npy", [samples.y], len(samples.y))
+            columns[split] = {}
+            for place, (column, values) in enumerate(sorted(samples.columns.items())):
+                columns[split][column] = f"column{place}"
+                saved = _save(folder / f"{split}.column{place}.npy", [values], len(samples.y))
+                sums[f"{split}.column.{column}"] = saved
+            done += len(samples.y)
+        shape = sums["train.x"]["shape"][1:]
+        if sums["test.x"]["shape"][1:] != shape:
+            raise DataError(f"training samples are of shape {shape}, but test samples {sums['test.x']['shape'][1:]}")
+        mean, std = _moments(_map(folder / "train.x.npy"))
+        content = json.dumps({"arrays": sums, "class_names": decoded.class_names}, sort_keys=True)
+        meta = {
+            "name": name,
+            "class_names": decoded.class_names,
+            "input_shape": shape,
+            "mean": mean,
+            "std": std,
+            "columns": columns,
+            "digest": digest_of(content.encode()),
+        }
+        (folder / "meta.json").write_text(json.dumps(meta))
+        folder.rename(entry)
+
+
+@contextlib.contextmanager
+def locked(entry: Path) -> Iterator[None]:
+    """Hold the entry for this process; the system lets go when the process ends, however it ends."""
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        handle = open(entry.with_name(entry.name + ".lock"), "ab")  # noqa: SIM115
+    except OSError as error:
+        raise ConfigurationError(
+            f"the cache folder {entry.parent} can't be written ({error.strerror}); set FEDEMU_CACHE to one that can"
+        ) from None
+    with handle:
+        patience = time.monotonic() + LONGEST_WAIT
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > patience:
+                    raise DataError(f"another process has been decoding {entry.name} for an hour; end it") from None
+                time.sleep(0.05)
+        # What others left when they were killed in the middle; and an entry that could not be read.
+        for leftover in entry.parent.glob(f"{entry.name}.partial-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        yield
+
+
+def _map(path: Path) -> NDArray[Any]:
+    """A read-only view of a stored array; a plain ndarray is quicker to index than ``np.memmap``."""
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+
+
+def _save(
+    path: Path, blocks: Iterable[NDArray[Any]], count: int, report: Callable[[int], None] = lambda rows: None
+) -> dict[str, Any]:
+    """Write blocks of rows as one little-endian array of ``count`` rows; returns its dtype, shape and SHA-256.
+
+    Plain writes, because a full disk is then an error and not the SIGBUS of a memory map.
+    """
+    sha = hashlib.sha256()
+    rows = 0
+    shape: tuple[int, ...] = ()
+    dtype = ""
+    with open(path, "wb") as file:
+        for block in blocks:
+            block = np.ascontiguousarray(block, dtype=block.dtype.newbyteorder("<"))
+            if not rows:
+                shape, dtype = (count, *block.shape[1:]), block.dtype.str
+                header = {"descr": dtype, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+            data = block.tobytes()
+            sha.update(data)
+            file.write(data)
+            rows += len(block)
+            report(rows)
+    if rows != count:
+        raise DataError(f"{count} samples were expected, but {rows} were read; the data changed while being read")
+    return {"dtype": dtype, "shape": list(shape), "sha256": sha.hexdigest()}
+
+
+def _moments(x: NDArray[Any]) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation over all but the first axis of a sample; 1 stands for a deviation of 0."""
+    channels = x.shape[1]
+    if x.dtype == np.uint8:
+        counts = np.zeros((channels, 256), dtype=np.int64)
+        for start in range(0, len(x), _ROWS):
+            for channel in range(channels):
+                counts[channel] += np.bincount(x[start : start + _ROWS, channel].ravel(), minlength=256)
+        values = np.arange(256)
+        # Integer sums, so that every machine gets the same last bits.
+        n, total, squares = (
+            [int(row) for row in counts @ power] for power in (np.ones_like(values), values, values * values)
+        )
+        mean = [s / k for s, k in zip(total, n, strict=True)]
+        variance = [(k * q - s * s) / (k * k) for s, q, k in zip(total, squares, n, strict=True)]
+    else:
+        axes = (0, *range(2, x.ndim))
+        size = x.size // channels
+        blocks = range(0, len(x), _ROWS)
+        sums = sum(x[start : start + _ROWS].sum(axis=axes, dtype=np.float64) for start in blocks)
+        centre = np.float64(np.asarray(sums) / size).reshape(-1, *[1] * (x.ndim - 2))
+        spread = sum(((x[start : start + _ROWS] - centre) ** 2).sum(axis=axes) for start in blocks)
+        # Rounded, because the order in which numpy adds floats may depend on the processor.
+        mean = [float(np.float32(value)) for value in centre.ravel()]
+        variance = [float(np.float32(value)) for value in np.asarray(spread) / size]
+    return mean, [float(np.sqrt(value)) or 1.0 for value in variance]

@@ -1,0 +1,133 @@
+"""Hugging Face data sets, from a folder or the hub: opened, split into training and test, handed on as arrays.
+
+Importing ``datasets`` takes seconds and over 100 MB, so this module is imported only to decode.
+"""
+
+from __future__ import annotations
+
+import socket
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import datasets  # type: ignore[import-untyped]
+import numpy as np
+
+from fedemu.ops.datasets_blocks import Coloured, blocks
+from fedemu.ops.datasets_cache import Decoded, Samples
+from fedemu.ops.datasets_columns import classes_of, input_columns, label_column, listed, require, values_of
+from fedemu.ops.datasets_source import Place, Source, stratified
+from fedemu.protocol.errors import DataError
+
+__all__ = ["Coloured", "decode"]
+
+PROBE_SECONDS = 5.0
+"""How long the hub may take to accept a connection before it counts as out of reach."""
+_TESTS = ("test", "validation", "valid", "val", "dev")
+
+
+def decode(source: Source, place: Place, scratch: Path, grey: bool) -> Decoded:
+    """Open a data set and choose its columns; samples are decoded as the result's blocks are read.
+
+    ``scratch`` takes what ``datasets`` writes for a folder. With ``grey`` images get one channel, and ``Coloured`` is
+    raised at the first one that needs three.
+    """
+    train, test = _splits(source, _open(source, place, scratch))
+    label = label_column(source, train.features)
+    inputs = input_columns(source, train.features, label)
+    for column in source.columns:
+        require(source, train.features, column)
+    given = {"train": values_of(source, train, label)}
+    if test is not None:
+        given["test"] = values_of(source, test, label)
+    y, names = classes_of(source, label, train.features[label], given)
+    columns = {column: values_of(source, train, column) for column in source.columns}
+    if test is not None:
+        return Decoded(
+            names,
+            Samples(blocks(source, train, inputs, grey), y["train"], columns),
+            Samples(blocks(source, test, inputs, grey), y["test"], {}),
+        )
+    chosen = stratified(y["train"], source.test_fraction)
+    train_rows, test_rows = np.flatnonzero(~chosen), np.flatnonzero(chosen)
+    return Decoded(
+        names,
+        *(
+            Samples(
+                blocks(source, train.select(rows), inputs, grey),
+                y["train"][rows],
+                {column: values[rows] for column, values in columns.items()},
+            )
+            for rows in (train_rows, test_rows)
+        ),
+    )
+
+
+def _open(source: Source, place: Place, scratch: Path) -> datasets.DatasetDict:
+    quiet = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        opened = _open_hub(place.where) if place.kind == "hub" else _open_folder(Path(place.where), scratch)
+        return opened if isinstance(opened, datasets.DatasetDict) else datasets.DatasetDict(train=opened)
+    except DataError:
+        raise
+    except Exception as error:
+        reason: BaseException = error
+        # The library wraps what went wrong in a file; the innermost error says it.
+        while reason.__cause__ is not None:
+            reason = reason.__cause__
+        words = (str(reason).strip() or type(reason).__name__).splitlines()[0]
+        raise DataError(f"the data set {source.dataset!r} can't be read: {words}") from error
+    finally:
+        if not quiet:
+            datasets.enable_progress_bars()
+
+
+def _open_folder(folder: Path, scratch: Path) -> datasets.DatasetDict | datasets.Dataset:
+    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        return datasets.load_from_disk(str(folder))
+    return datasets.load_dataset(str(folder), cache_dir=str(scratch))
+
+
+def _open_hub(name: str) -> datasets.DatasetDict:
+    offline = datasets.config.HF_HUB_OFFLINE
+    # The hub's client tries again and again; where nothing answers, only what it has downloaded before is looked at.
+    datasets.config.HF_HUB_OFFLINE = offline or not _reachable(datasets.config.HF_ENDPOINT)
+    try:
+        return datasets.load_dataset(name)
+    except (ConnectionError, FileNotFoundError) as error:
+        if datasets.config.HF_HUB_OFFLINE:
+            raise DataError(
+                f"there is no folder {name!r}, and the Hugging Face hub can't be reached to look there; "
+                "name a folder, or set FEDEMU_DATA to the folder above it"
+            ) from error
+        raise DataError(f"there is no folder {name!r}, and no such data set on the Hugging Face hub") from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = offline
+
+
+def _reachable(endpoint: str) -> bool:
+    """Whether something accepts a connection to the hub, or to its proxy where one is configured."""
+    url = urllib.parse.urlsplit(endpoint)
+    if not urllib.request.proxy_bypass(url.hostname or "") and (proxy := urllib.request.getproxies().get(url.scheme)):
+        url = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    try:
+        port = url.port or (443 if url.scheme == "https" else 80)
+        socket.create_connection((url.hostname or "", port), timeout=PROBE_SECONDS).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _splits(source: Source, opened: datasets.DatasetDict) -> tuple[datasets.Dataset, datasets.Dataset | None]:
+    """The training split, and the test split where there is one; a single split is for training."""
+    name = "train" if "train" in opened else next(iter(opened), None) if len(opened) == 1 else None
+    if name is None:
+        raise DataError(
+            f"the data set {source.dataset!r} has no split train; its splits are {listed(map(str, opened))}"
+        )
+    test = next((split for split in _TESTS if split in opened and split != name), None)
+    for split in (name, test):
+        if split is not None and not len(opened[split]):
+            raise DataError(f"the split {split} of {source.dataset!r} is empty")
+    return opened[name], None if test is None else opened[test]
