@@ -1,4 +1,4 @@
-"""A real fleet under observation: starts coordinator and supervisors as processes, and finds and ends what it started."""
+"""A real fleet under observation: starts coordinator and supervisors as processes, finds and ends what it started."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class LiveFleet:
         self.logs = directory / "terminal"
         self.logs.mkdir(parents=True, exist_ok=True)
         self._state = directory / "state"
-        self._address = address
+        self.address = address
         self._experiment = experiment
         self._overrides = list(overrides)
         self._starts = 0
@@ -44,7 +44,7 @@ class LiveFleet:
 
     def start_coordinator(self, *options: str) -> psutil.Popen:
         """Start a coordinator, or resume it if the run directory exists already."""
-        arguments = ["coordinator", "--bind", self._address, *options]
+        arguments = ["coordinator", "--bind", self.address, *options]
         if (self.run_directory / "config.toml").exists():
             arguments += ["--resume", str(self.run_directory)]
         else:
@@ -58,7 +58,7 @@ class LiveFleet:
         """Start a supervisor for ``count`` devices; the same ``state`` stands for the same machine come back."""
         supervisor = self._spawn(
             f"device-{state}",
-            ["device", "--n", str(count), "--connect", self._address, "--state", str(self._state / state), *options],
+            ["device", "--n", str(count), "--connect", self.address, "--state", str(self._state / state), *options],
         )
         self.supervisors.append(supervisor)
         return supervisor
@@ -125,6 +125,15 @@ class LiveFleet:
             return int(self.coordinator.wait(seconds))
         except psutil.TimeoutExpired as error:
             raise FleetTimeout(f"the coordinator did not end within {seconds:.0f} s\n{self.tail()}") from error
+
+    def pause(self, seconds: float) -> None:
+        """Let the fleet go on for a moment, so that what follows strikes at an arbitrary instant."""
+        time.sleep(seconds)
+
+    def signal(self, process: psutil.Process, number: int) -> None:
+        """Signal a process of this fleet, if it still lives."""
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
     def tail(self, lines: int = 12) -> str:
         """The end of every terminal log."""

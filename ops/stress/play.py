@@ -1,0 +1,151 @@
+"""Plays a scenario against a real fleet and holds the invariants against what happened."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, live_fleet
+from fedemu.ops.stress.invariants import Usage, clock_goes_forward, nothing_counted_twice, outcomes_add_up
+from fedemu.ops.stress.scenarios import Scale, Scenario
+
+SAMPLE_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a scenario; no complaints mean that it passed."""
+
+    name: str
+    what: str
+    seconds: float
+    rounds: int
+    complaints: tuple[str, ...]
+    digest: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        return not self.complaints
+
+
+class _Watch(threading.Thread):
+    """Samples memory and descriptors of the fleet's long-lived processes until it is stopped."""
+
+    def __init__(self, fleet: LiveFleet) -> None:
+        super().__init__(daemon=True)
+        self._fleet = fleet
+        self._done = threading.Event()
+        self.usage: dict[int, Usage] = {}
+
+    def run(self) -> None:
+        while not self._done.wait(SAMPLE_SECONDS):
+            for name, processes in (
+                ("coordinator", [self._fleet.coordinator]),
+                ("supervisor", self._fleet.supervisors),
+                ("trainer", self._fleet.processes("trainer")),
+            ):
+                for process in processes:
+                    if process is not None:
+                        self._sample(name, process)
+
+    def _sample(self, name: str, process: psutil.Process) -> None:
+        try:
+            resident, descriptors = process.memory_info().rss, process.num_fds()
+        except psutil.Error:
+            return
+        usage = self.usage.setdefault(process.pid, Usage(f"{name} {process.pid}"))
+        usage.resident.append(resident)
+        usage.descriptors.append(descriptors)
+
+    def stop(self) -> None:
+        self._done.set()
+        self.join(5)
+
+
+def play(
+    scenario: Scenario,
+    scale: Scale,
+    directory: Path,
+    *,
+    seed: int = 1,
+    expected_digest: str | None = None,
+    options: Sequence[str] = (),
+    seconds: float = 300.0,
+) -> Verdict:
+    """Run one scenario from start to end in ``directory``.
+
+    ``expected_digest`` is that of an undisturbed run of the same settings; it is wanted where the scenario says so.
+    No single wait is longer than ``seconds``; what takes longer is a complaint.
+    """
+    began = time.monotonic()
+    complaints: list[str] = []
+    rows: list[dict[str, Any]] = []
+    summary: dict[str, Any] = {}
+    with live_fleet(
+        directory, address=free_address(), overrides=scenario.settings(scale), experiment=scale.experiment
+    ) as fleet:
+        watch = _Watch(fleet)
+        watch.start()
+        try:
+            fleet.start_devices(scale.devices, *options)
+            fleet.start_coordinator()
+            if scenario.disturb is not None:
+                scenario.disturb(fleet, random.Random(seed))
+            code = fleet.wait_for_end(seconds)
+            if code != 0:
+                complaints.append(f"the coordinator ended with exit {code}: {fleet.tail(4)}")
+            for supervisor in fleet.supervisors:
+                code = supervisor.wait(30)
+                if code != 0:
+                    complaints.append(f"a supervisor ended with exit {code}: {fleet.tail(4)}")
+            rows, summary = fleet.rows(), fleet.summary() if not complaints else {}
+        except (FleetTimeout, psutil.TimeoutExpired, psutil.NoSuchProcess) as error:
+            complaints.append(str(error))
+        finally:
+            watch.stop()
+    complaints += [f"still running after the end: {process}" for process in fleet.leftovers()]
+    for usage in watch.usage.values():
+        complaints += usage.grows()
+    complaints += _examine(scenario, rows, summary, expected_digest)
+    return Verdict(
+        name=scenario.name,
+        what=scenario.what,
+        seconds=time.monotonic() - began,
+        rounds=len(rows),
+        complaints=tuple(complaints),
+        digest=str(summary.get("model_digest", "")),
+        facts={outcome: sum(row[outcome] for row in rows) for outcome in ("accepted", "dropped", "late", "rejected")},
+    )
+
+
+def _examine(
+    scenario: Scenario, rows: list[dict[str, Any]], summary: dict[str, Any], expected_digest: str | None
+) -> list[str]:
+    if not summary:
+        return []
+    complaints = outcomes_add_up(rows) + clock_goes_forward(rows)
+    complaints += nothing_counted_twice(rows, int(summary["per_round"]))
+    if summary["rounds"] != len(rows):
+        complaints.append(f"the summary speaks of {summary['rounds']} rounds, metrics.jsonl of {len(rows)}")
+    if summary["perturbed"]:
+        complaints.append("the run was perturbed: an unplanned absence decided an outcome")
+    if scenario.shows is not None:
+        complaints += scenario.shows(rows)
+    if scenario.same_digest and expected_digest is not None and summary["model_digest"] != expected_digest:
+        complaints.append(f"the model's digest is {summary['model_digest']}, undisturbed {expected_digest}")
+    return complaints
+
+
+def free_address() -> str:
+    """A loopback address that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"tcp://127.0.0.1:{server.getsockname()[1]}"

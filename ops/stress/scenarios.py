@@ -1,0 +1,208 @@
+"""The scenarios: what is asked of the fleet, who disturbs it meanwhile, and what the run must show at its end.
+
+Planned trouble (``faults``, ``availability``, ``profile``) is part of the experiment and shows in the outcomes. Unplanned
+trouble is made from outside and must not show at all: the model's digest has to be that of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import zmq
+
+from fedemu.ops.stress.fleet import LiveFleet
+from fedemu.ops.stress.invariants import Row
+
+Disturb = Callable[[LiveFleet, random.Random], None]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a scenario is played."""
+
+    experiment: str
+    devices: int
+    overrides: tuple[str, ...]
+    rounds: int
+    disturbances: int
+    """How often a disturber strikes."""
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        return (f"rounds={self.rounds}", *self.overrides)
+
+
+SHORT = Scale(
+    experiment="digits-small",
+    devices=20,
+    overrides=("faults.crash_rate=0.08", "fleet.give_up=90.0", "liveness.heartbeat_seconds=1.0"),
+    rounds=25,
+    disturbances=2,
+)
+"""20 devices, 25 rounds: what the tests play."""
+FULL = Scale(
+    experiment="digits",
+    devices=300,
+    overrides=("fleet.give_up=90.0", "liveness.heartbeat_seconds=1.0"),
+    rounds=120,
+    disturbances=5,
+)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """``shows`` checks the rows for what the trouble must have caused; ``same_digest`` asks that the model shows none."""
+
+    name: str
+    what: str
+    overrides: tuple[str, ...] = ()
+    disturb: Disturb | None = None
+    same_digest: bool = False
+    shows: Callable[[Sequence[Row]], list[str]] | None = None
+
+    def settings(self, scale: Scale) -> tuple[str, ...]:
+        return (*scale.settings, *self.overrides)
+
+
+def _total(outcome: str) -> Callable[[Sequence[Row]], list[str]]:
+    def some(rows: Sequence[Row]) -> list[str]:
+        if any(row[outcome] for row in rows):
+            return []
+        return [f"no device was {outcome}, though the scenario is made for it"]
+
+    return some
+
+
+def _strikes(fleet: LiveFleet, chance: random.Random, strike: Callable[[int], Any], *, scale: Scale) -> None:
+    """Strike at rounds spread over the run, each a little after the round was reached."""
+    for number in range(scale.disturbances):
+        fleet.wait_for_round(1 + (number + 1) * (scale.rounds - 4) // (scale.disturbances + 1))
+        fleet.pause(chance.uniform(0.0, 0.05))
+        strike(number)
+
+
+def _kill(fleet: LiveFleet, chance: random.Random, kind: str, share: float) -> None:
+    victims = fleet.processes(kind)
+    for process in chance.sample(victims, max(1, round(share * len(victims)))) if victims else ():
+        fleet.signal(process, signal.SIGKILL)
+
+
+def _kill_coordinator(fleet: LiveFleet, _: int) -> None:
+    assert fleet.coordinator is not None
+    fleet.signal(fleet.coordinator, signal.SIGKILL)
+    fleet.coordinator.wait(10)
+    fleet.start_coordinator()
+
+
+def _kill_supervisor(fleet: LiveFleet, devices: int) -> None:
+    supervisor = fleet.supervisors.pop()
+    fleet.signal(supervisor, signal.SIGKILL)
+    supervisor.wait(10)
+    fleet.start_devices(devices)
+
+
+def _throw_garbage(fleet: LiveFleet, chance: random.Random) -> None:
+    """A few hundred messages of every broken kind at the coordinator's ROUTER."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 1000
+        dealer.connect(fleet.address)
+        for _ in range(300):
+            frames = [chance.randbytes(chance.choice((0, 1, 7, 60, 2000))) for _ in range(chance.randint(1, 4))]
+            if chance.random() < 0.3:
+                frames[0] = b"\x82\xa1v\x01\xa1t" + chance.choice((b"\xa6result", b"\xa5hello", b"\xa4work"))
+            dealer.send_multipart(frames)
+
+
+def scenarios(scale: Scale) -> dict[str, Scenario]:
+    """All scenarios at one scale, by name."""
+
+    def often(strike: Callable[[LiveFleet, random.Random], None]) -> Disturb:
+        return lambda fleet, chance: _strikes(fleet, chance, lambda _: strike(fleet, chance), scale=scale)
+
+    unplanned = Scenario("", "", same_digest=True)
+    every = [
+        Scenario(
+            "mass-crash",
+            "a third of the devices asked crash in every round (SIGKILL)",
+            ("faults.crash_rate=0.33", "fleet.quorum=0.2", "fleet.attempts=10"),
+            shows=_total("dropped"),
+        ),
+        Scenario(
+            "flapping",
+            "devices come and go by the minute",
+            (
+                "availability={kind='exponential', mean_online=60.0, mean_offline=30.0}",
+                "fleet.quorum=0.2",
+                "fleet.attempts=10",
+                "fleet.deadline=30.0",
+                "profile.seconds_per_sample=0.2",
+            ),
+            shows=_total("dropped"),
+        ),
+        Scenario(
+            "slow-uploads",
+            "many devices take longer to send than the deadline allows",
+            (
+                "profile.up_kbps={kind='lognormal', median=6.0, sigma=1.0}",
+                "fleet.deadline=40.0",
+                "fleet.quorum=0.1",
+                "fleet.attempts=10",
+            ),
+            shows=_total("late"),
+        ),
+        Scenario(
+            "half-open",
+            "devices fall silent on open connections",
+            ("faults.silence_rate=0.1", "liveness.heartbeat_seconds=0.5", "liveness.patience=3"),
+            shows=_total("dropped"),
+        ),
+        Scenario(
+            "corrupt-replies",
+            "replies with NaN, of wrong shape, cut off, or sent twice",
+            ("faults.corrupt_rate=0.15", "faults.duplicate_rate=0.15", "fleet.quorum=0.2"),
+            shows=_total("rejected"),
+        ),
+        replace(
+            unplanned,
+            name="coordinator-restarts",
+            what="the coordinator is killed and resumed, again and again",
+            disturb=lambda fleet, chance: _strikes(
+                fleet, chance, lambda number: _kill_coordinator(fleet, number), scale=scale
+            ),
+        ),
+        replace(
+            unplanned,
+            name="trainer-kills",
+            what="all trainers are killed in mid-round",
+            disturb=often(lambda fleet, chance: _kill(fleet, chance, "trainer", 1.0)),
+        ),
+        replace(
+            unplanned,
+            name="device-kills",
+            what="a third of the device processes are killed from outside",
+            disturb=often(lambda fleet, chance: _kill(fleet, chance, "device", 0.34)),
+        ),
+        replace(
+            unplanned,
+            name="zygote-kills",
+            what="the zygote is killed, and all device processes with it",
+            disturb=often(lambda fleet, chance: _kill(fleet, chance, "zygote", 1.0)),
+        ),
+        replace(
+            unplanned,
+            name="supervisor-restarts",
+            what="the whole machine goes away and comes back",
+            disturb=often(lambda fleet, _: _kill_supervisor(fleet, scale.devices)),
+        ),
+        replace(
+            unplanned,
+            name="garbage",
+            what="a stranger throws garbage at the coordinator",
+            disturb=often(_throw_garbage),
+        ),
+    ]
+    return {scenario.name: scenario for scenario in every}

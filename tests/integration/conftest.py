@@ -1,0 +1,45 @@
+"""Real fleets on the loopback for the tests of whole runs; each must leave nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fedemu.ops.stress.fleet import LiveFleet, live_fleet
+from fedemu.ops.stress.invariants import outcomes_add_up
+from fedemu.ops.stress.play import free_address
+from fedemu.ops.stress.scenarios import SHORT
+
+
+@pytest.fixture
+def new_fleet(tmp_path: Path) -> Iterator[Callable[..., LiveFleet]]:
+    """Makes fleets that are closed at the end, and fails if one of their processes survives."""
+    fleets: list[LiveFleet] = []
+
+    def make(*overrides: str, experiment: str = "digits-small") -> LiveFleet:
+        directory = tmp_path / f"fleet{len(fleets)}"
+        settings = overrides or SHORT.settings
+        fleet = LiveFleet(directory, address=free_address(), overrides=settings, experiment=experiment)
+        fleets.append(fleet)
+        return fleet
+
+    yield make
+    for fleet in fleets:
+        fleet.close()
+    assert [process for fleet in fleets for process in fleet.leftovers()] == []
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The summary of the scenarios' experiment when nobody disturbs it."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    with live_fleet(
+        directory, address=free_address(), overrides=SHORT.settings, experiment=SHORT.experiment
+    ) as fleet:
+        fleet.start_devices(SHORT.devices)
+        fleet.start_coordinator()
+        assert fleet.wait_for_end(120) == 0, fleet.tail()
+        assert outcomes_add_up(fleet.rows()) == []
+        return fleet.summary()

@@ -1,0 +1,21 @@
+"""Every stress scenario in its short form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fedemu.ops.stress.play import play
+from fedemu.ops.stress.scenarios import SHORT, scenarios
+
+SCENARIOS = scenarios(SHORT)
+
+
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
+def test_the_scenario_passes_in_its_short_form(name: str, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    verdict = play(
+        SCENARIOS[name], SHORT, tmp_path, expected_digest=undisturbed["model_digest"], seconds=100.0
+    )
+    assert verdict.complaints == ()
+    assert verdict.rounds == SHORT.rounds

@@ -1,0 +1,118 @@
+"""Whole runs through real processes: the two-terminal form, and one digest however the fleet is laid out."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedemu.ops.stress.fleet import LiveFleet
+from fedemu.ops.stress.invariants import outcomes_add_up
+from fedemu.ops.stress.scenarios import SHORT
+
+FleetMaker = Callable[..., LiveFleet]
+
+
+def test_the_devices_may_come_first_and_everyone_ends_with_exit_0(new_fleet: FleetMaker, undisturbed: dict[str, Any]) -> None:
+    fleet = new_fleet()
+    supervisor = fleet.start_devices(20)
+    fleet.wait_until(lambda: "device" in fleet.tail(), "the supervisor's first line", 30)
+    fleet.start_coordinator()
+    assert fleet.wait_for_end() == 0, fleet.tail()
+    assert supervisor.wait(30) == 0
+    assert outcomes_add_up(fleet.rows()) == []
+    summary = fleet.summary()
+    assert summary["outcome"] == "completed"
+    assert not summary["perturbed"]
+    assert summary["model_digest"] == undisturbed["model_digest"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--trainers", "1"), ("--trainers", "2", "--per-process", "7")],
+    ids=["one trainer", "seven devices per process"],
+)
+def test_neither_trainers_nor_packing_change_the_digest(
+    new_fleet: FleetMaker, undisturbed: dict[str, Any], options: tuple[str, ...]
+) -> None:
+    fleet = new_fleet()
+    fleet.start_coordinator()
+    fleet.start_devices(20, *options)
+    assert fleet.wait_for_end() == 0, fleet.tail()
+    assert fleet.summary()["model_digest"] == undisturbed["model_digest"]
+
+
+def test_three_machines_share_the_fleet(new_fleet: FleetMaker, undisturbed: dict[str, Any]) -> None:
+    fleet = new_fleet()
+    fleet.start_coordinator()
+    for machine, count in enumerate((5, 8, 7)):
+        fleet.start_devices(count, "--trainers", "1", state=str(machine))
+    assert fleet.wait_for_end() == 0, fleet.tail()
+    assert fleet.summary()["model_digest"] == undisturbed["model_digest"]
+
+
+def test_everything_in_one_process_has_the_same_digest(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    done = _fedemu("run", "digits-small", *_overrides(), "--transport", "memory", "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["model_digest"] == undisturbed["model_digest"]
+
+
+def test_run_starts_both_sides_writes_a_report_and_prints_the_result_as_json(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    out = tmp_path / "run"
+    done = _fedemu("run", "digits-small", *_overrides(), "--out", str(out), "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["model_digest"] == undisturbed["model_digest"]
+    assert "report.html" in done.stderr
+    assert "data:image/png;base64" in (out / "report.html").read_text()
+    assert {path.name for path in (out / "plots").iterdir()} >= {"accuracy.png", "class_accuracy.png", "outcomes.png"}
+
+
+def test_a_device_written_from_the_protocol_page_takes_part(new_fleet: FleetMaker) -> None:
+    fleet = new_fleet("rounds=4", "fleet.devices=11", "fleet.per_round=11", "availability.kind=always", "faults.crash_rate=0.0")
+    fleet.start_coordinator()
+    fleet.start_devices(10)
+    fleet.wait_until(lambda: bool(fleet.processes("device")), "the first device process", 30)
+    page = Path(__file__).parents[2] / "docs" / "minimal_device.py"
+    with subprocess.Popen([sys.executable, str(page), fleet.address], stdout=subprocess.PIPE, text=True) as device:
+        try:
+            assert fleet.wait_for_end(90) == 0, fleet.tail()
+            assert device.wait(20) == 0
+        finally:
+            device.kill()
+    assert [row["accepted"] for row in fleet.rows()] == [11] * 4
+
+
+def test_an_interrupted_run_resumes_to_the_same_digest(new_fleet: FleetMaker, undisturbed: dict[str, Any]) -> None:
+    fleet = new_fleet()
+    supervisor = fleet.start_devices(20)
+    coordinator = fleet.start_coordinator()
+    fleet.wait_for_round(6)
+    coordinator.send_signal(signal.SIGINT)
+    assert fleet.wait_for_end(30) == 4, fleet.tail()
+    assert supervisor.wait(30) == 0
+    assert "--resume" in fleet.tail()
+    fleet.start_coordinator()
+    fleet.start_devices(20)
+    assert fleet.wait_for_end() == 0, fleet.tail()
+    assert outcomes_add_up(fleet.rows()) == []
+    assert fleet.summary()["model_digest"] == undisturbed["model_digest"]
+
+
+def _overrides() -> list[str]:
+    """The settings of the run that ``undisturbed`` made."""
+    return [word for setting in SHORT.settings for word in ("--set", setting)]
+
+
+def _fedemu(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fedemu.ops.cli", *arguments], capture_output=True, text=True, timeout=110
+    )
