@@ -43,7 +43,8 @@ def round_forgetting(class_accuracy: ArrayLike) -> Floats:
     accuracy = accuracy[:, ~np.isnan(accuracy).any(axis=0)]
     if accuracy.shape[1] == 0:
         return np.full(max(len(accuracy) - 1, 0), np.nan)
-    return -np.minimum(0.0, np.diff(accuracy, axis=0)).mean(axis=1) + 0.0
+    lost: Floats = np.maximum(0.0, -np.diff(accuracy, axis=0)).mean(axis=1)
+    return lost
 
 
 def local_forgetting(global_accuracy: ArrayLike, local_accuracy: ArrayLike) -> Floats:
@@ -93,8 +94,10 @@ def weight_alignment(activations_a: ArrayLike, activations_b: ArrayLike, labels:
 
 
 def _preference(activations: Floats, labels: NDArray[Any]) -> NDArray[np.int64]:
-    flat = activations.reshape(*activations.shape[:2], -1).mean(axis=2)
-    return np.array([flat[labels == label].mean(axis=0) for label in np.unique(labels)]).argmax(axis=0)
+    flat: Floats = activations.reshape(*activations.shape[:2], -1).mean(axis=2)
+    means = np.stack([flat[labels == label].mean(axis=0) for label in np.unique(labels)])
+    preferred: NDArray[np.int64] = means.argmax(axis=0)
+    return preferred
 
 
 def _array(values: Any) -> Floats:

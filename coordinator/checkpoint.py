@@ -29,7 +29,7 @@ S = TypeVar("S")
 
 _FORMAT = 1
 _RECORD = re.compile(r"record-(\d+)\.json")
-_JOB = re.compile(r"job-(\d+)\.\d+\.\d+\.safetensors")
+_JOB = re.compile(r"job-(\d+)\.\d+\.\d+\.(\d+)\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -90,23 +90,28 @@ def load(directory: Path, example_state: S) -> Loaded[S] | None:
 def save_job(
     directory: Path, round: int, ordinal: int, step: int, carry: Tree, *, finished: bool = False, attempt: int = 0
 ) -> None:
-    """Replace what is known of one server job."""
+    """Keep a server job's carry after ``step`` steps, then drop the ones before."""
     directory.mkdir(parents=True, exist_ok=True)
-    path = _job_path(directory, round, attempt, ordinal)
+    older = _job_files(directory, round, attempt, ordinal)
+    # Every step has a file name of its own: to rename over a file would have the disk waited for on some file systems.
+    path = directory / f"job-{round}.{attempt}.{ordinal}.{step}.safetensors"
     facts = {"step": step, "finished": finished, "names": list(carry)}
-    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial = path.with_suffix(".partial")
     save_file(_owned(carry), partial, metadata={"job": json.dumps(facts)})
     os.replace(partial, path)
+    for other in older:
+        if other != path:
+            other.unlink(missing_ok=True)
 
 
 def load_job(directory: Path, round: int, ordinal: int, *, attempt: int = 0) -> JobState | None:
-    """What is known of one server job, or None."""
-    try:
-        tensors, metadata = _read_tensors(_job_path(directory, round, attempt, ordinal))
-    except (OSError, safetensors.SafetensorError):
-        return None
-    facts = json.loads(metadata["job"])
-    return JobState(facts["step"], {name: tensors[name] for name in facts["names"]}, facts["finished"])
+    """The newest that is known of one server job, or None."""
+    for path in reversed(_job_files(directory, round, attempt, ordinal)):
+        with contextlib.suppress(OSError, safetensors.SafetensorError):
+            tensors, metadata = _read_tensors(path)
+            facts = json.loads(metadata["job"])
+            return JobState(facts["step"], {name: tensors[name] for name in facts["names"]}, facts["finished"])
+    return None
 
 
 def canonical(tree: Tree) -> Tree:
@@ -118,8 +123,11 @@ def _owned(tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tree.items()}
 
 
-def _job_path(directory: Path, round: int, attempt: int, ordinal: int) -> Path:
-    return directory / f"job-{round}.{attempt}.{ordinal}.safetensors"
+def _job_files(directory: Path, round: int, attempt: int, ordinal: int) -> list[Path]:
+    """Ascending by step."""
+    names = directory.glob(f"job-{round}.{attempt}.{ordinal}.*.safetensors")
+    steps = {int(match[2]): path for path in names if (match := _JOB.fullmatch(path.name))}
+    return [steps[step] for step in sorted(steps)]
 
 
 def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

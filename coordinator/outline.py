@@ -1,26 +1,27 @@
 """Taking a state apart into named tensors and a JSON outline, and putting it together again, bit for bit.
 
 A state is a frozen dataclass whose fields are tensors, scalars, text, None, tuples, lists, mappings with text or
-whole-number keys, named tuples and dataclasses, nested as one likes. The outline says what stands where; an example of
-the state tells which classes to build. Nothing is ever unpickled.
+whole-number keys, named tuples and dataclasses, nested as one likes. The outline says what stands where; the classes to
+build are found at an example of the state and at the type hints of its fields. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import typing
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.errors import ConfigurationError
 
 S = TypeVar("S")
 
 
-def flatten(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
+def flatten(value: Any, tensors: dict[str, Tensor], path: str = "state") -> Any:
     """The outline of ``value``; its tensors are added to ``tensors`` under their path, each in memory of its own."""
     match value:
         case None | bool() | int() | str():
@@ -28,76 +29,104 @@ def flatten(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
         case float():
             return {"float": value.hex()}
         case Tensor():
+            while path in tensors:  # the keys "a/b", and "b" within "a"
+                path += "'"
             tensors[path] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
             return {"tensor": path}
         case np.generic():
             return flatten(value.item(), tensors, path)
         case Mapping():
-            return {"map": [_entry(key, item, tensors, path) for key, item in value.items()]}
-        case tuple() | list():
-            items = [flatten(item, tensors, f"{path}/{place}") for place, item in enumerate(value)]
-            return {"tuple" if isinstance(value, tuple) else "list": items}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {
-            field.name: flatten(getattr(value, field.name), tensors, f"{path}/{field.name}")
-            for field in dataclasses.fields(value)
-        }
+            return {"map": [[_key(key, path), flatten(item, tensors, f"{path}/{key}")] for key, item in value.items()]}
+    if _is_record(type(value)):
+        fields = {name: flatten(getattr(value, name), tensors, f"{path}/{name}") for name in _fields(type(value))}
         return {"class": type(value).__qualname__, "fields": fields}
-    raise TypeError(f"the state's {path or 'value'} is a {type(value).__name__}, which a checkpoint cannot hold")
+    if isinstance(value, tuple | list):
+        items = [flatten(item, tensors, f"{path}/{place}") for place, item in enumerate(value)]
+        return {"tuple" if isinstance(value, tuple) else "list": items}
+    raise ConfigurationError(
+        f"{path} of the algorithm is a {type(value).__name__}, which a checkpoint cannot hold; use tensors, scalars, "
+        "text, tuples, mappings and dataclasses."
+    )
 
 
-def restore(outline: Any, tensors: Mapping[str, Tensor], example: S, path: str = "") -> S:
-    """The value that ``flatten`` took apart, built of the example's classes; FedemuError where they do not fit."""
-    return _restore(outline, tensors, example, path)  # type: ignore[no-any-return]
+def restore(outline: Any, tensors: Mapping[str, Tensor], example: S) -> S:
+    """The value that ``flatten`` took apart; ConfigurationError where it is not of the example's classes."""
+    classes: dict[str, type] = {}
+    _collect(type(example), classes)
+    _collect_values(example, classes)
+    value = _restore(outline, tensors, classes)
+    if type(value) is not type(example):
+        raise ConfigurationError(
+            f"The checkpoint holds a {type(value).__name__}, but this experiment needs a {type(example).__name__}."
+        )
+    return value
 
 
-def _entry(key: Any, item: Any, tensors: dict[str, Tensor], path: str) -> list[Any]:
-    if isinstance(key, np.integer):
-        key = int(key)
-    if not isinstance(key, str | int) or isinstance(key, bool):
-        raise TypeError(f"the state's {path} has the key {key!r}; a checkpoint holds text and whole numbers as keys")
-    return [key, flatten(item, tensors, f"{path}/{key!r}" if isinstance(key, int) else f"{path}/{key}")]
-
-
-def _restore(outline: Any, tensors: Mapping[str, Tensor], example: Any, path: str) -> Any:
+def _restore(outline: Any, tensors: Mapping[str, Tensor], classes: Mapping[str, type]) -> Any:
     match outline:
         case {"float": str(text)}:
             return float.fromhex(text)
         case {"tensor": str(name)}:
             return tensors[name]
         case {"map": list(entries)}:
-            known = example if isinstance(example, Mapping) else {}
-            # Mappings by device or task grow: any entry of the example tells the class of those it lacks.
-            other = next(iter(known.values()), None)
-            return {key: _restore(item, tensors, known.get(key, other), f"{path}/{key}") for key, item in entries}
+            return {key: _restore(item, tensors, classes) for key, item in entries}
         case {"tuple": list(items)}:
-            restored = [
-                _restore(item, tensors, _at(example, place), f"{path}/{place}") for place, item in enumerate(items)
-            ]
-            if isinstance(example, tuple) and hasattr(example, "_fields"):
-                return type(example)(*restored)
-            return tuple(restored)
+            return tuple(_restore(item, tensors, classes) for item in items)
         case {"list": list(items)}:
-            return [_restore(item, tensors, _at(example, place), f"{path}/{place}") for place, item in enumerate(items)]
+            return [_restore(item, tensors, classes) for item in items]
         case {"class": str(name), "fields": dict(fields)}:
-            return _restore_class(name, fields, tensors, example, path)
+            known = classes.get(name)
+            if known is None:
+                raise ConfigurationError(f"The checkpoint holds a {name}, which this experiment does not know.")
+            if differing := set(_fields(known)) ^ fields.keys():
+                raise ConfigurationError(f"The checkpoint's {name} is of another version: see {min(differing)!r}.")
+            return known(**{field: _restore(item, tensors, classes) for field, item in fields.items()})
     return outline
 
 
-def _restore_class(name: str, fields: dict[str, Any], tensors: Mapping[str, Tensor], example: Any, path: str) -> Any:
-    where = f"the checkpoint's {path.removeprefix('/')}" if path else "the checkpoint"
-    if not dataclasses.is_dataclass(example) or type(example).__qualname__ != name:
-        raise FedemuError(f"{where} holds a {name}, but this experiment needs a {type(example).__name__}")
-    known = {field.name for field in dataclasses.fields(example)}
-    if known != fields.keys():
-        raise FedemuError(f"{where} holds a {name} whose field {min(known ^ fields.keys())!r} is not in both versions")
-    values = {
-        field: _restore(item, tensors, getattr(example, field), f"{path}/{field}") for field, item in fields.items()
-    }
-    return type(example)(**values)
+def _key(key: Any, path: str) -> str | int:
+    if isinstance(key, np.integer):
+        return int(key)
+    if isinstance(key, bool) or not isinstance(key, str | int):
+        raise ConfigurationError(f"{path} of the algorithm has the key {key!r}; use text or whole numbers.")
+    return key
 
 
-def _at(example: Any, place: int) -> Any:
-    if isinstance(example, tuple | list) and example:
-        return example[min(place, len(example) - 1)]
-    return None
+def _is_record(kind: type) -> bool:
+    return dataclasses.is_dataclass(kind) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+
+
+def _fields(kind: Any) -> tuple[str, ...]:
+    if dataclasses.is_dataclass(kind):
+        return tuple(field.name for field in dataclasses.fields(kind))
+    return tuple(kind._fields)
+
+
+def _collect(hint: Any, classes: dict[str, type]) -> None:
+    """Add the dataclasses and named tuples that a type hint speaks of."""
+    if isinstance(hint, type) and _is_record(hint):
+        if hint.__qualname__ in classes:
+            return
+        classes[hint.__qualname__] = hint
+        try:
+            hints: Iterable[Any] = typing.get_type_hints(hint).values()
+        except NameError:  # a class that lives in a function cannot be looked up; the example's values have to do
+            hints = ()
+        for inner in hints:
+            _collect(inner, classes)
+    for inner in typing.get_args(hint):
+        _collect(inner, classes)
+
+
+def _collect_values(value: Any, classes: dict[str, type]) -> None:
+    """Add the classes of what an example holds."""
+    if isinstance(value, Mapping):
+        for item in value.values():
+            _collect_values(item, classes)
+    elif _is_record(type(value)):
+        _collect(type(value), classes)
+        for name in _fields(type(value)):
+            _collect_values(getattr(value, name), classes)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            _collect_values(item, classes)

@@ -90,7 +90,8 @@ def _fold(
         if whole:
             _into_integers(np.rint(total, out=total), out[start:stop])
         else:
-            np.copyto(out[start:stop], total, casting="same_kind")
+            with np.errstate(over="ignore"):  # a sum beyond the dtype is infinite, as anywhere else
+                np.copyto(out[start:stop], total, casting="same_kind")
     if leaf.dtype == "bfloat16":
         return torch.from_numpy(out).to(torch.bfloat16).reshape(leaf.shape)
     return as_tensor(out.reshape(leaf.shape), leaf)

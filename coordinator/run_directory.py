@@ -6,6 +6,7 @@ No torch is imported here until a model is written, because reports read runs wi
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -38,13 +39,14 @@ class RunDirectory:
         self.config = path / "config.toml"
         self.checkpoint = path / "checkpoint"
         self.spill = path / "spill"
-        """Where large payloads rest while their ask is open; nothing in it survives."""
+        """Where large payloads rest while their ask is open; nothing in it is worth keeping."""
         if resume and not self.config.is_file():
             raise ConfigurationError(f"There is no run to resume in {path}: it has no config.toml.")
         if not resume and (path.exists() or path.is_symlink()):
             _require_empty(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(path)
             self._logs: dict[str, BinaryIO] = {
                 log: open(path / f"{log}.jsonl", "ab", buffering=0)  # noqa: SIM115 - held open for the whole run
                 for log in _LOGS
@@ -99,7 +101,7 @@ class RunDirectory:
         _replace(self.path / "summary.json", text + "\n")
 
     def close(self) -> None:
-        for file in self._logs.values():
+        for file in (*self._logs.values(), self._lock):
             file.close()
 
     def __enter__(self) -> RunDirectory:
@@ -158,6 +160,19 @@ def plain(value: Any) -> Any:
         case np.ndarray() | np.generic():
             return plain(value.tolist())
     return str(value)
+
+
+def _locked(path: Path) -> BinaryIO:
+    """The open lock file of a run, held by this process and by none of its children."""
+    lock = open(path / ".lock", "ab", buffering=0)  # noqa: SIM115 - held open for the whole run
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise ConfigurationError(
+            f"Another coordinator is at work in {path}; stop it, or choose another --out."
+        ) from None
+    return lock
 
 
 def _require_empty(path: Path) -> None:

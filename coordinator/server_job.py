@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import signal
 import threading
+import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import NamedTuple
 
 from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.coordinator import checkpoint
@@ -23,6 +24,8 @@ Progress = Callable[[int, int], None]
 """(steps done, steps at most), called on the event loop."""
 
 _TRIES = 2
+_LOOK_MILLISECONDS = 500
+"""How often a silent child is looked at. Its end is normally seen at once, by the end of its pipe."""
 
 
 async def run_server_job(
@@ -40,19 +43,24 @@ async def run_server_job(
     A finished job is not run again. A process that dies is replaced once; FedemuError if the second dies too or if the
     job raises. Cancelling kills the process and keeps its checkpoint. ``threads`` are torch's in that process.
 
-    The process is forked, because a job is made of closures that no other start method can carry over. Three things
-    make that safe beside ZeroMQ's and OpenMP's threads: the child is born of a thread that has never computed, so
-    OpenMP finds no worker pool to wait for; it touches no inherited socket; and it leaves by ``_exit``, so no
-    inherited object is torn down. CUDA can be used in the child only where the coordinator itself has not.
+    The process is forked, because a job is made of closures that no other start method can carry over. What makes that
+    safe beside the threads of ZeroMQ and OpenMP: the child is born of a thread that has never computed, so OpenMP finds
+    no worker pool to wait for; the event loop stands still meanwhile, so it holds no lock; the child touches no
+    inherited socket, and leaves by ``_exit``, so no inherited object is torn down. The child can use CUDA only where
+    the coordinator has not.
     """
     place = Place(directory, round, attempt, ordinal)
     loop = asyncio.get_running_loop()
+
+    def stepped(step: int) -> None:
+        loop.call_soon_threadsafe(progress, step, job.steps)
+
+    ended = _End(0, None)
     for _ in range(_TRIES):
         done = checkpoint.load_job(directory, round, ordinal, attempt=attempt)
         if done is not None and done.finished:
             return done.carry
-        child = _Child(job, place, threads, lambda step: loop.call_soon_threadsafe(progress, step, job.steps))
-        ended = await _supervise(child, loop)
+        ended = await _Child(job, place, threads, stepped).run(loop)
         if ended.error is not None:
             raise FedemuError(f"The server job {job.name!r} failed: {ended.error}")
     done = checkpoint.load_job(directory, round, ordinal, attempt=attempt)
@@ -64,96 +72,115 @@ async def run_server_job(
     )
 
 
-@dataclass(frozen=True)
-class _Ended:
+class _End(NamedTuple):
     status: int
     error: str | None
 
 
-@dataclass
 class _Child:
-    """A forked process and the thread that is its parent: Linux kills the child when that thread ends."""
+    """A forked process and the thread that is its parent: on Linux the child dies with that thread, and so with us."""
 
-    job: ServerJob
-    place: Place
-    threads: int
-    stepped: Callable[[int], None]
-    pid: int | None = None
-    started: threading.Event = field(default_factory=threading.Event)
-    cancelled: bool = False
+    def __init__(self, job: ServerJob, place: Place, threads: int, stepped: Callable[[int], None]) -> None:
+        self._job = job
+        self._place = place
+        self._threads = threads
+        self._stepped = stepped
+        self._pid: int | None = None
+        self._status = 0
+        self._reaping = threading.Lock()
 
-    def run(self) -> _Ended:
-        reading, writing = os.pipe()
-        with warnings.catch_warnings():
-            # From Python 3.12 on a fork beside threads warns; the docstring of run_server_job tells why it is safe
-            # here.
-            warnings.simplefilter("ignore", DeprecationWarning)
+    async def run(self, loop: asyncio.AbstractEventLoop) -> _End:
+        """Live the child's life; on cancellation end it first."""
+        result: asyncio.Future[_End] = loop.create_future()
+        forked = threading.Event()
+
+        def live() -> None:
+            end: _End | BaseException
             try:
-                pid = os.fork()
-            except OSError:
-                os.close(reading)
-                os.close(writing)
-                self.started.set()
-                raise
-        if pid == 0:
-            work(self.job, self.place, self.threads, writing)
-        self.pid = pid
-        os.close(writing)
-        self.started.set()
-        with open(reading, "rb") as pipe:
-            error = self._listen(pipe)
-        _, status = os.waitpid(pid, 0)
-        self.pid = None
-        return _Ended(status, error)
+                end = self._live(forked)
+            except BaseException as error:
+                end = error
+            forked.set()
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(_settle, result, end)
 
-    def _listen(self, pipe: BinaryIO) -> str | None:
-        error = None
-        for line in pipe:
-            with contextlib.suppress(ValueError):  # a line cut short by a kill
-                message = json.loads(line)
-                if "error" in message:
-                    error = message["error"]
-                elif not self.cancelled:
-                    with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                        self.stepped(message["step"])
-        return error
-
-
-async def _supervise(child: _Child, loop: asyncio.AbstractEventLoop) -> _Ended:
-    """Run the child's thread to its end; on cancellation kill the process first."""
-    result: asyncio.Future[_Ended] = loop.create_future()
-
-    def settle(ended: _Ended | None, error: BaseException | None) -> None:
-        if result.done():
-            return
-        if error is not None:
-            result.set_exception(error)
-        elif ended is not None:
-            result.set_result(ended)
-
-    def live() -> None:
-        ended, failure = None, None
+        thread = threading.Thread(target=live, name=f"server-job-{self._job.name}", daemon=True)
+        thread.start()
+        forked.wait()  # milliseconds, and on purpose not awaited
         try:
-            ended = child.run()
-        except BaseException as error:
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(settle, ended, failure)
-
-    thread = threading.Thread(target=live, name=f"server-job-{child.job.name}", daemon=True)
-    thread.start()
-    # The fork takes milliseconds; while it happens the event loop stands still and holds no lock that the child would
-    # inherit.
-    child.started.wait()
-    try:
-        return await asyncio.shield(result)
-    finally:
-        if thread.is_alive():
-            child.cancelled = True
-            if (pid := child.pid) is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            return await asyncio.shield(result)
+        finally:
+            self._kill()
             thread.join()
+
+    def _live(self, forked: threading.Event) -> _End:
+        reading, writing = os.pipe()
+        try:
+            try:
+                self._pid = self._fork(writing)
+            finally:
+                os.close(writing)
+            forked.set()
+            error = None
+            for line in self._lines(reading):
+                with contextlib.suppress(ValueError):  # cut short by a kill
+                    message = json.loads(line)
+                    error = message.get("error", error)
+                    if "step" in message:
+                        self._stepped(message["step"])
+            while not self._reap():
+                time.sleep(0.001)  # its pipe is closed, so it is about to end
+            return _End(self._status, error)
+        finally:
+            os.close(reading)
+
+    def _lines(self, reading: int) -> Iterator[bytes]:
+        """What the child says, until it has ended."""
+        poll = select.poll()
+        poll.register(reading, select.POLLIN)
+        rest = b""
+        while True:
+            if poll.poll(_LOOK_MILLISECONDS):
+                chunk = os.read(reading, 1 << 16)
+                if not chunk:
+                    return
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from lines
+            elif self._reap():  # a process that the job started holds the pipe open
+                return
+
+    def _reap(self) -> bool:
+        """Whether the child has ended. From then on its process id may be another's."""
+        with self._reaping:
+            if self._pid is not None:
+                pid, status = os.waitpid(self._pid, os.WNOHANG)
+                if pid:
+                    self._pid, self._status = None, status
+            return self._pid is None
+
+    def _kill(self) -> None:
+        with self._reaping:
+            if self._pid is not None:
+                os.kill(self._pid, signal.SIGKILL)
+
+    def _fork(self, writing: int) -> int:
+        parent = os.getpid()
+        with warnings.catch_warnings():
+            # From Python 3.12 on a fork beside threads warns; run_server_job tells why it is safe here.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            work(self._job, self._place, self._threads, writing, parent)
+        return pid
+
+
+def _settle(result: asyncio.Future[_End], end: _End | BaseException) -> None:
+    if result.done():
+        return
+    if isinstance(end, BaseException):
+        result.set_exception(end)
+    else:
+        result.set_result(end)
 
 
 def _death(status: int) -> str:

@@ -34,11 +34,11 @@ class Place:
     ordinal: int
 
 
-def work(job: ServerJob, place: Place, threads: int, pipe: int) -> NoReturn:
-    """Live as the forked child: run the job, report by lines of JSON on ``pipe``, and exit. Never returns."""
+def work(job: ServerJob, place: Place, threads: int, pipe: int, parent: int) -> NoReturn:
+    """Live as the child of process ``parent``: run the job, report by lines of JSON on ``pipe``, and exit."""
     code = 1
     try:
-        _settle(pipe)
+        _settle(pipe, parent)
         torch.set_num_threads(threads)
         run(job, place, lambda step: _tell(pipe, {"step": step}))
         code = 0
@@ -79,9 +79,8 @@ def run(job: ServerJob, place: Place, stepped: Callable[[int], None]) -> None:
     stepped(step)
 
 
-def _settle(pipe: int) -> None:
+def _settle(pipe: int, parent: int) -> None:
     """Become a process of its own: die with the parent, hear no signals of its loop, hold none of its connections."""
-    parent = os.getppid()
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
