@@ -32,10 +32,8 @@ def exponential(generator: Generator, mean_online: float, mean_offline: float) -
     """
     online = generator.random() < mean_online / (mean_online + mean_offline)
     first = generator.exponential(mean_online if online else mean_offline)
-    return joined(
-        _alternate(
-            online, first, lambda: generator.exponential(mean_online), lambda: generator.exponential(mean_offline)
-        )
+    return _alternate(
+        online, first, lambda: generator.exponential(mean_online), lambda: generator.exponential(mean_offline)
     )
 
 
@@ -49,27 +47,24 @@ def weibull(generator: Generator, shape: float, scale_online: float, scale_offli
     online = generator.random() < scale_online / (scale_online + scale_offline)
     whole = (scale_online if online else scale_offline) * generator.gamma(1 + 1 / shape) ** (1 / shape)
     first = generator.random() * whole
-    return joined(
-        _alternate(
-            online,
-            first,
-            lambda: scale_online * generator.weibull(shape),
-            lambda: scale_offline * generator.weibull(shape),
-        )
+    return _alternate(
+        online, first, lambda: scale_online * generator.weibull(shape), lambda: scale_offline * generator.weibull(shape)
     )
 
 
 def _alternate(
     online: bool, first: float, draw_online: Callable[[], float], draw_offline: Callable[[], float]
 ) -> Iterator[Interval]:
-    now = 0.0
-    left = first
-    while True:
-        if online:
-            yield (now, now + left)
-        now += left
-        online = not online
-        left = draw_online() if online else draw_offline()
+    def spells() -> Iterator[Interval]:
+        now, state, left = 0.0, online, first
+        while True:
+            if state:
+                yield (now, now + left)
+            now += left
+            state = not state
+            left = draw_online() if state else draw_offline()
+
+    return joined(spells())
 
 
 def diurnal(
@@ -138,7 +133,7 @@ def _turns(one_turn: Sequence[Interval], period: float, shift: float) -> Iterato
 
 
 def joined(intervals: Iterable[Interval]) -> Iterator[Interval]:
-    """The same times in intervals that do not touch, where ``intervals`` ascend by their start; empty ones are left out."""
+    """The same times in intervals that neither touch nor are empty; ``intervals`` ascend by their starts."""
     held: Interval | None = None
     for start, end in intervals:
         if start >= end:
