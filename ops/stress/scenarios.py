@@ -1,7 +1,7 @@
 """The scenarios: what is asked of the fleet, who disturbs it meanwhile, and what the run must show at its end.
 
-Planned trouble (``faults``, ``availability``, ``profile``) is part of the experiment and shows in the outcomes. Unplanned
-trouble is made from outside and must not show at all: the model's digest has to be that of an undisturbed run.
+Planned trouble (``faults``, ``availability``, ``profile``) is part of the experiment and shows in the outcomes.
+Unplanned trouble is made from outside and must not show: the model's digest has to be that of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ FULL = Scale(
 
 @dataclass(frozen=True)
 class Scenario:
-    """``shows`` checks the rows for what the trouble must have caused; ``same_digest`` asks that the model shows none."""
+    """``shows`` checks the rows for what the trouble must have caused, ``same_digest`` the model for no trace of it."""
 
     name: str
     what: str

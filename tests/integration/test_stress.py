@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from fedemu.ops.stress.play import play
 from fedemu.ops.stress.scenarios import SHORT, scenarios
 

@@ -19,7 +19,9 @@ from fedemu.ops.stress.scenarios import SHORT
 FleetMaker = Callable[..., LiveFleet]
 
 
-def test_the_devices_may_come_first_and_everyone_ends_with_exit_0(new_fleet: FleetMaker, undisturbed: dict[str, Any]) -> None:
+def test_the_devices_may_come_first_and_everyone_ends_with_exit_0(
+    new_fleet: FleetMaker, undisturbed: dict[str, Any]
+) -> None:
     fleet = new_fleet()
     supervisor = fleet.start_devices(20)
     fleet.wait_until(lambda: "device" in fleet.tail(), "the supervisor's first line", 30)
@@ -77,7 +79,9 @@ def test_run_starts_both_sides_writes_a_report_and_prints_the_result_as_json(
 
 
 def test_a_device_written_from_the_protocol_page_takes_part(new_fleet: FleetMaker) -> None:
-    fleet = new_fleet("rounds=4", "fleet.devices=11", "fleet.per_round=11", "availability.kind=always", "faults.crash_rate=0.0")
+    fleet = new_fleet(
+        "rounds=4", "fleet.devices=11", "fleet.per_round=11", "availability={kind='always'}", "faults.crash_rate=0.0"
+    )
     fleet.start_coordinator()
     fleet.start_devices(10)
     fleet.wait_until(lambda: bool(fleet.processes("device")), "the first device process", 30)
