@@ -1,0 +1,75 @@
+"""A real Prometheus scrapes a live run with the shipped configuration."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import pytest
+
+from fedemu.ops.stress.fleet import LiveFleet
+from fedemu.ops.stress.play import free_address
+
+MONITORING = Path(__file__).parents[2] / "ops" / "monitoring"
+
+
+def _port() -> int:
+    return int(free_address().rpartition(":")[2])
+
+
+@pytest.mark.skipif(which("prometheus") is None, reason="prometheus (Debian package prometheus) is not installed")
+def test_prometheus_scrapes_coordinator_and_supervisor(new_fleet: Callable[..., LiveFleet], tmp_path: Path) -> None:
+    coordinator, supervisor, own = _port(), _port(), _port()
+    text = (MONITORING / "prometheus.yml").read_text()
+    text = text.replace("9464", str(coordinator)).replace("9465", str(supervisor)).replace("2s", "250ms")
+    (tmp_path / "prometheus.yml").write_text(text.replace("5s", "1s"))
+    (tmp_path / "alerts.yml").write_text((MONITORING / "alerts.yml").read_text())
+    fleet = new_fleet("rounds=100000", "fleet.give_up=90.0")
+    fleet.start_coordinator("--metrics-port", str(coordinator))
+    fleet.start_devices(20, "--metrics-port", str(supervisor))
+    command = [
+        "prometheus",
+        f"--config.file={tmp_path / 'prometheus.yml'}",
+        f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+        f"--web.listen-address=127.0.0.1:{own}",
+        "--log.level=error",
+    ]
+    with (tmp_path / "prometheus.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
+        try:
+            for query, least in (
+                ("fedemu_round", 3.0),
+                ('fedemu_results_total{outcome="accepted"}', 1.0),
+                ('fedemu_devices{job="fedemu-coordinator",state="connected"}', 1.0),
+                ('sum(fedemu_bytes_total{kind="wire"})', 1.0),
+                ("fedemu_accuracy", 0.01),
+                ("count(fedemu_class_accuracy)", 10.0),
+                ("fedemu_virtual_time_seconds", 0.001),
+                ("fedemu_train_seconds_count", 1.0),
+                ("min(up)", 1.0),
+            ):
+                fleet.wait_until(lambda q=query, n=least: _value(own, q) >= n, f"{query} >= {least}", 60)  # type: ignore[misc]
+            alerts = {alert["name"] for group in _get(own, "rules", {})["groups"] for alert in group["rules"]}
+            assert {"CoordinatorDown", "QuorumRetries", "TrainersCrash"} <= alerts
+        finally:
+            server.terminate()
+
+
+def _value(port: int, query: str) -> float:
+    """The first value of an instant query; -1 while there is none."""
+    try:
+        result = _get(port, "query", {"query": query})["result"]
+    except OSError:
+        return -1.0
+    return float(result[0]["value"][1]) if result else -1.0
+
+
+def _get(port: int, what: str, parameters: dict[str, str]) -> Any:
+    url = f"http://127.0.0.1:{port}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return json.load(answer)["data"]
