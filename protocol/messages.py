@@ -1,12 +1,12 @@
 """The messages between devices, supervisors and the coordinator: typed, frozen, validated once at the edge.
 
-``docs/protocol.md`` tells the exchange as a story; the codec (``codec.py``) turns a message and its buffers into frames.
+``docs/protocol.md`` tells the exchange as a story; ``codec.py`` turns a message and its buffers into frames.
 Times are seconds of the experiment's clock unless a name says otherwise; sizes are bytes.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -28,6 +28,8 @@ class Message(BaseModel):
     """Base of all messages; ``type`` is the tag that tells them apart."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    raw_frames: ClassVar[int] = 0
+    """Frames that follow a message without declared tensors."""
 
 
 class TensorSpec(Message):
@@ -179,7 +181,10 @@ class Granted(Message):
 
 
 class Refused(Message):
-    """``reason``: unknown_peer, lease_taken, lease_unknown, fleet_full, superseded, unknown_blob, version, malformed."""
+    """``reason``: unknown_peer, lease_taken, lease_unknown, fleet_full, superseded, unknown_blob, version, malformed.
+
+    ``detail`` says the same to a person.
+    """
 
     type: Literal["refused"] = "refused"
     reason: Name
@@ -190,8 +195,8 @@ class Work(Message):
     """A device's part of an ask.
 
     ``state`` names the version of the device's own state to start from, None for a first visit. ``start`` is when the
-    device gets the message; ``download_bytes`` and ``upload_bytes`` are what its profile is charged, ``passes`` how many
-    times it goes over its examples. The tensors are its own part (``Ask.each``).
+    device gets the message; ``download_bytes`` and ``upload_bytes`` are what its profile is charged, ``passes`` how
+    many times it goes over its examples. The tensors are its own part (``Ask.each``).
     """
 
     type: Literal["work"] = "work"
@@ -219,6 +224,7 @@ class Proceed(Message):
 class Blob(Message):
     """Bytes from ``offset`` of a blob of ``size`` bytes; one frame follows."""
 
+    raw_frames: ClassVar[int] = 1
     type: Literal["blob"] = "blob"
     digest: DigestText
     offset: Size
@@ -285,6 +291,19 @@ class Stop(Message):
 
 Up = Hello | Heartbeat | Presence | Scheduled | Result | Failed | Declined | Bye | Enroll | Need | Died
 Down = (
-    Welcome | Granted | Refused | Work | Proceed | Blob | Offer | Extend | Accepted | Duplicate | Late | Invalid | Cancel
-    | Beat | Stop
+    Welcome
+    | Granted
+    | Refused
+    | Work
+    | Proceed
+    | Blob
+    | Offer
+    | Extend
+    | Accepted
+    | Duplicate
+    | Late
+    | Invalid
+    | Cancel
+    | Beat
+    | Stop
 )

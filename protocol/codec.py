@@ -1,0 +1,201 @@
+"""Messages to frames and back: a MessagePack header, then raw buffers that are never copied.
+
+Nothing here knows which unions exist: a ``Decoder`` is made for any union of messages. Whatever the bytes are, decoding
+ends in an ``Envelope`` or in a ``ProtocolError``, and takes memory in proportion to what arrived.
+"""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import msgpack  # type: ignore[import-untyped]
+from pydantic import ValidationError
+
+from fedemu.protocol.errors import MalformedMessage, VersionMismatch
+from fedemu.protocol.messages import PROTOCOL_VERSION, Down, Message, TensorSpec, Up
+
+Buffer = bytes | bytearray | memoryview
+
+ITEM_BYTES: Final[dict[str, int]] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+"""Bytes of one element, by the dtype's name on the wire."""
+
+_CONTAINERS = frozenset((tuple, dict))
+_UNCHECKED_HEADER = 2048
+_DETAIL = 300
+
+
+class Envelope(NamedTuple):
+    """A message and the buffers that came with it, one per declared tensor (or the one of a Blob)."""
+
+    message: Any
+    frames: tuple[memoryview, ...]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one message may cost its receiver; sizes in bytes.
+
+    The defaults hold a Presence of 65,536 intervals (19 bytes each), 8,192 tensors, and a payload of 512 MiB.
+    """
+
+    header_bytes: int = 2 * 2**20
+    depth: int = 8
+    frames: int = 8192
+    frame_bytes: int = 512 * 2**20
+    message_bytes: int = 512 * 2**20
+
+
+def _fields(part: Any) -> dict[str, Any]:
+    """MessagePack's hook for what it does not know: the specs and references within a message."""
+    if isinstance(part, Message):
+        return part.__dict__
+    raise TypeError(f"a message holds a {type(part).__name__}, which MessagePack cannot carry")
+
+
+def encode(message: Message, frames: Sequence[Buffer] = ()) -> list[Buffer]:
+    """The frames of a message: its header, then ``frames`` as they are, which must not change until they are sent."""
+    fields = {"v": PROTOCOL_VERSION, "t": None, **message.__dict__}
+    fields["t"] = fields.pop("type")
+    return [msgpack.packb(fields, default=_fields), *frames]
+
+
+class Decoder:
+    """Reads the messages of one union, each of which has a ``type`` field with its tag as default.
+
+    A message with a ``tensors`` field carries one frame per tensor, of exactly its bytes; any other ``raw_frames``.
+    """
+
+    def __init__(self, union: Any, limits: Limits = Limits()) -> None:
+        self.limits = limits
+        self._readers: dict[str, tuple[Callable[[Any], Any], int | None]] = {}
+        for member in typing.get_args(union) or (union,):
+            tag = member.model_fields["type"].default
+            declares = "tensors" in member.model_fields
+            self._readers[tag] = (
+                member.__pydantic_validator__.validate_python,
+                None if declares else member.raw_frames,
+            )
+
+    def decode(self, frames: Sequence[Buffer]) -> Envelope:
+        """The message in ``frames``; raises MalformedMessage or VersionMismatch and nothing else."""
+        if not frames:
+            raise MalformedMessage("frames", "the message has no frames")
+        header = self._header(frames)
+        version = header.pop("v", None)
+        if version != PROTOCOL_VERSION or type(version) is not int:
+            raise VersionMismatch(
+                f"the message is of protocol version {_shown(version)}, this side speaks {PROTOCOL_VERSION}"
+            )
+        tag = header.pop("t", None)
+        reader = self._readers.get(tag) if type(tag) is str else None
+        if reader is None:
+            raise MalformedMessage("type", f"the message type {_shown(tag)} is not one that this side takes")
+        if "type" in header:
+            raise MalformedMessage("field", f"{tag}: type is written as t and may not come again")
+        validate, raw_frames = reader
+        try:
+            message = validate(header)
+        except ValidationError as error:
+            raise MalformedMessage("field", _explain(tag, error)) from None
+        buffers = tuple([memoryview(frame) for frame in frames[1:]])
+        if raw_frames is None:
+            _agree(tag, message.tensors, buffers)
+        elif len(buffers) != raw_frames:
+            raise MalformedMessage("frames", f"{tag} takes {raw_frames} raw frames, but {len(buffers)} came")
+        return Envelope(message, buffers)
+
+    def _header(self, frames: Sequence[Buffer]) -> dict[str, Any]:
+        limits = self.limits
+        size = len(frames[0])
+        if size > limits.header_bytes:
+            raise MalformedMessage("size", f"the header has {size} bytes, at most {limits.header_bytes} are read")
+        if len(frames) > 1:
+            self._measure(frames)
+        try:
+            if size > _UNCHECKED_HEADER:
+                _probe(frames[0])
+            header = msgpack.unpackb(frames[0], use_list=False)
+        except msgpack.StackError:
+            raise MalformedMessage("depth", f"the header is nested deeper than {limits.depth}") from None
+        except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
+            raise MalformedMessage("encoding", f"the header is not MessagePack: {str(error)[:_DETAIL]}") from None
+        if type(header) is not dict:
+            raise MalformedMessage("encoding", f"the header is a {type(header).__name__}, not a map")
+        level: Iterable[Any] = (header,)
+        for _ in range(limits.depth):
+            level = [
+                child
+                for container in level
+                for child in (container.values() if type(container) is dict else container)
+                if type(child) in _CONTAINERS
+            ]
+            if not level:
+                return header
+        raise MalformedMessage("depth", f"the header is nested deeper than {limits.depth}")
+
+    def _measure(self, frames: Sequence[Buffer]) -> None:
+        limits = self.limits
+        if len(frames) - 1 > limits.frames:
+            raise MalformedMessage("frames", f"{len(frames) - 1} raw frames came, at most {limits.frames} are read")
+        sizes = list(map(len, frames))
+        if max(sizes) > limits.frame_bytes or sum(sizes) > limits.message_bytes:
+            raise MalformedMessage(
+                "size",
+                f"the message has {sum(sizes)} bytes and a frame of {max(sizes)}, "
+                f"at most {limits.message_bytes} and {limits.frame_bytes} are read",
+            )
+
+
+def _probe(header: Buffer) -> None:
+    """Walk a large header without building it: nested arrays could claim memory for elements that never come."""
+    unpacker = msgpack.Unpacker(max_buffer_size=len(header))
+    unpacker.feed(header)
+    unpacker.skip()
+
+
+def _agree(tag: str, tensors: Sequence[TensorSpec], buffers: Sequence[memoryview]) -> None:
+    if len(tensors) != len(buffers):
+        raise MalformedMessage("tensors", f"{tag} declares {len(tensors)} tensors, but {len(buffers)} frames came")
+    names = set()
+    for spec, buffer in zip(tensors, buffers, strict=True):
+        expected = math.prod(spec.shape) * ITEM_BYTES[spec.dtype]
+        if len(buffer) != expected:
+            raise MalformedMessage(
+                "tensors", f"{tag}: {_shown(spec.name)} needs {expected} bytes, but its frame has {len(buffer)}"
+            )
+        names.add(spec.name)
+    if len(names) != len(tensors):
+        raise MalformedMessage("tensors", f"{tag} declares the same tensor name twice")
+
+
+def _explain(tag: str, error: ValidationError) -> str:
+    """One sentence about the first wrong field; a flood of errors is only counted, since describing each is slow."""
+    if error.error_count() > 64:
+        return f"{tag}: {error.error_count()} values are wrong"
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return f"{tag}: {_shown('.'.join(map(str, first['loc'])))}: {first['msg']}"[:_DETAIL]
+
+
+def _shown(value: Any) -> str:
+    """A stranger's value for a log line: ASCII, without control characters, short."""
+    text = ascii(value) if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+UP: Final = Decoder(Up)
+DOWN: Final = Decoder(Down)

@@ -1,0 +1,153 @@
+"""One blob on its way to disk: chunks in any order into a partial file, verified, then renamed into place."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+from fedemu.protocol.codec import Buffer
+from fedemu.protocol.errors import BlobError
+from fedemu.protocol.ids import Digest
+
+CHUNK: Final = 2**20
+"""Bytes that are asked for, and read back, at a time."""
+_SUFFIX = ".partial"
+_MOST_RANGES = 1024
+
+
+class Download:
+    """Receives one blob of known size in memory of one chunk. After a BlobError or ``close`` nothing of it is left."""
+
+    def __init__(self, path: Path, digest: Digest, size: int) -> None:
+        self.path = path
+        self.digest = digest
+        self.size = size
+        self._sha = hashlib.sha256()
+        self._hashed = 0
+        """Bytes from the start that are written and hashed."""
+        self._later: list[tuple[int, int]] = []
+        """Disjoint ranges beyond that are written, ascending."""
+        try:
+            self._file = _open_partial(path)
+        except OSError as error:
+            raise BlobError(f"the blob {digest} cannot be written: {error.strerror}") from error
+
+    def missing(self, length: int = CHUNK) -> tuple[int, int] | None:
+        """The first (offset, length) that has not come, of at most ``length`` bytes; None when all is here."""
+        end = self._later[0][0] if self._later else self.size
+        return (self._hashed, min(length, end - self._hashed)) if self._hashed < end else None
+
+    def receive(self, offset: int, size: int, data: Buffer) -> bool:
+        """Take the bytes from ``offset`` on; True when the blob is complete, verified and in its place."""
+        try:
+            self._take(offset, size, memoryview(data))
+            if self._hashed < self.size:
+                return False
+            self._place()
+        except OSError as error:
+            self.close()
+            raise BlobError(f"the blob {self.digest} cannot be written: {error.strerror}") from error
+        except BlobError:
+            self.close()
+            raise
+        return True
+
+    def close(self) -> None:
+        """Remove the partial file. May be called twice."""
+        if not self._file.closed:
+            with contextlib.suppress(OSError):
+                os.unlink(self._file.name)
+            self._file.close()
+
+    def _take(self, offset: int, size: int, data: memoryview) -> None:
+        end = offset + len(data)
+        if size != self.size or not 0 <= offset <= end <= size:
+            raise BlobError(
+                f"bytes {offset} to {end} of {size} do not belong to the blob {self.digest} of {self.size} bytes"
+            )
+        if end <= self._hashed:
+            return
+        if offset < self._hashed:
+            data = data[self._hashed - offset :]
+            offset = self._hashed
+        write_at(self._file.fileno(), data, offset)
+        if offset > self._hashed:
+            self._later = _joined([*self._later, (offset, end)])
+            if len(self._later) > _MOST_RANGES:
+                raise BlobError(f"the blob {self.digest} comes in too many pieces with gaps between them")
+            return
+        self._sha.update(data)
+        self._hashed = end
+        while self._later and self._later[0][0] <= self._hashed:
+            _, end = self._later.pop(0)
+            self._hash_written(end)
+
+    def _hash_written(self, end: int) -> None:
+        while self._hashed < end:
+            part = os.pread(self._file.fileno(), min(CHUNK, end - self._hashed), self._hashed)
+            if not part:
+                raise BlobError(f"the partial file of the blob {self.digest} was cut short")
+            self._sha.update(part)
+            self._hashed += len(part)
+
+    def _place(self) -> None:
+        found = self._sha.hexdigest()
+        if found != self.digest:
+            raise BlobError(f"the blob {self.digest} arrived with the digest {found}; it has to be fetched again")
+        os.replace(self._file.name, self.path)
+        self._file.close()
+
+
+@contextlib.contextmanager
+def partial_file(path: Path) -> Iterator[IO[bytes]]:
+    """A partial file that its user renames to ``path``; it is removed where that did not happen."""
+    with _open_partial(path) as file:
+        try:
+            yield file
+        finally:
+            Path(file.name).unlink(missing_ok=True)
+
+
+def abandoned(directory: Path) -> Iterator[Path]:
+    """The partial files that no living process writes."""
+    for path in directory.glob(f"*{_SUFFIX}"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield path
+
+
+def _open_partial(path: Path) -> IO[bytes]:
+    """A new locked file beside ``path``; the lock goes with the process, so a leftover can be told from one in use."""
+    while True:
+        descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=_SUFFIX, dir=path.parent)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.fchmod(descriptor, 0o444)
+        # Someone who opened the folder just before the lock may have taken it for a leftover.
+        if os.fstat(descriptor).st_nlink:
+            return open(name, "r+b", buffering=0, opener=lambda _path, _flags, held=descriptor: held)  # type: ignore[misc]
+        os.close(descriptor)
+
+
+def write_at(descriptor: int, data: memoryview, offset: int) -> None:
+    """Write all of ``data``: the kernel takes at most 2 GiB at a time."""
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data = data[written:]
+        offset += written
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same ranges, ascending, those that touch or overlap as one."""
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return joined

@@ -1,0 +1,54 @@
+"""Who was heard when, and who has been silent for too long: arithmetic only, the clock comes with every call."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Peer = TypeVar("Peer", bound=Hashable)
+
+
+class Liveness(Generic[Peer]):
+    """A peer is silent when nothing was heard of it for ``interval * patience`` seconds of a monotonic clock.
+
+    Peers are kept in the order in which they were last heard, so a message costs O(1) whatever the fleet's size.
+    """
+
+    def __init__(self, interval: float, patience: int) -> None:
+        if interval <= 0 or patience < 1:
+            raise ValueError(f"interval {interval} must be above 0 and patience {patience} at least 1")
+        self.timeout = interval * patience
+        self._heard: OrderedDict[Peer, float] = OrderedDict()
+
+    def __contains__(self, peer: Peer) -> bool:
+        return peer in self._heard
+
+    def __len__(self) -> int:
+        return len(self._heard)
+
+    def heard(self, peer: Peer, now: float) -> None:
+        """Anything came from the peer, which is watched from now on."""
+        self._heard[peer] = now
+        self._heard.move_to_end(peer)
+
+    def forget(self, peer: Peer) -> None:
+        """Watch the peer no longer; unknown peers are ignored."""
+        self._heard.pop(peer, None)
+
+    def expired(self, now: float) -> list[Peer]:
+        """The peers that fell silent, longest silent first. They are forgotten, so each is named once."""
+        silent: list[Peer] = []
+        while self._heard:
+            peer, last = next(iter(self._heard.items()))
+            if now < last + self.timeout:
+                break
+            del self._heard[peer]
+            silent.append(peer)
+        return silent
+
+    def next_deadline(self) -> float | None:
+        """When the first peer will expire if nothing is heard, None with nobody to watch."""
+        if not self._heard:
+            return None
+        return next(iter(self._heard.values())) + self.timeout

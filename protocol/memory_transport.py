@@ -1,0 +1,269 @@
+"""The transport within one process, with loss, delay, duplication and reordering on request.
+
+Messages are really encoded and decoded; only the sockets are missing. With one seed and one sequence of sends, the same
+messages suffer the same faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from fedemu.protocol.codec import Buffer, Decoder, Envelope, encode
+from fedemu.protocol.errors import ConfigurationError, ProtocolError
+from fedemu.protocol.messages import Message
+from fedemu.protocol.seeds import integer
+
+_QUEUE: Final = 2000
+"""Messages on their way in one direction of one connection."""
+
+CallLater = Callable[[float, Callable[[], None]], Any]
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What happens to messages: three probabilities, and a delay drawn evenly from 0 to ``delay_seconds``.
+
+    A delay keeps the order; a reordered message overtakes some of those on their way.
+    """
+
+    loss: float = 0.0
+    delay_seconds: float = 0.0
+    duplication: float = 0.0
+    reordering: float = 0.0
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if not 0 <= value < float("inf") or (value > 1 and entry.name != "delay_seconds"):
+                raise ConfigurationError(f"the fault {entry.name} = {value} is out of range")
+
+
+class MemoryNetwork:
+    """Routers and Dealers by address, any text; one ending in ``:0`` or ``*`` gets a number of its own.
+
+    ``call_later(seconds, callback)`` stands in for the loop's clock in tests.
+    """
+
+    def __init__(self, faults: Faults | None = None, seed: int = 0, call_later: CallLater | None = None) -> None:
+        self.faults = faults or Faults()
+        self.random = random.Random(integer(seed, purpose="transport"))
+        self.routers: dict[str, MemoryRouter] = {}
+        self.waiting: dict[str, list[MemoryDealer]] = {}
+        self._call_later = call_later
+        self._peers = itertools.count(1)
+        self._addresses = itertools.count(1)
+
+    def bind(
+        self,
+        address: str,
+        decoder: Decoder,
+        received: Callable[[bytes, Envelope], None],
+        rejected: Callable[[bytes, ProtocolError], None],
+    ) -> MemoryRouter:
+        if address.endswith((":0", "*")):
+            address = f"{address.removesuffix('0').removesuffix('*')}{next(self._addresses)}"
+        if address in self.routers:
+            raise ConfigurationError(f"cannot listen at {address}: it is in use; choose another address")
+        router = self.routers[address] = MemoryRouter(self, address, decoder, received, rejected)
+        for dealer in self.waiting.pop(address, []):
+            dealer.attach(router)
+        return router
+
+    def connect(
+        self,
+        address: str,
+        decoder: Decoder,
+        received: Callable[[Envelope], None],
+        rejected: Callable[[ProtocolError], None],
+    ) -> MemoryDealer:
+        dealer = MemoryDealer(self, address, decoder, received, rejected)
+        router = self.routers.get(address)
+        if router is None:
+            self.waiting.setdefault(address, []).append(dealer)
+        else:
+            dealer.attach(router)
+        return dealer
+
+    def close(self) -> None:
+        for router in list(self.routers.values()):
+            router.close()
+        for dealer in [dealer for dealers in self.waiting.values() for dealer in dealers]:
+            dealer.close()
+
+    def peer(self) -> bytes:
+        """A name that no peer had before."""
+        return next(self._peers).to_bytes(5, "big")
+
+    def later(self, callback: Callable[[], None]) -> None:
+        """Run ``callback`` on the loop after a delay drawn from the faults."""
+        delay = self.random.uniform(0, self.faults.delay_seconds) if self.faults.delay_seconds else 0.0
+        if self._call_later is not None:
+            self._call_later(delay, callback)
+        elif delay:
+            asyncio.get_running_loop().call_later(delay, callback)
+        else:
+            asyncio.get_running_loop().call_soon(callback)
+
+
+class _Link:
+    """One direction of a connection: a queue, and as many timers as it has messages."""
+
+    def __init__(self, network: MemoryNetwork) -> None:
+        self._network = network
+        self._queue: deque[list[Buffer]] = deque()
+        self._deliver: Callable[[list[Buffer]], None] | None = None
+
+    def open(self, deliver: Callable[[list[Buffer]], None]) -> None:
+        """From now on messages arrive, those already queued included."""
+        self._deliver = deliver
+        for _ in self._queue:
+            self._network.later(self._arrive)
+
+    def put(self, frames: list[Buffer]) -> bool:
+        if len(self._queue) >= _QUEUE:
+            return False
+        faults, draw = self._network.faults, self._network.random.random
+        if faults.loss and draw() < faults.loss:
+            return True
+        copies = 2 if faults.duplication and draw() < faults.duplication else 1
+        for _ in range(copies):
+            if faults.reordering and draw() < faults.reordering:
+                self._queue.insert(self._network.random.randint(0, len(self._queue)), frames)
+            else:
+                self._queue.append(frames)
+            if self._deliver is not None:
+                self._network.later(self._arrive)
+        return True
+
+    def _arrive(self) -> None:
+        if self._deliver is not None:
+            self._deliver(self._queue.popleft())
+
+
+class MemoryRouter:
+    """The side with the address."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        address: str,
+        decoder: Decoder,
+        received: Callable[[bytes, Envelope], None],
+        rejected: Callable[[bytes, ProtocolError], None],
+    ) -> None:
+        self.address = address
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        self.dealers: dict[bytes, MemoryDealer] = {}
+        self._network = network
+        self._decoder = decoder
+        self._received = received
+        self._rejected = rejected
+        self._closed = False
+
+    def send(self, peer: bytes, message: Message, frames: Sequence[Buffer] = ()) -> bool:
+        dealer = self.dealers.get(peer)
+        parts = _parts(message, frames)
+        if dealer is None or not dealer.down.put(parts):
+            return False
+        self.bytes_sent += sum(map(len, parts))
+        return True
+
+    def take(self, peer: bytes, frames: list[Buffer]) -> None:
+        """A message of ``peer`` has arrived."""
+        if self._closed:
+            return
+        self.bytes_received += sum(map(len, frames))
+        try:
+            envelope = self._decoder.decode(frames)
+        except ProtocolError as error:
+            self._rejected(peer, error)
+        else:
+            self._received(peer, envelope)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        del self._network.routers[self.address]
+        dealers, self.dealers = list(self.dealers.values()), {}
+        for dealer in dealers:
+            dealer.detach()
+
+
+class MemoryDealer:
+    """One connection, or the wait for one."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        address: str,
+        decoder: Decoder,
+        received: Callable[[Envelope], None],
+        rejected: Callable[[ProtocolError], None],
+    ) -> None:
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        self.down = _Link(network)
+        self._up = _Link(network)
+        self._network = network
+        self._address = address
+        self._decoder = decoder
+        self._received = received
+        self._rejected = rejected
+        self._router: MemoryRouter | None = None
+        self._peer = b""
+        self._closed = False
+
+    def attach(self, router: MemoryRouter) -> None:
+        """The address has an owner: become a new peer of it."""
+        self._router = router
+        self._peer = peer = self._network.peer()
+        router.dealers[peer] = self
+        self._up.open(lambda frames: router.take(peer, frames))
+        self.down = _Link(self._network)
+        self.down.open(self._take)
+
+    def detach(self) -> None:
+        """The router is gone: what was on its way to it is lost, and the next owner of the address is waited for."""
+        self._router = None
+        self._up = _Link(self._network)
+        self._network.waiting.setdefault(self._address, []).append(self)
+
+    def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
+        parts = _parts(message, frames)
+        if self._closed or not self._up.put(parts):
+            return False
+        self.bytes_sent += sum(map(len, parts))
+        return True
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._router is not None:
+            del self._router.dealers[self._peer]
+        else:
+            self._network.waiting[self._address].remove(self)
+
+    def _take(self, frames: list[Buffer]) -> None:
+        if self._closed:
+            return
+        self.bytes_received += sum(map(len, frames))
+        try:
+            envelope = self._decoder.decode(frames)
+        except ProtocolError as error:
+            self._rejected(error)
+        else:
+            self._received(envelope)
+
+
+def _parts(message: Message, frames: Sequence[Buffer]) -> list[Buffer]:
+    """Frames as a socket would deliver them: bytes, whatever their buffers were made of."""
+    return encode(message, [memoryview(frame).toreadonly() for frame in frames])

@@ -1,0 +1,143 @@
+"""ZeroMQ sockets with the options of this protocol, and their errors in plain words.
+
+Keys (CURVE) and an allow-list of peers would be options set here, before bind and connect.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket as unix
+import stat
+from typing import Final
+
+import zmq
+
+from fedemu.protocol.codec import Limits
+from fedemu.protocol.errors import ConfigurationError
+
+_ROUTER_QUEUE: Final = 1000
+"""Messages that wait for one peer; of 10,000 queues most are empty, and a full one belongs to the dead."""
+_ROUTER_INTAKE: Final = 256
+"""Messages read ahead from one peer: enough for a burst, little enough for 10,000 peers that flood at once."""
+_DEALER_QUEUE: Final = 1000
+_BACKLOG: Final = 4096
+"""Connections waiting to be accepted; a fleet of thousands attaches within a second."""
+_RECONNECT_MS: Final = 100
+_RECONNECT_MOST_MS: Final = 1000
+_LONGEST_IPC_PATH: Final = 107
+
+_REASONS: Final = {
+    errno.EADDRINUSE: "it is in use by another process; choose another port or path, or stop that process",
+    errno.EADDRNOTAVAIL: "no network interface of this machine has that address",
+    errno.ENODEV: "no network interface of this machine has that address",
+    errno.EACCES: "this user may not use it; choose a port above 1023 or another folder",
+    errno.EINVAL: "it is not of the form tcp://HOST:PORT or ipc://PATH",
+    errno.EPROTONOSUPPORT: "only tcp:// and ipc:// are supported",
+    errno.ENOENT: "its folder does not exist",
+    errno.ENOTDIR: "its folder does not exist",
+    errno.ENAMETOOLONG: f"the path is longer than {_LONGEST_IPC_PATH} bytes; choose a shorter folder",
+}
+
+
+def make_context(io_threads: int, max_sockets: int) -> zmq.Context[zmq.Socket[bytes]]:
+    """A ZeroMQ context; raises ConfigurationError when it cannot hold so many sockets."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
+    limit = context.get(zmq.SOCKET_LIMIT)
+    if not 1 <= max_sockets <= limit:
+        raise ConfigurationError(f"one process holds 1 to {limit} sockets, not {max_sockets}; use more processes")
+    context.set(zmq.MAX_SOCKETS, max_sockets)
+    return context
+
+
+def bound(context: zmq.Context[zmq.Socket[bytes]], address: str, limits: Limits, linger_ms: int) -> zmq.Socket[bytes]:
+    """A ROUTER at ``address`` that reports peers it cannot reach."""
+    _check(address)
+    _refuse_taken(address)
+    socket = _socket(context, zmq.ROUTER, limits, linger_ms)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.SNDHWM, _ROUTER_QUEUE)
+    socket.setsockopt(zmq.RCVHWM, _ROUTER_INTAKE)
+    socket.setsockopt(zmq.BACKLOG, _BACKLOG)
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        socket.close(0)
+        raise ConfigurationError(f"cannot listen at {address}: {_reason(error)}") from None
+    return socket
+
+
+def connected(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, limits: Limits, linger_ms: int
+) -> zmq.Socket[bytes]:
+    """A DEALER that connects to ``address`` as soon as somebody listens there."""
+    _check(address)
+    socket = _socket(context, zmq.DEALER, limits, linger_ms)
+    socket.setsockopt(zmq.SNDHWM, _DEALER_QUEUE)
+    socket.setsockopt(zmq.RCVHWM, _DEALER_QUEUE)
+    socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MOST_MS)
+    try:
+        socket.connect(address)
+    except zmq.ZMQError as error:
+        socket.close(0)
+        raise ConfigurationError(f"cannot connect to {address}: {_reason(error)}") from None
+    return socket
+
+
+def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, limits: Limits, linger_ms: int) -> zmq.Socket[bytes]:
+    try:
+        socket = context.socket(kind)
+    except zmq.ZMQError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise ConfigurationError(
+            "this process has no file descriptors or sockets left; raise the limit (ulimit -n) or use more processes"
+        ) from None
+    socket.setsockopt(zmq.LINGER, linger_ms)
+    # A larger frame ends the connection before memory is set aside for it.
+    socket.setsockopt(zmq.MAXMSGSIZE, max(limits.frame_bytes, limits.header_bytes))
+    # The kernel finds out in two minutes that the machine at the other end is gone, and frees its queue.
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 60)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 15)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 4)
+    return socket
+
+
+def _check(address: str) -> None:
+    scheme, separator, rest = address.partition("://")
+    if not separator or not rest or not address.isprintable():
+        raise ConfigurationError(f"the address {address!r} is not of the form tcp://HOST:PORT or ipc://PATH")
+    if scheme not in ("tcp", "ipc"):
+        raise ConfigurationError(
+            f"the address {address!r} starts with {scheme}://; only tcp:// and ipc:// are supported"
+        )
+    if scheme == "ipc" and len(os.fsencode(rest)) > _LONGEST_IPC_PATH:
+        raise ConfigurationError(f"the address {address!r} is unusable: {_REASONS[errno.ENAMETOOLONG]}")
+
+
+def _refuse_taken(address: str) -> None:
+    """ZeroMQ would take a path away from the process that listens there; a path nobody listens at is left to it."""
+    path = address.removeprefix("ipc://")
+    if path == address or path.startswith(("@", "*")):
+        return
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ConfigurationError(f"cannot listen at {address}: there is a file that is no socket; choose another path")
+    with unix.socket(unix.AF_UNIX, unix.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:
+            pass
+        except OSError:
+            return
+    raise ConfigurationError(f"cannot listen at {address}: {_REASONS[errno.EADDRINUSE]}")
+
+
+def _reason(error: zmq.ZMQError) -> str:
+    return _REASONS.get(error.errno or 0, str(error))

@@ -1,0 +1,165 @@
+"""The transport over ZeroMQ: ``tcp://`` between machines, ``ipc://`` within one."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import zmq
+
+from fedemu.protocol.codec import Buffer, Decoder, Envelope, encode
+from fedemu.protocol.errors import ProtocolError
+from fedemu.protocol.messages import Message
+from fedemu.protocol.zmq_endpoint import Endpoint
+from fedemu.protocol.zmq_sockets import bound, connected, make_context
+
+logger = logging.getLogger(__name__)
+
+_OVERFLOW: Final = 1000
+"""Messages that a Dealer keeps beyond ZeroMQ's own queue."""
+
+
+class ZmqNetwork:
+    """Routers and Dealers over ZeroMQ, made and used on one running asyncio loop. Make none before a fork.
+
+    ``close`` waits at most ``linger_seconds`` for what was sent last.
+    """
+
+    def __init__(self, io_threads: int = 1, max_sockets: int = 4096, linger_seconds: float = 1.0) -> None:
+        self._context = make_context(io_threads, max_sockets)
+        self._linger = int(linger_seconds * 1000)
+        self._open: set[Endpoint] = set()
+
+    def bind(
+        self,
+        address: str,
+        decoder: Decoder,
+        received: Callable[[bytes, Envelope], None],
+        rejected: Callable[[bytes, ProtocolError], None],
+    ) -> ZmqRouter:
+        socket = bound(self._context, address, decoder.limits, self._linger)
+        router = ZmqRouter(socket, decoder, received, rejected, self._open.discard)
+        self._open.add(router)
+        return router
+
+    def connect(
+        self,
+        address: str,
+        decoder: Decoder,
+        received: Callable[[Envelope], None],
+        rejected: Callable[[ProtocolError], None],
+    ) -> ZmqDealer:
+        socket = connected(self._context, address, decoder.limits, self._linger)
+        dealer = ZmqDealer(socket, decoder, received, rejected, self._open.discard)
+        self._open.add(dealer)
+        return dealer
+
+    def close(self) -> None:
+        for endpoint in list(self._open):
+            endpoint.close()
+        self._context.term()
+
+
+class ZmqRouter(Endpoint):
+    """A ROUTER socket that says so when a peer cannot be reached."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        decoder: Decoder,
+        received: Callable[[bytes, Envelope], None],
+        rejected: Callable[[bytes, ProtocolError], None],
+        closed: Callable[[Endpoint], None],
+    ) -> None:
+        super().__init__(socket, decoder, closed)
+        self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._received = received
+        self._rejected = rejected
+        self._full: set[bytes] = set()
+
+    def send(self, peer: bytes, message: Message, frames: Sequence[Buffer] = ()) -> bool:
+        if self._socket.closed:
+            return False
+        try:
+            self._transmit([peer, *encode(message, frames)])
+        except zmq.Again:
+            if peer not in self._full:
+                self._full.add(peer)
+                logger.warning("the queue to peer %s is full; its messages are dropped", peer.hex())
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._full.discard(peer)
+            return False
+        self._full.discard(peer)
+        self.bytes_sent -= len(peer)
+        return True
+
+    def _writable(self) -> None:
+        """A Router keeps nothing back."""
+
+    def _take(self, frames: list[Buffer]) -> None:
+        peer = bytes(frames[0])
+        self.bytes_received -= len(peer)
+        try:
+            envelope = self._decoder.decode(frames[1:])
+        except ProtocolError as error:
+            self._rejected(peer, error)
+        else:
+            self._received(peer, envelope)
+
+
+class ZmqDealer(Endpoint):
+    """A DEALER socket; what ZeroMQ's queue does not take waits in one of its own, in order."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        decoder: Decoder,
+        received: Callable[[Envelope], None],
+        rejected: Callable[[ProtocolError], None],
+        closed: Callable[[Endpoint], None],
+    ) -> None:
+        super().__init__(socket, decoder, closed)
+        self._received = received
+        self._rejected = rejected
+        self._overflow: deque[list[Buffer]] = deque()
+
+    def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
+        if self._socket.closed:
+            return False
+        parts = encode(message, frames)
+        if not self._overflow:
+            try:
+                self._transmit(parts)
+                return True
+            except zmq.Again:
+                pass
+        if len(self._overflow) >= _OVERFLOW:
+            return False
+        self._overflow.append(parts)
+        return True
+
+    def close(self) -> None:
+        if not self._socket.closed:
+            self._writable()
+        super().close()
+
+    def _writable(self) -> None:
+        while self._overflow:
+            try:
+                self._transmit(self._overflow[0])
+            except zmq.Again:
+                return
+            self._overflow.popleft()
+
+    def _take(self, frames: list[Buffer]) -> None:
+        try:
+            envelope = self._decoder.decode(frames)
+        except ProtocolError as error:
+            self._rejected(error)
+        else:
+            self._received(envelope)
