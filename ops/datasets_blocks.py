@@ -109,8 +109,8 @@ def _numbers(source: Source, split: datasets.Dataset, inputs: Sequence[str]) -> 
             x = np.full(1, np.nan)
         if not np.isfinite(x).all() or (shape is not None and x.shape[1:] != shape):
             raise DataError(
-                f"rows {start} to {start + len(read) - 1} of {source.dataset!r} hold an empty cell, a value that is not "
-                f"finite or a vector of another length in {listed(inputs)}"
+                f"rows {start} to {start + len(read) - 1} of {source.dataset!r} hold an empty cell, a value that "
+                f"is not finite or a vector of another length in {listed(inputs)}"
             )
         shape = x.shape[1:]
         yield x.astype(dtype)
