@@ -51,7 +51,7 @@ def _sentence(detail: ErrorDetails, table: Mapping[str, Any], root: type[BaseMod
     keys = _keys(detail["loc"], table)
     path = _path([prefix, *keys] if prefix else keys)
     holder, field = _walk(root, detail["loc"])
-    shown = f"{path} = {_shown(detail['input'])}"
+    said = f"{path} = {shown(detail['input'])}"
     context = detail.get("ctx", {})
     match detail["type"]:
         case "extra_forbidden":
@@ -66,22 +66,22 @@ def _sentence(detail: ErrorDetails, table: Mapping[str, Any], root: type[BaseMod
             if given is None:
                 return f"{path}.kind is missing; it must be one of {', '.join(kinds)}"
             words = f"it must be one of {', '.join(kinds)}{_nearest(str(given), kinds)}"
-            return f"{path}.kind = {_shown(given)} is unknown; {words}"
+            return f"{path}.kind = {shown(given)} is unknown; {words}"
         case "literal_error":
             choices = [str(choice) for choice in _choices(field)]
             one = f"it must be {choices[0]}" if len(choices) == 1 else f"it must be one of {', '.join(choices)}"
             later = " in this version" if len(choices) == 1 else ""
-            return f"{shown} is unknown; {one}{later}{_nearest(str(detail['input']), choices)}"
+            return f"{said} is unknown; {one}{later}{_nearest(str(detail['input']), choices)}"
         case kind if kind.startswith(("greater_than", "less_than")):
-            return f"{shown} must be {_range(field) or detail['msg'].removeprefix('Input should be ')}"
+            return f"{said} must be {_range(field) or detail['msg'].removeprefix('Input should be ')}"
         case kind if kind in _TYPES:
-            return f"{shown} must be {_TYPES[kind]}{_with_range(field)}"
+            return f"{said} must be {_TYPES[kind]}{_with_range(field)}"
         case "string_pattern_mismatch":
-            return f"{shown} must be made of letters, digits, dots, dashes and underscores, 100 at most"
+            return f"{said} must be made of letters, digits, dots, dashes and underscores, 100 at most"
         case "string_too_short":
-            return f"{shown} must not be empty"
+            return f"{said} must not be empty"
         case _:
-            return f"{shown}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+            return f"{said}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
 
 
 _TYPES = {
@@ -230,7 +230,8 @@ def _nearest(given: str, choices: Sequence[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as a user would write it, shortened to 80 characters."""
     text = repr(value) if not isinstance(value, str) else f'"{value}"'
     text = {"True": "true", "False": "false"}.get(text, text)
     return text if len(text) <= 80 else f"{text[:77]}..."

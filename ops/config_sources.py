@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.ops.config import Experiment, Runtime
+from fedemu.ops.config_errors import shown
 from fedemu.ops.config_traces import TRACES_FILE, traces_text, with_traces
 from fedemu.ops.presets import DEFAULT, preset_path, presets
 from fedemu.protocol.errors import ConfigurationError
@@ -82,7 +83,7 @@ def check_resume(
     for path, old, new in _differences(frozen.table(), wanted.table()):
         if path != _ROUNDS:
             raise ConfigurationError(
-                f"{path} can't change from {old} to {new} when a run is resumed: only rounds may grow; "
+                f"{path} can't change from {_shown(old)} to {_shown(new)} when a run is resumed: only rounds may grow; "
                 f"start a new run for another experiment"
             )
         if new < old:
@@ -90,6 +91,10 @@ def check_resume(
                 f"rounds can't shrink from {old} to {new} when a run is resumed; only more rounds are possible"
             )
     return wanted.model_copy(update={"traces": frozen.traces}), runtime
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else shown(value)
 
 
 def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, dict[str, Any]]:
