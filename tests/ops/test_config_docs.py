@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedemu.ops.config import Experiment, Runtime
+from fedemu.ops.config_errors import setting_paths
+from fedemu.ops.presets import presets
+
+PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^## \[?([\w ]+)\]?\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
+PATHS = [*setting_paths(Experiment), *(f"runtime.{path}" for path in setting_paths(Runtime))]
+
+
+def section_of(path: str) -> str:
+    if path.startswith("faults.downtime."):
+        return SECTIONS["profile"]  # where the kinds of quantities are explained
+    return SECTIONS.get(path.split(".")[0], SECTIONS["Top level"])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_setting_is_explained_in_its_section(path: str) -> None:
+    # A table of the experiment is explained by having a section of its own.
+    assert path in SECTIONS or f"`{path.rsplit('.', 1)[-1]}`" in section_of(path)
+
+
+def rows(section: str) -> dict[str, str]:
+    """Keys and defaults of the tables that have them."""
+    return dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", section, flags=re.MULTILINE))
+
+
+def test_the_defaults_are_those_of_the_code() -> None:
+    experiment = tomllib.loads(Experiment().to_toml())
+    code = {"Top level": experiment, **experiment, "runtime": Runtime().model_dump()}
+    told = {title: rows(text) for title, text in SECTIONS.items()}
+    assert len([default for table in told.values() for default in table.values()]) > 50
+    for title, table in told.items():
+        for key, default in table.items():
+            assert tomllib.loads(f"value = {default}")["value"] == code[title][key], f"{title}.{key}"
+
+
+def test_keys_of_kinds_have_their_defaults_in_brackets() -> None:
+    for kind, keys in {
+        "exponential": {"mean_online": "3600.0", "mean_offline": "1800.0"},
+        "weibull": {"shape": "0.7", "scale_online": "3600.0", "scale_offline": "1800.0"},
+        "diurnal": {"mean": "0.5", "amplitude": "0.4", "peak_hour": "2.0", "spread_hours": "2.0", "spell": "3600.0"},
+    }.items():
+        values = Experiment.parse({"availability": {"kind": kind}}).availability.model_dump(exclude={"kind"})
+        assert {key: str(value) for key, value in values.items()} == keys
+        assert all(f"`{key}` ({value})" in SECTIONS["availability"] for key, value in keys.items())
+
+
+def test_every_preset_is_listed() -> None:
+    assert all(f"| `{name}` |" in SECTIONS["Presets"] for name, _ in presets())
