@@ -5,6 +5,7 @@ Importing ``datasets`` takes seconds and over 100 MB, so this module is imported
 
 from __future__ import annotations
 
+import re
 import socket
 import urllib.parse
 import urllib.request
@@ -23,6 +24,7 @@ __all__ = ["Coloured", "decode"]
 
 PROBE_SECONDS = 5.0
 """How long the hub may take to accept a connection before it counts as out of reach."""
+_NO_ROWS = re.compile(r'Instruction "(.*)" corresponds to no data!')
 _TESTS = ("test", "validation", "valid", "val", "dev")
 
 
@@ -77,6 +79,8 @@ def _open(source: Source, place: Place, scratch: Path) -> datasets.DatasetDict:
         while reason.__cause__ is not None:
             reason = reason.__cause__
         words = (str(reason).strip() or type(reason).__name__).splitlines()[0]
+        if empty := _NO_ROWS.fullmatch(words):
+            raise DataError(f"the split {empty[1]} of {source.dataset!r} is empty") from error
         raise DataError(f"the data set {source.dataset!r} can't be read: {words}") from error
     finally:
         if not quiet:

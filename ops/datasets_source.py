@@ -116,7 +116,8 @@ def stratified(y: NDArray[np.int64], fraction: float) -> NDArray[np.bool_]:
     exact = counts * fraction
     take = np.minimum(np.floor(exact).astype(np.int64), np.maximum(counts - 1, 0))
     missing = int(np.ceil(fraction * len(y))) - int(take.sum())
-    for label in np.argsort(np.floor(exact) - exact, kind="stable"):
+    # Rounded, so that equal remainders tie whatever their last bits: the lower label comes first.
+    for label in np.argsort(np.round(np.floor(exact) - exact, 9), kind="stable"):
         if missing > 0 and take[label] < counts[label] - 1:
             take[label] += 1
             missing -= 1
