@@ -57,12 +57,32 @@ Step = Callable[[Any, Batch, Forest, Tree, Facts, Tree], tuple[Any, Tree]]
 """(carry, batch, shared, own, facts, noise) -> (carry, metrics); pure, and usable under ``torch.func.vmap``."""
 
 
+class Augment(Protocol):
+    """Random changes of a batch's samples: drawn in numpy per device, applied outside of the step."""
+
+    def draw(
+        self, generator: np.random.Generator, rows: int, sample_shape: Sequence[int]
+    ) -> Mapping[str, NDArray[Any]]:
+        """Random choices for so many rows, leaves ``[rows, ...]``."""
+        ...
+
+    def apply(self, x: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
+        """``x [rows, ...]`` changed by the draws, row by row."""
+        ...
+
+
 @dataclass(frozen=True)
 class Stage:
-    """One or more passes over the device's data with one carry."""
+    """One or more passes over the device's data with one carry.
+
+    ``rows_matter`` says whether rows of weight 0 can change what the step makes (as in a batch's statistics); where they
+    can't, an executor may leave them out.
+    """
 
     plan: Plan
     step: Step
+    augment: Augment | None = None
+    rows_matter: bool = True
 
 
 class LocalProgram(Protocol):

@@ -1,0 +1,32 @@
+"""Federated averaging (McMahan et al., 2017): the mean of the local models, weighted by their numbers of examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedemu.algorithms.interface import Ask, Context, LocalProgram, Query, Reply, Script, Tree, weighted_mean
+from fedemu.algorithms.local_sgd import LocalSGD
+from fedemu.algorithms.trees import add
+
+
+@dataclass(frozen=True)
+class FedAvgState:
+    variables: Tree
+
+
+class FedAvg:
+    """One ask a round; the global model moves by the weighted mean of the deltas, running statistics included."""
+
+    def __init__(self, local: LocalSGD) -> None:
+        self.programs: Mapping[str, LocalProgram | Query] = {"train": local}
+
+    def init(self, variables: Tree, context: Context) -> FedAvgState:
+        return FedAvgState(variables)
+
+    def round(self, state: FedAvgState, context: Context) -> Script[FedAvgState]:
+        reply: Reply = yield Ask("train", shared={"model": state.variables}, reduce={"delta": weighted_mean})
+        return FedAvgState(add(state.variables, reply.values["delta"]))
+
+    def variables(self, state: FedAvgState) -> Tree:
+        return state.variables

@@ -1,0 +1,132 @@
+"""The building blocks of models: each knows its leaves, draws them with torch's default initialisation, and applies them.
+
+All are pure functions of tensors that run alone, under ``torch.func.grad`` and under ``torch.func.vmap``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional
+
+from fedemu.algorithms.interface import Tree
+
+BATCH_NORM_MOMENTUM = 0.1
+"""Share of the newest batch in the running statistics, as in torch."""
+
+
+def uniform(shape: Sequence[int], fan_in: int, generator: Generator) -> Tensor:
+    """U(-1/sqrt(fan_in), 1/sqrt(fan_in)): what torch draws for weights and biases of linear and convolution layers."""
+    bound = 1 / math.sqrt(fan_in)
+    return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """``x [batch, inputs]`` to ``[batch, outputs]``."""
+
+    name: str
+    inputs: int
+    outputs: int
+
+    def init(self, generator: Generator) -> Tree:
+        return {
+            f"{self.name}.weight": uniform((self.outputs, self.inputs), self.inputs, generator),
+            f"{self.name}.bias": uniform((self.outputs,), self.inputs, generator),
+        }
+
+    def __call__(self, variables: Tree, x: Tensor) -> Tensor:
+        return x @ variables[f"{self.name}.weight"].t() + variables[f"{self.name}.bias"]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """``x [batch, inputs, height, width]`` with a square kernel."""
+
+    name: str
+    inputs: int
+    outputs: int
+    kernel: int
+    padding: int = 0
+    stride: int = 1
+    bias: bool = True
+
+    def init(self, generator: Generator) -> Tree:
+        fan_in = self.inputs * self.kernel**2
+        shape = (self.outputs, self.inputs, self.kernel, self.kernel)
+        leaves = {f"{self.name}.weight": uniform(shape, fan_in, generator)}
+        if self.bias:
+            leaves[f"{self.name}.bias"] = uniform((self.outputs,), fan_in, generator)
+        return leaves
+
+    def __call__(self, variables: Tree, x: Tensor) -> Tensor:
+        weight, bias = variables[f"{self.name}.weight"], variables.get(f"{self.name}.bias")
+        return functional.conv2d(x, weight, bias, stride=self.stride, padding=self.padding)
+
+
+@dataclass(frozen=True)
+class GroupNorm:
+    name: str
+    channels: int
+    groups: int
+    epsilon: float = 1e-5
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        return frozenset()
+
+    def init(self, generator: Generator) -> Tree:
+        return {f"{self.name}.weight": torch.ones(self.channels), f"{self.name}.bias": torch.zeros(self.channels)}
+
+    def __call__(self, variables: Tree, x: Tensor, train: bool) -> tuple[Tensor, Tree]:
+        weight, bias = variables[f"{self.name}.weight"], variables[f"{self.name}.bias"]
+        return functional.group_norm(x, self.groups, weight, bias, self.epsilon), {}
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """Normalises by the batch in training and by running statistics in evaluation; returns the next running statistics.
+
+    Padding rows count like others in a batch's statistics. They repeat samples of the same batch, so they shift the
+    weights of its samples but bring in no foreign data.
+    """
+
+    name: str
+    channels: int
+    epsilon: float = 1e-5
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        return frozenset({f"{self.name}.running_mean", f"{self.name}.running_var"})
+
+    def init(self, generator: Generator) -> Tree:
+        return {
+            f"{self.name}.weight": torch.ones(self.channels),
+            f"{self.name}.bias": torch.zeros(self.channels),
+            f"{self.name}.running_mean": torch.zeros(self.channels),
+            f"{self.name}.running_var": torch.ones(self.channels),
+        }
+
+    def __call__(self, variables: Tree, x: Tensor, train: bool) -> tuple[Tensor, Tree]:
+        weight, bias = variables[f"{self.name}.weight"], variables[f"{self.name}.bias"]
+        mean, variance = variables[f"{self.name}.running_mean"], variables[f"{self.name}.running_var"]
+        if not train:
+            factor = weight * torch.rsqrt(variance + self.epsilon)
+            shift = bias - mean * factor
+            return x * factor[:, None, None] + shift[:, None, None], {}
+        normalised = functional.batch_norm(x, None, None, weight, bias, True, 0.0, self.epsilon)
+        batch_variance, batch_mean = torch.var_mean(x.detach(), (0, 2, 3), correction=1)
+        return normalised, {
+            f"{self.name}.running_mean": torch.lerp(mean, batch_mean, BATCH_NORM_MOMENTUM),
+            f"{self.name}.running_var": torch.lerp(variance, batch_variance, BATCH_NORM_MOMENTUM),
+        }
+
+
+def batch_statistics(name: str, x: Tensor) -> Tree:
+    """``name.mean`` and ``name.var`` (biased) of each channel of a layer's input ``[batch, channels, height, width]``."""
+    variance, mean = torch.var_mean(x, (0, 2, 3), correction=0)
+    return {f"{name}.mean": mean, f"{name}.var": variance}

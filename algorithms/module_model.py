@@ -1,0 +1,67 @@
+"""Any ``torch.nn.Module`` as a model of pure functions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedemu.algorithms.interface import Outputs, Tree
+from fedemu.algorithms.trees import only
+
+Kind = Literal["dense", "convolutional"]
+
+
+class ModuleModel:
+    """Runs a module with variables from outside; the module itself keeps no state that matters.
+
+    The module returns logits ``[batch, classes]``, or (logits, features), or Outputs. It must not draw random numbers
+    (no dropout) nor branch on values.
+    """
+
+    def __init__(self, module: nn.Module, kind: Kind, initial: Callable[[int], Tree]) -> None:
+        self.kind: Kind = kind
+        self.buffers = frozenset(name for name, _ in module.named_buffers())
+        self._initial = initial
+        self._modes = {train: _skeleton(module, train) for train in (True, False)}
+
+    def init(self, seed: int) -> Tree:
+        return self._initial(seed)
+
+    def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
+        # A module updates its buffers in place, so it gets copies.
+        buffers = {name: leaf.clone() for name, leaf in only(variables, self.buffers).items()}
+        out = functional_call(self._modes[train], {**variables, **buffers}, (x,))
+        if isinstance(out, Outputs):
+            return out, buffers
+        logits, features = out if isinstance(out, tuple) else (out, out)
+        return Outputs(logits, features, {}), buffers
+
+
+def from_module(build: Callable[[], nn.Module], kind: Kind | None = None) -> ModuleModel:
+    """A model from a function that builds a module: it is called under a fixed random seed for each ``init``.
+
+    ``kind`` is found from the layers where it is not given.
+    """
+
+    def initial(seed: int) -> Tree:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = build()
+        return {name: leaf.detach().clone() for name, leaf in (*module.named_parameters(), *module.named_buffers())}
+
+    with torch.random.fork_rng(devices=[]):
+        module = build()
+    if kind is None:
+        convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        kind = "convolutional" if any(isinstance(part, convolutions) for part in module.modules()) else "dense"
+    return ModuleModel(module, kind, initial)
+
+
+def _skeleton(module: nn.Module, train: bool) -> nn.Module:
+    """A copy in the given mode whose parameters ask for no gradient; functional_call replaces them all."""
+    return copy.deepcopy(module).train(train).requires_grad_(False)

@@ -1,0 +1,125 @@
+"""ResNet-18 for small images (He et al., 2016): a 3×3 stem, no max-pooling, group or batch normalisation.
+
+With ``norm="group"`` and ``conv_bias=True`` it has the 11,178,762 parameters of the network that the authors of
+re-weighted softmax use on CIFAR-10; without biases 11,173,962.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedemu.algorithms.interface import Outputs, Tree
+from fedemu.algorithms.layers import BatchNorm, Convolution, GroupNorm, Linear, batch_statistics
+from fedemu.algorithms.models import image_shape
+from fedemu.algorithms.trees import only
+
+Norm = Literal["group", "batch"]
+WIDTHS = (64, 128, 256, 512)
+BLOCKS_PER_WIDTH = 2
+GROUPS = 2
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A convolution and the normalisation of its output."""
+
+    convolution: Convolution
+    norm: GroupNorm | BatchNorm
+
+
+@dataclass(frozen=True)
+class Block:
+    """Two units and a shortcut around them, which has a unit of its own where the shape changes."""
+
+    first: Unit
+    second: Unit
+    shortcut: Unit | None
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return (self.first, self.second) if self.shortcut is None else (self.first, self.second, self.shortcut)
+
+
+@dataclass(frozen=True)
+class ResNet:
+    """``statistics``: whether outputs carry the mean and variance of each normalisation's input, ``name.mean``, ``name.var``."""
+
+    stem: Unit
+    blocks: tuple[Block, ...]
+    head: Linear
+    statistics: bool = False
+    kind: Literal["convolutional"] = "convolutional"
+
+    @cached_property
+    def buffers(self) -> frozenset[str]:
+        return frozenset().union(*(unit.norm.buffers for unit in self._units()))
+
+    def init(self, seed: int) -> Tree:
+        generator = torch.Generator().manual_seed(seed)
+        variables: dict[str, Tensor] = {}
+        for unit in self._units():
+            variables |= unit.convolution.init(generator) | dict(unit.norm.init(generator))
+        return variables | self.head.init(generator)
+
+    def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
+        buffers = dict(only(variables, self.buffers))
+        statistics: dict[str, Tensor] = {}
+
+        def run(unit: Unit, x: Tensor) -> Tensor:
+            x = unit.convolution(variables, x)
+            if self.statistics:
+                statistics.update(batch_statistics(unit.norm.name, x))
+            x, changed = unit.norm(variables, x, train)
+            buffers.update(changed)
+            return x
+
+        x = run(self.stem, x).relu()
+        for block in self.blocks:
+            shortcut = x if block.shortcut is None else run(block.shortcut, x)
+            x = (run(block.second, run(block.first, x).relu()) + shortcut).relu()
+        features = x.mean((2, 3))
+        return Outputs(self.head(variables, features), features, statistics), buffers
+
+    def _units(self) -> Iterator[Unit]:
+        yield self.stem
+        for block in self.blocks:
+            yield from block.units
+
+
+def resnet18(
+    input_shape: tuple[int, ...],
+    classes: int,
+    norm: Norm = "group",
+    conv_bias: bool = False,
+    statistics: bool = False,
+) -> ResNet:
+    channels, _, _ = image_shape("resnet18", input_shape, smallest=8)
+
+    def unit(name: str, inputs: int, outputs: int, kernel: int, stride: int = 1) -> Unit:
+        convolution = Convolution(f"{name}.conv", inputs, outputs, kernel, kernel // 2, stride, conv_bias)
+        return Unit(
+            convolution,
+            BatchNorm(f"{name}.norm", outputs) if norm == "batch" else GroupNorm(f"{name}.norm", outputs, GROUPS),
+        )
+
+    blocks = []
+    inputs = WIDTHS[0]
+    for i, width in enumerate(WIDTHS):
+        for j in range(BLOCKS_PER_WIDTH):
+            name, stride = f"layer{i + 1}.{j}", 2 if i > 0 and j == 0 else 1
+            changes = stride != 1 or inputs != width
+            blocks.append(
+                Block(
+                    unit(f"{name}.first", inputs, width, 3, stride),
+                    unit(f"{name}.second", width, width, 3),
+                    unit(f"{name}.shortcut", inputs, width, 1, stride) if changes else None,
+                )
+            )
+            inputs = width
+    return ResNet(unit("stem", channels, WIDTHS[0], 3), tuple(blocks), Linear("head", inputs, classes), statistics)

@@ -1,0 +1,130 @@
+"""Trees and forests of tensors: arithmetic, the way to and from numpy arrays, wire names, and the model's digest."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedemu.algorithms.interface import Forest, Tree
+from fedemu.protocol.ids import Digest
+
+Array = NDArray[Any]
+
+ALIGNMENT = 64
+"""Bytes. Matrix kernels may round differently on memory that starts elsewhere, so nothing is computed on such memory."""
+
+
+def to_arrays(tree: Tree) -> dict[str, Array]:
+    """The leaves as C-ordered arrays in host memory, without a copy where they lie so already.
+
+    bfloat16, which numpy lacks, becomes the uint16 of its bits.
+    """
+    return {name: _to_array(leaf) for name, leaf in tree.items()}
+
+
+def from_arrays(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
+    """The arrays as tensors over the same memory; copied only where it starts off ``ALIGNMENT`` or is in another byte order.
+
+    Leaves may be read-only, so nothing may write to a tensor that it did not make.
+    """
+    return {name: _from_array(array) for name, array in arrays.items()}
+
+
+def flatten(forest: Forest) -> dict[str, Tensor]:
+    """The leaves by wire name, ``key/leaf``."""
+    return {f"{key}/{name}": leaf for key, tree in forest.items() for name, leaf in tree.items()}
+
+
+def unflatten(leaves: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The inverse of ``flatten``; a key ends at the first slash."""
+    forest: dict[str, dict[str, Tensor]] = {}
+    for wire_name, leaf in leaves.items():
+        key, _, name = wire_name.partition("/")
+        forest.setdefault(key, {})[name] = leaf
+    return forest
+
+
+def model_digest(variables: Tree) -> Digest:
+    """SHA-256 over the sorted (name, dtype, shape, little-endian bytes) of all variables, buffers included.
+
+    Per leaf that is ``name``, NUL, ``dtype``, NUL, the sizes separated by commas, NUL, and the bytes in C order.
+    """
+    state = hashlib.sha256()
+    for name in sorted(variables):
+        leaf = variables[name]
+        dtype = str(leaf.dtype).removeprefix("torch.")
+        state.update(f"{name}\0{dtype}\0{','.join(map(str, leaf.shape))}\0".encode())
+        array = _to_array(leaf)
+        state.update(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).data)
+    return Digest(state.hexdigest())
+
+
+def map_leaves(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> dict[str, Tensor]:
+    """``function`` of the leaves of one name, over the names of the first tree."""
+    return {name: function(leaf, *(other[name] for other in others)) for name, leaf in tree.items()}
+
+
+def zeros_like(tree: Tree) -> dict[str, Tensor]:
+    return map_leaves(torch.zeros_like, tree)
+
+
+def add(left: Tree, right: Tree) -> dict[str, Tensor]:
+    return map_leaves(torch.add, left, right)
+
+
+def subtract(left: Tree, right: Tree) -> dict[str, Tensor]:
+    """``left - right``; for bool leaves, which have no difference, whether they differ."""
+    return map_leaves(lambda a, b: a ^ b if a.dtype == torch.bool else a - b, left, right)
+
+
+def scale(tree: Tree, factor: float | Tensor) -> dict[str, Tensor]:
+    return map_leaves(lambda leaf: leaf * factor, tree)
+
+
+def squared_norm(tree: Tree) -> Tensor:
+    """The sum of squares over all leaves, zero-dimensional."""
+    total = torch.zeros(())
+    for leaf in tree.values():
+        total = total.to(leaf.device) + leaf.square().sum()
+    return total
+
+
+def only(tree: Tree, names: frozenset[str]) -> dict[str, Tensor]:
+    """The leaves of these names, in the tree's order."""
+    return {name: leaf for name, leaf in tree.items() if name in names}
+
+
+def without(tree: Tree, names: frozenset[str]) -> dict[str, Tensor]:
+    """The leaves of all other names, in the tree's order."""
+    return {name: leaf for name, leaf in tree.items() if name not in names}
+
+
+def _to_array(leaf: Tensor) -> Array:
+    leaf = leaf.detach().cpu()
+    if leaf.dtype == torch.bfloat16:
+        leaf = leaf.contiguous().view(torch.uint16)
+    return leaf.contiguous().numpy()
+
+
+def _from_array(array: Array) -> Tensor:
+    native = array.astype(array.dtype.newbyteorder("="), order="C", copy=False)
+    if native.ctypes.data % ALIGNMENT:
+        return torch.from_numpy(native).clone()
+    return torch.from_numpy(native)
+
+
+def _silence_the_warning_about_read_only_arrays() -> None:
+    """torch gives it once per process; mapped blobs are read-only on purpose."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.from_numpy(np.frombuffer(b"\0", np.uint8))
+
+
+_silence_the_warning_about_read_only_arrays()
