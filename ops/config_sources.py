@@ -43,7 +43,7 @@ def load_experiment(
     experiment = Experiment.parse(table)
     folders = [folder or Path.cwd()]
     if environment.get("FEDEMU_DATA"):
-        folders.append(Path(environment["FEDEMU_DATA"]))
+        folders.append(Path(environment["FEDEMU_DATA"]).expanduser())
     return with_traces(experiment, folders, folder / TRACES_FILE if folder else None), runtime
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
+import statistics
 from pathlib import Path
 
 import pytest
@@ -259,6 +261,22 @@ def test_the_content_of_trace_files_travels_with_the_experiment(traces: Path) ->
     assert open_behaviour(0).presence(11000.0) == ((1000.0, 4000.0), (10000.0, 13000.0))
     assert open_behaviour(2).presence(1e6) == ()
     assert open_behaviour(3).presence(9000.0) == ((6000.0, 9000.0),)
+
+
+@pytest.mark.skipif(
+    not (Path(os.environ.get("FEDEMU_DATA", "/nowhere")) / "devices" / "availability_flash300.csv.gz").is_file(),
+    reason="FEDEMU_DATA names no folder with devices/availability_flash300.csv.gz",
+)
+def test_the_real_phones_are_on_line_as_their_description_says() -> None:
+    experiment, _ = load_experiment("phones", [], os.environ)
+    open_behaviour = open_behaviours(experiment.to_bytes())
+    period = experiment.traces.last_event
+    online = [sum(min(end, period) - start for start, end in open_behaviour(d).presence(period)) for d in range(300)]
+    assert sum(hours > 0 for hours in online) == 297
+    assert statistics.median(hours for hours in online if hours) / 3600 == pytest.approx(18.2, abs=0.5)
+    assert period / 3600 == pytest.approx(149, abs=1)
+    speeds = sorted(open_behaviour(device).profile.down_kbps for device in range(300))
+    assert (speeds[0], speeds[-1]) == pytest.approx((2370.212 * 8, 17332.682 * 8))
 
 
 def test_a_changed_trace_makes_another_experiment_and_a_copied_one_does_not(tmp_path: Path, traces: Path) -> None:
