@@ -1,0 +1,157 @@
+"""The commands that start something: a whole run, a coordinator, the devices of one machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedemu.ops import cli_options as options
+from fedemu.ops.cli_errors import guarded
+from fedemu.ops.cli_options import Format, overrides_of
+from fedemu.ops.config import Experiment, Runtime
+from fedemu.ops.config_sources import load_experiment
+from fedemu.ops.run_folder import claim, reopen
+from fedemu.ops.run_together import run_together
+from fedemu.protocol.errors import ConfigurationError
+
+Bind = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS", help="Where devices reach the coordinator, as tcp://0.0.0.0:5577.", show_default=False
+    ),
+]
+
+
+@guarded
+def run(
+    experiment: options.Experiment = None,
+    out: options.Out = None,
+    seed: options.Seed = None,
+    rounds: options.Rounds = None,
+    devices: options.Devices = None,
+    resume: options.Resume = None,
+    settings: options.Settings = None,
+    bind: Bind = None,
+    metrics_port: options.MetricsPort = None,
+    transport: Annotated[
+        options.Transport | None,
+        typer.Option(
+            help="zmq: real processes and sockets; memory: everything in one process. Default: zmq.", show_default=False
+        ),
+    ] = None,
+    trainers: options.Trainers = None,
+    per_process: options.PerProcess = None,
+    device_type: options.DeviceTypeOption = None,
+    log_level: options.LogLevelOption = None,
+    format: options.FormatOption = Format.TEXT,
+) -> int:
+    """Run an experiment on this machine: coordinator, devices, progress, report. Ctrl-C stops it with a checkpoint.
+
+    The address is a free port of this machine unless --bind says otherwise.
+    """
+    overrides = overrides_of(
+        settings,
+        seed=seed,
+        rounds=rounds,
+        fleet__devices=devices,
+        runtime__bind=bind,
+        runtime__metrics_port=metrics_port,
+        runtime__transport=transport,
+        runtime__trainers=trainers,
+        runtime__per_process=per_process,
+        runtime__device_type=device_type,
+        runtime__log_level=log_level,
+    )
+    directory, checked, runtime = _open(experiment, out, resume, overrides)
+    return run_together(directory, checked, runtime, new=resume is None, print_summary=format is Format.JSON)
+
+
+@guarded
+def coordinator(
+    experiment: options.Experiment = None,
+    out: options.Out = None,
+    seed: options.Seed = None,
+    rounds: options.Rounds = None,
+    devices: options.Devices = None,
+    resume: options.Resume = None,
+    settings: options.Settings = None,
+    bind: Bind = None,
+    metrics_port: options.MetricsPort = None,
+    log_level: options.LogLevelOption = None,
+    format: options.FormatOption = Format.TEXT,
+) -> int:
+    """Run a coordinator and wait for devices, which `fedemu device` brings; listens on tcp://127.0.0.1:5577."""
+    # It imports torch, for which no other command waits.
+    from fedemu.ops.coordinator_process import coordinate_alone
+
+    overrides = overrides_of(
+        settings,
+        seed=seed,
+        rounds=rounds,
+        fleet__devices=devices,
+        runtime__bind=bind,
+        runtime__metrics_port=metrics_port,
+        runtime__log_level=log_level,
+    )
+    directory, checked, runtime = _open(experiment, out, resume, overrides)
+    return coordinate_alone(directory, checked, runtime, new=resume is None, print_summary=format is Format.JSON)
+
+
+@guarded
+def device(
+    count: Annotated[int, typer.Option("--n", metavar="N", help="How many devices this machine has.", min=1)] = 1,
+    connect: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="The coordinator's address. Default: tcp://127.0.0.1:5577.", show_default=False
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where the devices keep their state; the same folder brings the same devices back. "
+            "Default: in the user's state folder.",
+            show_default=False,
+        ),
+    ] = None,
+    trainers: options.Trainers = None,
+    per_process: options.PerProcess = None,
+    device_type: options.DeviceTypeOption = None,
+    metrics_port: options.MetricsPort = None,
+    log_level: options.LogLevelOption = None,
+) -> int:
+    """Start the devices of one machine, each in a process of its own; they learn everything from the coordinator."""
+    # It imports nothing heavy, but what it imports is of no use to the other commands.
+    from fedemu.ops.device_process import supervise_alone
+
+    overrides = overrides_of(
+        None,
+        runtime__connect=connect,
+        runtime__trainers=trainers,
+        runtime__per_process=per_process,
+        runtime__device_type=device_type,
+        runtime__metrics_port=metrics_port,
+        runtime__log_level=log_level,
+    )
+    _, runtime = load_experiment(None, overrides, os.environ)
+    return supervise_alone(count, runtime, state)
+
+
+def _open(
+    source: str | None, out: Path | None, resume: Path | None, overrides: list[str]
+) -> tuple[Path, Experiment, Runtime]:
+    """The run directory, new or continued, with its experiment."""
+    if resume is None:
+        experiment, runtime = load_experiment(source, overrides, os.environ)
+        return claim(experiment, out), experiment, runtime
+    for given, name in ((source, "an experiment"), (out, "--out")):
+        if given is not None:
+            raise ConfigurationError(
+                f"--resume goes on with the experiment and the folder of {resume}; leave out {name}"
+            )
+    experiment, runtime = reopen(resume, overrides, os.environ)
+    return resume, experiment, runtime

@@ -1,0 +1,105 @@
+"""The commands that look at things: a run, the presets, an experiment, this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedemu.ops import cli_options as options
+from fedemu.ops import doctor as examination
+from fedemu.ops.cli_errors import guarded
+from fedemu.ops.cli_options import Format
+from fedemu.ops.config import Experiment, Runtime
+from fedemu.ops.config_sources import load_experiment
+from fedemu.ops.datasets_source import locate
+from fedemu.ops.presets import presets as shipped
+
+
+@guarded
+def report(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The run directory of a finished or unfinished run.")
+    ],
+) -> int:
+    """Draw a run's plots and write its report.html; prints the page's path."""
+    # matplotlib takes a second to import; only this command waits for it.
+    from fedemu.ops.report import write_report
+
+    print(write_report(directory))
+    return 0
+
+
+@guarded
+def presets(format: options.FormatOption = Format.TEXT) -> int:
+    """List the experiments that come with fedemu."""
+    if format is Format.JSON:
+        print(json.dumps([{"name": name, "description": text} for name, text in shipped()]))
+        return 0
+    width = max(len(name) for name, _ in shipped())
+    for name, text in shipped():
+        print(f"{name:<{width}}  {text}")
+    return 0
+
+
+@guarded
+def validate(
+    experiment: options.Experiment = None,
+    settings: options.Settings = None,
+    format: options.FormatOption = Format.TEXT,
+) -> int:
+    """Check an experiment without running it; says what it comes to, or what is wrong with it."""
+    checked, runtime = load_experiment(experiment, settings or [], os.environ)
+    data = os.environ.get("FEDEMU_DATA")
+    place = locate(checked.data.dataset, Path(data).expanduser() if data else None)
+    facts = _facts(checked, runtime) | {"data": f"{checked.data.dataset} ({place.kind.replace('_', ' ')})"}
+    if format is Format.JSON:
+        print(json.dumps({"ok": True, "digest": checked.digest, "experiment": checked.table(), "facts": facts}))
+        return 0
+    print(f"{checked.name}: ok")
+    for key, value in facts.items():
+        print(f"  {key:<12} {value}")
+    return 0
+
+
+def _facts(experiment: Experiment, runtime: Runtime) -> dict[str, Any]:
+    """An experiment in a few lines for people."""
+    fleet = experiment.fleet
+    return {
+        "rounds": f"{experiment.rounds}, seed {experiment.seed}, {experiment.clock.kind} clock",
+        "fleet": f"{fleet.devices} devices, {fleet.per_round} a round, over-selection {fleet.over_selection:g}, "
+        f"deadline {fleet.deadline:g} s, quorum {fleet.quorum:g}",
+        "partition": _kind(experiment.data.partition.model_dump()),
+        "model": _kind({"kind": experiment.model.name, **experiment.model.options}),
+        "algorithm": f"{experiment.algorithm.name}, loss {experiment.algorithm.loss}",
+        "local": f"{experiment.local.epochs} epochs, batch {experiment.local.batch_size}, lr {experiment.local.lr:g}",
+        "churn": _kind(experiment.availability.model_dump()),
+        "faults": ", ".join(
+            f"{key.removesuffix('_rate')} {value:g}"
+            for key, value in experiment.faults.model_dump().items()
+            if key.endswith("_rate") and value
+        )
+        or "none",
+        "address": runtime.bind,
+        "digest": experiment.digest,
+    }
+
+
+def _kind(table: dict[str, Any]) -> str:
+    rest = ", ".join(f"{key} {value}" for key, value in table.items() if key != "kind")
+    return f"{table['kind']} ({rest})" if rest else str(table["kind"])
+
+
+@guarded
+def doctor(format: options.FormatOption = Format.TEXT) -> int:
+    """Check that this machine can run a fleet: Python, libraries, limits, memory, data."""
+    findings = examination.examine(os.environ)
+    if format is Format.JSON:
+        print(json.dumps([finding._asdict() for finding in findings]))
+    else:
+        for finding in findings:
+            print(f"{finding.verdict:<4}  {finding.subject:<16} {finding.detail}")
+    return 2 if any(finding.verdict == "bad" for finding in findings) else 0

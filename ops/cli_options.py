@@ -1,0 +1,92 @@
+"""The options that several commands share, and how they become overrides of an experiment."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Format(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class Transport(StrEnum):
+    ZMQ = "zmq"
+    MEMORY = "memory"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class DeviceType(StrEnum):
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+Experiment = Annotated[
+    str | None,
+    typer.Argument(
+        help="A TOML file, or the name of a preset (see `fedemu presets`); digits if left out.", show_default=False
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="The run directory to make; never one that exists already. Default: runs/NAME-N.", show_default=False
+    ),
+]
+Seed = Annotated[int | None, typer.Option(help="The experiment's seed.", show_default=False)]
+Rounds = Annotated[int | None, typer.Option(help="How many rounds.", show_default=False)]
+Devices = Annotated[int | None, typer.Option(help="How many devices the fleet has.", show_default=False)]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Continue the run in DIR with its frozen config.toml; only --rounds may grow.",
+        show_default=False,
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one setting, as in local.lr=0.05; repeatable.",
+        show_default=False,
+    ),
+]
+MetricsPort = Annotated[
+    int | None, typer.Option(help="Serve Prometheus metrics on this port.", min=1, max=65535, show_default=False)
+]
+LogLevelOption = Annotated[
+    LogLevel | None, typer.Option(help="What goes into the logs. Default: info.", show_default=False)
+]
+FormatOption = Annotated[Format, typer.Option("--format", help="Of the data on stdout.")]
+Trainers = Annotated[
+    int | None, typer.Option(help="Trainer processes. Default: one per core, or per GPU.", min=0, show_default=False)
+]
+PerProcess = Annotated[
+    int | None, typer.Option(metavar="K", help="Devices per device process. Default: 1.", min=1, show_default=False)
+]
+DeviceTypeOption = Annotated[
+    DeviceType | None, typer.Option("--device-type", help="Where trainers compute. Default: auto.", show_default=False)
+]
+
+
+def overrides_of(settings: list[str] | None, **options: object) -> list[str]:
+    """Overrides in the order of their weight: ``--set`` first, then the options of their own, which win.
+
+    An option is named by its key with ``__`` for the dot (``runtime__bind``); None means that it was not given.
+    """
+    given = {key.replace("__", "."): value for key, value in options.items() if value is not None}
+    return [*(settings or []), *(f"{key}={json.dumps(value)}" for key, value in given.items())]

@@ -1,0 +1,161 @@
+"""Starts a coordinator and a machine full of devices as child processes, and sees both to their end.
+
+Decisions are ``launch_rules.py``'s; here are the processes, the signals and the waiting. The children live in sessions
+of their own, so that Ctrl-C reaches only this process, and they end if it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from signal import Signals
+from types import FrameType
+
+from fedemu.ops.launch_rules import Action, Child, Launch, Restart, Say, Send
+from fedemu.ops.processes import STOP_SIGNALS
+from fedemu.protocol.errors import ConfigurationError
+
+_LONGEST_SLEEP = 1.0
+_FREE_PORTS = range(20_000, 32_000)
+"""Below the range from which systems give out ports by themselves, so that nobody is given one between choice and use."""
+_PORT_TRIES = 200
+
+
+def launch(
+    commands: Mapping[Child, Sequence[str]],
+    terminal: Mapping[Child, Path | None],
+    say: Callable[[str], None],
+    started: Callable[[Mapping[Child, int]], None] = lambda pids: None,
+) -> int:
+    """Run both commands to their end; returns the exit code of the whole.
+
+    ``terminal`` names the file that takes a child's stderr, None lets it share this process's. ``started`` is told
+    the process ids. Call it in the main thread: it takes over the stop signals while it runs.
+    """
+    rules = Launch()
+    children: dict[Child, subprocess.Popen[bytes]] = {}
+    with _signals() as (readable, received):
+        try:
+            for child in ("devices", "coordinator"):  # the devices first: they are ready sooner
+                children[child] = _start(commands[child], terminal[child])
+            started({child: process.pid for child, process in children.items()})
+            ended: set[Child] = set()
+            while rules.exit_code is None:
+                actions: list[Action] = []
+                for sign in received():
+                    actions += rules.signalled(sign, time.monotonic())
+                for child, process in children.items():
+                    if child not in ended and (code := process.poll()) is not None:
+                        ended.add(child)
+                        react = rules.coordinator_ended if child == "coordinator" else rules.devices_ended
+                        actions += react(code, time.monotonic())
+                actions += rules.tick(time.monotonic())
+                for action in actions:
+                    match action:
+                        case Say(text):
+                            say(text)
+                        case Send(child, sign):
+                            _send(children[child], sign)
+                        case Restart():
+                            children["devices"] = _start(commands["devices"], terminal["devices"])
+                            ended.discard("devices")
+                if rules.exit_code is None and not actions:
+                    left = _LONGEST_SLEEP if rules.wake is None else max(0.0, rules.wake - time.monotonic())
+                    select.select([readable], [], [], min(left, _LONGEST_SLEEP))
+        finally:
+            for process in children.values():
+                _send(process, signal.SIGKILL)
+                process.wait()
+    return rules.exit_code
+
+
+def last_words(path: Path) -> str:
+    """The last line that a child left in its terminal file; empty if there is none."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs one of fedemu's modules with this interpreter, as a child that ends with this process."""
+    return [sys.executable, "-m", module, "--parent", str(os.getpid()), *arguments]
+
+
+def resume_command(directory: Path) -> str:
+    return f"fedemu run --resume {shlex.quote(str(directory))}"
+
+
+def free_address() -> str:
+    """A loopback address whose port nobody uses now."""
+    for _ in range(_PORT_TRIES):
+        port = random.choice(_FREE_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return f"tcp://127.0.0.1:{port}"
+    raise ConfigurationError("found no free port on 127.0.0.1; name one with --bind tcp://127.0.0.1:PORT")
+
+
+def _start(command: Sequence[str], terminal: Path | None) -> subprocess.Popen[bytes]:
+    """The child begins with the stop signals blocked, and unblocks them (``begin_child``) once it can answer to them."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        if terminal is None:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+            )
+        terminal.parent.mkdir(parents=True, exist_ok=True)
+        with terminal.open("ab") as file:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _send(process: subprocess.Popen[bytes], sign: Signals) -> None:
+    if process.poll() is None:
+        process.send_signal(sign)
+
+
+@contextmanager
+def _signals() -> Iterator[tuple[int, Callable[[], list[Signals]]]]:
+    """A descriptor that is readable after a signal, and what gives the stop signals since the last call."""
+    pending: list[Signals] = []
+
+    def remember(number: int, _: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            pending.append(Signals(number))
+
+    readable, writable = os.pipe()
+    os.set_blocking(readable, False)
+    os.set_blocking(writable, False)
+    old_wakeup = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    # A signal that was ignored on purpose (nohup) stays ignored.
+    wanted = [sign for sign in STOP_SIGNALS if signal.getsignal(sign) != signal.SIG_IGN]
+    old = {sign: signal.signal(sign, remember) for sign in (*wanted, signal.SIGCHLD)}
+
+    def received() -> list[Signals]:
+        with suppress(BlockingIOError):
+            while os.read(readable, 512):
+                pass
+        taken, pending[:] = list(pending), []
+        return taken
+
+    try:
+        yield readable, received
+    finally:
+        for sign, handler in old.items():
+            signal.signal(sign, handler)
+        signal.set_wakeup_fd(old_wakeup)
+        os.close(readable)
+        os.close(writable)

@@ -1,0 +1,139 @@
+"""How ``fedemu run`` reacts to the ends of its two children and to signals: events in, actions out, no I/O.
+
+The coordinator is never revived: its end is the end of the run. A supervisor that was killed is started again, as an
+operator of a real fleet would, because an unplanned death must not change the outcome.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from signal import Signals
+from typing import Literal
+
+Child = Literal["coordinator", "devices"]
+
+CHECKPOINT_PATIENCE = 30.0
+"""Real seconds that an interrupted coordinator has to write its checkpoint."""
+DEPARTURE_PATIENCE = 10.0
+"""Real seconds that the devices have to leave by themselves after a run that was completed."""
+RETREAT_PATIENCE = 2.0
+"""The same after a run that was not: the coordinator may have ended before it could tell anybody."""
+TERMINATION_PATIENCE = 5.0
+"""Real seconds between SIGTERM and SIGKILL."""
+MOST_RESTARTS = 5
+
+INTERRUPTED = 4
+INTERNAL_ERROR = 5
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a signal to a child; the shell ignores children that are gone."""
+
+    child: Child
+    signal: Signals
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Start the devices' supervisor again."""
+
+
+@dataclass(frozen=True)
+class Say:
+    text: str
+
+
+Action = Send | Restart | Say
+
+
+class Stage(Enum):
+    RUNNING = auto()
+    STOPPING = auto()
+    LEAVING = auto()
+
+
+@dataclass
+class Launch:
+    """The state of one launch; ``exit_code`` is set once both children are gone."""
+
+    exit_code: int | None = None
+    stage: Stage = Stage.RUNNING
+    wake: float | None = None
+    """When ``tick`` has to be called at the latest, on the caller's clock."""
+    _ended: dict[Child, int] = field(default_factory=dict)
+    _reason: int | None = None
+    _restarts: int = 0
+    _sent: set[Send] = field(default_factory=set)
+
+    def signalled(self, sign: Signals, now: float) -> list[Action]:
+        """The user wants to stop: the first time kindly, the second time at once."""
+        if self.stage is Stage.RUNNING:
+            return [Say("stopping after a checkpoint; once more to stop at once"), *self._stop(now)]
+        if self.stage is Stage.STOPPING:
+            self.wake = now + TERMINATION_PATIENCE
+            return [self._send("coordinator", signal.SIGKILL)]
+        return [self._send("devices", signal.SIGTERM)]
+
+    def coordinator_ended(self, code: int, now: float) -> list[Action]:
+        """``code`` as subprocess gives it: negative for a signal."""
+        self._ended["coordinator"] = code
+        self.stage = Stage.LEAVING
+        self.wake = now + (DEPARTURE_PATIENCE if code == 0 else RETREAT_PATIENCE)
+        if code < 0:
+            # Nobody told the devices; without this they would wait for a coordinator that doesn't come back.
+            ended = Say(f"the coordinator was ended by {Signals(-code).name}")
+            return self._unless_over([ended, self._send("devices", signal.SIGTERM)])
+        return self._unless_over([])
+
+    def devices_ended(self, code: int, now: float) -> list[Action]:
+        if self.stage is Stage.RUNNING and code < 0 and self._restarts < MOST_RESTARTS:
+            self._restarts += 1
+            name = Signals(-code).name
+            return [Say(f"the devices' supervisor was ended by {name}; starting it again"), Restart()]
+        self._ended["devices"] = code
+        if self.stage is Stage.RUNNING and code != 0:
+            self._reason = code if code > 0 else INTERNAL_ERROR
+            return self._unless_over([*self._stop(now)])
+        return self._unless_over([])
+
+    def tick(self, now: float) -> list[Action]:
+        """Patience ran out with whoever is still there."""
+        if self.wake is None or now < self.wake:
+            return []
+        self.wake = now + TERMINATION_PATIENCE
+        match self.stage:
+            case Stage.RUNNING:
+                return []
+            case Stage.STOPPING:
+                return [self._send("coordinator", signal.SIGKILL)]
+            case Stage.LEAVING:
+                kindly = Send("devices", signal.SIGTERM)
+                return [self._send("devices", signal.SIGKILL if kindly in self._sent else signal.SIGTERM)]
+
+    def _stop(self, now: float) -> list[Action]:
+        self.stage = Stage.STOPPING
+        self.wake = now + CHECKPOINT_PATIENCE
+        return [self._send("coordinator", signal.SIGINT)]
+
+    def _send(self, child: Child, sign: Signals) -> Send:
+        send = Send(child, sign)
+        self._sent.add(send)
+        return send
+
+    def _unless_over(self, actions: list[Action]) -> list[Action]:
+        if len(self._ended) < 2:
+            return actions
+        self.wake = None
+        self.exit_code = self._verdict(self._ended["coordinator"])
+        return [action for action in actions if isinstance(action, Say)]
+
+    def _verdict(self, code: int) -> int:
+        if self._reason is not None and code != 0:
+            return self._reason
+        if code >= 0:
+            return code
+        return INTERNAL_ERROR if Signals(-code) in _CRASHES else INTERRUPTED

@@ -1,0 +1,94 @@
+"""What is known of a run while it goes on, gathered from the coordinator's reports; drawing it is ``progress.py``'s."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+OUTCOMES = ("accepted", "cancelled", "late", "dropped", "failed", "rejected")
+WINDOW = 10
+"""Rounds over which the throughput and the time left are averaged."""
+
+
+@dataclass
+class ProgressState:
+    """An observer of the coordinator; ``clock`` gives real seconds, monotonic."""
+
+    name: str
+    rounds: int
+    devices: int
+    clock: Callable[[], float]
+    round: int = 0
+    attempt: int = 0
+    running: bool = False
+    accuracy: float | None = None
+    best: float | None = None
+    loss: float | None = None
+    virtual_time: float = 0.0
+    states: dict[str, int] = field(default_factory=dict)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    last_row: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+        self._finished: deque[tuple[float, int]] = deque(maxlen=WINDOW + 1)
+
+    def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
+        if not self._finished:
+            self._finished.append((self.clock(), 0))
+        self.running = True
+        self.attempt = attempt
+        self.virtual_time = virtual_time
+
+    def round_finished(self, row: Mapping[str, Any]) -> None:
+        self.round = int(row["round"])
+        self.virtual_time = float(row.get("virtual_time") or 0.0)
+        if row.get("accuracy") is not None:
+            self.accuracy = float(row["accuracy"])
+            self.best = max(self.best or 0.0, self.accuracy)
+        if row.get("loss") is not None:
+            self.loss = float(row["loss"])
+        for outcome in OUTCOMES:
+            self.outcomes[outcome] += int(row.get(outcome) or 0)
+        self.last_row = row
+        self._finished.append((self.clock(), self.outcomes["accepted"]))
+
+    def fleet(self, counts: Mapping[str, int]) -> None:
+        self.states = dict(counts)
+
+    @property
+    def elapsed(self) -> float:
+        """Real seconds since this process began to wait for the fleet."""
+        return self.clock() - self.began
+
+    @property
+    def updates_per_second(self) -> float | None:
+        """Accepted device updates over the last rounds; None before the second round."""
+        if len(self._finished) < 2:
+            return None
+        (start, before), (end, after) = self._finished[0], self._finished[-1]
+        return (after - before) / (end - start) if end > start else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the pace of the last rounds."""
+        if len(self._finished) < 2:
+            return None
+        start, end = self._finished[0][0], self._finished[-1][0]
+        pace = (end - start) / (len(self._finished) - 1)
+        return max(0.0, pace * (self.rounds - self.round) - (self.clock() - end))
+
+
+def span(seconds: float) -> str:
+    """A time span in the unit that suits it: 4.2 s, 3 min 20 s, 5.5 h, 2.3 d."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{int(seconds) // 60} min {int(seconds) % 60} s"
+    if seconds < 2 * 86400:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} d"

@@ -1,0 +1,66 @@
+"""What a run came to, read back from its directory: for people at the end of a run, and for notebooks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedemu.coordinator.run_directory import read_run
+from fedemu.ops.progress_state import OUTCOMES, span
+
+
+@dataclass(frozen=True)
+class Results:
+    """A finished run. ``rows`` holds one mapping per round, as ``metrics.jsonl`` does."""
+
+    directory: Path
+    rows: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    summary: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, directory: Path) -> Results:
+        """Raises ConfigurationError where ``directory`` holds no run. An unfinished run has an empty summary."""
+        run = read_run(directory)
+        return cls(directory, run.rows, run.events, run.summary or {})
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the final model on the test set, a share of 1; None where nothing was evaluated."""
+        value = self.summary.get("final_accuracy")
+        return None if value is None else float(value)
+
+    @property
+    def model(self) -> Path:
+        """The final model's variables, as safetensors."""
+        return self.directory / "model.safetensors"
+
+    @property
+    def report(self) -> Path:
+        return self.directory / "report.html"
+
+    def to_json(self) -> str:
+        """The summary and where everything is, for other programs."""
+        return json.dumps({"directory": str(self.directory), **self.summary}, allow_nan=False)
+
+    def to_text(self) -> str:
+        """A few lines for people."""
+        summary, lines = self.summary, []
+        totals = summary.get("totals") or {}
+        lines.append(
+            f"{summary.get('name')}: {summary.get('outcome')}, {summary.get('rounds')} rounds in "
+            f"{span(summary.get('wall_time') or 0.0)} ({span(summary.get('virtual_time') or 0.0)} of the experiment's time)"
+        )
+        if self.accuracy is not None:
+            lines.append(f"  accuracy  {self.accuracy:.4f}  (best {summary.get('best_accuracy') or 0.0:.4f})")
+        counts = [f"{totals[outcome]:,} {outcome}" for outcome in OUTCOMES if totals.get(outcome)]
+        lines.append(f"  devices   {totals.get('selected', 0):,} asked: {', '.join(counts) or 'none replied'}")
+        if summary.get("perturbed"):
+            lines.append("  perturbed: something unplanned outlasted fleet.give_up, so the same run may end otherwise")
+        lines.append(f"  model     {self.model}  sha256 {str(summary.get('model_digest'))[:16]}")
+        if self.report.exists():
+            lines.append(f"  report    {self.report}")
+        return "\n".join(lines)

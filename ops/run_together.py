@@ -1,0 +1,97 @@
+"""``fedemu run``: a coordinator and its devices on this machine, from the first sentence to the table at the end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedemu.ops.config import Experiment, Runtime
+from fedemu.ops.launch import free_address, last_words, launch, module_command, resume_command
+from fedemu.ops.launch_rules import Child
+from fedemu.ops.results import Results
+from fedemu.ops.run_folder import give_back
+
+_SHOW_CURSOR = "\x1b[?25h"
+USAGE = 2
+
+
+def say(text: str) -> None:
+    """A line for people."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def run_together(directory: Path, experiment: Experiment, runtime: Runtime, *, new: bool, print_summary: bool) -> int:
+    """Run to the end and say what came of it; returns the exit code. ``new`` says that the directory was just claimed."""
+    begins = (
+        f"{experiment.name}: {experiment.fleet.devices} devices, {experiment.rounds} rounds, seed {experiment.seed}"
+    )
+    try:
+        if runtime.transport == "memory":
+            # torch is imported only by the process that computes; here that is this one.
+            from fedemu.ops.coordinator_process import coordinate
+
+            say(f"{begins}\n  everything in process {os.getpid()}\n  results      {directory}")
+            code = coordinate(directory, experiment, runtime)
+        else:
+            code = _launch_both(directory, experiment, runtime, begins)
+    except KeyboardInterrupt:
+        code = 4
+    return conclude(directory, code, new=new, print_summary=print_summary)
+
+
+def conclude(directory: Path, code: int, *, new: bool, print_summary: bool) -> int:
+    """The last lines of a run."""
+    if code == USAGE and new and give_back(directory):
+        return code
+    results = Results.read(directory)
+    if code == 0:
+        say(results.to_text())
+        if print_summary:
+            print(results.to_json())
+        return code
+    done = f"after round {results.rows[-1]['round']}" if results.rows else "before the first round"
+    say(f"stopped {done}; its results so far are in {directory}; continue it with")
+    say(resume_command(directory))
+    return code
+
+
+def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begins: str) -> int:
+    chosen = runtime.bind if runtime.bind != Runtime().bind else free_address()
+    runtime = runtime.model_copy(update={"bind": chosen, "connect": reachable(chosen)})
+    settings = runtime.model_dump_json()
+    devices_terminal = directory / "logs" / "devices.out"
+    commands: dict[Child, list[str]] = {
+        "coordinator": module_command("fedemu.ops.coordinator_process", str(directory), settings),
+        "devices": module_command(
+            "fedemu.ops.device_process", str(experiment.fleet.devices), str(directory / "devices"), settings,
+            str(directory / "logs"),
+        ),
+    }  # fmt: skip
+
+    def started(pids: Mapping[Child, int]) -> None:
+        say(
+            f"{begins}\n"
+            f"  coordinator  process {pids['coordinator']} at {chosen}\n"
+            f"  devices      process {pids['devices']}, {per_process(runtime)}\n"
+            f"  results      {directory}"
+        )
+
+    code = launch(commands, {"coordinator": None, "devices": devices_terminal}, say, started)
+    if sys.stderr.isatty():
+        # A display that was killed could not do it.
+        sys.stderr.write(_SHOW_CURSOR)
+    if code not in (0, 4) and (words := last_words(devices_terminal)):
+        say(words)
+    return code
+
+
+def per_process(runtime: Runtime) -> str:
+    """How the devices are packed, in words."""
+    return "one process each" if runtime.per_process == 1 else f"{runtime.per_process} devices per process"
+
+
+def reachable(bind: str) -> str:
+    """The address by which this machine reaches what is bound: a wildcard host is loopback."""
+    return bind.replace("//*:", "//127.0.0.1:").replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
