@@ -18,12 +18,12 @@ from typing import Any, Generic, TypeVar
 
 import safetensors
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save as serialize
 from torch import Tensor
 
 from fedemu.algorithms.interface import Tree
 from fedemu.coordinator.outline import flatten, restore
-from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 S = TypeVar("S")
 
@@ -61,7 +61,7 @@ def save(directory: Path, round: int, state: Any, record: dict[str, Any]) -> Non
     outline = flatten(state, tensors)
     # A name that no committed record points to, so that saving a round again never harms what is there.
     name = next(name for n in range(1 << 30) if not (directory / (name := f"state-{round}.{n}.safetensors")).exists())
-    save_file(tensors, directory / name)
+    (directory / name).write_bytes(serialize(tensors))
     text = json.dumps({"format": _FORMAT, "round": round, "tensors": name, "state": outline, "record": record})
     _replace(directory / f"record-{round}.json", text)
     _drop_others(directory, round, name)
@@ -80,7 +80,9 @@ def load(directory: Path, example_state: S) -> Loaded[S] | None:
         except (OSError, ValueError, KeyError, safetensors.SafetensorError):
             continue
         if document.get("format") != _FORMAT:
-            raise FedemuError(f"the checkpoint in {directory} has format {document.get('format')}, not {_FORMAT}")
+            raise ConfigurationError(
+                f"The checkpoint in {directory} has format {document.get('format')} instead of {_FORMAT}."
+            )
         return Loaded(round, restore(document["state"], tensors, example_state), document["record"])
     if rounds:
         raise FedemuError(f"no checkpoint in {directory} can be read; start the run anew in another folder")
@@ -97,7 +99,7 @@ def save_job(
     path = directory / f"job-{round}.{attempt}.{ordinal}.{step}.safetensors"
     facts = {"step": step, "finished": finished, "names": list(carry)}
     partial = path.with_suffix(".partial")
-    save_file(_owned(carry), partial, metadata={"job": json.dumps(facts)})
+    partial.write_bytes(serialize(_owned(carry), metadata={"job": json.dumps(facts)}))
     os.replace(partial, path)
     for other in older:
         if other != path:

@@ -197,7 +197,8 @@ def _sum_of_squares(name: str, dtype: str, values: NDArray[Any]) -> float:
         block = values[start : start + _BLOCK]
         wide = scratch[: block.size]
         np.copyto(wide, widened(block) if dtype == "bfloat16" else block)
-        total += float(np.dot(wide, wide))
+        with np.errstate(over="ignore"):
+            total += float(np.dot(wide, wide))
         if not math.isfinite(total):
             if np.isfinite(wide).all():
                 raise PayloadError(

@@ -70,7 +70,7 @@ def _fold(
     whole = "float" not in leaf.dtype
     if whole and divisor is None:
         return _exact_total(leaf, values)
-    narrow = np.dtype(np.float32) if leaf.dtype == "bfloat16" else values[0].dtype
+    narrow = np.dtype(np.float32) if leaf.dtype == "bfloat16" else values[0].dtype.newbyteorder("=")
     out = np.empty(leaf.size, narrow)
     sums, scratch = np.empty(min(block, leaf.size)), np.empty(min(block, leaf.size))
     for start in range(0, leaf.size, block):
@@ -78,23 +78,24 @@ def _fold(
         total, product = sums[: stop - start], scratch[: stop - start]
         for place, (array, weight) in enumerate(zip(values, weights, strict=True)):
             part = widened(array[start:stop]) if leaf.dtype == "bfloat16" else array[start:stop]
-            if place == 0:
-                np.multiply(part, float(weight), out=total)
-            elif weight == 1:
+            if place > 0 and weight == 1:
                 np.add(total, part, out=total)
-            else:
-                np.multiply(part, float(weight), out=product)
+                continue
+            # Widened first: numpy multiplies a float32 array by a Python number in float32.
+            term = product if place else total
+            np.copyto(term, part)
+            np.multiply(term, weight, out=term)
+            if place:
                 np.add(total, product, out=total)
         if divisor is not None and divisor != 1:
-            np.divide(total, float(divisor), out=total)
+            np.divide(total, divisor, out=total)
         if whole:
             _into_integers(np.rint(total, out=total), out[start:stop])
         else:
             with np.errstate(over="ignore"):  # a sum beyond the dtype is infinite, as anywhere else
                 np.copyto(out[start:stop], total, casting="same_kind")
-    if leaf.dtype == "bfloat16":
-        return torch.from_numpy(out).to(torch.bfloat16).reshape(leaf.shape)
-    return as_tensor(out.reshape(leaf.shape), leaf)
+    folded = torch.from_numpy(out).reshape(leaf.shape)
+    return folded.to(torch.bfloat16) if leaf.dtype == "bfloat16" else folded
 
 
 def _into_integers(rounded: NDArray[np.float64], out: NDArray[Any]) -> None:

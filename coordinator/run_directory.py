@@ -56,7 +56,7 @@ class RunDirectory:
 
     def write_config(self, text: str) -> None:
         """Freeze the resolved experiment."""
-        _replace(self.config, text)
+        _replace(self.config, text.encode())
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Append one round's row."""
@@ -92,13 +92,12 @@ class RunDirectory:
 
     def finish(self, summary: Summary, variables: Tree) -> None:
         """Write ``model.safetensors``, then ``summary.json``: whoever sees the summary sees the model."""
-        from safetensors.torch import save_file  # reports read this module without torch
+        from safetensors.torch import save  # reports read this module without torch
 
-        partial = self.path / "model.partial"
-        save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in variables.items()}, partial)
-        os.replace(partial, self.path / "model.safetensors")
+        model = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in variables.items()})
+        _replace(self.path / "model.safetensors", model)
         text = json.dumps(plain(asdict(summary)), indent=2, ensure_ascii=False, allow_nan=False)
-        _replace(self.path / "summary.json", text + "\n")
+        _replace(self.path / "summary.json", text.encode() + b"\n")
 
     def close(self) -> None:
         for file in (*self._logs.values(), self._lock):
@@ -191,7 +190,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines() if line]
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, data: bytes) -> None:
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
+    partial.write_bytes(data)
     os.replace(partial, path)
