@@ -147,8 +147,8 @@ REFUSED = {
     "rounds = 0": "rounds = 0 must be at least 1 and at most 2147483647",
     '[data]\ndataset = ""': 'data.dataset = "" must not be empty',
     "[data]\npartition = 3": "data.partition = 3 must be a table",
-    "[data]\npartition = { alpha = 1 }": (
-        "data.partition.kind is missing; it must be one of dirichlet, dirichlet_equal, shards, natural, iid"
+    "[profile]\nlatency = { value = 1 }": (
+        "profile.latency.kind is missing; it must be one of fixed, uniform, normal, lognormal"
     ),
     '[data]\npartition = { kind = "dirichlet", balanced = 1 }': "data.partition.balanced = 1 must be true or false",
     "[fleet]\nquorum = 1.5": "fleet.quorum = 1.5 must be above 0 and at most 1",

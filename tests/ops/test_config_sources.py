@@ -252,7 +252,7 @@ def test_the_content_of_trace_files_travels_with_the_experiment(traces: Path) ->
     experiment, _ = load_experiment("phones", [], {"FEDEMU_DATA": str(traces)})
     assert experiment.traces.availability == ((1000.0, 4000.0), (500.0, 9000.0), (), (6000.0,))
     assert experiment.traces.last_event == 9000.0
-    assert experiment.traces.profile["seconds_per_sample"].values == pytest.approx((0.02, 0.01, 0.005))
+    assert experiment.traces.profile["seconds_per_sample"].values == pytest.approx((2.0, 1.0, 0.5))
     assert experiment.traces.profile["down_kbps"].values == (8000.0, 800.0)
     assert experiment.traces.profile["up_kbps"].deviations == (400.0, 0.0)
     shutil.rmtree(traces)
