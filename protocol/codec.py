@@ -93,9 +93,9 @@ class Decoder:
 
     def decode(self, frames: Sequence[Buffer]) -> Envelope:
         """The message in ``frames``; raises MalformedMessage or VersionMismatch and nothing else."""
-        if not frames:
-            raise MalformedMessage("frames", "the message has no frames")
-        header = self._header(frames)
+        if len(frames) != 1:
+            self._measure(frames)
+        header = self._header(frames[0])
         version = header.pop("v", None)
         if version != PROTOCOL_VERSION or type(version) is not int:
             raise VersionMismatch(
@@ -112,32 +112,37 @@ class Decoder:
             message = validate(header)
         except ValidationError as error:
             raise MalformedMessage("field", _explain(tag, error)) from None
-        buffers = tuple([memoryview(frame) for frame in frames[1:]])
+        buffers = tuple([memoryview(frame) for frame in frames[1:]]) if len(frames) > 1 else ()
         if raw_frames is None:
             _agree(tag, message.tensors, buffers)
         elif len(buffers) != raw_frames:
             raise MalformedMessage("frames", f"{tag} takes {raw_frames} raw frames, but {len(buffers)} came")
         return Envelope(message, buffers)
 
-    def _header(self, frames: Sequence[Buffer]) -> dict[str, Any]:
+    def _header(self, frame: Buffer) -> dict[str, Any]:
         limits = self.limits
-        size = len(frames[0])
+        size = len(frame)
         if size > limits.header_bytes:
             raise MalformedMessage("size", f"the header has {size} bytes, at most {limits.header_bytes} are read")
-        if len(frames) > 1:
-            self._measure(frames)
         try:
             if size > _UNCHECKED_HEADER:
-                _probe(frames[0])
-            header = msgpack.unpackb(frames[0], use_list=False)
+                _probe(frame)
+            header = msgpack.unpackb(frame, use_list=False)
         except msgpack.StackError:
             raise MalformedMessage("depth", f"the header is nested deeper than {limits.depth}") from None
         except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
             raise MalformedMessage("encoding", f"the header is not MessagePack: {str(error)[:_DETAIL]}") from None
         if type(header) is not dict:
             raise MalformedMessage("encoding", f"the header is a {type(header).__name__}, not a map")
+        for value in header.values():
+            if type(value) in _CONTAINERS:
+                self._limit_depth(header)
+                break
+        return header
+
+    def _limit_depth(self, header: dict[str, Any]) -> None:
         level: Iterable[Any] = (header,)
-        for _ in range(limits.depth):
+        for _ in range(self.limits.depth):
             level = [
                 child
                 for container in level
@@ -145,11 +150,13 @@ class Decoder:
                 if type(child) in _CONTAINERS
             ]
             if not level:
-                return header
-        raise MalformedMessage("depth", f"the header is nested deeper than {limits.depth}")
+                return
+        raise MalformedMessage("depth", f"the header is nested deeper than {self.limits.depth}")
 
     def _measure(self, frames: Sequence[Buffer]) -> None:
         limits = self.limits
+        if not frames:
+            raise MalformedMessage("frames", "the message has no frames")
         if len(frames) - 1 > limits.frames:
             raise MalformedMessage("frames", f"{len(frames) - 1} raw frames came, at most {limits.frames} are read")
         sizes = list(map(len, frames))

@@ -17,6 +17,10 @@ from fedemu.protocol.codec import Buffer, Decoder
 
 _ZERO_COPY: Final = 64 * 1024
 """Frames from this size on are neither copied when sent nor when received; below it a copy is cheaper."""
+# Plain integers: combining zmq's flags would cost more than sending the frame.
+NOBLOCK: Final = int(zmq.NOBLOCK)
+_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+_POLLIN: Final = int(zmq.POLLIN)
 _DRAIN_MESSAGES: Final = 512
 _DRAIN_BYTES: Final = 32 * 2**20
 """After so much the loop's other callbacks get their turn."""
@@ -33,8 +37,8 @@ class Endpoint(ABC):
         self._closed = closed
         self._most_frames = decoder.limits.frames + 2
         # The checks of the Python-level methods (routing_id, group) cost as much as the call itself.
-        self._send_frame: Callable[..., Any] = super(zmq.Socket, socket).send
-        self._recv_frame: Callable[..., Any] = super(zmq.Socket, socket).recv
+        self._send: Callable[..., Any] = super(zmq.Socket, socket).send
+        self._receive: Callable[..., Any] = super(zmq.Socket, socket).recv
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._draining = False
@@ -43,8 +47,8 @@ class Endpoint(ABC):
         self._look_again()
 
     @abstractmethod
-    def _take(self, frames: list[Buffer]) -> None:
-        """Decode the frames of one message and hand it on."""
+    def _take(self) -> bool:
+        """Hand on the next message; False without one."""
 
     @abstractmethod
     def _writable(self) -> None:
@@ -63,7 +67,7 @@ class Endpoint(ABC):
 
     def _look(self) -> None:
         self._due = False
-        if not self._socket.closed and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if not self._socket.closed and int(self._socket.getsockopt(zmq.EVENTS)) & _POLLIN:
             self._drain()
 
     def _drain(self) -> None:
@@ -80,41 +84,37 @@ class Endpoint(ABC):
                     self._look_again()
 
     def _drain_some(self) -> bool:
-        start = self.bytes_received
+        most = self.bytes_received + _DRAIN_BYTES
         for _ in range(_DRAIN_MESSAGES):
-            frames = self._receive()
-            if frames is None:
+            if not self._take():
                 return True
-            self._take(frames)
-            if self._socket.closed or self.bytes_received - start > _DRAIN_BYTES:
+            if self.bytes_received > most or self._socket.closed:
                 return False
         return False
 
-    def _receive(self) -> list[Buffer] | None:
-        """The frames of the next message, None without one; of too many frames the last ones are left out."""
-        receive = self._recv_frame
-        try:
-            frame = receive(zmq.NOBLOCK, False)
-        except zmq.Again:
-            return None
+    def _frames(self) -> list[Buffer]:
+        """The frames up to the end of the message, or raise Again without one; of too many the last are left out."""
+        receive = self._receive
         frames: list[Buffer] = []
-        while True:
+        more = True
+        while more:
+            frame = receive(NOBLOCK, False)
+            more = frame.more
             size = len(frame)
             self.bytes_received += size
             if len(frames) < self._most_frames:
                 frames.append(frame.bytes if size < _ZERO_COPY else frame.buffer)
-            if not frame.more:
-                return frames
-            frame = receive(zmq.NOBLOCK, False)
+        return frames
 
-    def _transmit(self, frames: Sequence[Buffer]) -> None:
+    def _transmit(self, frames: Sequence[Buffer], peer: bytes | None = None) -> None:
         """Queue the frames of one message, or raise before anything of it is queued."""
-        send = self._send_frame
+        send = self._send
+        if peer is not None:
+            send(peer, _MORE)
         last = len(frames) - 1
         for position, frame in enumerate(frames):
             size = len(frame)
-            more = zmq.SNDMORE if position < last else 0
-            send(frame, zmq.NOBLOCK | more, size < _ZERO_COPY, False)
+            send(frame, _MORE if position < last else NOBLOCK, size < _ZERO_COPY, False)
             self.bytes_sent += size
         if not self._draining:
             self._look_again()

@@ -12,7 +12,7 @@ import zmq
 from fedemu.protocol.codec import Buffer, Decoder, Envelope, encode
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
-from fedemu.protocol.zmq_endpoint import Endpoint
+from fedemu.protocol.zmq_endpoint import NOBLOCK, Endpoint
 from fedemu.protocol.zmq_sockets import bound, connected, make_context
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class ZmqRouter(Endpoint):
         if self._socket.closed:
             return False
         try:
-            self._transmit([peer, *encode(message, frames)])
+            self._transmit(encode(message, frames), peer)
         except zmq.Again:
             if peer not in self._full:
                 self._full.add(peer)
@@ -95,21 +95,23 @@ class ZmqRouter(Endpoint):
             self._full.discard(peer)
             return False
         self._full.discard(peer)
-        self.bytes_sent -= len(peer)
         return True
 
     def _writable(self) -> None:
         """A Router keeps nothing back."""
 
-    def _take(self, frames: list[Buffer]) -> None:
-        peer = bytes(frames[0])
-        self.bytes_received -= len(peer)
+    def _take(self) -> bool:
         try:
-            envelope = self._decoder.decode(frames[1:])
+            peer = self._receive(NOBLOCK)
+        except zmq.Again:
+            return False
+        try:
+            envelope = self._decoder.decode(self._frames())
         except ProtocolError as error:
             self._rejected(peer, error)
         else:
             self._received(peer, envelope)
+        return True
 
 
 class ZmqDealer(Endpoint):
@@ -156,10 +158,13 @@ class ZmqDealer(Endpoint):
                 return
             self._overflow.popleft()
 
-    def _take(self, frames: list[Buffer]) -> None:
+    def _take(self) -> bool:
         try:
-            envelope = self._decoder.decode(frames)
+            envelope = self._decoder.decode(self._frames())
+        except zmq.Again:
+            return False
         except ProtocolError as error:
             self._rejected(error)
         else:
             self._received(envelope)
+        return True
