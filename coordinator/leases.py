@@ -1,0 +1,165 @@
+"""Which supervisor holds which device indices, and the tokens that prove it."""
+
+from __future__ import annotations
+
+import heapq
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedemu.protocol.errors import RefusedError
+from fedemu.protocol.ids import DeviceId
+
+Ranges = tuple[tuple[int, int], ...]
+"""Half-open index ranges, ascending."""
+
+
+@dataclass
+class Lease:
+    """Indices granted to one supervisor. ``peer`` is None while it is away, since ``left`` (real seconds)."""
+
+    token: str
+    indices: tuple[DeviceId, ...]
+    host: str = ""
+    peer: bytes | None = None
+    left: float | None = None
+
+    @property
+    def ranges(self) -> Ranges:
+        return compress(self.indices)
+
+
+@dataclass
+class Leases:
+    """Grants of ``devices`` indices.
+
+    A lease whose supervisor and devices all stayed away longer than ``hold`` real seconds is given to others when
+    indices run out; ``present`` tells whether a device is connected. Every change goes to ``journal``, as JSON knows
+    it, before its holder hears of it; ``replay`` takes it back.
+    """
+
+    devices: int
+    hold: float
+    present: Callable[[DeviceId], bool] = lambda device: False
+    journal: Callable[[Mapping[str, Any]], None] = lambda entry: None
+    new_token: Callable[[], str] = lambda: secrets.token_hex(16)
+    _by_token: dict[str, Lease] = field(default_factory=dict)
+    _by_peer: dict[bytes, Lease] = field(default_factory=dict)
+    _holder: dict[DeviceId, Lease] = field(default_factory=dict)
+    _free: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._free = list(range(self.devices))
+
+    def enroll(self, peer: bytes, count: int, token: str | None, host: str, now: float) -> Lease | None:
+        """The lease named ``token`` back, or the ``count`` lowest free indices (fewer if there are no more).
+
+        Asking twice on one connection gives one lease. None means to ask again later: there are too few, but absent
+        holders may lose theirs soon. Raises RefusedError: lease_unknown, lease_taken, fleet_full.
+        """
+        held = self._by_peer.get(peer)
+        if token is not None and (held is None or held.token != token):
+            lease = self._by_token.get(token)
+            if lease is None:
+                raise RefusedError("lease_unknown", "This lease is not of this run; enrol without one.")
+            if lease.peer is not None:
+                host = f" on {lease.host}" if lease.host else ""
+                raise RefusedError("lease_taken", f"The lease is held by a live supervisor{host}.")
+            self._seat(lease, peer, now)
+            return lease
+        if held is not None:
+            return held
+        if count > len(self._free) and self._reclaim(now):
+            return None
+        if not self._free:
+            raise RefusedError("fleet_full", f"All {self.devices} devices of this run are taken; yours stay idle.")
+        free = tuple(DeviceId(heapq.heappop(self._free)) for _ in range(min(count, len(self._free))))
+        lease = Lease(self.new_token(), free, host)
+        self._by_token[lease.token] = lease
+        self._holder.update(dict.fromkeys(free, lease))
+        self._seat(lease, peer, now)
+        self.journal({"grant": lease.token, "ranges": lease.ranges, "host": host})
+        return lease
+
+    def holds(self, token: str, device: int) -> bool:
+        lease = self._holder.get(DeviceId(device))
+        return lease is not None and lease.token == token
+
+    def holder_present(self, device: DeviceId) -> bool:
+        """Whether the supervisor of this device is connected."""
+        lease = self._holder.get(device)
+        return lease is not None and lease.peer is not None
+
+    def of_peer(self, peer: bytes) -> Lease | None:
+        return self._by_peer.get(peer)
+
+    def peers_of(self, devices: Iterable[DeviceId]) -> dict[bytes, None]:
+        """The connected supervisors of these devices, each once."""
+        holders = (self._holder.get(device) for device in devices)
+        return {lease.peer: None for lease in holders if lease is not None and lease.peer is not None}
+
+    def leave(self, peer: bytes, now: float) -> None:
+        """The supervisor is gone; its lease waits for it."""
+        lease = self._by_peer.pop(peer, None)
+        if lease is not None:
+            lease.peer, lease.left = None, now
+
+    @property
+    def peers(self) -> list[bytes]:
+        """The connected supervisors."""
+        return list(self._by_peer)
+
+    @property
+    def granted(self) -> int:
+        return len(self._holder)
+
+    def replay(self, entries: Iterable[Mapping[str, Any]], left: float) -> None:
+        """Take back what an earlier life of the coordinator granted; the holders are away since ``left``."""
+        for entry in entries:
+            if "release" in entry:
+                self._drop(self._by_token[entry["release"]])
+                continue
+            indices = tuple(DeviceId(index) for start, stop in entry["ranges"] for index in range(start, stop))
+            lease = Lease(entry["grant"], indices, entry["host"], left=left)
+            self._by_token[lease.token] = lease
+            self._holder.update(dict.fromkeys(indices, lease))
+        self._free = [index for index in range(self.devices) if index not in self._holder]
+
+    def _seat(self, lease: Lease, peer: bytes, now: float) -> None:
+        self.leave(peer, now)
+        lease.peer, lease.left = peer, None
+        self._by_peer[peer] = lease
+
+    def _reclaim(self, now: float) -> bool:
+        """Take back what was abandoned; says whether other holders are away."""
+        waiting = False
+        for lease in list(self._by_token.values()):
+            if lease.left is None or any(map(self.present, lease.indices)):
+                continue
+            if now - lease.left > self.hold:
+                self._forget(lease)
+            else:
+                waiting = True
+        return waiting
+
+    def _forget(self, lease: Lease) -> None:
+        self._drop(lease)
+        self.journal({"release": lease.token})
+
+    def _drop(self, lease: Lease) -> None:
+        del self._by_token[lease.token]
+        for index in lease.indices:
+            del self._holder[index]
+            heapq.heappush(self._free, index)
+
+
+def compress(indices: Iterable[int]) -> Ranges:
+    """Ascending indices as half-open ranges: (0, 1, 2, 5) becomes ((0, 3), (5, 6))."""
+    ranges: list[tuple[int, int]] = []
+    for index in indices:
+        if ranges and ranges[-1][1] == index:
+            ranges[-1] = (ranges[-1][0], index + 1)
+        else:
+            ranges.append((index, index + 1))
+    return tuple(ranges)

@@ -1,0 +1,73 @@
+"""What the coordinator tells those who watch it (progress, metrics, logs). None of them can change a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+Direction = Literal["down", "up"]
+
+
+class Observer(Protocol):
+    """Calls come on the event loop and have to return at once. Times are seconds of the experiment."""
+
+    def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None: ...
+
+    def round_finished(self, row: Mapping[str, Any]) -> None:
+        """``row`` is the round's line of ``metrics.jsonl``."""
+        ...
+
+    def device_result(self, outcome: str) -> None:
+        """A selected device came to its outcome."""
+        ...
+
+    def fleet(self, counts: Mapping[str, int]) -> None:
+        """Devices by state: ``enrolled``, ``connected``, ``online`` (by the experiment's clock), ``busy`` (asked)."""
+        ...
+
+    def event(self, name: str, **fields: Any) -> None:
+        """What ``events.jsonl`` gets."""
+        ...
+
+    def rejected(self, reason: str) -> None:
+        """A message that could not be used."""
+        ...
+
+    def traffic(self, kind: str, direction: Direction, size: int) -> None:
+        """``size`` bytes more, ``kind`` being ``emulated`` or ``wire``."""
+        ...
+
+
+class Observers:
+    """Passes everything on to several observers; without any it is silent."""
+
+    def __init__(self, observers: Sequence[Observer] = ()) -> None:
+        self._observers = tuple(observers)
+
+    def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
+        for observer in self._observers:
+            observer.round_started(round, attempt, virtual_time, selected)
+
+    def round_finished(self, row: Mapping[str, Any]) -> None:
+        for observer in self._observers:
+            observer.round_finished(row)
+
+    def device_result(self, outcome: str) -> None:
+        for observer in self._observers:
+            observer.device_result(outcome)
+
+    def fleet(self, counts: Mapping[str, int]) -> None:
+        for observer in self._observers:
+            observer.fleet(counts)
+
+    def event(self, name: str, **fields: Any) -> None:
+        for observer in self._observers:
+            observer.event(name, **fields)
+
+    def rejected(self, reason: str) -> None:
+        for observer in self._observers:
+            observer.rejected(reason)
+
+    def traffic(self, kind: str, direction: Direction, size: int) -> None:
+        for observer in self._observers:
+            observer.traffic(kind, direction, size)

@@ -1,0 +1,46 @@
+"""Everything that a coordinator is given: one frozen object, made by ``ops``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedemu.algorithms.interface import Algorithm, Tree
+from fedemu.coordinator.evaluate import Evaluation
+from fedemu.coordinator.observer import Observer
+from fedemu.coordinator.settings import Settings
+from fedemu.protocol.ids import Digest
+from fedemu.protocol.transport import Network
+
+
+class Evaluates(Protocol):
+    """What judges a model; ``evaluate.Evaluator`` does."""
+
+    def evaluate(self, variables: Tree) -> Evaluation: ...
+
+
+@dataclass(frozen=True)
+class CoordinatorPlan:
+    """``experiment``, ``partition`` and ``data`` are what the fleet has to agree on; ``config`` is for ``config.toml``.
+
+    With ``resume``, ``directory`` holds the run to go on with. ``signals`` says whether SIGINT and SIGTERM end the run.
+    """
+
+    address: str
+    network: Network
+    settings: Settings
+    algorithm: Algorithm[Any]
+    variables: Tree
+    evaluator: Evaluates
+    experiment: bytes
+    partition: bytes
+    data: Digest
+    classes: int
+    directory: Path
+    config: str
+    resume: bool = False
+    public: Any = None
+    observers: Sequence[Observer] = ()
+    signals: bool = True

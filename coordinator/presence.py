@@ -1,0 +1,47 @@
+"""When a device is on-line by its own announcement, under the virtual clock."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from fedemu.protocol.errors import MalformedMessage
+
+DAY = 86_400.0
+
+
+class Presence:
+    """On-line intervals [start, end) of one device, known up to ``until``; times in seconds of the experiment."""
+
+    __slots__ = ("_ends", "_starts", "until")
+
+    def __init__(self, until: float, intervals: Sequence[tuple[float, float]]) -> None:
+        """Raises MalformedMessage unless the intervals are ascending, disjoint and not empty."""
+        before = -math.inf
+        for start, end in intervals:
+            if not before <= start < end:
+                raise MalformedMessage("presence", f"on-line interval [{start}, {end}) is empty or out of order")
+            before = end
+        self.until = until
+        self._starts = [start for start, _ in intervals]
+        self._ends = [end for _, end in intervals]
+
+    def online(self, time: float) -> bool:
+        place = bisect_right(self._starts, time) - 1
+        return place >= 0 and time < self._ends[place]
+
+    def arrival(self, time: float) -> float | None:
+        """The first moment at or after ``time`` when the device is on-line, None if none is known."""
+        place = bisect_right(self._starts, time) - 1
+        if place >= 0 and time < self._ends[place]:
+            return time
+        return self._starts[place + 1] if place + 1 < len(self._starts) else None
+
+
+def horizon(time: float) -> float:
+    """Up to when devices announce their presence, so that ``time`` is covered: one day, or two, or four, ..."""
+    reached = DAY
+    while reached < time:
+        reached *= 2
+    return reached

@@ -1,0 +1,227 @@
+"""Driving the algorithm's script: its requests become exchanges and server jobs, its rounds rows and checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from fedemu.algorithms.interface import Algorithm, Ask, Context, Reply, Script, ServerJob, Tree
+from fedemu.algorithms.metrics import round_forgetting
+from fedemu.coordinator import checkpoint
+from fedemu.coordinator.ask import VERDICTS
+from fedemu.coordinator.asking import Asking, Short, Tally
+from fedemu.coordinator.evaluate import Evaluation
+from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.outline import flatten, restore
+from fedemu.coordinator.plan import Evaluates
+from fedemu.coordinator.run_directory import RunDirectory
+from fedemu.coordinator.server_job import run_server_job
+from fedemu.coordinator.service import Service
+from fedemu.coordinator.settings import Settings
+from fedemu.protocol.errors import QuorumError
+from fedemu.protocol.ids import AskId
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class Diverged(Exception):
+    """The model, or too many replies, are not finite any more."""
+
+
+@dataclass
+class Progress(Generic[S]):
+    """Where a run stands: the last finished round, which is durable, and what the next one needs of it."""
+
+    round: int
+    state: S
+    class_accuracy: tuple[float, ...] | None = None
+    perturbed: bool = False
+
+
+class _Ended(NamedTuple):
+    """A script's last value."""
+
+    state: Any
+
+
+class Rounds(Generic[S]):
+    """Plays the rounds of a run, one after another."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        algorithm: Algorithm[S],
+        asking: Asking,
+        service: Service,
+        evaluator: Evaluates,
+        run: RunDirectory,
+        progress: Progress[S],
+        classes: int,
+        public: Any,
+        numerics: Executor,
+        observers: Observers,
+    ) -> None:
+        self.progress = progress
+        self.perturbed = progress.perturbed
+        self._committing: asyncio.Future[None] | None = None
+        self._settings = settings
+        self._algorithm = algorithm
+        self._asking = asking
+        self._service = service
+        self._evaluator = evaluator
+        self._run = run
+        self._classes = classes
+        self._public = public
+        self._numerics = numerics
+        self._observers = observers
+
+    async def play(self) -> None:
+        """To the last round. Raises QuorumError or Diverged; ``progress`` then is where the last good round left it."""
+        for round in range(self.progress.round + 1, self._settings.rounds + 1):
+            began, sent, received = self._service.timeline.spent, *self._service.traffic()
+            context = Context(
+                round=round,
+                task=self._settings.task_of_round(round),
+                seed=self._settings.seed,
+                classes=self._classes,
+                public=self._public,
+            )
+            tally = Tally()
+            state = await self._attempts(context, tally)
+            state, evaluation = await self._compute(self._settle, round, state)
+            row = self._row(context, tally, evaluation)
+            row["round_seconds"] = self._service.timeline.spent - began
+            now_sent, now_received = self._service.traffic()
+            row["wire_bytes_down"], row["wire_bytes_up"] = now_sent - sent, now_received - received
+            self._committing = asyncio.ensure_future(self._commit(round, state, evaluation, row))
+            await asyncio.shield(self._committing)
+
+    async def committed(self) -> None:
+        """Wait for a commit under way."""
+        if self._committing is not None:
+            await asyncio.wait({self._committing})
+
+    async def _attempts(self, context: Context, tally: Tally) -> S:
+        """One round, tried again from its beginning while too few reply."""
+        roster = self._service.roster
+        own_states = roster.states()
+        for attempt in range(self._settings.attempts):
+            tally.attempts += 1
+            try:
+                return await self._script(context, attempt, tally)
+            except Short as short:
+                if short.diverged:
+                    raise Diverged(f"{short.needed} replies of round {context.round} were not finite") from None
+                roster.restore_states(own_states)
+                last = short
+                short_of = {"accepted": short.accepted, "needed": short.needed}
+                self._observers.event("retry", round=context.round, attempt=attempt, **short_of)
+            finally:
+                self.perturbed |= tally.perturbed
+        raise QuorumError(
+            f"Round {context.round} got {last.accepted} of the {last.needed} replies that it needs, "
+            f"{self._settings.attempts} times; ask more devices, lengthen fleet.deadline, or lower fleet.quorum."
+        )
+
+    async def _script(self, context: Context, attempt: int, tally: Tally) -> S:
+        script = self._algorithm.round(self.progress.state, context)
+        answer: Reply | Tree | None = None
+        asked = False
+        try:
+            for ordinal in itertools.count():
+                request = await self._compute(_advance, script, answer)
+                match request:
+                    case _Ended():
+                        return request.state  # type: ignore[no-any-return]
+                    case Ask():
+                        asked = True
+                        id = AskId(context.round, attempt, ordinal)
+                        answer = await self._asking.exchange(id, request, context, tally)
+                    case ServerJob():
+                        # Before the first reply every attempt computes the same, so one result serves them all.
+                        answer = await run_server_job(
+                            request,
+                            self._run.checkpoint,
+                            context.round,
+                            ordinal,
+                            lambda step, steps: None,
+                            attempt=attempt if asked else 0,
+                            threads=self._settings.threads,
+                        )
+        finally:
+            await self._compute(script.close)
+        raise AssertionError("unreachable")
+
+    def _settle(self, round: int, state: S) -> tuple[S, Evaluation | None]:
+        """The state as a checkpoint would give it back, so that a resumed run computes with the same; and its worth."""
+        tensors: dict[str, torch.Tensor] = {}
+        outline = flatten(state, tensors)
+        settled = restore(outline, tensors, state)
+        variables = self._algorithm.variables(settled)
+        for name, tensor in variables.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise Diverged(f"{name} has values that are not finite after round {round}")
+        due = round % self._settings.evaluate_every == 0 or round == self._settings.rounds
+        return settled, self._evaluator.evaluate(variables) if due else None
+
+    def _row(self, context: Context, tally: Tally, evaluation: Evaluation | None) -> dict[str, Any]:
+        before = self.progress.class_accuracy
+        lost = None
+        if evaluation is not None and before is not None:
+            lost = float(round_forgetting(np.array([before, evaluation.class_accuracy]))[0])
+        accepted = tally.outcomes["accepted"]
+        return {
+            "round": context.round,
+            "task": context.task,
+            "virtual_time": self._service.timeline.time,
+            "wall_time": self._service.timeline.spent,
+            "accuracy": None if evaluation is None else evaluation.accuracy,
+            "loss": None if evaluation is None else evaluation.loss,
+            "class_accuracy": None if evaluation is None else evaluation.class_accuracy,
+            "round_forgetting": lost,
+            "online": tally.online,
+            "selected": sum(tally.outcomes.values()),
+            **{verdict: tally.outcomes[verdict] for verdict in VERDICTS},
+            "attempts": tally.attempts,
+            "bytes_down": tally.bytes_down,
+            "bytes_up": tally.bytes_up,
+            "device_metrics": {name: total / accepted for name, total in sorted(tally.metrics.items())},
+        }
+
+    async def _commit(self, round: int, state: S, evaluation: Evaluation | None, row: dict[str, Any]) -> None:
+        """Make the round durable; begun once, it is carried to its end."""
+        progress = self.progress
+        class_accuracy = progress.class_accuracy if evaluation is None else evaluation.class_accuracy
+        self._run.metrics(row)
+        timeline = self._service.timeline
+        record = {
+            "time": timeline.time,
+            "spent": timeline.spent,
+            "perturbed": self.perturbed,
+            "class_accuracy": class_accuracy,
+            "roster": self._service.roster.to_record(),
+            "cursor": self._run.cursor(),
+        }
+        await self._compute(checkpoint.save, self._run.checkpoint, round, state, record)
+        self.progress = Progress(round, state, class_accuracy, self.perturbed)
+        self._service.durable_round = round
+        self._observers.round_finished(row)
+
+    async def _compute(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._numerics, work, *arguments)
+
+
+def _advance(script: Script[Any], answer: Reply | Tree | None) -> Ask | ServerJob | _Ended:
+    """The script's next request; StopIteration cannot travel through a future."""
+    try:
+        return script.send(answer)
+    except StopIteration as stop:
+        return _Ended(stop.value)

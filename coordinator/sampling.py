@@ -1,0 +1,17 @@
+"""Which devices are asked: a draw that depends on the seed, the ask and who is eligible, and on nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedemu.protocol.ids import AskId, DeviceId
+from fedemu.protocol.seeds import generator
+
+
+def draw_cohort(eligible: Sequence[DeviceId], count: int, *, seed: int, ask: AskId) -> tuple[DeviceId, ...]:
+    """``min(len(eligible), count)`` of the eligible (given in index order), without replacement, in index order."""
+    if count >= len(eligible):
+        return tuple(eligible)
+    random = generator(seed, round=ask.round, purpose=f"cohort/{ask.attempt}/{ask.ordinal}")
+    places = random.choice(len(eligible), size=count, replace=False, shuffle=False)
+    return tuple(eligible[place] for place in sorted(places.tolist()))

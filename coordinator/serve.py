@@ -1,0 +1,205 @@
+"""A coordinator from its plan to its summary: gathers the fleet, plays the rounds, and ends in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+
+from fedemu.algorithms.interface import Context
+from fedemu.coordinator import checkpoint
+from fedemu.coordinator.asking import Asking
+from fedemu.coordinator.event_log import EventLog
+from fedemu.coordinator.journal import LeaseJournal
+from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.roster import Roster
+from fedemu.coordinator.rounds import Diverged, Progress, Rounds
+from fedemu.coordinator.run_directory import RunDirectory
+from fedemu.coordinator.service import Service
+from fedemu.coordinator.shelf import Shelf
+from fedemu.coordinator.summary import RunOutcome, Summary, model_digest, summarize
+from fedemu.coordinator.timeline import Timeline
+from fedemu.protocol.blobs import BlobStore
+from fedemu.protocol.errors import Interrupted, QuorumError, UnreachableError
+from fedemu.protocol.messages import Granted
+
+
+async def serve(plan: CoordinatorPlan) -> Summary:
+    """Run an experiment to its end, or go on with one. A run that diverges ends with a summary that says so.
+
+    Raises UnreachableError if the fleet does not come, QuorumError if too few reply after every try, Interrupted after
+    SIGINT or SIGTERM; ConfigurationError for an address or a directory that cannot be used. Once rounds can be played,
+    each of these leaves a summary and a checkpoint.
+    """
+    with RunDirectory(plan.directory, plan.resume) as run:
+        if not plan.resume:
+            run.write_config(plan.config)
+        numerics = ThreadPoolExecutor(
+            1, "numerics", initializer=torch.set_num_threads, initargs=(plan.settings.threads,)
+        )
+        try:
+            return await Coordinator(plan, run, numerics).run()
+        finally:
+            numerics.shutdown(wait=True)
+
+
+class Coordinator:
+    """The parts of one coordinator, put together."""
+
+    def __init__(self, plan: CoordinatorPlan, run: RunDirectory, numerics: ThreadPoolExecutor) -> None:
+        settings = plan.settings
+        self._plan = plan
+        self._run = run
+        context = Context(0, settings.task_of_round(1), settings.seed, plan.classes, plan.public)
+        initial = plan.algorithm.init(plan.variables, context)
+        loaded = checkpoint.load(run.checkpoint, initial) if plan.resume else None
+        record: dict[str, Any] = {} if loaded is None else loaded.record
+        if plan.resume:
+            run.rewind(record.get("cursor", {}))
+        self._timeline = Timeline(settings.clock, record.get("time", 0.0), record.get("spent", 0.0))
+        self._observers = Observers([EventLog(run, self._timeline), *plan.observers])
+        journal = LeaseJournal(run.checkpoint / "leases.jsonl")
+        roster = Roster(settings, journal.write, resumed=plan.resume)
+        if plan.resume:
+            roster.leases.replay(journal.entries(), self._timeline.now())
+        if loaded is not None:
+            roster.restore(record["roster"])
+        shelf = Shelf(BlobStore(plan.directory / "blobs"))
+        granted = partial(
+            Granted,
+            run=settings.run,
+            experiment=shelf.keep("experiment", plan.experiment),
+            partition=shelf.keep("partition", plan.partition),
+            data=plan.data,
+            heartbeat_seconds=settings.heartbeat_seconds,
+            patience=settings.patience,
+        )
+        self._service = Service(settings, roster, shelf, self._timeline, self._observers, granted)
+        progress = Progress(0, initial)
+        if loaded is not None:
+            accuracy = record["class_accuracy"]
+            progress = Progress(
+                loaded.round, loaded.state, None if accuracy is None else tuple(accuracy), record["perturbed"]
+            )
+        self._service.durable_round = progress.round
+        asking = Asking(settings, self._service, plan.algorithm, plan.classes, numerics, run.spill, self._observers)
+        self._rounds = Rounds(
+            settings,
+            plan.algorithm,
+            asking,
+            self._service,
+            plan.evaluator,
+            run,
+            progress,
+            plan.classes,
+            plan.public,
+            numerics,
+            self._observers,
+        )
+
+    async def run(self) -> Summary:
+        """See ``serve``."""
+        self._service.open(self._plan.network, self._plan.address)
+        try:
+            with _stop_signals(self._plan.signals) as stopped:
+                try:
+                    if self._rounds.progress.round < self._plan.settings.rounds:
+                        await self._unless(stopped, self._gather())
+                        await self._unless(stopped, self._rounds.play())
+                except Exception as error:
+                    return await self._end(error)
+                return await self._end(None)
+        finally:
+            self._service.close()
+
+    async def _gather(self) -> None:
+        """Wait for the whole fleet."""
+        settings, roster = self._plan.settings, self._service.roster
+        if not await self._service.until(lambda: not roster.missing(), settings.start_timeout):
+            here = settings.devices - len(roster.missing())
+            raise UnreachableError(
+                f"Only {here} of {settings.devices} devices came within {settings.start_timeout:g} s; start the "
+                "others, set fewer with fleet.devices, or wait longer with fleet.start_timeout."
+            )
+        self._observers.event("fleet_complete", devices=settings.devices)
+
+    async def _unless(self, stopped: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work until it is done, a signal comes, or this side breaks."""
+        task = asyncio.create_task(work)
+        signalled = asyncio.create_task(stopped.wait())
+        try:
+            either: set[asyncio.Future[Any]] = {task, signalled, self._service.broken}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            signalled.cancel()
+            finished = task.done()
+            if not finished:
+                task.cancel()
+                await asyncio.wait({task})
+                await self._rounds.committed()
+        if finished:
+            return task.result()
+        if self._service.broken.done():
+            return self._service.broken.result()
+        raise Interrupted(
+            f"Stopped after round {self._rounds.progress.round} of {self._plan.settings.rounds}; "
+            f"go on with --resume {self._plan.directory}."
+        )
+
+    async def _end(self, error: Exception | None) -> Summary:
+        """Leave the results, tell the fleet, and raise the error unless the summary says it all."""
+        outcome: RunOutcome
+        match error:
+            case None:
+                outcome = "completed"
+            case Diverged():
+                outcome = "diverged"
+                self._observers.event("diverged", detail=str(error))
+            case QuorumError():
+                outcome = "quorum"
+            case Interrupted():
+                outcome = "interrupted"
+            case _:
+                outcome = "failed"
+        variables = self._plan.algorithm.variables(self._rounds.progress.state)
+        summary = summarize(
+            self._run.rows(),
+            name=self._plan.settings.run,
+            outcome=outcome,
+            seed=self._plan.settings.seed,
+            model_digest=model_digest(variables),
+            perturbed=self._rounds.perturbed,
+        )
+        # A fleet that never came leaves nothing to be told of.
+        if not isinstance(error, UnreachableError):
+            self._run.finish(summary, variables)
+        await self._service.stop(outcome)
+        if error is None or isinstance(error, Diverged):
+            return summary
+        raise error
+
+
+@contextlib.contextmanager
+def _stop_signals(wanted: bool) -> Iterator[asyncio.Event]:
+    """An event that SIGINT and SIGTERM set. Only the main thread can be told of signals."""
+    stopped = asyncio.Event()
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, stopped.set)
+    try:
+        yield stopped
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,70 @@
+"""Trees as blobs: what an ask shares is published by digest, and what peers need of it is read back in chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedemu.algorithms.interface import Forest, Tree
+from fedemu.protocol.blobs import CHUNK, BlobStore, encode_tree
+from fedemu.protocol.errors import BlobError
+from fedemu.protocol.ids import Digest
+from fedemu.protocol.messages import Blob, BlobRef, Need, TensorSpec
+from fedemu.protocol.tensors import pack
+
+
+def to_arrays(tree: Tree) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """The tensors as numpy has them, and which of them are bfloat16 by their bits."""
+    arrays: dict[str, NDArray[Any]] = {}
+    dtypes: dict[str, str] = {}
+    for name, tensor in tree.items():
+        dense = tensor.detach().cpu().contiguous()
+        if dense.dtype == torch.bfloat16:
+            arrays[name] = dense.view(torch.int16).numpy().view(np.uint16)
+            dtypes[name] = "bfloat16"
+        else:
+            arrays[name] = dense.numpy()
+    return arrays, dtypes
+
+
+def pack_tree(tree: Tree) -> tuple[tuple[TensorSpec, ...], list[memoryview]]:
+    """A tree as specs and frames."""
+    return pack(*to_arrays(tree))
+
+
+class Shelf:
+    """The blobs of a run: some stay, an ask's go when it and the one before it are over."""
+
+    def __init__(self, store: BlobStore) -> None:
+        self._store = store
+        self._kept: dict[Digest, None] = {}
+        self._recent: list[frozenset[Digest]] = []
+
+    def keep(self, key: str, data: bytes) -> BlobRef:
+        """Publish a blob for the whole run."""
+        digest = self._store.put(data)
+        self._kept[digest] = None
+        return BlobRef(key=key, digest=digest, size=len(data))
+
+    def publish(self, shared: Forest) -> tuple[BlobRef, ...]:
+        """Publish the trees of one ask, one blob per key, and let go of those of old asks."""
+        refs = []
+        for key, tree in shared.items():
+            data = encode_tree(*to_arrays(tree))
+            refs.append(BlobRef(key=key, digest=self._store.put(data), size=len(data)))
+        digests = frozenset(Digest(ref.digest) for ref in refs)
+        if not self._recent or digests != self._recent[-1]:
+            self._recent = [*self._recent[-1:], digests]
+            self._store.evict(self._kept.keys() | frozenset[Digest]().union(*self._recent))
+        return tuple(refs)
+
+    def answer(self, need: Need) -> tuple[Blob, bytes]:
+        """The chunk that a peer asks for; BlobError if there is no such blob."""
+        digest = Digest(need.digest)
+        if digest not in self._kept and not any(digest in recent for recent in self._recent):
+            raise BlobError(f"The blob {digest} is not of this run, or its ask is over.")
+        data = self._store.read(digest, need.offset, min(need.length, CHUNK))
+        return Blob(digest=need.digest, offset=need.offset, size=self._store.size(digest)), data

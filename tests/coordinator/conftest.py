@@ -1,0 +1,376 @@
+"""A scripted fleet over any network, a small algorithm, and the plan of a run on them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedemu.algorithms.interface import Ask, Context, Forest, Reply, Tree, weighted_mean
+from fedemu.coordinator.evaluate import Evaluation
+from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.settings import Settings
+from fedemu.protocol import messages as wire
+from fedemu.protocol.blobs import decode_tree
+from fedemu.protocol.codec import DOWN, Envelope
+from fedemu.protocol.ids import Digest, digest_of
+from fedemu.protocol.memory_transport import MemoryNetwork
+from fedemu.protocol.tensors import pack
+
+BEAT = 0.05
+FOREVER = wire.Presence(until=float("inf"), intervals=((0.0, float("inf")),))
+
+
+# ── the algorithm ─────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class MeanState:
+    model: Tree
+
+
+class Train:
+    """What the fake devices run; only its promises matter here."""
+
+    stages = ()
+    noise: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    passes = 2.0
+    declares_label_counts = False
+
+    def learning_rate(self, round: int, task: int) -> float:
+        return 0.1
+
+    def initial_own(self, shared: Forest) -> Tree:
+        return {"own": torch.zeros(1)}
+
+    def payload(self, shared: Forest) -> Forest:
+        return {"model": shared["model"]}
+
+    def begin(self, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+    finish = begin
+
+
+class Mean:
+    """The mean of what the devices make of the model; a device adds (index + 1) / 8 times the round."""
+
+    programs: Mapping[str, Any] = MappingProxyType({"train": Train()})
+
+    def __init__(self, asks: int = 1) -> None:
+        self.asks = asks
+        self.replies: list[Reply] = []
+
+    def init(self, variables: Tree, context: Context) -> MeanState:
+        return MeanState(dict(variables))
+
+    def round(self, state: MeanState, context: Context) -> Generator[Ask, Reply, MeanState]:
+        model = state.model
+        for _ in range(self.asks):
+            reply = yield Ask("train", {"model": model}, {"model": weighted_mean})
+            self.replies.append(reply)
+            model = reply.values["model"]
+        return MeanState(model)
+
+    def variables(self, state: MeanState) -> Tree:
+        return state.model
+
+
+class Judge:
+    """Accuracy and loss that can be worked out by hand from the model's first value."""
+
+    def evaluate(self, variables: Tree) -> Evaluation:
+        value = float(variables["w"][0])
+        return Evaluation(value / 100, value, (value / 100, 0.5))
+
+
+# ── the fleet ─────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Act:
+    """What a device does with its Work: finish after ``after`` seconds with a ``reply``, or drop out."""
+
+    after: float = 10.0
+    event: str = "finish"
+    cause: str | None = None
+    back: float | None = None
+    reply: str = "good"
+    """good, nan, misshapen, failed, declined, silent"""
+
+
+Script = Callable[[int, wire.Work], Act]
+
+
+class FakeDevice:
+    """One device that follows the protocol, and a script where that leaves a choice."""
+
+    def __init__(self, fleet: FakeFleet, index: int, lease: str) -> None:
+        self.fleet, self.index, self.lease = fleet, index, lease
+        self.incarnation = 0
+        self.welcomed = False
+        self.works: dict[str, wire.Work] = {}
+        self.proceeding: set[str] = set()
+        self.results: dict[str, tuple[wire.Result, Sequence[Any]]] = {}
+        self.answers: list[wire.Message] = []
+        self.verdicts: dict[str, str] = {}
+        self.connect()
+
+    def connect(self) -> None:
+        network, address = self.fleet.network, self.fleet.address
+        self.incarnation += 1
+        self.welcomed = False
+        self.dealer = network.connect(address, DOWN, self._received, lambda error: None)
+        self.hello()
+
+    def hello(self) -> None:
+        self.dealer.send(wire.Hello(device=self.index, incarnation=self.incarnation, lease=self.lease))
+
+    def crash(self, *, told: bool = True) -> None:
+        """Lose everything; the supervisor sees it and starts the device again."""
+        self.dealer.close()
+        if told:
+            self.fleet.supervisor.send(wire.Died(device=self.index, incarnation=self.incarnation))
+        self.works.clear()
+        self.proceeding.clear()
+        self.results.clear()
+        self.connect()
+
+    def tick(self) -> None:
+        if not self.welcomed:
+            self.incarnation += 1
+            self.hello()
+            return
+        self.dealer.send(wire.Heartbeat())
+        for message, frames in self.results.values():
+            self.dealer.send(message, frames)
+
+    def _received(self, envelope: Envelope) -> None:
+        message = envelope.message
+        match message:
+            case wire.Welcome():
+                self.welcomed = True
+                self.dealer.send(self.fleet.presence(self.index, message.horizon))
+            case wire.Refused(reason="unknown_peer") if self.welcomed:
+                self.incarnation += 1
+                self.welcomed = False
+                self.hello()
+            case wire.Extend():
+                self.dealer.send(self.fleet.presence(self.index, message.until))
+            case wire.Work():
+                self.works[message.ask] = message
+                self._schedule(message)
+            case wire.Proceed() if message.ask in self.works:
+                self._proceed(self.works[message.ask])
+            case wire.Accepted() | wire.Late() | wire.Cancel() | wire.Invalid():
+                self._settle(message, message.type)
+            case wire.Duplicate():
+                self._settle(message, message.verdict)
+            case wire.Stop():
+                self.fleet.stopped.add(self.index)
+                self.dealer.send(wire.Bye())
+
+    def _settle(self, message: Any, verdict: str) -> None:
+        self.answers.append(message)
+        self.results.pop(message.ask, None)
+        self.verdicts.setdefault(message.ask, verdict)
+
+    def _schedule(self, work: wire.Work) -> None:
+        act = self.fleet.script(self.index, work)
+        if act.reply == "declined":
+            self.dealer.send(wire.Declined(ask=work.ask, reason="declined"))
+            return
+        back = None if act.back is None else work.start + act.back
+        self.dealer.send(
+            wire.Scheduled(ask=work.ask, event=act.event, at=work.start + act.after, cause=act.cause, back=back)  # type: ignore[arg-type]
+        )
+
+    def _proceed(self, work: wire.Work) -> None:
+        act = self.fleet.script(self.index, work)
+        if act.event == "drop":
+            if act.cause == "crash":
+                self.crash()
+            return
+        if work.ask not in self.proceeding and act.reply != "silent":
+            self.proceeding.add(work.ask)
+            self.fleet.with_blobs(work, lambda trees: self._train(work, act, trees))
+
+    def _train(self, work: wire.Work, act: Act, trees: dict[str, dict[str, Any]]) -> None:
+        if work.ask not in self.works:
+            return
+        self.fleet.trained.append((self.index, work.ask))
+        if act.reply == "failed":
+            self.dealer.send(wire.Failed(ask=work.ask, reason="training", detail="the loss is not finite"))
+            return
+        step = np.float32((self.index + 1) / 8 * int(work.ask.split(".")[0]))
+        arrays = {f"model/{name}": array + step for name, array in trees["model"].items()}
+        if act.reply == "nan":
+            arrays["model/w"][0] = np.nan
+        if act.reply == "misshapen":
+            arrays["model/w"] = arrays["model/w"][:1]
+        specs, frames = pack(arrays)
+        result = wire.Result(
+            ask=work.ask, examples=1 + self.index % 3, steps=4, metrics={"loss": float(self.index)}, tensors=specs
+        )
+        self.results[work.ask] = result, frames
+        self.dealer.send(result, frames)
+
+
+@dataclass
+class FakeFleet:
+    """A supervisor and its devices on one network."""
+
+    network: Any
+    address: str
+    count: int
+    script: Script = lambda index, work: Act(10.0 + index)
+    presence: Callable[[int, float], wire.Presence] = lambda index, until: FOREVER
+    devices: dict[int, FakeDevice] = field(default_factory=dict)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    stopped: set[int] = field(default_factory=set)
+    trained: list[tuple[int, str]] = field(default_factory=list)
+    refused: list[wire.Refused] = field(default_factory=list)
+    granted: wire.Granted | None = None
+
+    def start(self) -> None:
+        self._waiting: list[tuple[wire.Work, Callable[[dict[str, dict[str, Any]]], None]]] = []
+        self._partial: dict[str, bytearray] = {}
+        self.supervisor = self.network.connect(self.address, DOWN, self._received, lambda error: None)
+        self._enroll()
+        self._task = asyncio.get_running_loop().create_task(self._tick())
+
+    async def close(self) -> None:
+        self._task.cancel()
+        for device in self.devices.values():
+            device.dealer.close()
+        self.supervisor.close()
+
+    def with_blobs(self, work: wire.Work, use: Callable[[dict[str, dict[str, Any]]], None]) -> None:
+        self._waiting.append((work, use))
+        self._serve()
+
+    def _enroll(self) -> None:
+        lease = self.granted.lease if self.granted else None
+        self.supervisor.send(wire.Enroll(count=self.count, lease=lease, host="here"))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT)
+            if self.granted is None:
+                self._enroll()
+            else:
+                self.supervisor.send(wire.Heartbeat())
+            for device in self.devices.values():
+                device.tick()
+            self._serve()
+
+    def _received(self, envelope: Envelope) -> None:
+        message = envelope.message
+        match message:
+            case wire.Granted():
+                first, self.granted = self.granted is None, message
+                if first:
+                    for start, stop in message.ranges:
+                        for index in range(start, stop):
+                            self.devices[index] = FakeDevice(self, index, message.lease)
+            case wire.Refused(reason="unknown_peer"):
+                self._enroll()
+            case wire.Refused():
+                self.refused.append(message)
+            case wire.Offer():
+                for ref in message.blobs:
+                    self._need(ref)
+            case wire.Blob():
+                held = self._partial.setdefault(message.digest, bytearray())
+                if message.offset == len(held):
+                    held += envelope.frames[0]
+                if len(held) == message.size:
+                    assert digest_of(held) == message.digest
+                    self.blobs[message.digest] = bytes(self._partial.pop(message.digest))
+                    self._serve()
+                else:
+                    self._ask(message.digest, len(held))
+            case wire.Stop():
+                self.stopped.add(-1)
+                self.supervisor.send(wire.Bye())
+
+    def _need(self, ref: wire.BlobRef) -> None:
+        if ref.digest not in self.blobs:
+            self._ask(ref.digest, len(self._partial.get(ref.digest, b"")))
+
+    def _ask(self, digest: str, offset: int) -> None:
+        self.supervisor.send(wire.Need(digest=digest, offset=offset, length=64))
+
+    def _serve(self) -> None:
+        still = []
+        for work, use in self._waiting:
+            missing = [ref for ref in work.shared if ref.digest not in self.blobs]
+            for ref in missing:
+                self._need(ref)
+            if missing:
+                still.append((work, use))
+            else:
+                use({ref.key: decode_tree(self.blobs[ref.digest]) for ref in work.shared})
+        self._waiting = still
+
+
+# ── a run of both ─────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[MemoryNetwork]:
+    network = MemoryNetwork()
+    yield network
+    network.close()
+
+
+@pytest.fixture
+def make_plan(network: MemoryNetwork, tmp_path: Path) -> Callable[..., CoordinatorPlan]:
+    """A plan of 4 rounds with 6 devices, 3 replies wanted; settings may be given by name."""
+
+    def make(directory: str = "run", resume: bool = False, **more: Any) -> CoordinatorPlan:
+        known = {name: more.pop(name) for name in list(more) if name in Settings.__dataclass_fields__}
+        settings = Settings(
+            run="test", seed=1, rounds=4, devices=6, per_round=3, heartbeat_seconds=BEAT, patience=100,
+            start_timeout=10.0, give_up=10.0,
+        )  # fmt: skip
+        plan = CoordinatorPlan(
+            address="here",
+            network=network,
+            settings=replace(settings, **known),
+            algorithm=Mean(),
+            variables={"w": torch.zeros(3), "b": torch.ones(1)},
+            evaluator=Judge(),
+            experiment=b"{}",
+            partition=b"\x00" * 8,
+            data=Digest("0" * 64),
+            classes=2,
+            directory=tmp_path / directory,
+            config="name = 'test'\n",
+            resume=resume,
+        )
+        return replace(plan, **more)
+
+    return make
+
+
+@pytest.fixture
+async def make_fleet(network: MemoryNetwork) -> AsyncIterator[Callable[..., FakeFleet]]:
+    fleets: list[FakeFleet] = []
+
+    def make(count: int = 6, **more: Any) -> FakeFleet:
+        fleet = FakeFleet(more.pop("network", network), more.pop("address", "here"), count, **more)
+        fleet.start()
+        fleets.append(fleet)
+        return fleet
+
+    yield make
+    for fleet in fleets:
+        await fleet.close()
