@@ -1,0 +1,62 @@
+"""What it takes to bring a device to life on this machine, and what it leaves behind for its next life."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedemu.algorithms.partition import Partition
+from fedemu.device.behaviour import Behaviour
+from fedemu.device.membership import Membership
+from fedemu.device.runtime import DeviceRuntime
+from fedemu.device.store import OwnStore
+from fedemu.device.stream import StaticStream
+from fedemu.protocol.ids import DeviceId
+
+OpenBehaviours = Callable[[bytes], Callable[[int], Behaviour]]
+
+
+@dataclass(frozen=True)
+class Birthplace:
+    """``folder`` holds a folder for each device."""
+
+    lease: str
+    heartbeat_seconds: float
+    patience: int
+    behaviour: Callable[[int], Behaviour]
+    partition: Partition
+    folder: Path
+
+    def runtime(self, device: int, incarnation: int) -> DeviceRuntime:
+        """A new life, which finds the own state of the former ones."""
+        train, _ = self.partition.device(device)
+        return DeviceRuntime(
+            Membership(DeviceId(device), incarnation, self.lease, self.heartbeat_seconds, self.patience),
+            self.behaviour(device),
+            StaticStream(train),
+            OwnStore(self.folder / str(device)),
+        )
+
+    def send_away(self, device: int, seconds: float) -> None:
+        """The next life is to begin in so many real seconds, whoever starts it."""
+        if seconds > 0:
+            path = self._away(device)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(repr(time.time() + seconds))
+
+    def away(self, device: int) -> float:
+        """How many real seconds the device still has to stay away."""
+        try:
+            text = self._away(device).read_text()
+        except FileNotFoundError:
+            return 0.0
+        self._away(device).unlink(missing_ok=True)
+        try:
+            return max(0.0, float(text) - time.time())
+        except ValueError:
+            return 0.0  # cut off by the crash that it was to tell of
+
+    def _away(self, device: int) -> Path:
+        return self.folder / str(device) / "away"

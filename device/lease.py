@@ -1,0 +1,141 @@
+"""A supervisor's lease on disk, by which its next life finds its devices and their own states again.
+
+``state/RUN/LEASE/`` holds ``lease.json``, the blobs and a folder per device. It is locked while its supervisor lives, so
+that two supervisors with one state folder never take the same devices.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.messages import Granted
+
+KEPT = 8
+"""Leases of other runs that are kept; the folders of older ones are removed."""
+LIFE_BITS = 20
+"""A supervisor's lives are counted above these bits of an incarnation, its devices' lives within them."""
+
+
+@dataclass(frozen=True)
+class LeaseRecord:
+    """``life`` counts the supervisors that have held the lease."""
+
+    lease: str
+    run: str
+    count: int
+    life: int
+
+
+class LeaseFolder:
+    """A locked folder; ``close`` unlocks it."""
+
+    def __init__(self, folder: Path, record: LeaseRecord, lock: int) -> None:
+        self.folder = folder
+        self.record = record
+        self._lock = lock
+
+    @property
+    def first_incarnation(self) -> int:
+        """Above every incarnation of earlier supervisors."""
+        return self.record.life << LIFE_BITS
+
+    @property
+    def devices(self) -> Path:
+        return self.folder / "devices"
+
+    @property
+    def blobs(self) -> Path:
+        return self.folder / "blobs"
+
+    def begin(self) -> None:
+        """Another life with this lease."""
+        life = self.record.life + 1
+        if life >= 2 ** (31 - LIFE_BITS):
+            raise ConfigurationError(f"The lease in {self.folder} was taken up too often; remove the folder.")
+        self.record = LeaseRecord(self.record.lease, self.record.run, self.record.count, life)
+        partial = self.folder / "lease.json.partial"
+        partial.write_text(json.dumps(self.record.__dict__, indent=1))
+        os.replace(partial, self.folder / "lease.json")
+
+    def close(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def find_leases(state: Path, count: int) -> list[LeaseFolder]:
+    """The leases of ``count`` devices that no living supervisor holds, newest first, all locked."""
+    found = []
+    for path in sorted(state.glob("*/*/lease.json"), key=_age):
+        lock = _lock(path.parent)
+        if lock is None:
+            continue
+        record = _read(path)
+        if record is not None and record.count == count and len(found) < KEPT:
+            found.append(LeaseFolder(path.parent, record, lock))
+        else:
+            os.close(lock)
+    return found
+
+
+def create_lease(state: Path, granted: Granted, count: int) -> LeaseFolder:
+    """The folder of a new lease, locked; raises ConfigurationError if it can't be made."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", granted.run)[:64].strip(".") or "run"
+    folder = state / name / hashlib.sha256(granted.lease.encode()).hexdigest()[:16]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"The state folder {state} can't be used ({error.strerror}); choose another.") from error
+    lock = _lock(folder)
+    if lock is None:
+        raise ConfigurationError(f"Another supervisor works in {folder}.")
+    return LeaseFolder(folder, _read(folder / "lease.json") or LeaseRecord(granted.lease, granted.run, count, 0), lock)
+
+
+def prune(state: Path) -> None:
+    """Remove the folders of all but the newest leases that nobody holds."""
+    for path in sorted(state.glob("*/*/lease.json"), key=_age)[KEPT:]:
+        lock = _lock(path.parent)
+        if lock is not None:
+            shutil.rmtree(path.parent, ignore_errors=True)
+            os.close(lock)
+            with suppress(OSError):
+                path.parent.parent.rmdir()
+
+
+def _lock(folder: Path) -> int | None:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _read(path: Path) -> LeaseRecord | None:
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text())
+        return LeaseRecord(str(fields["lease"]), str(fields["run"]), int(fields["count"]), int(fields["life"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _age(path: Path) -> float:
+    try:
+        return -path.stat().st_mtime
+    except OSError:
+        return 0.0

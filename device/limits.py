@@ -1,0 +1,138 @@
+"""Whether this machine can hold a fleet: file descriptors, processes and memory, asked before anything is started."""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedemu.protocol.errors import ConfigurationError
+
+PROCESS_BYTES = 6 * 2**20
+"""Memory that a device process takes for itself, with some of its kernel structures."""
+DEVICE_BYTES = 2**18
+"""What each further device of a process adds."""
+TRAINER_BYTES = 400 * 2**20
+THREADS = 3
+"""Threads of a device process: its own, and two of ZeroMQ."""
+SPARE_FILES = 128
+FILES_PER_DEVICE = 4
+"""Descriptors of a device within its process, while an old connection still lingers beside the new one."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is there; None where the system does not tell. Bytes for memory, counts for the rest."""
+
+    files_hard: int
+    tasks: int | None
+    """Processes and threads that can still be started."""
+    memory: int | None
+
+
+def demand(count: int, per_process: int, trainers: int) -> tuple[int, int, int]:
+    """What a fleet needs: descriptors in its largest process, tasks in all, and bytes."""
+    processes = -(-count // per_process)
+    files = SPARE_FILES + max(2 * (processes + trainers), FILES_PER_DEVICE * min(per_process, count))
+    tasks = THREADS * processes + 8 * trainers + 16
+    return files, tasks, PROCESS_BYTES * processes + DEVICE_BYTES * count + TRAINER_BYTES * trainers
+
+
+def check(count: int, per_process: int, trainers: int, machine: Machine) -> None:
+    """Raises ConfigurationError with what is too little and how to get more."""
+    files, tasks, memory = demand(count, per_process, trainers)
+    if files > machine.files_hard:
+        raise ConfigurationError(
+            f"{count} devices need {files} open files in one process, but at most {machine.files_hard} are allowed; "
+            f"raise the limit (ulimit -Hn {files}), or change --per-process."
+        )
+    if machine.tasks is not None and tasks > machine.tasks:
+        raise ConfigurationError(
+            f"{count} devices need {tasks} processes and threads, but only {machine.tasks} more can be started; "
+            f"raise the limit (ulimit -u, or pids.max of the container), or pack devices with --per-process "
+            f"{max(2, -(-count * THREADS // max(1, machine.tasks)) + 1)}."
+        )
+    if machine.memory is not None and memory > machine.memory:
+        raise ConfigurationError(
+            f"{count} devices and {trainers} trainers need about {memory / 2**30:.1f} GiB of memory, but "
+            f"{machine.memory / 2**30:.1f} GiB are available; start fewer with --n, or pack them with --per-process."
+        )
+
+
+def prepare_machine(count: int, per_process: int, trainers: int) -> None:
+    """Check the machine and raise this process's, and so its children's, soft limit of open files."""
+    machine = this_machine()
+    check(count, per_process, trainers, machine)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files, _, _ = demand(count, per_process, trainers)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+
+
+def this_machine() -> Machine:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Machine(2**31 if hard == resource.RLIM_INFINITY else hard, _tasks(), _memory())
+
+
+def _tasks() -> int | None:
+    """The tightest of the user's limit, the container's and the kernel's, less what they have in use."""
+    left = []
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft != resource.RLIM_INFINITY and os.geteuid() != 0:
+        left.append(soft - _tasks_of_user())
+    for folder in _control_groups():
+        if (most := _number(folder / "pids.max")) is not None:
+            left.append(most - (_number(folder / "pids.current") or 0))
+    if (most := _number(Path("/proc/sys/kernel/threads-max"))) is not None:
+        left.append(most)
+    if (most := _number(Path("/proc/sys/kernel/pid_max"))) is not None:
+        left.append(most)
+    return max(0, min(left)) if left else None
+
+
+def _tasks_of_user() -> int:
+    mine, tasks = os.geteuid(), 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if folder.stat().st_uid == mine:
+                tasks += len(os.listdir(folder / "task"))
+        except OSError:
+            continue
+    return tasks
+
+
+def _memory() -> int | None:
+    """The smaller of what the machine has available and what the container has left."""
+    left = []
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                left.append(int(line.split()[1]) * 1024)
+    except (OSError, ValueError):
+        pass
+    for folder in _control_groups():
+        if (most := _number(folder / "memory.max")) is not None:
+            left.append(most - (_number(folder / "memory.current") or 0))
+    return max(0, min(left)) if left else None
+
+
+def _control_groups() -> list[Path]:
+    """The folders of this process's control group and those above it (version 2)."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    own = next((line[3:] for line in lines if line.startswith("0::")), None)
+    if own is None:
+        return []
+    folder = root / own.lstrip("/")
+    return [folder, *[parent for parent in folder.parents if parent == root or root in parent.parents]]
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None  # absent, or "max"

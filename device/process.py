@@ -1,0 +1,125 @@
+"""A device process: one device, or several, on an event loop of their own. No torch here.
+
+It is forked from the zygote and ends with it. Exit codes: 0 to be born again, ``RETIRED`` to stay away, 1 after a bug.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, assert_never
+
+from fedemu.device.actions import Crash, Leave, Retire
+from fedemu.device.birth import Birthplace
+from fedemu.device.bus import TO_PROCESS, Attach, Done, JobFailed, Quit
+from fedemu.device.peer import DevicePeer, End
+from fedemu.device.pipe import Setup
+from fedemu.protocol.codec import Envelope
+from fedemu.protocol.errors import ProtocolError
+from fedemu.protocol.messages import Message
+from fedemu.protocol.transport import Network
+from fedemu.protocol.zmq_transport import ZmqNetwork
+
+RETIRED = 3
+FAILED = 1
+
+log = logging.getLogger("fedemu.device")
+
+
+class DeviceProcess:
+    """``exit_code`` is set when the process is to end."""
+
+    def __init__(
+        self, network: Network, setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple[int, int]]
+    ) -> None:
+        self.exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._network = network
+        self._address = setup.coordinator
+        self._birthplace = birthplace
+        self._packed = len(lives) > 1
+        self._bus = network.connect(setup.bus, TO_PROCESS, self._received, self._rejected)
+        self._bus.send(Attach(token=setup.token, role="process", number=number))
+        self._peers: dict[int, DevicePeer] = {}
+        for device, incarnation in lives:
+            self._bear(device, incarnation)
+
+    def _bear(self, device: int, incarnation: int) -> None:
+        peer = DevicePeer(
+            self._birthplace.runtime(device, incarnation),
+            self._network,
+            self._address,
+            self._tell,
+            lambda end: self._ended(device, end),
+        )
+        self._peers[device] = peer
+        peer.start(self._birthplace.away(device))
+
+    def _tell(self, message: Message, frames: Sequence[Any]) -> None:
+        self._bus.send(message, frames)
+
+    def _received(self, envelope: Envelope) -> None:
+        match envelope.message:
+            case Done() | JobFailed() as answer:
+                if answer.device in self._peers:
+                    self._peers[answer.device].trained(answer, envelope.frames)
+            case Quit():
+                for peer in list(self._peers.values()):
+                    peer.quit()
+
+    def _rejected(self, error: ProtocolError) -> None:
+        log.warning("unreadable message on the bus: %s", error)
+
+    def _ended(self, device: int, end: End) -> None:
+        match end:
+            case Crash():
+                self._birthplace.send_away(device, end.away)
+                os.kill(os.getpid(), signal.SIGKILL)
+            case Leave() if self._packed:  # its companions stay, so it is born again right here
+                self._birthplace.send_away(device, end.away)
+                self._bear(device, self._peers[device].runtime.member.incarnation + 1)
+            case Leave():
+                self._birthplace.send_away(device, end.away)
+                self._finish(0)
+            case Retire():
+                del self._peers[device]
+                if not self._peers:
+                    self._finish(RETIRED)
+            case _:
+                assert_never(end)
+
+    def _finish(self, code: int) -> None:
+        if not self.exit_code.done():
+            self.exit_code.set_result(code)
+
+
+def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple[int, int]]) -> int:
+    """Live until the devices' lives are over; returns the exit code."""
+    _log_to(Path(setup.logs) / f"device-{number}.log" if setup.logs else None)
+    return asyncio.run(_live(setup, birthplace, number, lives))
+
+
+async def _live(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple[int, int]]) -> int:
+    network = ZmqNetwork()
+    process = DeviceProcess(network, setup, birthplace, number, lives)
+
+    def give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # A device that goes on after an error would only be silent; its next life starts from its own state.
+        log.error("device process %d ends: %s", number, context["message"], exc_info=context.get("exception"))
+        if not process.exit_code.done():
+            process.exit_code.set_result(FAILED)
+
+    asyncio.get_running_loop().set_exception_handler(give_up)
+    try:
+        return await process.exit_code
+    finally:
+        network.close()
+
+
+def _log_to(path: Path | None) -> None:
+    """A file that comes to be only when there is something to say."""
+    handler = logging.FileHandler(path, delay=True) if path else logging.StreamHandler()
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(asctime)s %(levelname)s %(message)s")

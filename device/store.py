@@ -1,0 +1,79 @@
+"""A device's own state on disk: one safetensors file per version, named by the ask that made it.
+
+A version is written before its result is sent and counts once the coordinator has accepted it, so nothing is committed
+twice. Trainers read and write the files by path; the device process only keeps the books and never loads a tensor.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save
+
+from fedemu.protocol.ids import AskId
+
+PREFIX, SUFFIX = "own-", ".safetensors"
+
+
+class OwnStore:
+    """The versions of one device's own state in ``folder``, which need not exist before the first version does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._versions: set[AskId] = set()
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            return
+        for name in names:
+            if name.startswith(PREFIX) and name.endswith(SUFFIX):
+                with suppress(ValueError):  # a file of this look that is not ours
+                    self._versions.add(AskId.parse(name[len(PREFIX) : -len(SUFFIX)]))
+            elif name.endswith(".partial"):
+                (folder / name).unlink(missing_ok=True)
+
+    @property
+    def versions(self) -> frozenset[AskId]:
+        return frozenset(self._versions)
+
+    def path(self, version: AskId) -> Path:
+        return self.folder / f"{PREFIX}{version}{SUFFIX}"
+
+    def written(self, version: AskId) -> None:
+        """A trainer has put this version in place."""
+        self._versions.add(version)
+
+    def discard(self, version: AskId) -> None:
+        """Remove a version that will never count; does nothing where there is none."""
+        if version in self._versions:
+            self._versions.remove(version)
+            self.path(version).unlink(missing_ok=True)
+
+    def supersede(self, current: AskId | None, durable_round: int) -> None:
+        """Drop what no checkpoint can name any more.
+
+        ``current`` is the version that counts now. Once it belongs to a durable round, every checkpoint from that round on
+        names it, so all other versions up to the durable round are out of reach. A later one may belong to work in flight.
+        """
+        if current is not None and current.round > durable_round:
+            return
+        for version in [v for v in self._versions if v != current and v.round <= durable_round]:
+            self.discard(version)
+
+
+def write_own(path: Path, tree: Mapping[str, NDArray[Any]]) -> None:
+    """Put a version in place at once: a reader sees the old file, or none, or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.write_bytes(save(dict(tree)))
+    os.replace(partial, path)
+
+
+def read_own(path: Path) -> dict[str, NDArray[Any]]:
+    """Raises FileNotFoundError where the version does not exist."""
+    return load_file(path)

@@ -1,0 +1,97 @@
+"""One Work at a device, from its arrival to the coordinator's verdict, and the messages that it turns into."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedemu.device.actions import Send, Tell
+from fedemu.device.behaviour import Assignment, Behaviour, Schedule
+from fedemu.device.bus import INDICES, Done, JobFailed, Submit
+from fedemu.device.corruption import corrupt
+from fedemu.device.store import OwnStore
+from fedemu.device.stream import Stream
+from fedemu.protocol.ids import AskId, DeviceId
+from fedemu.protocol.messages import Failed, Result, Scheduled, TensorSpec, Work
+
+
+@dataclass
+class Task:
+    """``indices`` ``[examples]`` are the device's samples at the time of the Work."""
+
+    ask: AskId
+    work: Work
+    frames: Sequence[Any]
+    schedule: Schedule
+    indices: NDArray[np.int64]
+    phase: Literal["scheduled", "training", "trained"] = "scheduled"
+    replies: list[Send] = field(default_factory=list)
+    """What is sent when the work is done, and again until it is answered."""
+    due: float = math.inf
+    """Real time of the next step: a planned drop-out, the end of the emulated work, or sending again."""
+
+    def asks_the_same(self, work: Work) -> bool:
+        """Whether ``work`` is this one over again; what is durable may have moved on meanwhile."""
+        return self.work == work.model_copy(update={"durable_round": self.work.durable_round})
+
+
+def plan_task(work: Work, frames: Sequence[Any], behaviour: Behaviour, stream: Stream) -> Task:
+    """What will come of a Work, by the device's data and behaviour."""
+    ask = AskId.parse(work.ask)
+    indices = stream.arrived(work.start, ask.round)
+    assignment = Assignment(
+        ask=ask,
+        start=work.start,
+        download_bytes=work.download_bytes,
+        upload_bytes=work.upload_bytes,
+        samples=work.passes * len(indices),
+        deadline=work.deadline,
+    )
+    return Task(ask, work, frames, behaviour.schedule(assignment), indices)
+
+
+def announcement(task: Task) -> Send:
+    schedule = task.schedule
+    return Send(
+        Scheduled(
+            ask=task.work.ask, event=schedule.event, at=schedule.at, cause=schedule.cause, back=schedule.back
+        )
+    )
+
+
+def submission(task: Task, device: DeviceId, store: OwnStore) -> Tell:
+    """The job for a trainer."""
+    work = task.work
+    job = Submit(
+        device=device,
+        ask=work.ask,
+        program=work.program,
+        task=work.task,
+        shared=work.shared,
+        own=str(store.path(AskId.parse(work.state))) if work.state else None,
+        next_own=str(store.path(task.ask)),
+        tensors=(TensorSpec(name=INDICES, dtype="int64", shape=task.indices.shape), *work.tensors),
+    )
+    return Tell(job, (np.ascontiguousarray(task.indices, dtype="<i8").tobytes(), *task.frames))
+
+
+def replies(task: Task, answer: Done | JobFailed, frames: Sequence[Any]) -> list[Send]:
+    """What the coordinator is told, with the reply's planned faults."""
+    if isinstance(answer, JobFailed):
+        return [Send(Failed(ask=answer.ask, reason=answer.reason, detail=answer.detail))]
+    result = Result(
+        ask=answer.ask,
+        examples=answer.examples,
+        steps=answer.steps,
+        metrics=answer.metrics,
+        label_counts=answer.label_counts,
+        tensors=answer.tensors,
+    )
+    if task.schedule.corruption is not None:
+        result, frames = corrupt(result, frames, task.schedule.corruption)
+    return [Send(result, frames)] * (2 if task.schedule.reply == "duplicate" else 1)
