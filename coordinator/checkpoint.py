@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -22,6 +21,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from fedemu.algorithms.interface import Tree
+from fedemu.coordinator.files import named_failure, replace
 from fedemu.coordinator.outline import flatten, restore
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
@@ -56,14 +56,15 @@ def save(directory: Path, round: int, state: Any, record: dict[str, Any]) -> Non
     ``state`` is the algorithm's frozen dataclass; ``record`` anything that JSON holds exactly (keys are strings,
     numbers may be infinite).
     """
-    directory.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     outline = flatten(state, tensors)
+    with named_failure(directory):
+        directory.mkdir(parents=True, exist_ok=True)
     # A name that no committed record points to, so that saving a round again never harms what is there.
     name = next(name for n in range(1 << 30) if not (directory / (name := f"state-{round}.{n}.safetensors")).exists())
-    (directory / name).write_bytes(serialize(tensors))
+    replace(directory / name, serialize(tensors))
     text = json.dumps({"format": _FORMAT, "round": round, "tensors": name, "state": outline, "record": record})
-    _replace(directory / f"record-{round}.json", text)
+    replace(directory / f"record-{round}.json", text.encode())
     _drop_others(directory, round, name)
 
 
@@ -85,7 +86,7 @@ def load(directory: Path, example_state: S) -> Loaded[S] | None:
             )
         return Loaded(round, restore(document["state"], tensors, example_state), document["record"])
     if rounds:
-        raise FedemuError(f"no checkpoint in {directory} can be read; start the run anew in another folder")
+        raise FedemuError(f"No checkpoint in {directory} can be read; start the run anew in another folder.")
     return None
 
 
@@ -93,14 +94,13 @@ def save_job(
     directory: Path, round: int, ordinal: int, step: int, carry: Tree, *, finished: bool = False, attempt: int = 0
 ) -> None:
     """Keep a server job's carry after ``step`` steps, then drop the ones before."""
-    directory.mkdir(parents=True, exist_ok=True)
+    with named_failure(directory):
+        directory.mkdir(parents=True, exist_ok=True)
     older = _job_files(directory, round, attempt, ordinal)
     # Every step has a file name of its own: to rename over a file would have the disk waited for on some file systems.
     path = directory / f"job-{round}.{attempt}.{ordinal}.{step}.safetensors"
     facts = {"step": step, "finished": finished, "names": list(carry)}
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(serialize(_owned(carry), metadata={"job": json.dumps(facts)}))
-    os.replace(partial, path)
+    replace(path, serialize(dict(canonical(carry)), metadata={"job": json.dumps(facts)}))
     for other in older:
         if other != path:
             other.unlink(missing_ok=True)
@@ -118,10 +118,6 @@ def load_job(directory: Path, round: int, ordinal: int, *, attempt: int = 0) -> 
 
 def canonical(tree: Tree) -> Tree:
     """The tree as a load would give it back: detached, dense, in memory of its own."""
-    return _owned(tree)
-
-
-def _owned(tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tree.items()}
 
 
@@ -138,12 +134,6 @@ def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(text)
-    os.replace(partial, path)
-
-
 def _rounds(directory: Path) -> list[int]:
     if not directory.is_dir():
         return []
@@ -151,7 +141,7 @@ def _rounds(directory: Path) -> list[int]:
 
 
 def _drop_others(directory: Path, round: int, tensors: str) -> None:
-    """The record goes before its tensors, so that no record ever points to nothing for longer than a kill may last."""
+    """A record goes before its tensors, so that no record is ever without them."""
     keep = {tensors, f"record-{round}.json"}
     names = os.listdir(directory)
     for name in sorted((name for name in names if name not in keep), key=lambda name: not _RECORD.fullmatch(name)):

@@ -1,9 +1,8 @@
-"""Folding the payloads of one ask into what the script receives: per leaf, block by block, in float64, in the given
-order.
+"""Folding the payloads of one ask into what the script receives: per leaf, block by block, in float64.
 
-Every element is folded on its own, ``((n_1 x_1) + n_2 x_2) + ...``, by separate multiplications and additions, then
-divided once. So the bits depend on the order of the payloads alone: not on the size of the blocks, the number of
-threads, or whether the machine fuses multiply and add.
+Every element is folded on its own, ``((n_1 x_1) + n_2 x_2) + ...``, in the given order, by separate multiplications
+and additions, then divided once. So the bits depend on the order of the payloads alone: not on the size of the
+blocks, the number of threads, or whether the machine fuses multiply and add.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""The run directory: what a run leaves behind for reports, tests and other tools. ``docs/run_directory.md`` is the
-contract.
+"""The run directory: what a run leaves behind for reports, tests and other tools.
 
-No torch is imported here until a model is written, because reports read runs without it.
+``docs/run_directory.md`` is the contract. No torch is imported here until a model is written, because reports read runs
+without it.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from fedemu.coordinator.files import named_failure, replace
 from fedemu.coordinator.summary import Summary
 from fedemu.protocol.errors import ConfigurationError
 
@@ -56,7 +58,7 @@ class RunDirectory:
 
     def write_config(self, text: str) -> None:
         """Freeze the resolved experiment."""
-        _replace(self.config, text.encode())
+        replace(self.config, text.encode())
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Append one round's row."""
@@ -75,8 +77,7 @@ class RunDirectory:
         return {log: os.fstat(file.fileno()).st_size for log, file in self._logs.items()}
 
     def rewind(self, cursor: Mapping[str, int]) -> None:
-        """Forget what was written after ``cursor`` (an empty one means everything), an earlier end's results
-        included."""
+        """Forget what was written after ``cursor`` (all, where it is empty), and the results of an earlier end."""
         reached = self.cursor()
         for log in _LOGS:
             wanted = cursor.get(log, 0)
@@ -95,9 +96,9 @@ class RunDirectory:
         from safetensors.torch import save  # reports read this module without torch
 
         model = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in variables.items()})
-        _replace(self.path / "model.safetensors", model)
-        text = json.dumps(plain(asdict(summary)), indent=2, ensure_ascii=False, allow_nan=False)
-        _replace(self.path / "summary.json", text.encode() + b"\n")
+        replace(self.path / "model.safetensors", model)
+        text = json.dumps(plain(asdict(summary)), indent=2, allow_nan=False)
+        replace(self.path / "summary.json", text.encode() + b"\n")
 
     def close(self) -> None:
         for file in (*self._logs.values(), self._lock):
@@ -112,8 +113,13 @@ class RunDirectory:
         self.close()
 
     def _append(self, log: str, values: Mapping[str, Any]) -> None:
-        line = json.dumps(plain(values), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        self._logs[log].write(line.encode() + b"\n")
+        line = json.dumps(plain(values), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        file = self._logs[log]
+        with named_failure(self.path / f"{log}.jsonl"):
+            before = os.fstat(file.fileno()).st_size
+            if file.write(line) != len(line):
+                os.ftruncate(file.fileno(), before)  # a full disk took only a part
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @dataclass(frozen=True)
@@ -188,9 +194,3 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
         return []
     text = path.read_bytes()
     return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines() if line]
-
-
-def _replace(path: Path, data: bytes) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(data)
-    os.replace(partial, path)

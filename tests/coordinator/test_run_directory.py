@@ -1,6 +1,7 @@
 import json
 import math
 import multiprocessing
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedemu.coordinator.run_directory import RunDirectory, plain, read_run
-from fedemu.coordinator.summary import summarize
+from fedemu.coordinator.summary import model_digest, summarize
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -212,3 +213,13 @@ def test_two_coordinators_cannot_work_in_one_folder(tmp_path: Path):
         run.write_config("")
         assert "Another coordinator is at work" in ask()
     assert ask() == "resumed"
+
+
+def test_the_digest_can_be_recomputed_as_the_documentation_says(run: RunDirectory, monkeypatch, capsys):
+    page = Path(__file__).parents[2] / "docs" / "run_directory.md"
+    (program,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    variables = {"w": torch.randn(3, 2).t(), "größe": torch.tensor(3)}
+    run.finish(summary(run, model_digest=model_digest(variables)), variables)
+    monkeypatch.chdir(run.path)
+    exec(program, {})
+    assert capsys.readouterr().out.strip() == read_run(run.path).summary["model_digest"]
