@@ -35,11 +35,12 @@ def dirichlet(
 ) -> list[Indices]:
     """Label skew with free sizes: each class is spread over the devices by proportions from Dir(alpha).
 
-    Drawn once; then, in index order, each device below ``min_samples`` takes random samples from the device that is the
-    largest at that moment (ties: lowest index). With ``retry``, as in NIID-Bench (Li et al., arXiv:2102.02079), the
-    proportions of all classes are drawn again instead until every device has ``min_samples``, at most MOST_DRAWS times.
-    With ``balanced``, a device that holds ``samples / devices`` or more gets nothing of the classes that follow, and
-    the other proportions are renormalised. FedNTD's is ``retry`` and ``balanced`` with ``min_samples`` 10.
+    Drawn once (Yurochkin et al., arXiv:1905.12022); then, in index order, each device below ``min_samples`` takes random
+    samples from the device that is the largest at that moment (ties: lowest index). With ``retry``, as in NIID-Bench (Li
+    et al., arXiv:2102.02079), the proportions of all classes are drawn again instead until every device has
+    ``min_samples``, at most MOST_DRAWS times. With ``balanced``, a device that holds ``samples / devices`` or more gets
+    nothing of the classes that follow, and the other proportions are renormalised. FedNTD's partition is ``retry`` and
+    ``balanced`` with ``min_samples`` 10.
     """
     _check_alpha(alpha)
     _check_minimum(len(labels), devices, min_samples)
@@ -62,8 +63,8 @@ def dirichlet_equal(labels: Labels, devices: int, *, alpha: float, generator: np
     """Label skew with equal sizes: each device draws its class proportions from Dir(alpha), then its samples by them.
 
     Samples are drawn without replacement; a class that runs out is dropped and the rest renormalised, so later devices
-    take what is left (Reddi et al., arXiv:2003.00295, appendix C.1; the WSM paper's partition). Where a device's
-    proportions are zero in all that is left, it draws from that evenly. The first ``samples % devices`` hold one more.
+    take what is left (Hsu et al., arXiv:1909.06335, and the WSM paper's code). Where a device's proportions are zero in
+    all that is left, it draws from that by what there is. The first ``samples % devices`` hold one more.
     """
     _check_alpha(alpha)
     _check_minimum(len(labels), devices, 1)

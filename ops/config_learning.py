@@ -48,7 +48,15 @@ class Iid(Section):
     kind: Literal["iid"] = "iid"
 
 
-Partition = Annotated[Dirichlet | DirichletEqual | Shards | Natural | Iid, Field(discriminator="kind")]
+class Flwr(Section):
+    """A partitioner of flwr-datasets by its class name; ``options`` are the arguments of its constructor."""
+
+    kind: Literal["flwr"] = "flwr"
+    partitioner: Text
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+Partition = Annotated[Dirichlet | DirichletEqual | Shards | Natural | Iid | Flwr, Field(discriminator="kind")]
 
 
 class Data(Section):

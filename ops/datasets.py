@@ -13,7 +13,7 @@ from fedemu.algorithms.corpus import Corpus
 from fedemu.algorithms.partition import Partition
 from fedemu.ops import config
 from fedemu.ops.datasets_cache import Progress, cache_folder, locked, read, write
-from fedemu.ops.datasets_source import Place, Source, digits, entry_of, locate, own
+from fedemu.ops.datasets_source import LABEL, Place, Source, digits, entry_of, locate, own
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.ids import Digest
@@ -44,8 +44,12 @@ def open_corpus(data: config.Data, progress: Progress | None = None) -> Corpus:
 
 
 def source_of(data: config.Data) -> Source:
-    wanted = {data.partition.column} if isinstance(data.partition, config.Natural) else set()
-    wanted |= {data.id_column} - {config.AUTO}
+    wanted = {data.id_column} - {config.AUTO}
+    match data.partition:
+        case config.Natural(column=column):
+            wanted.add(column)
+        case config.Flwr(options={"partition_by": str(column)}) if column != LABEL:
+            wanted.add(column)
     return Source(
         dataset=data.dataset,
         image_column=None if data.image_column == config.AUTO else data.image_column,
@@ -118,6 +122,12 @@ def build_partition(corpus: Corpus, data: config.Data, *, devices: int, seed: in
             shares = partitioners.by_id(corpus.train.columns[column], devices)
         case config.Iid():
             shares = partitioners.iid(len(labels), devices, generator=random)
+        case config.Flwr(partitioner=name, options=options):
+            # Imports flwr-datasets, which takes seconds.
+            from fedemu.ops.datasets_flwr import flwr_shares
+
+            chosen = seeds.integer(seed, purpose="partition")
+            shares = flwr_shares(corpus.train, devices, name, options, chosen)
         case _:
             assert_never(data.partition)
     return Partition.of(shares, data.validation, seeds.generator(seed, purpose="validation"))

@@ -24,6 +24,7 @@ __all__ = ["Coloured", "decode"]
 
 PROBE_SECONDS = 5.0
 """How long the hub may take to accept a connection before it counts as out of reach."""
+_CONFIGURATIONS = re.compile(r"available configs: \[(.*?)\]")
 _NO_ROWS = re.compile(r'Instruction "(.*)" corresponds to no data!')
 _TESTS = ("test", "validation", "valid", "val", "dev")
 
@@ -66,10 +67,12 @@ def decode(source: Source, place: Place, scratch: Path, grey: bool) -> Decoded:
 
 
 def _open(source: Source, place: Place, scratch: Path) -> datasets.DatasetDict:
-    quiet = datasets.are_progress_bars_disabled()
+    quiet, verbosity = datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
+    # What goes wrong is raised as well.
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     try:
-        opened = _open_hub(place.where) if place.kind == "hub" else _open_folder(Path(place.where), scratch)
+        opened = _open_hub(place) if place.kind == "hub" else _open_folder(place, scratch)
         return opened if isinstance(opened, datasets.DatasetDict) else datasets.DatasetDict(train=opened)
     except DataError:
         raise
@@ -79,33 +82,43 @@ def _open(source: Source, place: Place, scratch: Path) -> datasets.DatasetDict:
         while reason.__cause__ is not None:
             reason = reason.__cause__
         words = (str(reason).strip() or type(reason).__name__).splitlines()[0]
+        if several := _CONFIGURATIONS.search(str(reason)):
+            names = several[1].replace("'", "")
+            raise DataError(
+                f"the data set {source.dataset!r} comes in several configurations, {names}; "
+                f"choose one, as in {source.dataset}#{names.split(', ')[0]}"
+            ) from error
         if empty := _NO_ROWS.fullmatch(words):
             raise DataError(f"the split {empty[1]} of {source.dataset!r} is empty") from error
         raise DataError(f"the data set {source.dataset!r} can't be read: {words}") from error
     finally:
+        datasets.logging.set_verbosity(verbosity)
         if not quiet:
             datasets.enable_progress_bars()
 
 
-def _open_folder(folder: Path, scratch: Path) -> datasets.DatasetDict | datasets.Dataset:
+def _open_folder(place: Place, scratch: Path) -> datasets.DatasetDict | datasets.Dataset:
+    folder = Path(place.where)
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         return datasets.load_from_disk(str(folder))
-    return datasets.load_dataset(str(folder), cache_dir=str(scratch))
+    return datasets.load_dataset(str(folder), place.subset, cache_dir=str(scratch))
 
 
-def _open_hub(name: str) -> datasets.DatasetDict:
-    offline = datasets.config.HF_HUB_OFFLINE
+def _open_hub(place: Place) -> datasets.DatasetDict:
+    name, offline = place.where, datasets.config.HF_HUB_OFFLINE
     # The hub's client tries again and again; where nothing answers, only what it has downloaded before is looked at.
     datasets.config.HF_HUB_OFFLINE = offline or not _reachable(datasets.config.HF_ENDPOINT)
     try:
-        return datasets.load_dataset(name)
+        return datasets.load_dataset(name, place.subset)
     except (ConnectionError, FileNotFoundError) as error:
         if datasets.config.HF_HUB_OFFLINE:
             raise DataError(
                 f"there is no folder {name!r}, and the Hugging Face hub can't be reached to look there; "
                 "name a folder, or set FEDEMU_DATA to the folder above it"
             ) from error
-        raise DataError(f"there is no folder {name!r}, and no such data set on the Hugging Face hub") from error
+        raise DataError(
+            f"there is no folder {name!r}, and no such data set on the Hugging Face hub, or none open to this user"
+        ) from error
     finally:
         datasets.config.HF_HUB_OFFLINE = offline
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ from fedemu.ops.datasets_cache import FORMAT, Decoded, Samples
 from fedemu.protocol.errors import DataError
 
 BUILT_IN = "digits"
+LABEL = "label"
+"""What the labels are called among a corpus's columns, whatever their column was called in the data set."""
 _ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -41,15 +43,19 @@ class Source:
 
     @property
     def name(self) -> str:
-        return re.split(r"[/:]", self.dataset.rstrip("/"))[-1]
+        return re.split(r"[/:]", self.dataset.rstrip("/"))[-1].replace("#", "-")
 
 
 @dataclass(frozen=True)
 class Place:
-    """``kind`` tells how to read it; ``where`` is a folder, a hub id or ``module:Name``."""
+    """``kind`` tells how to read it; ``where`` is a folder, a hub id or ``module:Name``.
 
-    kind: str
+    ``subset`` is one of the configurations that some Hugging Face data sets come in.
+    """
+
+    kind: Literal["built_in", "function", "folder", "hub"]
     where: str
+    subset: str | None = None
 
 
 def locate(dataset: str, data: Path | None) -> Place:
@@ -58,15 +64,16 @@ def locate(dataset: str, data: Path | None) -> Place:
         return Place("built_in", dataset)
     if _ATTRIBUTE.fullmatch(dataset):
         return Place("function", dataset)
-    folders = [Path(dataset).expanduser()] if data is None else [data / dataset, Path(dataset).expanduser()]
+    name, _, subset = dataset.partition("#")
+    folders = dict.fromkeys([*([data / name] if data is not None else []), Path(name).expanduser()])
     for folder in folders:
         if folder.is_dir():
-            return Place("folder", str(folder.resolve()))
-    if _HUB_ID.fullmatch(dataset):
-        return Place("hub", dataset)
-    tried = " nor ".join(str(folder) for folder in folders)
+            return Place("folder", str(folder.resolve()), subset or None)
+    if _HUB_ID.fullmatch(name):
+        return Place("hub", name, subset or None)
     raise DataError(
-        f"there is no data set {dataset!r}: neither a folder {tried} nor a Hugging Face id; check data.dataset"
+        f"there is no data set {dataset!r}: no folder {' or '.join(map(str, folders))}, "
+        "and it is no Hugging Face id; check data.dataset"
     )
 
 

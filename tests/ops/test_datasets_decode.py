@@ -300,6 +300,15 @@ def test_an_empty_folder_is_one_sentence(tmp_path, open_folder):
     assert "\n" not in str(caught.value)
 
 
+def test_one_of_several_configurations_has_to_be_chosen(tmp_path, open_folder):
+    write_csv(tmp_path, first="x,label\n1,a\n2,a\n", second="x,label\n3,b\n4,b\n")
+    names = "- config_name: one\n  data_files: first.csv\n- config_name: two\n  data_files: second.csv\n"
+    (tmp_path / "pets" / "README.md").write_text(f"---\nconfigs:\n{names}---\n")
+    with pytest.raises(DataError, match=r"several configurations, one, two; choose one, as in pets#one"):
+        open_folder()
+    assert open_folder("pets#two").class_names == ("b",)
+
+
 def test_changed_files_are_decoded_again(pets, open_folder):
     pets([(RED, 0), (GREY, 1)])
     first = open_folder()
@@ -322,7 +331,9 @@ def test_the_folder_of_data_sets_comes_before_the_working_folder(tmp_path, pets,
 
 
 def test_a_folder_that_does_not_exist_is_named_at_every_place(tmp_path):
-    with pytest.raises(DataError, match=r"neither a folder /nowhere/pets nor \./no/such/pets|neither a folder .* nor"):
+    with pytest.raises(
+        DataError, match=r"no folder /nowhere/no/such/pets or no/such/pets, and it is no Hugging Face id"
+    ):
         load_corpus(Source("./no/such/pets"), cache=tmp_path / "cache", data=Path("/nowhere"))
 
 
