@@ -176,6 +176,8 @@ class BlobStore:
         """
         path = self.path(digest)
         if path.exists():
+            # Another process may have fetched it meanwhile.
+            self.abandon(digest)
             return True
         download = self._downloads.get(digest)
         if download is None:

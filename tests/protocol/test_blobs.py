@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from fedemu.protocol.blobs import CHUNK, BlobStore, decode_tree, encode_tree
+from fedemu.protocol.errors import BlobError, MalformedMessage
+from fedemu.protocol.ids import Digest, digest_of
+
+TREE = {
+    "bias": np.array([1.0, 2.0], np.float32),
+    "labels/ü": np.array([[7], [8]], np.int64),
+    "mask": np.array([True, False, True]),
+    "empty": np.zeros((0, 4), np.float16),
+    "scalar": np.array(3, np.int8),
+}
+UNKNOWN = Digest("0" * 64)
+
+
+def file_of(header: object, body: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+def entry(**changes: object) -> dict[str, object]:
+    return {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}
+
+
+class TestTrees:
+    def test_the_bytes_are_those_of_the_format(self) -> None:
+        assert encode_tree({"w": np.array([1.0], np.float32)}) == (
+            b'\x38\x00\x00\x00\x00\x00\x00\x00{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}  \x00\x00\x80\x3f'
+        )
+
+    def test_the_safetensors_library_reads_them(self) -> None:
+        read = safetensors.numpy.load(encode_tree(TREE))
+        assert {name: array.tobytes() for name, array in read.items()} == {n: a.tobytes() for n, a in TREE.items()}
+
+    def test_what_the_safetensors_library_writes_is_read(self) -> None:
+        read = decode_tree(safetensors.numpy.save(TREE, metadata={"by": "someone"}))
+        assert list(read) == sorted(TREE)
+        for name, array in TREE.items():
+            np.testing.assert_array_equal(read[name], array, strict=True)
+
+    def test_the_order_of_insertion_and_the_layout_in_memory_do_not_matter(self) -> None:
+        square = np.arange(4, dtype=np.float32).reshape(2, 2)
+        one = {"a": square, "b": np.array(1.0)}
+        other = {"b": np.array(1.0, ">f8"), "a": np.asfortranarray(square)}
+        assert encode_tree(one) == encode_tree(other)
+
+    def test_every_array_is_aligned(self) -> None:
+        read = decode_tree(encode_tree({"a": np.zeros(3, np.int8), "b": np.zeros(1), "c": np.zeros(1, np.int16)}))
+        assert all(array.flags.aligned for array in read.values())
+
+    def test_an_empty_tree_is_a_file_too(self) -> None:
+        assert decode_tree(encode_tree({})) == {}
+
+    def test_bfloat16_is_declared_and_comes_back_as_bits(self) -> None:
+        data = encode_tree({"w": np.array([0x3F80], np.uint16)}, {"w": "bfloat16"})
+        assert b'"BF16"' in data
+        assert decode_tree(data)["w"].tolist() == [0x3F80]
+        with pytest.raises(MalformedMessage, match="declare it as bfloat16"):
+            encode_tree({"w": np.array([0x3F80], np.uint16)})
+
+    def test_a_file_is_mapped_read_only_and_outlives_its_name(self, tmp_path: Path) -> None:
+        path = tmp_path / "tree"
+        path.write_bytes(encode_tree(TREE))
+        read = decode_tree(path)
+        path.unlink()
+        assert read["bias"].tolist() == [1.0, 2.0]
+        assert not read["bias"].flags.writeable
+        assert not read["bias"].flags.owndata
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"",
+            b"\x00" * 7,
+            b"\xff" * 64,
+            file_of([]),
+            file_of({"x": 1}),
+            file_of("[" * 100_000),
+            file_of(entry(), bytes(7)),
+            file_of(entry(), bytes(9)),
+            file_of(entry(data_offsets=[4, 12]), bytes(12)),
+            file_of(entry(data_offsets=[8, 0]), bytes(8)),
+            file_of(entry(data_offsets=[0])),
+            file_of(entry(shape=[3]), bytes(8)),
+            file_of(entry(shape=[-2]), bytes(8)),
+            file_of(entry(shape=[2.0]), bytes(8)),
+            file_of(entry(shape=None), bytes(8)),
+            file_of(entry(dtype="U16"), bytes(8)),
+            file_of(entry(dtype=["F32"]), bytes(8)),
+            (8).to_bytes(8, "little") + b"\xff" * 8,
+            (10**5).to_bytes(8, "little") + b"[" * 10**5,
+        ],
+    )
+    def test_what_is_no_tensor_file_is_refused(self, data: bytes) -> None:
+        with pytest.raises(BlobError, match="not a tensor file"):
+            decode_tree(data)
+
+    def test_a_missing_or_empty_file_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(BlobError, match="cannot be read"):
+            decode_tree(tmp_path / "nothing")
+        (tmp_path / "empty").touch()
+        with pytest.raises(BlobError, match="cannot be read"):
+            decode_tree(tmp_path / "empty")
+
+
+class TestStore:
+    def test_a_blob_is_named_by_its_digest(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path / "blobs")
+        digest = store.put(b"hello")
+        assert digest == "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
+        assert store.put(b"hello") == digest
+        assert store.has(digest)
+        assert store.size(digest) == 5
+        assert store.path(digest).read_bytes() == b"hello"
+        assert [path.name for path in store.directory.iterdir()] == [digest]
+
+    def test_parts_are_read_up_to_the_end(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path)
+        digest = store.put(b"0123456789")
+        assert store.read(digest, 0, 4) == b"0123"
+        assert store.read(digest, 8, 4) == b"89"
+        assert store.read(digest, 10, 4) == b""
+        with pytest.raises(BlobError, match="has 10 bytes and none from 11 on"):
+            store.read(digest, 11, 1)
+
+    def test_a_blob_that_is_not_there_is_named(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path)
+        assert not store.has(UNKNOWN)
+        with pytest.raises(BlobError, match=f"{UNKNOWN} is not here"):
+            store.read(UNKNOWN, 0, 1)
+        with pytest.raises(BlobError, match=f"{UNKNOWN} is not here"):
+            store.size(UNKNOWN)
+
+    def test_a_name_that_is_no_digest_never_becomes_a_path(self, tmp_path: Path) -> None:
+        with pytest.raises(BlobError, match="not a digest"):
+            BlobStore(tmp_path).read(Digest("../../etc/passwd"), 0, 1)
+
+    def test_blobs_that_are_not_kept_are_evicted_and_stay_usable_where_mapped(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path)
+        old, new = store.put(encode_tree(TREE)), store.put(b"new")
+        (tmp_path / "notes.txt").write_text("not a blob")
+        mapped = decode_tree(store.path(old))
+        assert store.evict({new}) == [old]
+        assert not store.has(old)
+        assert mapped["bias"].tolist() == [1.0, 2.0]
+        assert store.evict(lambda digest: digest != new) == [new]
+        assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+    def test_a_folder_that_cannot_be_used_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(BlobError, match=r"the blob folder .*file cannot be used"):
+            BlobStore(tmp_path / "file")
+
+
+DATA = bytes(range(256)) * 40
+SIZE = len(DATA)
+DIGEST = digest_of(DATA)
+
+
+class TestDownloads:
+    def test_chunks_in_order_make_the_blob(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path)
+        assert store.missing(DIGEST, SIZE, 4096) == (0, 4096)
+        assert not store.receive(DIGEST, 0, SIZE, DATA[:4096])
+        assert store.missing(DIGEST, SIZE) == (4096, SIZE - 4096)
+        assert not store.has(DIGEST)
+        assert store.receive(DIGEST, 4096, SIZE, DATA[4096:])
+        assert store.missing(DIGEST, SIZE) is None
+        assert store.path(DIGEST).read_bytes() == DATA
+        assert len(list(tmp_path.iterdir())) == 1
+
+    def test_chunks_may_come_in_any_order_again_and_overlapping(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path)
+        for start, end in ((3000, 4000), (9000, SIZE), (3000, 4000), (0, 1000), (500, 1500), (3500, 9500)):
+            assert not store.receive(DIGEST, start, SIZE, DATA[start:end])
+        assert store.missing(DIGEST, SIZE) == (1500, 1500)
+        assert not store.receive(DIGEST, 200, SIZE, DATA[200:300])
+        assert store.receive(DIGEST, 1500, SIZE, DATA[1500:3000])
+        assert store.path(DIGEST).read_bytes() == DATA
+        assert store.receive(DIGEST, 0, SIZE, DATA[:1000])
+
+    def test_a_download_goes_on_where_it_stopped(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path)
+        store.receive(DIGEST, 0, SIZE, DATA[:1000])
+        while (part := store.missing(DIGEST, SIZE, 3000)) is not None:
+            offset, length = part
+            assert offset >= 1000
+            store.receive(DIGEST, offset, SIZE, DATA[offset : offset + length])
+        assert store.path(DIGEST).read_bytes() == DATA
+
+    def test_corrupt_data_is_refused_and_can_be_fetched_anew(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path)
+        store.receive(DIGEST, 0, SIZE, DATA[:1000])
+        with pytest.raises(BlobError, match="has to be fetched again"):
+            store.receive(DIGEST, 1000, SIZE, bytes(SIZE - 1000))
+        assert not store.has(DIGEST)
+        assert list(tmp_path.iterdir()) == []
+        assert store.receive(DIGEST, 0, SIZE, DATA)
+
+    @pytest.mark.parametrize(("offset", "size", "length"), [(0, SIZE + 1, 10), (SIZE, SIZE, 1), (-1, SIZE, 1)])
+    def test_chunks_that_contradict_the_size_are_refused(
+        self, tmp_path: Path, offset: int, size: int, length: int
+    ) -> None:
+        store = BlobStore(tmp_path)
+        store.receive(DIGEST, 0, SIZE, DATA[:10])
+        with pytest.raises(BlobError, match="do not belong to the blob"):
+            store.receive(DIGEST, offset, size, bytes(length))
+        assert list(tmp_path.iterdir()) == []
+
+    def test_too_many_gaps_are_refused(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path)
+        for offset in range(1, 2048, 2):
+            store.receive(DIGEST, offset, SIZE, DATA[offset : offset + 1])
+        with pytest.raises(BlobError, match="too many pieces"):
+            store.receive(DIGEST, 2049, SIZE, DATA[2049:2050])
+        assert list(tmp_path.iterdir()) == []
+
+    def test_an_empty_blob_is_complete_at_once(self, tmp_path: Path) -> None:
+        assert BlobStore(tmp_path).receive(digest_of(b""), 0, 0, b"")
+
+    def test_an_abandoned_download_leaves_nothing(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path)
+        store.receive(DIGEST, 0, SIZE, DATA[:10])
+        store.abandon(DIGEST)
+        store.abandon(UNKNOWN)
+        store.receive(DIGEST, 5, SIZE, DATA[5:10])
+        store.close()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_large_blob_needs_the_memory_of_a_chunk(self, tmp_path: Path) -> None:
+        size = 24 * CHUNK
+        chunk = bytes(CHUNK)
+        digest = Digest(hashlib.sha256(bytes(size)).hexdigest())
+        store = BlobStore(tmp_path)
+        tracemalloc.start()
+        try:
+            for offset in (*range(CHUNK, size, CHUNK), 0):
+                store.receive(digest, offset, size, chunk)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert store.size(digest) == size
+        assert peak < 3 * CHUNK
+
+    def test_a_crash_leaves_a_partial_file_that_the_next_start_removes(self, tmp_path: Path) -> None:
+        crash = (
+            "import os, sys; from pathlib import Path; from fedemu.protocol.blobs import BlobStore\n"
+            f"BlobStore(Path(sys.argv[1])).receive({DIGEST!r}, 0, {SIZE}, b'x'); os._exit(0)"
+        )
+        subprocess.run([sys.executable, "-c", crash, str(tmp_path)], check=True, timeout=60)
+        assert [path.suffix for path in tmp_path.iterdir()] == [".partial"]
+        BlobStore(tmp_path)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_opening_the_folder_does_not_disturb_a_running_download(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path)
+        store.receive(DIGEST, 0, SIZE, DATA[:10])
+        assert not BlobStore(tmp_path).has(DIGEST)
+        assert store.receive(DIGEST, 10, SIZE, DATA[10:])
+
+    def test_two_stores_of_one_folder_may_fetch_the_same_blob(self, tmp_path: Path) -> None:
+        one, other = BlobStore(tmp_path), BlobStore(tmp_path)
+        one.receive(DIGEST, 0, SIZE, DATA[:10])
+        other.receive(DIGEST, 0, SIZE, DATA[:20])
+        assert one.receive(DIGEST, 10, SIZE, DATA[10:])
+        assert other.receive(DIGEST, 20, SIZE, DATA[20:])
+        assert [path.name for path in tmp_path.iterdir()] == [DIGEST]
+
+    def test_a_disk_that_takes_nothing_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = BlobStore(tmp_path)
+
+        def no_space(*_: object) -> int:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "pwrite", no_space)
+        with pytest.raises(BlobError, match="cannot be written: No space left on device"):
+            store.receive(DIGEST, 0, SIZE, DATA)
+        with pytest.raises(BlobError, match="cannot be written: No space left on device"):
+            store.put(DATA)
+        assert list(tmp_path.iterdir()) == []
