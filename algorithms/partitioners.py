@@ -35,12 +35,12 @@ def dirichlet(
 ) -> list[Indices]:
     """Label skew with free sizes: each class is spread over the devices by proportions from Dir(alpha).
 
-    Drawn once (Yurochkin et al., arXiv:1905.12022); then, in index order, each device below ``min_samples`` takes random
-    samples from the device that is the largest at that moment (ties: lowest index). With ``retry``, as in NIID-Bench (Li
-    et al., arXiv:2102.02079), the proportions of all classes are drawn again instead until every device has
-    ``min_samples``, at most MOST_DRAWS times. With ``balanced``, a device that holds ``samples / devices`` or more gets
-    nothing of the classes that follow, and the other proportions are renormalised. FedNTD's partition is ``retry`` and
-    ``balanced`` with ``min_samples`` 10.
+    Drawn once (Yurochkin et al., arXiv:1905.12022); then, in index order, each device below ``min_samples`` takes
+    random samples from the device that is the largest at that moment (ties: lowest index). With ``retry``, as in
+    NIID-Bench (Li et al., arXiv:2102.02079), the proportions of all classes are drawn again instead until every device
+    has ``min_samples``, at most MOST_DRAWS times. With ``balanced``, a device that holds ``samples / devices`` or more
+    gets nothing of the classes that follow, and the other proportions are renormalised. FedNTD's partition is ``retry``
+    and ``balanced`` with ``min_samples`` 10.
     """
     _check_alpha(alpha)
     _check_minimum(len(labels), devices, min_samples)
