@@ -21,13 +21,14 @@ from pathlib import Path
 from signal import Signals
 from types import FrameType
 
-from fedemu.ops.launch_rules import Action, Child, Launch, Restart, Say, Send
+from fedemu.ops.launch_rules import Action, Child, Launch, Patience, Restart, Say, Send
 from fedemu.ops.processes import STOP_SIGNALS
 from fedemu.protocol.errors import ConfigurationError
 
+DEFAULT_PATIENCE = Patience()
 _LONGEST_SLEEP = 1.0
 _FREE_PORTS = range(20_000, 32_000)
-"""Below the range from which systems give out ports by themselves, so that nobody is given one between choice and use."""
+"""Below the range from which systems give out ports, so that nobody is given one between its choice and its use."""
 _PORT_TRIES = 200
 
 
@@ -36,13 +37,14 @@ def launch(
     terminal: Mapping[Child, Path | None],
     say: Callable[[str], None],
     started: Callable[[Mapping[Child, int]], None] = lambda pids: None,
+    patience: Patience = DEFAULT_PATIENCE,
 ) -> int:
     """Run both commands to their end; returns the exit code of the whole.
 
     ``terminal`` names the file that takes a child's stderr, None lets it share this process's. ``started`` is told
     the process ids. Call it in the main thread: it takes over the stop signals while it runs.
     """
-    rules = Launch()
+    rules = Launch(patience)
     children: dict[Child, subprocess.Popen[bytes]] = {}
     with _signals() as (readable, received):
         try:
@@ -88,9 +90,9 @@ def last_words(path: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def module_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs one of fedemu's modules with this interpreter, as a child that ends with this process."""
-    return [sys.executable, "-m", module, "--parent", str(os.getpid()), *arguments]
+def child_command(name: str, module: str, *arguments: str) -> list[str]:
+    """The command that runs ``module.main(arguments)`` in a child of this process, shown as ``name`` by ``ps``."""
+    return [sys.executable, "-m", "fedemu.ops.child", str(os.getpid()), name, module, *arguments]
 
 
 def resume_command(directory: Path) -> str:
@@ -108,7 +110,7 @@ def free_address() -> str:
 
 
 def _start(command: Sequence[str], terminal: Path | None) -> subprocess.Popen[bytes]:
-    """The child begins with the stop signals blocked, and unblocks them (``begin_child``) once it can answer to them."""
+    """The child begins with the stop signals blocked; ``begin_child`` unblocks them once it can answer to them."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         if terminal is None:

@@ -14,19 +14,24 @@ from typing import Literal
 
 Child = Literal["coordinator", "devices"]
 
-CHECKPOINT_PATIENCE = 30.0
-"""Real seconds that an interrupted coordinator has to write its checkpoint."""
-DEPARTURE_PATIENCE = 10.0
-"""Real seconds that the devices have to leave by themselves after a run that was completed."""
-RETREAT_PATIENCE = 2.0
-"""The same after a run that was not: the coordinator may have ended before it could tell anybody."""
-TERMINATION_PATIENCE = 5.0
-"""Real seconds between SIGTERM and SIGKILL."""
 MOST_RESTARTS = 5
-
 INTERRUPTED = 4
 INTERNAL_ERROR = 5
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Real seconds."""
+
+    checkpoint: float = 30.0
+    """That an interrupted coordinator has to write its checkpoint."""
+    departure: float = 10.0
+    """That the devices have to leave by themselves after a run that was completed."""
+    retreat: float = 2.0
+    """The same after a run that was not: the coordinator may have ended before it could tell anybody."""
+    termination: float = 5.0
+    """Between SIGTERM and SIGKILL."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class Stage(Enum):
 class Launch:
     """The state of one launch; ``exit_code`` is set once both children are gone."""
 
+    patience: Patience = Patience()
     exit_code: int | None = None
     stage: Stage = Stage.RUNNING
     wake: float | None = None
@@ -74,7 +80,7 @@ class Launch:
         if self.stage is Stage.RUNNING:
             return [Say("stopping after a checkpoint; once more to stop at once"), *self._stop(now)]
         if self.stage is Stage.STOPPING:
-            self.wake = now + TERMINATION_PATIENCE
+            self.wake = now + self.patience.termination
             return [self._send("coordinator", signal.SIGKILL)]
         return [self._send("devices", signal.SIGTERM)]
 
@@ -82,7 +88,7 @@ class Launch:
         """``code`` as subprocess gives it: negative for a signal."""
         self._ended["coordinator"] = code
         self.stage = Stage.LEAVING
-        self.wake = now + (DEPARTURE_PATIENCE if code == 0 else RETREAT_PATIENCE)
+        self.wake = now + (self.patience.departure if code == 0 else self.patience.retreat)
         if code < 0:
             # Nobody told the devices; without this they would wait for a coordinator that doesn't come back.
             ended = Say(f"the coordinator was ended by {Signals(-code).name}")
@@ -104,7 +110,7 @@ class Launch:
         """Patience ran out with whoever is still there."""
         if self.wake is None or now < self.wake:
             return []
-        self.wake = now + TERMINATION_PATIENCE
+        self.wake = now + self.patience.termination
         match self.stage:
             case Stage.RUNNING:
                 return []
@@ -116,7 +122,7 @@ class Launch:
 
     def _stop(self, now: float) -> list[Action]:
         self.stage = Stage.STOPPING
-        self.wake = now + CHECKPOINT_PATIENCE
+        self.wake = now + self.patience.checkpoint
         return [self._send("coordinator", signal.SIGINT)]
 
     def _send(self, child: Child, sign: Signals) -> Send:

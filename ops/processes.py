@@ -1,4 +1,4 @@
-"""What fedemu's own processes have in common: a name that `ps` shows, an end when their parent ends, early signals."""
+"""What the processes that ``fedemu run`` starts have in common: a name, an early answer to signals, an end with it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,13 @@ import ctypes
 import os
 import signal
 import sys
-from contextlib import suppress
-from pathlib import Path
 from types import FrameType
+
+from fedemu.device.kernel import name_process
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 4
 _PR_SET_PDEATHSIG = 1
-_NAME_BYTES = 15
-
-
-def name_process(name: str) -> None:
-    """Show ``name`` (its first 15 bytes) in process lists, where the system allows it."""
-    with suppress(OSError):
-        Path("/proc/self/comm").write_text(name[:_NAME_BYTES])
 
 
 def begin_child(name: str, parent: int) -> None:

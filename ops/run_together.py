@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedemu.ops.config import Experiment, Runtime
-from fedemu.ops.launch import free_address, last_words, launch, module_command, resume_command
+from fedemu.ops.launch import child_command, free_address, last_words, launch, resume_command
 from fedemu.ops.launch_rules import Child
 from fedemu.ops.results import Results
 from fedemu.ops.run_folder import give_back
@@ -60,15 +60,22 @@ def conclude(directory: Path, code: int, *, new: bool, print_summary: bool) -> i
 def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begins: str) -> int:
     chosen = runtime.bind if runtime.bind != Runtime().bind else free_address()
     runtime = runtime.model_copy(update={"bind": chosen, "connect": reachable(chosen)})
-    settings = runtime.model_dump_json()
-    devices_terminal = directory / "logs" / "devices.out"
+    logs = directory / "logs"
+    devices_terminal = logs / "devices.out"
+    serving = runtime.model_dump_json()
+    # Each serves its metrics on a port of its own.
+    training = runtime.model_copy(update={"metrics_port": runtime.metrics_port and runtime.metrics_port + 1})
     commands: dict[Child, list[str]] = {
-        "coordinator": module_command("fedemu.ops.coordinator_process", str(directory), settings),
-        "devices": module_command(
-            "fedemu.ops.device_process", str(experiment.fleet.devices), str(directory / "devices"), settings,
-            str(directory / "logs"),
+        "coordinator": child_command("fedemu-coordinator", "fedemu.ops.coordinator_process", str(directory), serving),
+        "devices": child_command(
+            "fedemu-devices",
+            "fedemu.ops.device_process",
+            str(experiment.fleet.devices),
+            str(directory / "devices"),
+            str(logs),
+            training.model_dump_json(),
         ),
-    }  # fmt: skip
+    }
 
     def started(pids: Mapping[Child, int]) -> None:
         say(

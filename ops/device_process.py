@@ -1,0 +1,90 @@
+"""The devices of one machine from the settings of that machine; torch stays in the trainers.
+
+``fedemu device`` and the child that ``fedemu run`` starts both come here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from fedemu.device.supervisor import Silent, SupervisorPlan, supervise
+from fedemu.ops.cli_errors import exit_code_of
+from fedemu.ops.config import Runtime
+from fedemu.ops.logs import open_log
+from fedemu.ops.metrics import Exporter, SupervisorMetrics
+from fedemu.protocol.errors import ConfigurationError
+
+
+def supervise_alone(count: int, runtime: Runtime, state: Path | None) -> int:
+    """``fedemu device``: run until the coordinator says that the run is over; returns the exit code."""
+    folder = state if state is not None else state_folder(os.environ)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"can't make {folder}: {error.strerror}; choose another folder with --state"
+        ) from error
+    print(
+        f"{count} devices for the coordinator at {runtime.connect}\n  process  {os.getpid()}\n  state    {folder}",
+        file=sys.stderr,
+        flush=True,
+    )
+    run_devices(count, runtime, folder, folder / "logs")
+    print("the run is over", file=sys.stderr)
+    return 0
+
+
+def run_devices(count: int, runtime: Runtime, state: Path, logs: Path) -> None:
+    """Supervise ``count`` devices to the end of the run; raises what ``supervise`` does."""
+    open_log(logs / "devices.log", runtime.log_level)
+    with _observed(runtime.metrics_port) as observer:
+        plan = SupervisorPlan(
+            address=runtime.connect,
+            count=count,
+            state=state,
+            trainers=runtime.trainers,
+            per_process=runtime.per_process,
+            device_type=runtime.device_type,
+            logs=logs,
+            observer=observer,
+        )
+        asyncio.run(supervise(plan))
+
+
+def state_folder(environment: Mapping[str, str]) -> Path:
+    """``FEDEMU_STATE``, or the user's state folder."""
+    if chosen := environment.get("FEDEMU_STATE"):
+        return Path(chosen).expanduser()
+    base = environment.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "fedemu"
+
+
+@contextmanager
+def _observed(port: int) -> Iterator[SupervisorMetrics | Silent]:
+    if not port:
+        yield Silent()
+        return
+    registry = CollectorRegistry()
+    exporter = Exporter(registry, port)
+    try:
+        yield SupervisorMetrics(registry)
+    finally:
+        exporter.close()
+
+
+def main(words: Sequence[str]) -> int:
+    """What ``fedemu run`` starts: ``count state logs runtime``, the last one as JSON."""
+    count, state, logs, runtime = words
+
+    def action() -> int:
+        run_devices(int(count), Runtime.model_validate_json(runtime), Path(state), Path(logs))
+        return 0
+
+    return exit_code_of(action)

@@ -1,0 +1,133 @@
+"""``run(experiment)``: the same as the command ``fedemu run``, for notebooks and scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from fedemu.ops.config import Experiment, Runtime
+from fedemu.ops.config_sources import NOT_SETTINGS, PREFIX, load_experiment, write_frozen
+from fedemu.ops.results import Results
+from fedemu.ops.run_folder import claim, give_back
+from fedemu.ops.toml_text import toml_text
+from fedemu.protocol import errors
+from fedemu.protocol.errors import FedemuError
+
+_STOP_PATIENCE = 60.0
+"""Real seconds that an interrupted run has to end."""
+_BY_CODE: Mapping[int, type[FedemuError]] = {
+    2: errors.ConfigurationError,
+    3: errors.UnreachableError,
+    4: errors.Interrupted,
+}
+
+
+def run(
+    experiment: Experiment | Mapping[str, Any] | str | Path | None = None,
+    *,
+    out: Path | str | None = None,
+    transport: Literal["zmq", "memory"] = "zmq",
+    progress: bool = True,
+    **overrides: Any,
+) -> Results:
+    """Run an experiment on this machine and wait for its results.
+
+    ``experiment`` is a preset's name, a TOML file, a table, or an ``Experiment``; ``out`` the new run directory
+    (``runs/NAME-N`` by default). A keyword overrides one setting, with two underscores for the dot:
+    ``run("digits", rounds=10, local__lr=0.05, runtime__trainers=1)``. The run has processes of its own, so it is no
+    matter whether an event loop runs here; ``progress`` shows their lines on stderr.
+
+    Raises ConfigurationError, UnreachableError (also for a missed quorum) or Interrupted, like the exit codes 2, 3, 4.
+    """
+    settings = [f"{key.replace('__', '.')}={_toml(value)}" for key, value in overrides.items()]
+    settings.append(f"runtime.transport={_toml(transport)}")
+    checked, runtime = _load(experiment, settings)
+    directory = claim(checked, Path(out) if out is not None else None)
+    code, words = _run(directory, runtime, progress)
+    if code == 0:
+        return Results.read(directory)
+    if code == 2:
+        give_back(directory)
+    raise _BY_CODE.get(code, FedemuError)(words or f"the run ended with code {code}; see {directory / 'logs'}")
+
+
+def _load(
+    experiment: Experiment | Mapping[str, Any] | str | Path | None, settings: list[str]
+) -> tuple[Experiment, Runtime]:
+    if experiment is None or isinstance(experiment, str | Path):
+        return load_experiment(experiment, settings, os.environ)
+    with tempfile.TemporaryDirectory(prefix="fedemu-") as folder:
+        if isinstance(experiment, Experiment):
+            write_frozen(experiment, Path(folder))
+        else:
+            (Path(folder) / "config.toml").write_text(toml_text(experiment), encoding="utf-8")
+        # What was made in a program is complete; the environment says at most where data lie.
+        return load_experiment(Path(folder) / "config.toml", settings, _no_settings(os.environ))
+
+
+def _run(directory: Path, runtime: Runtime, progress: bool) -> tuple[int, str]:
+    """The exit code of ``fedemu run`` in a claimed directory, and its complaint if it had one."""
+    command = [sys.executable, "-m", "fedemu.ops.cli", "run", "--resume", str(directory)]
+    for key, value in runtime.model_dump().items():
+        command += ["--set", f"runtime.{key}={_toml(value)}"]
+    complaints: list[str] = []
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_no_settings(os.environ),
+        # Ctrl-C is for us to pass on, once.
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    reader = threading.Thread(target=_relay, args=(process.stderr, progress, complaints), daemon=True)
+    reader.start()
+    try:
+        process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(_STOP_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        reader.join()
+        process.stderr.close()
+    return process.returncode, complaints[-1] if complaints else ""
+
+
+def _relay(lines: IO[str], progress: bool, complaints: list[str]) -> None:
+    for line in lines:
+        if line.startswith("fedemu: "):
+            complaints.append(line.removeprefix("fedemu: ").strip())
+        if progress:
+            print(line, end="", file=sys.stderr, flush=True)
+
+
+def _no_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value for name, value in environment.items() if not name.startswith(PREFIX) or name in NOT_SETTINGS
+    }
+
+
+def _toml(value: Any) -> str:
+    """A value of JSON is one of TOML, but for tables; a table is written inline."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{json.dumps(str(key))} = {_toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(str(value) if isinstance(value, Path) else value)
