@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fedemu.ops import cli_fleet, cli_look
+from fedemu.ops import cli_fleet, cli_look, cli_stress
 from fedemu.ops.cli_errors import EXIT_CODES
 
 app = typer.Typer(
@@ -42,8 +42,10 @@ app.command("run", epilog=EXIT_CODES)(cli_fleet.run)
 app.command("coordinator", epilog=EXIT_CODES)(cli_fleet.coordinator)
 app.command("device", epilog=EXIT_CODES)(cli_fleet.device)
 app.command("report", epilog=EXIT_CODES)(cli_look.report)
+app.command("stress", epilog=EXIT_CODES)(cli_stress.stress)
 app.command("presets")(cli_look.presets)
 app.command("validate", epilog=EXIT_CODES)(cli_look.validate)
+app.command("stress", epilog=EXIT_CODES)(guarded(stress))
 app.command("doctor", epilog=EXIT_CODES)(cli_look.doctor)
 
 

@@ -14,6 +14,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedemu.ops.cli_errors import guarded
+from fedemu.ops.cli_options import Format, FormatOption
 from fedemu.ops.stress.play import Verdict, play
 from fedemu.ops.stress.scenarios import FULL, SHORT, Scale, Scenario, scenarios
 from fedemu.protocol.errors import ConfigurationError
@@ -21,14 +23,15 @@ from fedemu.protocol.errors import ConfigurationError
 FAILED = 1
 
 
+@guarded
 def stress(
     names: Annotated[list[str] | None, typer.Argument(help="Scenarios to play; all if none is named.")] = None,
     short: Annotated[bool, typer.Option("--short", help="20 devices and 25 rounds in place of 300 and 120.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the scenarios and stop.")] = False,
     out: Annotated[Path | None, typer.Option(help="Keep run directories and logs here.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the disturber: whom it strikes, and when.")] = 1,
-    format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
-) -> None:
+    format: FormatOption = Format.TEXT,
+) -> int:
     """Try to break a real fleet, scenario by scenario, and hold the invariants against what happened.
 
     Exit 0: all passed; 1: a scenario failed.
@@ -38,16 +41,15 @@ def stress(
     if list_:
         for scenario in known.values():
             print(f"{scenario.name:22}{scenario.what}")
-        return
+        return 0
     for name in names or ():
         if name not in known:
             raise ConfigurationError(f"there is no scenario {name!r}; choose from {', '.join(known)}")
     with _folder(out) as folder:
         verdicts = _play_all([known[name] for name in names or known], scale, folder, seed)
-    if format_ == "json":
+    if format is Format.JSON:
         print(json.dumps([asdict(verdict) | {"passed": verdict.passed} for verdict in verdicts], indent=1))
-    if not all(verdict.passed for verdict in verdicts):
-        raise typer.Exit(FAILED)
+    return 0 if all(verdict.passed for verdict in verdicts) else FAILED
 
 
 @contextmanager

@@ -1,0 +1,153 @@
+"""A run as one self-contained page: the facts, the plots, the events and the configuration."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from fedemu.coordinator.run_directory import Run, read_run
+from fedemu.ops.plots import PLOTS, readable_bytes, time_unit
+
+CSS = """
+:root { --ink: #22303c; --soft: #66737f; --line: #e3e8ec; --blue: #2f6fb2; }
+* { box-sizing: border-box }
+body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; color: var(--ink);
+  margin: 0; background: #f5f7f9 }
+main { max-width: 1240px; margin: 0 auto; padding: 28px 24px 60px }
+h1 { font-size: 26px; margin: 0 0 2px } h2 { font-size: 17px; margin: 34px 0 10px }
+.sub { color: var(--soft); margin: 0 0 20px }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px }
+.card { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 12px 14px }
+.card b { display: block; font-size: 22px; font-weight: 650; letter-spacing: -.01em }
+.card span { color: var(--soft); font-size: 13px }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 16px }
+.plots img { width: 100%; background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 8px }
+table { border-collapse: collapse; background: #fff; border: 1px solid var(--line); border-radius: 10px }
+td, th { padding: 5px 14px; text-align: left; border-bottom: 1px solid var(--line);
+  font-variant-numeric: tabular-nums }
+td.n { text-align: right }
+pre { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 14px;
+  overflow: auto; font-size: 13px }
+summary { cursor: pointer; font-weight: 600; margin-top: 26px }
+.bad { color: #c8443f } code { font-size: 13px; overflow-wrap: anywhere }
+@media (max-width: 560px) { .plots { grid-template-columns: 1fr } }
+"""
+
+
+def write_report(directory: Path) -> Path:
+    """Draw ``plots/*.png`` and ``report.html`` from what the run directory holds, also of an unfinished run.
+
+    Raises ConfigurationError where the directory holds no run.
+    """
+    run = read_run(directory)
+    plots = directory / "plots"
+    plots.mkdir(exist_ok=True)
+    images: dict[str, bytes] = {}
+    for name, draw in PLOTS.items():
+        figure = draw(run.rows)
+        if figure is not None:
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format="png", dpi=120)
+            images[name] = buffer.getvalue()
+            (plots / f"{name}.png").write_bytes(images[name])
+    page = directory / "report.html"
+    partial = page.with_suffix(".tmp")
+    partial.write_text(_page(directory.name, run, images), encoding="utf-8")
+    os.replace(partial, page)
+    return page
+
+
+def _page(name: str, run: Run, images: Mapping[str, bytes]) -> str:
+    summary = run.summary or {}
+    title = str(summary.get("name") or name)
+    outcome = str(summary.get("outcome") or "unfinished")
+    perturbed = " · <span class=bad>perturbed</span>" if summary.get("perturbed") else ""
+    pictures = "".join(
+        f'<img alt="{escape(key)}" src="data:image/png;base64,{base64.b64encode(image).decode()}">'
+        for key, image in images.items()
+    )
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)} · fedemu</title><style>{CSS}</style></head><body><main>
+<h1>{escape(title)}</h1>
+<p class="sub">outcome <b>{escape(outcome)}</b>{perturbed} · run directory <code>{escape(name)}</code></p>
+<div class="cards">{_cards(run.rows, summary)}</div>
+<h2>Plots</h2><div class="plots">{pictures or "<p>No round has finished yet.</p>"}</div>
+<h2>Outcomes of selected devices</h2>{_table(_outcome_rows(run.rows), ("outcome", "devices", "share"))}
+<h2>Events</h2>{_table(_event_rows(run.events), ("event", "count"))}
+<h2>Facts</h2>{_table(_facts(summary), ("fact", "value"))}
+<details><summary>Configuration</summary><pre>{escape(run.config)}</pre></details>
+</main></body></html>
+"""
+
+
+def _cards(rows: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
+    rows = list(rows)
+    accuracies = [row["accuracy"] for row in rows if row.get("accuracy") is not None]
+    last = rows[-1] if rows else {}
+    virtual = float(last.get("virtual_time") or 0.0)
+    divisor, unit = time_unit(virtual)
+    accepted = sum(int(row.get("accepted") or 0) for row in rows)
+    seconds = sum(float(row.get("round_seconds") or 0.0) for row in rows)
+    facts = [
+        ("final accuracy", f"{accuracies[-1]:.1%}" if accuracies else "–"),
+        ("best accuracy", f"{max(accuracies):.1%}" if accuracies else "–"),
+        ("forgetting", _number(summary.get("forgetting"))),
+        ("rounds", f"{len(rows)}"),
+        ("device updates accepted", f"{accepted:,}"),
+        ("updates per second", f"{accepted / seconds:,.0f}" if seconds else "–"),
+        ("time of the experiment", f"{virtual / divisor:.1f} {unit}"),
+        ("bytes down, emulated", readable_bytes(sum(float(row.get("bytes_down") or 0) for row in rows))),
+        ("bytes up, emulated", readable_bytes(sum(float(row.get("bytes_up") or 0) for row in rows))),
+    ]
+    return "".join(
+        f'<div class="card"><b>{escape(value)}</b><span>{escape(label)}</span></div>' for label, value in facts
+    )
+
+
+def _outcome_rows(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    totals: Counter[str] = Counter()
+    for row in rows:
+        for outcome in ("accepted", "cancelled", "late", "dropped", "failed", "rejected"):
+            totals[outcome] += int(row.get(outcome) or 0)
+    selected = sum(totals.values())
+    return [(name, f"{count:,}", f"{count / selected:.1%}" if selected else "–") for name, count in totals.items()]
+
+
+def _event_rows(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    counts = Counter(str(event.get("event", "?")) for event in events)
+    return [(name, f"{count:,}") for name, count in counts.most_common()]
+
+
+def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    facts = []
+    for key in ("seed", "model_digest", "wall_time", "virtual_time", "versions", "machine"):
+        value = summary.get(key)
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{name} {item}" for name, item in value.items())
+        if value is not None:
+            facts.append((key.replace("_", " "), _number(value) if isinstance(value, float) else str(value)))
+    return facts
+
+
+def _table(rows: Iterable[tuple[str, ...]], header: tuple[str, ...]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    return f"<table><tr>{head}</tr>{''.join(map(_line, rows))}</table>"
+
+
+def _line(row: tuple[str, ...]) -> str:
+    """A table row; short values stand to the right, as numbers do."""
+    first, *rest = row
+    cells = [f"<td>{escape(first)}</td>"]
+    cells += [f'<td class="{"n" if len(cell) < 24 else ""}">{escape(cell)}</td>' for cell in rest]
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, int | float) else "–"
