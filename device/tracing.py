@@ -1,0 +1,247 @@
+"""Turns a pure function of tensors into the plain sequence of operations that it comes down to.
+
+``torch.func`` interprets a function anew at each call, which for a small model takes ten times as long as its arithmetic.
+Here that happens once per set of input layouts; afterwards only the recorded operations run. They are the same ones,
+so the results are the same to the bit.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+
+from fedemu.protocol.errors import TrainingError
+
+Flat = Callable[..., Sequence[Tensor]]
+"""A function of tensors alone that returns tensors alone."""
+
+
+class Untraceable(Exception):
+    """The function can't be recorded, because it reads values or changes what it was given."""
+
+
+def trace(function: Flat, inputs: Sequence[Tensor]) -> Flat:
+    """The operations of ``function`` for inputs of exactly these shapes, dtypes and layouts.
+
+    Raises Untraceable if it reads values or writes to an input, and TrainingError if it draws random numbers.
+    """
+    with torch.no_grad(), without_compiler(), _Recorder() as recorder:
+        outputs = list(function(*inputs))
+    _check(recorder.tape, inputs)
+    tape, outputs = _simplify(recorder.tape, outputs)
+    return _emit(tape, inputs, outputs)
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Let ``torch.func.grad`` run without importing torch's compiler.
+
+    It would do so only to switch the compiler off, at the price of two seconds and 80 MB. Any other use of
+    ``torch._dynamo`` inside gets the real one.
+    """
+    if "torch._dynamo" in sys.modules:
+        yield
+        return
+    stand_in = _CompilerStandIn()
+    torch.__dict__["_dynamo"] = stand_in
+    try:
+        yield
+    finally:
+        if torch.__dict__.get("_dynamo") is stand_in:
+            del torch.__dict__["_dynamo"]
+
+
+class _CompilerStandIn:
+    compiled_autograd = SimpleNamespace(_disable=nullcontext)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("torch._dynamo"), name)
+
+
+@dataclass(frozen=True)
+class _Operation:
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return [leaf for leaf in tree_leaves(self.result) if isinstance(leaf, Tensor)]
+
+
+class _Recorder(TorchDispatchMode):
+    """Sees every operation below the transformations, on plain tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tape: list[_Operation] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the wrapper that it stands for would import the compiler
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.tape.append(_Operation(func, tuple(args), dict(kwargs or {}), result))
+        return result
+
+
+def _check(tape: Sequence[_Operation], inputs: Sequence[Tensor]) -> None:
+    """The tape may be run again: it reads no values, writes only to what it made, and knows where every tensor is from."""
+    own = {_memory(tensor) for operation in tape for tensor in operation.outputs} - {_memory(t) for t in inputs}
+    known = {id(tensor) for tensor in inputs}
+    for operation in tape:
+        tags = operation.function.tags
+        if torch.Tag.nondeterministic_seeded in tags:
+            raise TrainingError(
+                f"the program draws random numbers by {operation.function}; let it declare them as noise instead"
+            )
+        if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
+            raise Untraceable(f"{operation.function} reads values")
+        for argument, schema in zip(operation.args, operation.function._schema.arguments, strict=False):
+            writes = schema.alias_info is not None and schema.alias_info.is_write
+            if writes and not (isinstance(argument, Tensor) and _memory(argument) in own):
+                raise Untraceable(f"{operation.function} writes to what the program did not make")
+        for tensor in operation.inputs:
+            if id(tensor) not in known and _memory(tensor) in own:
+                raise Untraceable(f"{operation.function} takes a tensor whose making was not seen")
+        if any(isinstance(leaf, list | tuple) for leaf in _parts(operation.result)):
+            raise Untraceable(f"{operation.function} returns nested results")
+        known.update(id(tensor) for tensor in operation.outputs)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _parts(result: Any) -> Sequence[Any]:
+    return result if isinstance(result, list | tuple) else [result]
+
+
+_RESHAPES = {"aten::expand", "aten::view", "aten::_unsafe_view", "aten::detach", "aten::alias", "aten::lift_fresh"}
+
+
+def _simplify(tape: Sequence[_Operation], outputs: list[Tensor]) -> tuple[list[_Operation], list[Tensor]]:
+    """Leave out reshapes to the same shape, operations done before, and those whose results nobody uses."""
+    if any(operation.function._schema.is_mutable for operation in tape):
+        return list(tape), outputs
+    same: dict[int, Tensor] = {}
+    done: dict[Hashable, _Operation] = {}
+    kept: list[_Operation] = []
+
+    def original(tensor: Tensor) -> Tensor:
+        return same.get(id(tensor), tensor)
+
+    for recorded in tape:
+        args, kwargs = tree_map_only(Tensor, original, (recorded.args, recorded.kwargs))
+        operation = _Operation(recorded.function, args, kwargs, recorded.result)
+        if operation.function._schema.name in _RESHAPES and _alike(args[0], operation.result):
+            same[id(operation.result)] = args[0]
+            continue
+        earlier = done.setdefault(_identity(operation), operation)
+        if earlier is operation:
+            kept.append(operation)
+        else:
+            for mine, theirs in zip(operation.outputs, earlier.outputs, strict=True):
+                same[id(mine)] = theirs
+    outputs = [original(tensor) for tensor in outputs]
+    wanted = {id(tensor) for tensor in outputs}
+    used: list[_Operation] = []
+    for operation in reversed(kept):
+        if any(id(tensor) in wanted for tensor in operation.outputs):
+            used.append(operation)
+            wanted.update(id(tensor) for tensor in operation.inputs)
+    return used[::-1], outputs
+
+
+def _alike(before: Tensor, after: Tensor) -> bool:
+    return before.shape == after.shape and before.stride() == after.stride() and before.dtype == after.dtype
+
+
+def _identity(operation: _Operation) -> Hashable:
+    leaves, structure = tree_flatten((operation.args, operation.kwargs))
+    parts = [(Tensor, id(leaf)) if isinstance(leaf, Tensor) else (type(leaf), repr(leaf)) for leaf in leaves]
+    return (operation.function, repr(structure), *parts)
+
+
+def _emit(tape: Sequence[_Operation], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Flat:
+    """Write the tape as one Python function; a result is let go of after its last use."""
+    names: dict[int, str] = {id(tensor): f"a{i}" for i, tensor in enumerate(inputs)}
+    scope: dict[str, Any] = {}
+
+    def constant(value: Any) -> str:
+        name = f"c{len(scope)}"
+        scope[name] = value
+        return name
+
+    def written(value: Any) -> str:
+        if isinstance(value, Tensor):
+            if id(value) not in names:
+                names[id(value)] = constant(value)
+            return names[id(value)]
+        if value is None or isinstance(value, bool | int):
+            return repr(value)
+        if isinstance(value, list | tuple) and any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
+            return f"[{', '.join(written(element) for element in value)}]"
+        return constant(value)
+
+    last_use = {id(tensor): i for i, operation in enumerate(tape) for tensor in operation.inputs}
+    ends = {id(tensor) for tensor in outputs}
+    lines = []
+    for i, operation in enumerate(tape):
+        arguments = [written(argument) for argument in operation.args]
+        arguments += [f"{name}={written(argument)}" for name, argument in operation.kwargs.items()]
+        call = f"{constant(_callable(operation.function))}({', '.join(arguments)})"
+        targets = []
+        for j, leaf in enumerate(_parts(operation.result)):
+            target = f"t{i}_{j}"
+            if isinstance(leaf, Tensor):
+                # An in-place operation returns what it was given, whose name stays.
+                names.setdefault(id(leaf), target)
+            targets.append(target)
+        lines.append(f"{', '.join(targets)}{',' if isinstance(operation.result, list | tuple) else ''} = {call}")
+        gone = [t for t in operation.inputs if last_use[id(t)] == i and id(t) not in ends and names[id(t)][0] != "c"]
+        gone += [t for t in operation.outputs if id(t) not in last_use and id(t) not in ends]
+        if gone:
+            lines.append(" = ".join(sorted({names[id(tensor)] for tensor in gone})) + " = None")
+    lines.append(f"return ({''.join(written(tensor) + ', ' for tensor in outputs)})")
+    body = "\n    ".join(lines)
+    source = f"def run({', '.join(f'a{i}' for i in range(len(inputs)))}):\n    {body}"
+    exec(compile(source, "<traced program>", "exec"), scope)
+    run: Flat = scope["run"]
+    return run
+
+
+_BINDINGS: dict[str, Callable[..., Any]] = {
+    **{
+        f"aten::{name}": getattr(torch, name)
+        for name in (
+            "bmm mm addmm baddbmm add sub mul div neg exp log log1p sqrt rsqrt square abs maximum minimum relu tanh sigmoid "
+            "eq ne lt le gt ge where gather sum mean transpose permute t unsqueeze squeeze select addcmul addcdiv clamp "
+            "_log_softmax _softmax _log_softmax_backward_data _softmax_backward_data"
+        ).split()
+    },
+    "aten::view": Tensor.view,
+    "aten::expand": Tensor.expand,
+}
+"""Operations whose Python binding takes the arguments of their schema; it is called in half the time."""
+
+
+def _callable(function: Any) -> Callable[..., Any]:
+    binding = _BINDINGS.get(function._schema.name)
+    return function if binding is None else binding
