@@ -192,13 +192,14 @@ def _fingerprint(folder: Path) -> list[list[Any]]:
 
 
 def _module_file(where: str) -> Path:
-    # Modules beside the experiment are found too, as ``python -m`` would.
+    # Modules in the working folder are found too, but take no installed one's place.
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     module = where.split(":")[0]
     try:
-        found = importlib.util.find_spec(module)
-    except ImportError:
+        # Every process has another __main__, so what a notebook defines can't be found by the others.
+        found = importlib.util.find_spec(module) if module != "__main__" else None
+    except (ImportError, ValueError):
         found = None
     if found is None or found.origin is None or not Path(found.origin).is_file():
         raise DataError(f"the data set {where} names a module {module!r} that can't be found; run fedemu beside it")

@@ -215,6 +215,8 @@ def test_a_function_that_returns_no_data_set_is_told_why(own_data, body, complai
 def test_a_function_or_module_that_does_not_exist_is_named(own_cache):
     with pytest.raises(DataError, match="names a module 'no_such_module' that can't be found"):
         datasets.load(experiment(dataset="no_such_module:make").to_bytes())
+    with pytest.raises(DataError, match="names a module '__main__' that can't be found"):
+        datasets.load(experiment(dataset="__main__:make").to_bytes())
     with pytest.raises(DataError, match="no_such_function"):
         datasets.load(experiment(dataset="json:no_such_function").to_bytes())
 
