@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 from fedemu.device.bus import (
     TO_SUPERVISOR,
@@ -27,6 +26,7 @@ from fedemu.device.bus import (
     Withdraw,
 )
 from fedemu.device.jobs import Group, JobQueue, QueuedJob
+from fedemu.device.observer import Observer
 from fedemu.protocol.blobs import BlobStore
 from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import ConfigurationError, FedemuError, ProtocolError
@@ -35,18 +35,6 @@ from fedemu.protocol.messages import BlobRef
 from fedemu.protocol.transport import Network
 
 log = logging.getLogger(__name__)
-
-
-class Observer(Protocol):
-    """Hears what a machine's metrics are made of."""
-
-    def devices(self, counts: dict[str, int]) -> None: ...
-
-    def restarted(self, kind: str) -> None: ...
-
-    def queue_depth(self, depth: int) -> None: ...
-
-    def trained(self, seconds: float, done: int, failed: int) -> None: ...
 
 
 class Broker:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedemu.device.broker import Observer
+from fedemu.device.observer import Observer
 from fedemu.device.pipe import FROM_ZYGOTE, Broken, Ended, Fork, Forked, Setup, Unpacker, ZygoteReady, pack_message
 from fedemu.device.process import RETIRED
 from fedemu.protocol.errors import ConfigurationError, FedemuError

@@ -14,7 +14,7 @@ from fedemu.device.bus import Submit
 from fedemu.protocol.ids import Digest
 
 MAX_DEATHS = 3
-"""A job that was running when this many trainers died is given up."""
+"""A job that was running when this many trainers died is given up. Before its last try it is set apart from others."""
 
 JobKey = tuple[int, str]
 """(device, ask): a device has at most one job of an ask."""
@@ -35,9 +35,10 @@ class QueuedJob:
 
     @property
     def kind(self) -> Hashable:
-        """Jobs of one kind may run as a group."""
-        s = self.submit
-        return (s.ask, s.program, s.task, s.shared)
+        """Jobs of one kind may run as a group; one that has outlived trainers runs alone, so that it kills no others."""
+        submit = self.submit
+        alone = self.key if self.deaths >= MAX_DEATHS - 1 else None
+        return (submit.ask, submit.program, submit.task, submit.shared, alone)
 
 
 @dataclass

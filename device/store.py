@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save
 
+from fedemu.protocol.blobs import decode_tree, encode_tree
 from fedemu.protocol.ids import AskId
 
 PREFIX, SUFFIX = "own-", ".safetensors"
@@ -66,14 +66,17 @@ class OwnStore:
             self.discard(version)
 
 
-def write_own(path: Path, tree: Mapping[str, NDArray[Any]]) -> None:
-    """Put a version in place at once: a reader sees the old file, or none, or the whole new one."""
+def write_own(path: Path, tree: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str] | None = None) -> None:
+    """Put a version in place at once: a reader sees the old file, or none, or the whole new one.
+
+    ``dtypes`` names the uint16 arrays that are bfloat16, as everywhere on the wire.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_bytes(save(dict(tree)))
+    partial.write_bytes(encode_tree(tree, dtypes))
     os.replace(partial, path)
 
 
 def read_own(path: Path) -> dict[str, NDArray[Any]]:
-    """Raises FileNotFoundError where the version does not exist."""
-    return load_file(path)
+    """A version's tensors, mapped; raises BlobError where it does not exist."""
+    return decode_tree(path)

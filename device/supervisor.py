@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Never
 
-from fedemu.device.broker import Broker, Observer
+from fedemu.device.broker import Broker
 from fedemu.device.bus import abstract_address
 from fedemu.device.enrolment import Enrolment
 from fedemu.device.fleet import Fleet
 from fedemu.device.lease import LeaseFolder, create_lease, find_leases, prune
 from fedemu.device.limits import prepare_machine
 from fedemu.device.link import CoordinatorLink, RunOver
+from fedemu.device.observer import Observer, Silent
 from fedemu.device.pipe import Setup, TrainerSetup
 from fedemu.device.prepare import prepare_data
 from fedemu.device.trainers import Trainers, default_trainers
@@ -28,21 +29,11 @@ from fedemu.protocol.errors import FedemuError, Interrupted
 from fedemu.protocol.messages import Granted
 from fedemu.protocol.zmq_transport import ZmqNetwork
 
+__all__ = ["Observer", "Silent", "SupervisorPlan", "supervise"]
+
 log = logging.getLogger(__name__)
 
 FAREWELL_SECONDS = 3.0
-
-
-class Silent:
-    """An observer that nobody listens to."""
-
-    def devices(self, counts: dict[str, int]) -> None: ...
-
-    def restarted(self, kind: str) -> None: ...
-
-    def queue_depth(self, depth: int) -> None: ...
-
-    def trained(self, seconds: float, done: int, failed: int) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,56 @@
+"""Toy factories for the processes under test, named by this file's path: no torch, no data, instant."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from fedemu.device.behaviour import Assignment, Schedule
+from fedemu.protocol.errors import ConfigurationError, TrainingError
+from fedemu.protocol.ids import Digest, digest_of
+
+DATA = digest_of(b"toy data")
+
+
+def prepare(experiment: bytes) -> Digest:
+    """The digest that the toy coordinator expects, unless the experiment wants otherwise."""
+    settings = json.loads(experiment)
+    if "prepare" in settings:
+        raise ConfigurationError(settings["prepare"])
+    return Digest(settings.get("data", DATA))
+
+
+class ToyBehaviour:
+    """Always there; finishes at start + 1 + device, or drops out as ``drops`` says: {"round.device": cause}."""
+
+    def __init__(self, settings: Mapping[str, Any], device: int) -> None:
+        self._drops = settings.get("drops", {})
+        self._device = device
+
+    def presence(self, until: float) -> tuple[tuple[float, float], ...]:
+        return ((0.0, math.inf),)
+
+    def schedule(self, assignment: Assignment) -> Schedule:
+        cause = self._drops.get(f"{assignment.ask.round}.{self._device}")
+        if cause is not None:
+            return Schedule("drop", assignment.start + 0.5, cause, assignment.start + 10.0)
+        return Schedule("finish", assignment.start + 1.0 + self._device)
+
+
+def open_behaviours(experiment: bytes) -> Callable[[int], ToyBehaviour]:
+    settings = json.loads(experiment)
+    if settings.get("broken_behaviours"):
+        raise ConfigurationError("These behaviours can't be opened.")
+
+    def open_behaviour(device: int) -> ToyBehaviour:
+        if device in settings.get("cursed", ()):
+            raise ValueError("cursed")
+        return ToyBehaviour(settings, device)
+
+    return open_behaviour
