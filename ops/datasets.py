@@ -13,7 +13,7 @@ from fedemu.algorithms.corpus import Corpus
 from fedemu.algorithms.partition import Partition
 from fedemu.ops import config
 from fedemu.ops.datasets_cache import Progress, cache_folder, locked, read, write
-from fedemu.ops.datasets_source import LABEL, Place, Source, digits, entry_of, locate, own
+from fedemu.ops.datasets_source import LABEL, Place, Source, built_in, entry_of, locate, own
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.ids import Digest
@@ -85,7 +85,7 @@ def load_corpus(source: Source, *, cache: Path, data: Path | None = None, progre
 
 def _store(entry: Path, source: Source, place: Place, progress: Progress | None) -> None:
     if place.kind == "built_in":
-        write(entry, source.name, digits(source.test_fraction), progress)
+        write(entry, source.name, built_in(place, source.test_fraction), progress)
     elif place.kind == "function":
         write(entry, source.name, own(place.where, source), progress)
     else:

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from fedemu.ops.datasets_cache import FORMAT, Decoded, Samples
 from fedemu.protocol.errors import DataError
 
-BUILT_IN = "digits"
+BUILT_IN = ("digits", "synthetic")
+SYNTHETIC_SAMPLES = 20_000
+"""How many ``synthetic`` has; ``synthetic#N`` has N."""
 LABEL = "label"
 """What the labels are called among a corpus's columns, whatever their column was called in the data set."""
 _ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -60,8 +62,8 @@ class Place:
 
 def locate(dataset: str, data: Path | None) -> Place:
     """Find a data set; ``data`` is the folder to look in first. Raises DataError where the name leads nowhere."""
-    if dataset == BUILT_IN:
-        return Place("built_in", dataset)
+    if dataset.partition("#")[0] in BUILT_IN:
+        return Place("built_in", *_checked_size(dataset))
     if _ATTRIBUTE.fullmatch(dataset):
         return Place("function", dataset)
     name, _, subset = dataset.partition("#")
@@ -87,6 +89,35 @@ def entry_of(source: Source, place: Place, cache: Path) -> Path:
             settings["content"] = hashlib.sha256(_module_file(place.where).read_bytes()).hexdigest()
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     return cache / "datasets" / f"{re.sub(r'[^A-Za-z0-9.-]', '_', source.name)}-{key[:16]}"
+
+
+def _checked_size(dataset: str) -> tuple[str, str | None]:
+    """A built-in data set's name and, for the synthetic one, its size."""
+    name, _, size = dataset.partition("#")
+    if not size:
+        return name, None
+    if name != "synthetic" or not size.isascii() or not size.isdigit() or not 100 <= int(size) <= 10_000_000:
+        raise DataError(f"data.dataset = {dataset!r}: only synthetic#N takes a size, N from 100 to 10000000")
+    return name, size
+
+
+def built_in(place: Place, test_fraction: float) -> Decoded:
+    """The data set that a place of kind ``built_in`` names."""
+    if place.where == "digits":
+        return digits(test_fraction)
+    return synthetic(int(place.subset or SYNTHETIC_SAMPLES), test_fraction)
+
+
+def synthetic(samples: int, test_fraction: float) -> Decoded:
+    """Images that need no download, for fleets larger than any data at hand: 8x8, 10 classes, values 0 to 255.
+
+    A class is a fixed random image; a sample is it under Gaussian noise of 1.5 times its own spread.
+    """
+    random = np.random.RandomState(0)
+    prototypes = random.normal(128, 24, size=(10, 1, 8, 8))
+    y = random.permutation(np.arange(samples, dtype=np.int64) % 10)
+    x = np.clip(prototypes[y] + random.normal(0, 36, size=(samples, 1, 8, 8)), 0, 255).astype(np.uint8)
+    return split_off(x, y, {}, tuple(map(str, range(10))), test_fraction)
 
 
 def digits(test_fraction: float) -> Decoded:
