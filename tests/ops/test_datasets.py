@@ -292,8 +292,8 @@ def test_the_digest_covers_samples_labels_and_columns(own_data):
     assert all(json.dumps(digest) and len(digest) == 64 for digest in digests)
 
 
-def test_the_synthetic_data_set_has_the_size_asked_for_and_can_be_told_apart_by_class(tmp_path: Path) -> None:
-    corpus = load_corpus(Source("synthetic#1000"), cache=tmp_path)
+def test_the_synthetic_data_set_has_the_size_asked_for_and_can_be_told_apart_by_class(tmp_path):
+    corpus = datasets.load_corpus(Source("synthetic#1000"), cache=tmp_path)
     assert (len(corpus.train), len(corpus.test), corpus.input_shape) == (800, 200, (1, 8, 8))
     centres = np.stack([corpus.train.x[corpus.train.y == label].mean(axis=0) for label in range(10)])
     distances = ((corpus.test.x[:, None].astype(float) - centres) ** 2).sum(axis=(2, 3, 4))
@@ -301,6 +301,6 @@ def test_the_synthetic_data_set_has_the_size_asked_for_and_can_be_told_apart_by_
 
 
 @pytest.mark.parametrize("name", ["synthetic#5", "synthetic#many", "digits#100"])
-def test_a_wrong_size_of_a_built_in_data_set_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_wrong_size_of_a_built_in_data_set_is_refused(name, tmp_path):
     with pytest.raises(DataError, match="only synthetic#N takes a size"):
-        load_corpus(Source(name), cache=tmp_path)
+        datasets.load_corpus(Source(name), cache=tmp_path)
