@@ -34,7 +34,10 @@ class Router(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop receiving; what was sent is still delivered within the network's linger. May be called twice."""
+        """Stop receiving; what was sent is still delivered within the network's linger. May be called twice.
+
+        The address is free again soon afterwards, and at once when the network is closed.
+        """
         ...
 
 

@@ -5,6 +5,7 @@ Keys (CURVE) and an allow-list of peers would be options set here, before bind a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket as unix
@@ -52,9 +53,9 @@ def make_context(io_threads: int, max_sockets: int) -> zmq.Context[zmq.Socket[by
 
 def bound(context: zmq.Context[zmq.Socket[bytes]], address: str, limits: Limits, linger_ms: int) -> zmq.Socket[bytes]:
     """A ROUTER at ``address`` that reports peers it cannot reach."""
-    _check(address)
+    _check(address, listening=True)
     _refuse_taken(address)
-    socket = _socket(context, zmq.ROUTER, limits, linger_ms)
+    socket = _socket(context, zmq.ROUTER, address, limits, linger_ms)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.SNDHWM, _ROUTER_QUEUE)
     socket.setsockopt(zmq.RCVHWM, _ROUTER_INTAKE)
@@ -71,8 +72,8 @@ def connected(
     context: zmq.Context[zmq.Socket[bytes]], address: str, limits: Limits, linger_ms: int
 ) -> zmq.Socket[bytes]:
     """A DEALER that connects to ``address`` as soon as somebody listens there."""
-    _check(address)
-    socket = _socket(context, zmq.DEALER, limits, linger_ms)
+    _check(address, listening=False)
+    socket = _socket(context, zmq.DEALER, address, limits, linger_ms)
     socket.setsockopt(zmq.SNDHWM, _DEALER_QUEUE)
     socket.setsockopt(zmq.RCVHWM, _DEALER_QUEUE)
     socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
@@ -85,7 +86,9 @@ def connected(
     return socket
 
 
-def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, limits: Limits, linger_ms: int) -> zmq.Socket[bytes]:
+def _socket(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, limits: Limits, linger_ms: int
+) -> zmq.Socket[bytes]:
     try:
         socket = context.socket(kind)
     except zmq.ZMQError as error:
@@ -95,6 +98,8 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, limits: Limits, 
             "this process has no file descriptors or sockets left; raise the limit (ulimit -n) or use more processes"
         ) from None
     socket.setsockopt(zmq.LINGER, linger_ms)
+    # Without it only IPv4; with it IPv4 addresses would be shown in the form of IPv6.
+    socket.setsockopt(zmq.IPV6, int(address.startswith("tcp://[")))
     # A larger frame ends the connection before memory is set aside for it.
     socket.setsockopt(zmq.MAXMSGSIZE, max(limits.frame_bytes, limits.header_bytes))
     # The kernel finds out in two minutes that the machine at the other end is gone, and frees its queue.
@@ -105,7 +110,8 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, limits: Limits, 
     return socket
 
 
-def _check(address: str) -> None:
+def _check(address: str, listening: bool) -> None:
+    """ZeroMQ takes some addresses for others (port 99999 for 34463); only what a person can mean gets through."""
     scheme, separator, rest = address.partition("://")
     if not separator or not rest or not address.isprintable():
         raise ConfigurationError(f"the address {address!r} is not of the form tcp://HOST:PORT or ipc://PATH")
@@ -113,8 +119,18 @@ def _check(address: str) -> None:
         raise ConfigurationError(
             f"the address {address!r} starts with {scheme}://; only tcp:// and ipc:// are supported"
         )
-    if scheme == "ipc" and len(os.fsencode(rest)) > _LONGEST_IPC_PATH:
-        raise ConfigurationError(f"the address {address!r} is unusable: {_REASONS[errno.ENAMETOOLONG]}")
+    if scheme == "ipc":
+        if len(os.fsencode(rest)) > _LONGEST_IPC_PATH:
+            raise ConfigurationError(f"the address {address!r} is unusable: {_REASONS[errno.ENAMETOOLONG]}")
+        return
+    host, separator, port = rest.rpartition(":")
+    if listening and host and port == "*":
+        return
+    if not host or not (port.isascii() and port.isdigit() and (0 if listening else 1) <= int(port[:6]) <= 65535):
+        lowest = "0 (or *, for any free one)" if listening else "1"
+        raise ConfigurationError(
+            f"the address {address!r} is not of the form tcp://HOST:PORT with a port from {lowest} to 65535"
+        )
 
 
 def _refuse_taken(address: str) -> None:
@@ -137,6 +153,16 @@ def _refuse_taken(address: str) -> None:
         except OSError:
             return
     raise ConfigurationError(f"cannot listen at {address}: {_REASONS[errno.EADDRINUSE]}")
+
+
+def unbind(socket: zmq.Socket[bytes], address: str) -> None:
+    """Stop listening, and remove the file of an ipc address: ZeroMQ leaves it."""
+    with contextlib.suppress(zmq.ZMQError):
+        socket.unbind(address)
+    path = address.removeprefix("ipc://")
+    if path != address and not path.startswith("@"):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def _reason(error: zmq.ZMQError) -> str:

@@ -13,7 +13,7 @@ from fedemu.protocol.codec import Buffer, Decoder, Envelope, encode
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.zmq_endpoint import NOBLOCK, Endpoint
-from fedemu.protocol.zmq_sockets import bound, connected, make_context
+from fedemu.protocol.zmq_sockets import bound, connected, make_context, unbind
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +96,11 @@ class ZmqRouter(Endpoint):
             return False
         self._full.discard(peer)
         return True
+
+    def close(self) -> None:
+        if not self._socket.closed:
+            unbind(self._socket, self.address)
+        super().close()
 
     def _writable(self) -> None:
         """A Router keeps nothing back."""

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from zmq.utils.garbage import gc as sent_buffers
+
+from fedemu.protocol.codec import DOWN, UP, Decoder, Envelope
+from fedemu.protocol.errors import ConfigurationError, ProtocolError
+from fedemu.protocol.memory_transport import MemoryNetwork
+from fedemu.protocol.transport import Dealer, Network, Router
+from fedemu.protocol.zmq_transport import ZmqNetwork
+
+Eventually = Callable[[Callable[[], object]], Awaitable[None]]
+
+
+async def _eventually(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    """Let the loop run until the condition holds; fails when it does not within the bound."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while not condition():
+        assert loop.time() < end, "the condition did not come true"
+        await asyncio.sleep(0.001)
+
+
+@dataclass
+class Side:
+    """An endpoint and what it has seen."""
+
+    messages: list[Any] = field(default_factory=list)
+    peers: list[bytes] = field(default_factory=list)
+    frames: list[tuple[memoryview, ...]] = field(default_factory=list)
+    rejected: list[ProtocolError] = field(default_factory=list)
+    refused_peers: list[bytes] = field(default_factory=list)
+    react: Callable[[Any, bytes], None] = lambda message, peer: None
+
+    def from_peer(self, peer: bytes, envelope: Envelope) -> None:
+        self.peers.append(peer)
+        self.received(envelope, peer)
+
+    def received(self, envelope: Envelope, peer: bytes = b"") -> None:
+        self.messages.append(envelope.message)
+        self.frames.append(envelope.frames)
+        self.react(envelope.message, peer)
+
+    def reject_peer(self, peer: bytes, error: ProtocolError) -> None:
+        self.refused_peers.append(peer)
+        self.rejected.append(error)
+
+
+@dataclass
+class RouterSide(Side):
+    router: Router = field(init=False)
+
+
+@dataclass
+class DealerSide(Side):
+    dealer: Dealer = field(init=False)
+
+
+@dataclass
+class Wire:
+    """A network of one kind, and an address to listen at."""
+
+    kind: str
+    network: Network
+    wildcard: str
+
+    def listen(self, address: str | None = None, decoder: Decoder = UP) -> RouterSide:
+        side = RouterSide()
+        side.router = self.network.bind(address or self.wildcard, decoder, side.from_peer, side.reject_peer)
+        return side
+
+    async def listen_again(self, address: str) -> RouterSide:
+        """Listen at an address that was just closed, as soon as it is free."""
+        sides: list[RouterSide] = []
+
+        def listening() -> bool:
+            with contextlib.suppress(ConfigurationError):
+                sides.append(self.listen(address))
+            return bool(sides)
+
+        await _eventually(listening)
+        return sides[0]
+
+    def join(self, address: str, decoder: Decoder = DOWN) -> DealerSide:
+        side = DealerSide()
+        side.dealer = self.network.connect(address, decoder, side.received, side.rejected.append)
+        return side
+
+
+@pytest.fixture
+def eventually() -> Eventually:
+    return _eventually
+
+
+@pytest.fixture
+def socket_path(tmp_path: Path) -> Path:
+    """A path in a folder of its own, short enough for a socket."""
+    return Path(os.path.relpath(tmp_path)) / "s"
+
+
+@pytest.fixture(params=["tcp", "ipc", "memory"])
+async def wire(request: pytest.FixtureRequest, socket_path: Path) -> AsyncIterator[Wire]:
+    """Every behaviour of a transport is that of all; afterwards no descriptor is left open."""
+    before = len(os.listdir("/proc/self/fd"))
+    if request.param == "memory":
+        made = Wire("memory", MemoryNetwork(), "memory://fleet:0")
+    else:
+        wildcard = "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{socket_path}"
+        made = Wire(request.param, ZmqNetwork(), wildcard)
+    yield made
+    made.network.close()
+    sent_buffers.stop()
+    await _eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
+@pytest.fixture
+async def tcp() -> AsyncIterator[Wire]:
+    network = ZmqNetwork()
+    yield Wire("tcp", network, "tcp://127.0.0.1:*")
+    network.close()

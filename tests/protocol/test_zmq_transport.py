@@ -1,0 +1,209 @@
+"""What is particular to ZeroMQ: strangers' bytes, full queues, addresses, and the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from fedemu.protocol.codec import UP, Decoder, Limits, encode
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.messages import Beat, Blob, Heartbeat, Hello, Up
+from fedemu.protocol.zmq_transport import ZmqNetwork
+
+
+@pytest.fixture
+def notes(socket_path: Path) -> Iterator[Path]:
+    """A file that somebody wants to keep."""
+    socket_path.write_text("precious")
+    yield socket_path
+    assert socket_path.read_text() == "precious"
+
+
+async def test_garbage_is_rejected_by_reason_and_harms_nobody(tcp: Any, eventually: Any) -> None:
+    coordinator = tcp.listen()
+    honest = tcp.join(coordinator.router.address)
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.linger = 1000
+    stranger.connect(coordinator.router.address)
+    for garbage in ([b""], [b"\xc1" * 50], [b"\x81\xa1v\x09"], [b""] * 9000, [*encode(Heartbeat()), b"more"]):
+        stranger.send_multipart(garbage)
+    await eventually(lambda: len(coordinator.rejected) == 5)
+    assert [error.reason for error in coordinator.rejected] == ["encoding", "encoding", "version", "frames", "frames"]
+    assert len(set(coordinator.refused_peers)) == 1
+    honest.dealer.send(Heartbeat())
+    await eventually(lambda: coordinator.messages)
+    assert coordinator.peers[0] not in coordinator.refused_peers
+    stranger.close()
+    context.term()
+
+
+async def test_bytes_that_are_not_zeromq_harm_nobody(tcp: Any, eventually: Any) -> None:
+    coordinator = tcp.listen()
+    port = int(coordinator.router.address.rpartition(":")[2])
+    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+    for stranger, garbage in zip(strangers, (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\xff" * 64), strict=True):
+        stranger.sendall(garbage)
+    device = tcp.join(coordinator.router.address)
+    device.dealer.send(Heartbeat())
+    await eventually(lambda: coordinator.messages)
+    for stranger in strangers:
+        stranger.close()
+
+
+async def test_a_frame_beyond_the_limit_never_takes_memory(tcp: Any, eventually: Any) -> None:
+    limits = Limits(header_bytes=1000, frame_bytes=1000)
+    coordinator = tcp.listen(decoder=Decoder(Up, limits))
+    device = tcp.join(coordinator.router.address)
+    device.dealer.send(Heartbeat(), [bytes(1001)])
+    await eventually(lambda: device.dealer.send(Heartbeat()) and coordinator.messages)
+    assert coordinator.router.bytes_received < 1000 * len(coordinator.messages)
+    assert coordinator.rejected == []
+
+
+async def test_a_peer_that_reads_nothing_fills_its_own_queue_only(
+    tcp: Any, eventually: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = tcp.listen()
+    context = zmq.Context()
+    deaf = context.socket(zmq.DEALER)
+    deaf.rcvhwm = 1
+    deaf.connect(coordinator.router.address)
+    deaf.send(encode(Hello(device=1, incarnation=0, lease=""))[0])
+    device = tcp.join(coordinator.router.address)
+    device.dealer.send(Hello(device=2, incarnation=0, lease=""))
+    await eventually(lambda: len(coordinator.messages) == 2)
+    peers = {message.device: peer for message, peer in zip(coordinator.messages, coordinator.peers, strict=True)}
+    chunk = bytes(100_000)
+    with caplog.at_level(logging.WARNING):
+        sent = 0
+        while coordinator.router.send(peers[1], Blob(digest="a" * 64, offset=0, size=100_000), [chunk]):
+            sent += 1
+            assert sent < 5000
+        for _ in range(5):
+            assert not coordinator.router.send(peers[1], Beat())
+    assert [record.message for record in caplog.records] == [
+        f"the queue to peer {peers[1].hex()} is full; its messages are dropped"
+    ]
+    assert coordinator.router.send(peers[2], Beat())
+    await eventually(lambda: device.messages)
+    deaf.close(0)
+    context.term()
+
+
+async def test_a_callback_that_raises_is_reported_and_the_next_message_still_comes(tcp: Any, eventually: Any) -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    coordinator = tcp.listen()
+
+    def fail_first(message: object, peer: bytes) -> None:
+        if len(coordinator.messages) == 1:
+            raise RuntimeError("a mistake")
+
+    coordinator.react = fail_first
+    device = tcp.join(coordinator.router.address)
+    for _ in range(3):
+        device.dealer.send(Heartbeat())
+    await eventually(lambda: len(coordinator.messages) == 3)
+    assert [str(context["exception"]) for context in reported] == ["a mistake"]
+
+
+async def test_a_flood_leaves_the_loop_its_turns(tcp: Any, eventually: Any) -> None:
+    coordinator = tcp.listen()
+    device = tcp.join(coordinator.router.address)
+    loop = asyncio.get_running_loop()
+    turns: list[int] = []
+
+    def turn() -> None:
+        turns.append(len(coordinator.messages))
+        while device.dealer.send(Heartbeat()):
+            pass
+        if len(coordinator.messages) < 6000:
+            loop.call_soon(turn)
+
+    loop.call_soon(turn)
+    await eventually(lambda: len(coordinator.messages) >= 6000)
+    assert max(after - before for before, after in itertools.pairwise(turns)) <= 1024
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("tcp://127.0.0.1:99999", r"with a port from 0 \(or \*, for any free one\) to 65535"),
+        ("tcp://:5577", r"is not of the form"),
+        ("tcp://127.0.0.1", r"not of the form tcp://HOST:PORT"),
+        ("tcp://192.0.2.1:5577", r"no network interface of this machine has that address"),
+        ("tcp://no-such-interface:5577", r"no network interface of this machine has that address"),
+        ("5577", r"the address '5577' is not of the form"),
+        ("tcp://", r"is not of the form"),
+        ("tcp://a\nb:1", r"is not of the form"),
+        ("udp://127.0.0.1:5577", r"starts with udp://; only tcp:// and ipc:// are supported"),
+        ("ipc:///nowhere/at/all/s", r"its folder does not exist"),
+        ("ipc:///tmp/" + "x" * 200, r"the path is longer than 107 bytes"),
+    ],
+)
+async def test_a_bad_address_is_refused_in_one_sentence(tcp: Any, address: str, sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence) as caught:
+        tcp.listen(address)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp://127.0.0.1:*", "tcp://127.0.0.1:0", "tcp://*:5577", "tcp://:", "nonsense", "inproc://x"]
+)
+async def test_nobody_connects_to_what_cannot_be_an_address(tcp: Any, address: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"not of the form|only tcp"):
+        tcp.join(address)
+
+
+async def test_the_path_of_another_process_is_not_taken_away(tcp: Any, socket_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(socket_path))
+        other.listen()
+        with pytest.raises(ConfigurationError, match="in use by another process"):
+            tcp.listen(f"ipc://{socket_path}")
+    assert tcp.listen(f"ipc://{socket_path}").router.address == f"ipc://{socket_path}"
+
+
+async def test_a_file_is_not_replaced_by_a_socket(tcp: Any, notes: Path) -> None:
+    with pytest.raises(ConfigurationError, match="a file that is no socket"):
+        tcp.listen(f"ipc://{notes}")
+
+
+async def test_a_closed_ipc_router_leaves_no_file(tcp: Any, socket_path: Path) -> None:
+    router = tcp.listen(f"ipc://{socket_path}").router
+    assert os.listdir(socket_path.parent) == ["s"]
+    router.close()
+    assert os.listdir(socket_path.parent) == []
+
+
+async def test_more_sockets_than_agreed_are_refused_in_one_sentence() -> None:
+    network = ZmqNetwork(max_sockets=2)
+    router = network.bind("tcp://127.0.0.1:*", UP, lambda peer, envelope: None, lambda peer, error: None)
+    network.connect(router.address, UP, lambda envelope: None, lambda error: None)
+    with pytest.raises(ConfigurationError, match="no file descriptors or sockets left"):
+        network.connect(router.address, UP, lambda envelope: None, lambda error: None)
+    network.close()
+
+
+def test_more_sockets_than_a_process_can_hold_are_refused_in_one_sentence() -> None:
+    with pytest.raises(ConfigurationError, match=r"one process holds 1 to \d+ sockets, not 1000000"):
+        ZmqNetwork(max_sockets=10**6)
+
+
+async def test_closing_waits_a_bounded_time_for_an_absent_coordinator() -> None:
+    network = ZmqNetwork(linger_seconds=0.05)
+    dealer = network.connect("tcp://127.0.0.1:9", UP, lambda envelope: None, lambda error: None)
+    assert dealer.send(Heartbeat())
+    start = asyncio.get_running_loop().time()
+    network.close()
+    assert asyncio.get_running_loop().time() - start < 5.0
