@@ -38,15 +38,17 @@ def _fedemu(
 ) -> None: ...
 
 
-app.command("run", epilog=EXIT_CODES)(cli_fleet.run)
-app.command("coordinator", epilog=EXIT_CODES)(cli_fleet.coordinator)
-app.command("device", epilog=EXIT_CODES)(cli_fleet.device)
-app.command("report", epilog=EXIT_CODES)(cli_look.report)
-app.command("stress", epilog=EXIT_CODES)(cli_stress.stress)
-app.command("presets")(cli_look.presets)
-app.command("validate", epilog=EXIT_CODES)(cli_look.validate)
-app.command("stress", epilog=EXIT_CODES)(guarded(stress))
-app.command("doctor", epilog=EXIT_CODES)(cli_look.doctor)
+for _name, _command, _summary in (
+    ("run", cli_fleet.run, "Run a whole experiment on this machine."),
+    ("coordinator", cli_fleet.coordinator, "Run a coordinator, to which devices come."),
+    ("device", cli_fleet.device, "Run the devices of one machine."),
+    ("report", cli_look.report, "Write the report of a run."),
+    ("presets", cli_look.presets, "List the experiments that come with fedemu."),
+    ("validate", cli_look.validate, "Check an experiment without running it."),
+    ("stress", cli_stress.stress, "Try to break a real fleet."),
+    ("doctor", cli_look.doctor, "Check that this machine can run a fleet."),
+):
+    app.command(_name, short_help=_summary, epilog=EXIT_CODES)(_command)
 
 
 def main() -> None:

@@ -84,9 +84,6 @@ def coordinator(
     format: options.FormatOption = Format.TEXT,
 ) -> int:
     """Run a coordinator and wait for devices, which `fedemu device` brings; listens on tcp://127.0.0.1:5577."""
-    # It imports torch, for which no other command waits.
-    from fedemu.ops.coordinator_process import coordinate_alone
-
     overrides = overrides_of(
         settings,
         seed=seed,
@@ -97,6 +94,9 @@ def coordinator(
         runtime__log_level=log_level,
     )
     directory, checked, runtime = _open(experiment, out, resume, overrides)
+    # It imports torch, for which no wrong setting should have to wait.
+    from fedemu.ops.coordinator_process import coordinate_alone
+
     return coordinate_alone(directory, checked, runtime, new=resume is None, print_summary=format is Format.JSON)
 
 

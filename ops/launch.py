@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import select
-import shlex
 import signal
 import socket
 import subprocess
@@ -93,10 +92,6 @@ def last_words(path: Path) -> str:
 def child_command(name: str, module: str, *arguments: str) -> list[str]:
     """The command that runs ``module.main(arguments)`` in a child of this process, shown as ``name`` by ``ps``."""
     return [sys.executable, "-m", "fedemu.ops.child", str(os.getpid()), name, module, *arguments]
-
-
-def resume_command(directory: Path) -> str:
-    return f"fedemu run --resume {shlex.quote(str(directory))}"
 
 
 def free_address() -> str:

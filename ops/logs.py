@@ -11,13 +11,17 @@ from pathlib import Path
 FORMAT = "%(asctime)s %(process)d %(levelname)-7s %(name)s: %(message)s"
 
 
+class LogFile(logging.FileHandler):
+    """The file that ``open_log`` opened, as against handlers that others have put there."""
+
+
 def open_log(path: Path, level: str = "info") -> None:
     """Send this process's log records to ``path``, warnings of libraries included."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8", delay=False)
+    handler = LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter(FORMAT))
     root = logging.getLogger()
-    for old in list(root.handlers):
+    for old in [handler for handler in root.handlers if isinstance(handler, LogFile)]:
         root.removeHandler(old)
         old.close()
     root.addHandler(handler)
@@ -28,7 +32,7 @@ def open_log(path: Path, level: str = "info") -> None:
 def log_crash(error: BaseException) -> Path:
     """Write the traceback of an internal error where the log is, or else into a new file; returns that file."""
     for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.FileHandler):
+        if isinstance(handler, LogFile):
             logging.getLogger("fedemu").critical("internal error", exc_info=error)
             return Path(handler.baseFilename)
     with tempfile.NamedTemporaryFile(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from fedemu.ops.config import Experiment, Runtime
-from fedemu.ops.launch import child_command, free_address, last_words, launch, resume_command
+from fedemu.ops.launch import child_command, free_address, last_words, launch
 from fedemu.ops.launch_rules import Child
 from fedemu.ops.results import Results
 from fedemu.ops.run_folder import give_back
@@ -23,7 +24,7 @@ def say(text: str) -> None:
 
 
 def run_together(directory: Path, experiment: Experiment, runtime: Runtime, *, new: bool, print_summary: bool) -> int:
-    """Run to the end and say what came of it; returns the exit code. ``new`` says that the directory was just claimed."""
+    """Run to the end and say what came of it; returns the exit code. ``new``: the directory was claimed just now."""
     begins = (
         f"{experiment.name}: {experiment.fleet.devices} devices, {experiment.rounds} rounds, seed {experiment.seed}"
     )
@@ -38,12 +39,14 @@ def run_together(directory: Path, experiment: Experiment, runtime: Runtime, *, n
             code = _launch_both(directory, experiment, runtime, begins)
     except KeyboardInterrupt:
         code = 4
-    return conclude(directory, code, new=new, print_summary=print_summary)
+    return conclude(directory, code, "run", new=new, print_summary=print_summary)
 
 
-def conclude(directory: Path, code: int, *, new: bool, print_summary: bool) -> int:
-    """The last lines of a run."""
-    if code == USAGE and new and give_back(directory):
+def conclude(directory: Path, code: int, command: str, *, new: bool, print_summary: bool) -> int:
+    """The last lines of a run; ``command`` is the one by which it was started and can be resumed."""
+    if code == USAGE:
+        if new:
+            give_back(directory)
         return code
     results = Results.read(directory)
     if code == 0:
@@ -53,7 +56,7 @@ def conclude(directory: Path, code: int, *, new: bool, print_summary: bool) -> i
         return code
     done = f"after round {results.rows[-1]['round']}" if results.rows else "before the first round"
     say(f"stopped {done}; its results so far are in {directory}; continue it with")
-    say(resume_command(directory))
+    say(f"fedemu {command} --resume {shlex.quote(str(directory))}")
     return code
 
 

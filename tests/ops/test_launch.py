@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedemu.ops.launch import free_address, last_words, launch, resume_command
+from fedemu.ops.launch import free_address, last_words, launch
 from fedemu.ops.launch_rules import Child, Patience
 
 BEGIN = "import signal, sys; from fedemu.ops.processes import begin_child; begin_child('toy', int(sys.argv[1]))\n"
@@ -121,7 +121,3 @@ def test_the_last_words_are_the_last_line_that_says_something(tmp_path: Path) ->
     (tmp_path / "out").write_text("first\nfedemu: no room for 300 devices\n\n")
     assert last_words(tmp_path / "out") == "fedemu: no room for 300 devices"
     assert last_words(tmp_path / "absent") == ""
-
-
-def test_the_resume_command_quotes_what_a_shell_would_split() -> None:
-    assert resume_command(Path("my runs/a")) == "fedemu run --resume 'my runs/a'"

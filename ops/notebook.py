@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -119,15 +118,9 @@ def _relay(lines: IO[str], progress: bool, complaints: list[str]) -> None:
 
 
 def _no_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value for name, value in environment.items() if not name.startswith(PREFIX) or name in NOT_SETTINGS
-    }
+    return {name: value for name, value in environment.items() if not name.startswith(PREFIX) or name in NOT_SETTINGS}
 
 
 def _toml(value: Any) -> str:
-    """A value of JSON is one of TOML, but for tables; a table is written inline."""
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{json.dumps(str(key))} = {_toml(item)}" for key, item in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(str(value) if isinstance(value, Path) else value)
+    """One value as TOML, tables inline."""
+    return toml_text({"": {"v": str(value) if isinstance(value, Path) else value}}).partition("v = ")[2].strip()

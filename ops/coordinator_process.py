@@ -1,0 +1,194 @@
+"""A coordinator from an experiment: its plan is put together here, and played to the end with progress and a report.
+
+``fedemu coordinator`` and the child that ``fedemu run`` starts both come here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from prometheus_client import CollectorRegistry
+from rich.console import Console
+
+from fedemu.coordinator.evaluate import Evaluator
+from fedemu.coordinator.observer import Observer
+from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.serve import serve
+from fedemu.coordinator.settings import Settings
+from fedemu.coordinator.summary import Summary
+from fedemu.ops.cli_errors import INTERRUPTED, complain, exit_code_of
+from fedemu.ops.config import Experiment, Runtime
+from fedemu.ops.config_sources import read_frozen
+from fedemu.ops.datasets import build_partition, open_corpus
+from fedemu.ops.learning import open_algorithm
+from fedemu.ops.logs import open_log
+from fedemu.ops.metrics import CoordinatorMetrics, Exporter
+from fedemu.ops.processes import STOP_SIGNALS
+from fedemu.ops.progress import open_progress
+from fedemu.ops.progress_state import ProgressState
+from fedemu.ops.run_together import conclude
+from fedemu.protocol import seeds
+from fedemu.protocol.blobs import encode_tree
+from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError
+from fedemu.protocol.transport import Network
+from fedemu.protocol.zmq_transport import ZmqNetwork
+
+SPARE_FILES = 256
+"""Descriptors beside those of the devices' connections: libraries, data, logs, checkpoints."""
+
+
+def coordinate_alone(
+    directory: Path, experiment: Experiment, runtime: Runtime, *, new: bool, print_summary: bool
+) -> int:
+    """``fedemu coordinator``: run until the experiment is over; returns the exit code."""
+    print(
+        f"{experiment.name}: {experiment.fleet.devices} devices, {experiment.rounds} rounds, seed {experiment.seed}\n"
+        f"  process  {os.getpid()}\n"
+        f"  address  {runtime.bind}   (fedemu device --n {experiment.fleet.devices} --connect {runtime.bind})\n"
+        f"  results  {directory}",
+        file=sys.stderr,
+        flush=True,
+    )
+    code = exit_code_of(lambda: coordinate(directory, experiment, runtime))
+    return conclude(directory, code, "coordinator", new=new, print_summary=print_summary)
+
+
+def coordinate(directory: Path, experiment: Experiment, runtime: Runtime) -> int:
+    """Play the run in a claimed directory to its end and write its report; returns the exit code.
+
+    Raises what ends a run early, but for an interruption, which is the code 4.
+    """
+    open_log(directory / "logs" / "coordinator.log", runtime.log_level)
+    allow_files(experiment.fleet.devices + SPARE_FILES)
+    state = ProgressState(experiment.name, experiment.rounds, experiment.fleet.devices, time.monotonic)
+    try:
+        with _metrics(runtime.metrics_port) as metrics, open_progress(state, Console(stderr=True)) as progress:
+            asyncio.run(_serve(directory, experiment, runtime, [*metrics, progress]))
+    except QuorumError:
+        _report(directory)
+        raise
+    except Interrupted:
+        return INTERRUPTED
+    return _report(directory)
+
+
+async def _serve(directory: Path, experiment: Experiment, runtime: Runtime, observers: Sequence[Observer]) -> Summary:
+    network = ZmqNetwork()
+    try:
+        return await serve(assemble(directory, experiment, network, runtime.bind, observers))
+    finally:
+        network.close()
+
+
+def assemble(
+    directory: Path, experiment: Experiment, network: Network, address: str, observers: Sequence[Observer] = ()
+) -> CoordinatorPlan:
+    """The plan of a run whose directory has been claimed, so that starting it and resuming it are the same."""
+    torch.set_num_threads(experiment.server.threads)
+    corpus = open_corpus(experiment.data)
+    model, algorithm = open_algorithm(experiment, corpus)
+    partition = build_partition(corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)
+    return CoordinatorPlan(
+        address=address,
+        network=network,
+        settings=settings_of(experiment),
+        algorithm=algorithm,
+        variables=model.init(seeds.integer(experiment.seed, purpose="model")),
+        evaluator=Evaluator(model, corpus),
+        experiment=experiment.to_bytes(),
+        partition=encode_tree(partition.to_arrays()),
+        data=corpus.digest,
+        classes=corpus.classes,
+        directory=directory,
+        config=experiment.to_toml(),
+        resume=True,
+        observers=observers,
+    )
+
+
+def settings_of(experiment: Experiment) -> Settings:
+    """The rules of the run in the coordinator's terms."""
+    fleet = experiment.fleet
+    return Settings(
+        run=experiment.name,
+        seed=experiment.seed,
+        rounds=experiment.rounds,
+        devices=fleet.devices,
+        per_round=fleet.per_round,
+        over_selection=fleet.over_selection,
+        deadline=fleet.deadline,
+        quorum=fleet.quorum,
+        attempts=fleet.attempts,
+        clock=experiment.clock.kind,
+        evaluate_every=experiment.evaluate.every,
+        heartbeat_seconds=experiment.liveness.heartbeat_seconds,
+        patience=experiment.liveness.patience,
+        start_timeout=fleet.start_timeout,
+        give_up=fleet.give_up,
+        payload_bytes=experiment.limits.max_payload_bytes,
+        max_norm=experiment.limits.max_norm,
+        threads=experiment.server.threads,
+    )
+
+
+def allow_files(wanted: int) -> None:
+    """Raise this process's soft limit of open files to ``wanted``; ConfigurationError if the hard limit is lower."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise ConfigurationError(
+            f"the coordinator needs {wanted} open files, but at most {hard} are allowed; "
+            f"raise the limit (ulimit -Hn {wanted}), or set fewer fleet.devices"
+        )
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _report(directory: Path) -> int:
+    """Write the report; the run itself is safe by now, so what goes wrong here is said and changes nothing else."""
+    # matplotlib takes a second to import, which a run that fails before its first round need not wait for.
+    from fedemu.ops.report import write_report
+
+    again = f"fedemu report {directory} writes it"
+    # The coordinator's own handlers are gone; the default ones would end this process without a word.
+    old = {sign: signal.signal(sign, signal.default_int_handler) for sign in STOP_SIGNALS}
+    try:
+        write_report(directory)
+    except KeyboardInterrupt:
+        complain(f"the run is complete, but its report was interrupted; {again}")
+        return INTERRUPTED
+    except (FedemuError, OSError, ValueError) as error:
+        logging.getLogger(__name__).exception("the report could not be written")
+        complain(f"the report could not be written ({error}); {again}")
+    finally:
+        for sign, handler in old.items():
+            signal.signal(sign, handler)
+    return 0
+
+
+@contextmanager
+def _metrics(port: int) -> Iterator[list[Observer]]:
+    if not port:
+        yield []
+        return
+    registry = CollectorRegistry()
+    exporter = Exporter(registry, port)
+    try:
+        yield [CoordinatorMetrics(registry)]
+    finally:
+        exporter.close()
+
+
+def main(words: Sequence[str]) -> int:
+    """What ``fedemu run`` starts: ``directory runtime``, the latter as JSON."""
+    directory, runtime = Path(words[0]), words[1]
+    return exit_code_of(lambda: coordinate(directory, read_frozen(directory), Runtime.model_validate_json(runtime)))

@@ -1,0 +1,146 @@
+"""What a run shows while it goes on."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedemu.ops.progress import LINE_SECONDS, LiveProgress, PlainProgress, draw, open_progress
+from fedemu.ops.progress_state import ProgressState, span
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def row(round: int, accepted: int = 30, **more: Any) -> dict[str, Any]:
+    return {
+        "round": round,
+        "virtual_time": 60.0 * round,
+        "accuracy": 0.5 + round / 100,
+        "loss": 1.5,
+        "accepted": accepted,
+    } | more
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def state(clock: Clock) -> ProgressState:
+    return ProgressState("digits", rounds=40, devices=300, clock=clock)
+
+
+def test_throughput_and_time_left_follow_the_last_rounds(state: ProgressState, clock: Clock) -> None:
+    state.round_started(1, 0, 0.0, 39)
+    assert state.updates_per_second is None
+    assert state.seconds_left is None
+    for round in (1, 2, 3):
+        clock.now += 0.5
+        state.round_finished(row(round))
+    assert state.updates_per_second == pytest.approx(60.0)
+    assert state.seconds_left == pytest.approx(0.5 * 37)
+
+
+def test_the_best_accuracy_is_kept_and_unevaluated_rounds_change_nothing(state: ProgressState) -> None:
+    for round, accuracy in ((1, 0.7), (2, 0.6), (3, None)):
+        state.round_finished(row(round) | {"accuracy": accuracy, "loss": None if accuracy is None else 1.0})
+    assert (state.accuracy, state.best, state.loss) == (0.6, 0.7, 1.0)
+
+
+def plain(state: ProgressState, clock: Clock) -> tuple[PlainProgress, io.StringIO]:
+    written = io.StringIO()
+    return PlainProgress(state, Console(file=written, width=200), clock), written
+
+
+def test_plain_lines_come_now_and_then_but_always_for_the_first_and_the_last_round(
+    state: ProgressState, clock: Clock
+) -> None:
+    progress, written = plain(state, clock)
+    for round in range(1, 41):
+        progress.round_started(round, 0, 0.0, 39)
+        clock.now += 0.25 * LINE_SECONDS
+        progress.round_finished(row(round))
+    shown = [int(line.split()[1].partition("/")[0]) for line in written.getvalue().splitlines()]
+    assert shown == [1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 40]
+
+
+def test_a_plain_line_says_what_came_of_the_round(state: ProgressState, clock: Clock) -> None:
+    progress, written = plain(state, clock)
+    progress.round_started(1, 0, 0.0, 39)
+    clock.now += 0.5
+    progress.round_finished(row(1, accepted=30, cancelled=8, dropped=1, late=0))
+    assert written.getvalue() == (
+        "round  1/40  accuracy 0.5100  loss 1.5000  30 accepted, 8 cancelled, 1 dropped  60 updates/s  "
+        "virtual 1 min 0 s  20 s left\n"
+    )
+
+
+def test_a_round_that_is_tried_again_is_said(state: ProgressState, clock: Clock) -> None:
+    progress, written = plain(state, clock)
+    progress.round_started(7, 1, 0.0, 39)
+    assert written.getvalue() == "round 7: too few replies, try 2 with other devices\n"
+
+
+def test_the_arrival_of_the_fleet_is_counted_until_it_is_complete(state: ProgressState, clock: Clock) -> None:
+    progress, written = plain(state, clock)
+    for enrolled in (0, 100, 150, 300, 300):
+        progress.fleet({"enrolled": enrolled, "connected": enrolled})
+        clock.now += 0.25
+    assert written.getvalue().splitlines() == ["devices 0/300", "devices 300/300"]
+
+
+def test_a_terminal_gets_the_live_display_and_a_pipe_plain_lines(state: ProgressState) -> None:
+    assert type(open_progress(state, Console(file=io.StringIO(), force_terminal=True))) is LiveProgress
+    assert type(open_progress(state, Console(file=io.StringIO(), force_terminal=False))) is PlainProgress
+
+
+def test_the_live_picture_shows_round_model_fleet_and_pace(state: ProgressState, clock: Clock) -> None:
+    state.fleet({"enrolled": 300, "connected": 299, "online": 210, "busy": 30})
+    state.round_started(1, 0, 0.0, 39)
+    clock.now += 0.5
+    state.round_finished(row(1, cancelled=9))
+    console = Console(file=io.StringIO(), width=120, record=True)
+    console.print(draw(state))
+    shown = console.export_text()
+    for part in (
+        "digits",
+        "round 1/40",
+        "accuracy 0.5100",
+        "210 online",
+        "30 busy",
+        "9 cancelled",
+        "60 device updates/s",
+        "20 s left",
+    ):
+        assert part in shown
+
+
+def test_the_live_picture_counts_devices_while_it_waits(state: ProgressState) -> None:
+    state.fleet({"enrolled": 120})
+    console = Console(file=io.StringIO(), width=120, record=True)
+    console.print(draw(state))
+    assert "waiting for devices" in console.export_text()
+
+
+def test_the_live_display_restores_the_cursor(state: ProgressState) -> None:
+    written = io.StringIO()
+    with LiveProgress(state, Console(file=written, force_terminal=True, width=120)) as progress:
+        progress.round_started(1, 0, 0.0, 39)
+        progress.round_finished(row(1))
+    assert written.getvalue().rstrip().endswith("\x1b[?25h")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0.0 s"), (9.94, "9.9 s"), (59.4, "59 s"), (61.0, "1 min 1 s"), (7200.0, "2.0 h"), (3 * 86400.0, "3.0 d")],
+)
+def test_a_span_is_told_in_the_unit_that_suits_it(seconds: float, text: str) -> None:
+    assert span(seconds) == text
