@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import psutil
 import zmq
 from packaging.requirements import Requirement
 
+from fedemu.device import limits
+from fedemu.device.trainers import default_trainers
 from fedemu.ops.datasets_cache import cache_folder
 
 DEVICES = 300
 """What the default experiment asks of a machine."""
-PRIVATE_BYTES = 8 * 2**20
-"""Private memory that a device process may take at most."""
-BASE_BYTES = 2 * 2**30
-"""Coordinator, trainers and the decoded data of the shipped presets."""
-FILES_PER_DEVICE = 4
-"""Sockets and descriptors of a supervisor and a coordinator per device, on one machine."""
 _TORCH_SECONDS = 120
 
 Verdict = Literal["ok", "note", "bad"]
@@ -41,20 +36,17 @@ class Finding(NamedTuple):
 
 def examine(environment: Mapping[str, str]) -> list[Finding]:
     """Every finding, in an order that explains itself."""
-    checks: list[Callable[[], Finding]] = [
-        _python,
-        _packages,
-        _torch,
-        _messaging,
-        _open_files,
-        _processes,
-        _memory,
-        _shared_memory,
-        lambda: _cache(environment),
-        lambda: _data(environment),
-        _prometheus,
+    return [
+        _python(),
+        _packages(),
+        _torch(),
+        _messaging(),
+        *_limits(),
+        _temporary_files(),
+        _cache(environment),
+        _data(environment),
+        _prometheus(),
     ]
-    return [check() for check in checks]
 
 
 def _python() -> Finding:
@@ -112,46 +104,30 @@ def _messaging() -> Finding:
     return Finding("ok", "zeromq", f"libzmq {zmq.zmq_version()}, pyzmq {zmq.pyzmq_version()}, {most} sockets at most")
 
 
-def _open_files() -> Finding:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = DEVICES * FILES_PER_DEVICE
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        return Finding(
-            "bad", "open files", f"at most {hard}; {DEVICES} devices need {needed}: raise the hard limit (ulimit -Hn)"
+def _limits() -> list[Finding]:
+    """What a fleet needs and this machine has, as the supervisor will ask before it starts one."""
+    machine, trainers = limits.this_machine(), default_trainers("auto")
+    files, tasks, memory = limits.demand(DEVICES, 1, trainers)
+    found = []
+    for subject, needed, there, unit, advice in (
+        ("open files", files, machine.files_hard, 1, f"raise the hard limit (ulimit -Hn {files})"),
+        ("processes", tasks, machine.tasks, 1, "raise ulimit -u or the container's pids.max, or use --per-process"),
+        ("memory", memory, machine.memory, 2**30, "start fewer devices, or pack them with --per-process"),
+    ):
+        amount = f"{needed:,}" if unit == 1 else f"{needed / unit:.1f} GiB"
+        if there is None:
+            found.append(Finding("note", subject, f"this system does not tell; {DEVICES} devices need {amount}"))
+            continue
+        has = f"{there:,}" if unit == 1 else f"{there / unit:.1f} GiB"
+        detail = f"{has} to be had, {DEVICES} devices need {amount}"
+        found.append(
+            Finding("bad", subject, f"{detail}: {advice}") if there < needed else Finding("ok", subject, detail)
         )
-    most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
-    return Finding("ok", "open files", f"{soft} now, {most} at most (raised when needed)")
+    return found
 
 
-def _processes() -> Finding:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    limits = [limit for limit in (_number(Path("/proc/sys/kernel/pid_max")), _control_group("pids.max")) if limit]
-    if soft != resource.RLIM_INFINITY:
-        limits.append(soft)
-    room = min(limits, default=0)
-    if room and room < DEVICES + 100:
-        return Finding(
-            "bad",
-            "processes",
-            f"at most {room}; a process per device needs {DEVICES + 100}: use --per-process, or raise ulimit -u",
-        )
-    return Finding("ok", "processes", f"at most {room}" if room else "unlimited")
-
-
-def _memory() -> Finding:
-    free = psutil.virtual_memory().available
-    limit = _control_group("memory.max")
-    if limit:
-        free = min(free, limit - (_control_group("memory.current") or 0))
-    room = max(0, int((free - BASE_BYTES) // PRIVATE_BYTES))
-    detail = f"{free / 2**30:.1f} GiB free: room for about {room:,} devices in processes of their own"
-    if room < DEVICES:
-        return Finding("note", "memory", f"{detail}; use --per-process for larger fleets")
-    return Finding("ok", "memory", detail)
-
-
-def _shared_memory() -> Finding:
-    temporary = Path(os.environ.get("TMPDIR", "/tmp"))
+def _temporary_files() -> Finding:
+    temporary = Path(tempfile.gettempdir())
     free = shutil.disk_usage(temporary).free
     if free < 2**30:
         return Finding("note", "temporary files", f"{free / 2**20:.0f} MiB free in {temporary}; large models need more")
@@ -182,19 +158,3 @@ def _prometheus() -> Finding:
     if found is None:
         return Finding("note", "prometheus", "not installed; only needed to collect metrics")
     return Finding("ok", "prometheus", found)
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _control_group(name: str) -> int | None:
-    """A limit of this process's control group (version 2); None where there is none."""
-    try:
-        own = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
-    except OSError:
-        return None
-    return _number(Path("/sys/fs/cgroup") / own.lstrip("/") / name)

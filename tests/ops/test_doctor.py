@@ -1,0 +1,83 @@
+"""What the doctor says of machines that lack something."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedemu.device import limits
+from fedemu.ops import doctor
+from fedemu.ops.doctor import Finding
+
+
+@pytest.fixture(autouse=True)
+def _torch_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing torch in another process takes seconds."""
+
+    def runs(*command: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 0, "2.13.0, no CUDA device: trainers use the CPU\n", "")
+
+    monkeypatch.setattr(doctor.subprocess, "run", runs)
+
+
+def find(subject: str, environment: dict[str, str]) -> Finding:
+    return next(finding for finding in doctor.examine(environment) if finding.subject == subject)
+
+
+def test_every_subject_is_looked_at_once() -> None:
+    subjects = [finding.subject for finding in doctor.examine({})]
+    assert len(subjects) == len(set(subjects))
+    assert {"python", "packages", "torch", "zeromq", "open files", "processes", "memory"} <= set(subjects)
+
+
+@pytest.mark.parametrize(
+    ("machine", "subject", "advice"),
+    [
+        (limits.Machine(files_hard=256, tasks=None, memory=None), "open files", "ulimit -Hn"),
+        (limits.Machine(files_hard=20_000, tasks=100, memory=None), "processes", "--per-process"),
+        (limits.Machine(files_hard=20_000, tasks=None, memory=2**28), "memory", "0.2 GiB to be had"),
+    ],
+)
+def test_a_limit_that_is_too_low_is_bad_and_comes_with_advice(
+    machine: limits.Machine, subject: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "this_machine", lambda: machine)
+    finding = find(subject, {})
+    assert finding.verdict == "bad"
+    assert advice in finding.detail
+
+
+def test_what_the_system_does_not_tell_is_only_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "this_machine", lambda: limits.Machine(files_hard=20_000, tasks=None, memory=None))
+    assert find("memory", {}).verdict == "note"
+
+
+def test_a_data_folder_that_is_not_there_is_bad(tmp_path: Path) -> None:
+    assert find("data folder", {"FEDEMU_DATA": str(tmp_path / "absent")}).verdict == "bad"
+    (tmp_path / "mnist").mkdir()
+    assert find("data folder", {"FEDEMU_DATA": str(tmp_path)}) == Finding("ok", "data folder", f"{tmp_path}: mnist")
+
+
+def test_a_missing_prometheus_is_only_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    assert find("prometheus", {}).verdict == "note"
+
+
+def test_a_package_that_is_missing_or_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        doctor.metadata, "requires", lambda package: ["numpy>=99", "no-such-package", "ruff; extra == 'lint'"]
+    )
+    detail = find("packages", {}).detail
+    assert "numpy is" in detail
+    assert "but must be >=99" in detail
+    assert "no-such-package is missing" in detail
+    assert "ruff" not in detail
+
+
+def test_a_torch_that_can_not_be_imported_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*command: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 1, "", "Traceback ...\nOSError: libcudart.so.13 is missing\n")
+
+    monkeypatch.setattr(doctor.subprocess, "run", fails)
+    assert find("torch", {}) == Finding("bad", "torch", "OSError: libcudart.so.13 is missing")
