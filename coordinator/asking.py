@@ -133,10 +133,10 @@ class Asking:
             if eligible:
                 return eligible
             arrival = service.roster.next_arrival(timeline.time, among)
-            if arrival is not None and arrival <= service.horizon:
+            if arrival is not None and arrival <= service.reception.horizon:
                 timeline.advance(arrival)
-            elif service.horizon < FARTHEST:
-                await service.extend(2 * service.horizon)
+            elif service.reception.horizon < FARTHEST:
+                await service.extend(2 * service.reception.horizon)
             else:
                 raise QuorumError(
                     "No device will be on-line again by what the devices announced; make availability last longer, "
@@ -174,7 +174,7 @@ class Asking:
             task=context.task,
             start=self._service.timeline.time,
             deadline=self._settings.deadline,
-            durable_round=self._service.durable_round,
+            durable_round=self._service.reception.durable_round,
             shared=self._service.shelf.publish(ask.shared),
             parts={device: pack_tree(each[device]) for device in cohort if device in each},
             passes=program.passes,

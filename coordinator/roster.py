@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedemu.coordinator.leases import Lease, Leases
 from fedemu.coordinator.presence import Presence
@@ -34,6 +34,14 @@ class Member:
     away: float = 0.0
     state: AskId | None = None
     charged: dict[str, Digest] = field(default_factory=dict)
+
+
+class Seated(NamedTuple):
+    """What came of a Hello: ``replaced`` is the peer of the life that it ended, ``anew`` is False for a second copy."""
+
+    member: Member
+    replaced: bytes | None
+    anew: bool
 
 
 class Roster:
@@ -71,29 +79,25 @@ class Roster:
             self._liveness.heard(peer, now)
         return lease
 
-    def hello(self, peer: bytes, hello: Hello, now: float) -> tuple[Member, bytes | None]:
-        """Seat a device. Returns it, and the peer of the life that this one replaces.
-
-        Raises RefusedError: lease_unknown, or superseded where a newer incarnation is connected.
-        """
+    def hello(self, peer: bytes, hello: Hello, now: float) -> Seated:
+        """Seat a device. Raises RefusedError: lease_unknown, or superseded where a newer incarnation is connected."""
         if not self.leases.holds(hello.lease, hello.device):
             raise RefusedError("lease_unknown", f"Device {hello.device} is not granted by this lease; enrol first.")
         member = self.members[hello.device]
-        if member.peer is not None and member.peer != peer and hello.incarnation <= member.incarnation:
+        if member.peer == peer and hello.incarnation <= member.incarnation:
+            return Seated(member, None, anew=False)
+        if member.peer is not None and hello.incarnation <= member.incarnation:
             raise RefusedError("superseded", f"Incarnation {member.incarnation} of device {hello.device} is connected.")
-        if member.peer == peer and hello.incarnation < member.incarnation:
-            return member, None  # an old copy that came late
-        replaced = member.peer if member.peer != peer or hello.incarnation != member.incarnation else None
+        replaced = member.peer
         if replaced is not None:
             self._unseat(replaced)
-        previous = self._by_peer.get(peer)
-        if previous is not None and previous != hello.device:
+        if peer in self._by_peer:
             self._unseat(peer)
         member.incarnation, member.peer = hello.incarnation, peer
         self.connected[member.device] = peer
         self._by_peer[peer] = member.device
         self._liveness.heard(peer, now)
-        return member, replaced
+        return Seated(member, replaced, anew=True)
 
     def device_of(self, peer: bytes) -> DeviceId | None:
         return self._by_peer.get(peer)

@@ -201,6 +201,7 @@ class Rounds(Generic[S]):
         progress = self.progress
         class_accuracy = progress.class_accuracy if evaluation is None else evaluation.class_accuracy
         self._run.metrics(row)
+        self._observers.event("checkpoint", round=round)
         timeline = self._service.timeline
         record = {
             "time": timeline.time,
@@ -212,8 +213,11 @@ class Rounds(Generic[S]):
         }
         await self._compute(checkpoint.save, self._run.checkpoint, round, state, record)
         self.progress = Progress(round, state, class_accuracy, self.perturbed)
-        self._service.durable_round = round
+        self._service.reception.durable_round = round
         self._observers.round_finished(row)
+        for direction in ("down", "up"):
+            self._observers.traffic("emulated", direction, row[f"bytes_{direction}"])
+            self._observers.traffic("wire", direction, row[f"wire_bytes_{direction}"])
 
     async def _compute(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._numerics, work, *arguments)

@@ -89,7 +89,7 @@ class Coordinator:
             progress = Progress(
                 loaded.round, loaded.state, None if accuracy is None else tuple(accuracy), record["perturbed"]
             )
-        self._service.durable_round = progress.round
+        self._service.reception.durable_round = progress.round
         asking = Asking(settings, self._service, plan.algorithm, plan.classes, numerics, run.spill, self._observers)
         self._rounds = Rounds(
             settings,
@@ -123,7 +123,7 @@ class Coordinator:
     async def _gather(self) -> None:
         """Wait for the whole fleet."""
         settings, roster = self._plan.settings, self._service.roster
-        if not await self._service.until(lambda: not roster.missing(), settings.start_timeout):
+        if not await self._service.gather():
             here = settings.devices - len(roster.missing())
             raise UnreachableError(
                 f"Only {here} of {settings.devices} devices came within {settings.start_timeout:g} s; start the "
@@ -136,7 +136,7 @@ class Coordinator:
         task = asyncio.create_task(work)
         signalled = asyncio.create_task(stopped.wait())
         try:
-            either: set[asyncio.Future[Any]] = {task, signalled, self._service.broken}
+            either: set[asyncio.Future[Any]] = {task, signalled, self._service.reception.broken}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
             signalled.cancel()
@@ -147,8 +147,8 @@ class Coordinator:
                 await self._rounds.committed()
         if finished:
             return task.result()
-        if self._service.broken.done():
-            return self._service.broken.result()
+        if self._service.reception.broken.done():
+            return self._service.reception.broken.result()
         raise Interrupted(
             f"Stopped after round {self._rounds.progress.round} of {self._plan.settings.rounds}; "
             f"go on with --resume {self._plan.directory}."

@@ -106,7 +106,8 @@ class Act:
     """good, nan, misshapen, failed, declined, silent"""
 
 
-Script = Callable[[int, wire.Work], Act]
+Script = Callable[[int, wire.Work], Mapping[str, Any]]
+"""(device, work) -> the fields of an Act."""
 
 
 class FakeDevice:
@@ -157,6 +158,7 @@ class FakeDevice:
         match message:
             case wire.Welcome():
                 self.welcomed = True
+                self.proceeding.clear()  # a coordinator that has started again may ask the same again
                 self.dealer.send(self.fleet.presence(self.index, message.horizon))
             case wire.Refused(reason="unknown_peer") if self.welcomed:
                 self.incarnation += 1
@@ -183,7 +185,10 @@ class FakeDevice:
         self.verdicts.setdefault(message.ask, verdict)
 
     def _schedule(self, work: wire.Work) -> None:
-        act = self.fleet.script(self.index, work)
+        act = Act(**self.fleet.script(self.index, work))
+        if self.fleet.wall:
+            self._proceed(work)
+            return
         if act.reply == "declined":
             self.dealer.send(wire.Declined(ask=work.ask, reason="declined"))
             return
@@ -193,7 +198,7 @@ class FakeDevice:
         )
 
     def _proceed(self, work: wire.Work) -> None:
-        act = self.fleet.script(self.index, work)
+        act = Act(**self.fleet.script(self.index, work))
         if act.event == "drop":
             if act.cause == "crash":
                 self.crash()
@@ -230,8 +235,10 @@ class FakeFleet:
     network: Any
     address: str
     count: int
-    script: Script = lambda index, work: Act(10.0 + index)
+    script: Script = lambda index, work: {"after": 10.0 + index}
     presence: Callable[[int, float], wire.Presence] = lambda index, until: FOREVER
+    wall: bool = False
+    lease: str | None = None
     devices: dict[int, FakeDevice] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
@@ -257,7 +264,7 @@ class FakeFleet:
         self._serve()
 
     def _enroll(self) -> None:
-        lease = self.granted.lease if self.granted else None
+        lease = self.granted.lease if self.granted else self.lease
         self.supervisor.send(wire.Enroll(count=self.count, lease=lease, host="here"))
 
     async def _tick(self) -> None:

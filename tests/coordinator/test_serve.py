@@ -2,20 +2,506 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
-from fedemu.coordinator.run_directory import read_run
+from fedemu.coordinator.run_directory import Run, read_run
 from fedemu.coordinator.serve import serve
+from fedemu.protocol import messages as wire
+from fedemu.protocol.codec import DOWN
+from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError
+from fedemu.protocol.memory_transport import Faults, MemoryNetwork
+from fedemu.protocol.messages import Presence
 
-Plan = Callable[..., CoordinatorPlan]
+MakePlan = Callable[..., CoordinatorPlan]
+MakeFleet = Callable[..., Any]
+
+OUTCOMES = ("accepted", "dropped", "late", "cancelled", "failed", "rejected")
 
 
-async def test_a_run_completes_and_leaves_its_results(make_plan: Plan, make_fleet: Callable[..., object]) -> None:
+class Raw(wire.Message):
+    """Any header at all."""
+
+    type: str
+    v: int = 1
+
+
+class Watcher(Observers):
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[tuple[int, int, float, int]] = []
+        self.rows: list[Mapping[str, Any]] = []
+        self.outcomes: Counter[str] = Counter()
+        self.events: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
+        self.bytes: Counter[tuple[str, str]] = Counter()
+
+    def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
+        self.started.append((round, attempt, virtual_time, selected))
+
+    def round_finished(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(row)
+
+    def device_result(self, outcome: str) -> None:
+        self.outcomes[outcome] += 1
+
+    def event(self, name: str, **fields: Any) -> None:
+        self.events[name] += 1
+
+    def rejected(self, reason: str) -> None:
+        self.reasons[reason] += 1
+
+    def traffic(self, kind: str, direction: str, size: int) -> None:
+        self.bytes[kind, direction] += size
+
+
+def act(after: float = 10.0, **more: Any) -> Mapping[str, Any]:
+    """What a fake device does with its Work."""
+    return {"after": after, **more}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - any condition of the fleet or the run
+            await asyncio.sleep(0.002)
+
+
+async def run(plan: CoordinatorPlan) -> tuple[Any, Run]:
+    summary = await asyncio.wait_for(serve(plan), 30)
+    left = read_run(plan.directory)
+    for row in left.rows:
+        assert row["selected"] == sum(row[outcome] for outcome in OUTCOMES)
+    return summary, left
+
+
+def events(left: Run, name: str) -> list[dict[str, Any]]:
+    return [event for event in left.events if event["event"] == name]
+
+
+# ── the virtual clock ─────────────────────────────────────────────────────────
+
+
+async def test_a_run_completes_and_leaves_its_results(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
     fleet = make_fleet()
     plan = make_plan()
-    summary = await serve(plan)
-    run = read_run(plan.directory)
-    assert summary.outcome == "completed"
-    assert [row["round"] for row in run.rows] == [1, 2, 3, 4]
+    summary, left = await run(plan)
+    assert (summary.outcome, summary.rounds, summary.perturbed) == ("completed", 4, False)
+    first = left.rows[0]
+    assert (first["selected"], first["accepted"], first["cancelled"]) == (4, 3, 1)
+    assert (first["task"], first["attempts"], first["online"]) == (0, 1, 6)
+    assert [row["round"] for row in left.rows] == [1, 2, 3, 4]
     assert fleet.stopped == {-1, 0, 1, 2, 3, 4, 5}
+    assert left.summary is not None
+    assert left.summary["model_digest"] == summary.model_digest
+    assert (plan.directory / "model.safetensors").is_file()
+    assert left.config == "name = 'test'\n"
+
+
+async def test_the_fold_is_the_weighted_mean_of_the_first_to_finish(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    make_fleet(4, script=lambda index, work: act(after=40.0 - index))
+    plan = make_plan(devices=4, rounds=1, evaluate_every=5)
+    _, left = await run(plan)
+    # Devices 3, 2 and 1 finish first, with 1, 3 and 2 examples, and add 4/8, 3/8 and 2/8.
+    assert left.rows[0]["loss"] == pytest.approx((1 * 4 + 3 * 3 + 2 * 2) / 8 / 6)
+    assert left.rows[0]["virtual_time"] == 39.0
+    assert left.rows[0]["device_metrics"] == {"loss": 2.0}
+
+
+async def test_every_outcome_is_counted_where_it_belongs(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    acts = {
+        0: act(10.0, reply="nan"),
+        1: act(11.0, reply="failed"),
+        2: act(12.0),
+        3: act(5.0, event="drop", cause="offline", back=1000.0),
+        4: act(13.0),
+        5: act(14.0, reply="misshapen"),
+        6: act(15.0),
+        7: act(16.0),
+        8: act(700.0),
+        9: act(reply="declined"),
+    }
+    fleet = make_fleet(10, script=lambda index, work: acts[index])
+    plan = make_plan(devices=10, per_round=3, over_selection=4.0, rounds=1)
+    summary, left = await run(plan)
+    row = left.rows[0]
+    assert {outcome: row[outcome] for outcome in OUTCOMES} == {
+        "accepted": 3, "dropped": 1, "late": 0, "cancelled": 2, "failed": 2, "rejected": 2,
+    }  # fmt: skip
+    assert row["virtual_time"] == 15.0
+    assert not summary.perturbed
+    answers = {index: [answer.type for answer in device.answers] for index, device in fleet.devices.items()}
+    assert (answers[0], answers[2], answers[7], answers[8]) == (["invalid"], ["accepted"], ["cancel"], ["cancel"])
+    assert [reply.reason for index in (0, 5) for reply in fleet.devices[index].answers] == ["nonfinite", "shape"]
+    assert not {7, 8} & {index for index, _ in fleet.trained}
+    assert events(left, "dropout") == [{**events(left, "dropout")[0], "device": 3, "ask": "1.0.0", "back": 1000.0}]
+
+
+async def test_a_dropped_device_is_not_asked_before_it_is_back(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    asked: dict[int, list[float]] = {}
+
+    def script(index: int, work: wire.Work) -> Any:
+        if work.start not in asked.setdefault(index, []):
+            asked[index].append(work.start)
+        return act(5.0, event="drop", cause="crash", back=35.0) if index == 0 and work.start == 0 else act(10.0)
+
+    make_fleet(3, script=script)
+    _, left = await run(make_plan(devices=3, per_round=2, over_selection=2.0, rounds=5))
+    assert asked == {0: [0.0, 40.0], 1: [0.0, 10.0, 20.0, 30.0, 40.0], 2: [0.0, 10.0, 20.0, 30.0, 40.0]}
+    assert len(events(left, "death")) == 1
+
+
+async def test_with_nobody_on_line_the_clock_jumps_and_presence_is_asked_for_ever_further(
+    make_plan: MakePlan, make_fleet: MakeFleet
+) -> None:
+    day = 86_400.0
+    asked: list[float] = []
+
+    def presence(index: int, until: float) -> Presence:
+        asked.append(until)
+        known = [(start, end) for start, end in ((5 * day, 5 * day + 24), (20 * day, 21 * day)) if start < until]
+        return Presence(until=until, intervals=tuple(known))
+
+    make_fleet(3, presence=presence)
+    _, left = await run(make_plan(devices=3, per_round=3, over_selection=1.0, rounds=3, quorum=1.0))
+    assert [row["virtual_time"] for row in left.rows] == [5 * day + 12, 5 * day + 24, 20 * day + 12]
+    assert set(asked) == {day * 2**power for power in range(6)}
+
+
+async def test_a_round_with_too_few_replies_starts_again_with_another_cohort(
+    make_plan: MakePlan, make_fleet: MakeFleet
+) -> None:
+    states: dict[str, set[str | None]] = {}
+
+    def script(index: int, work: wire.Work) -> Any:
+        states.setdefault(work.ask, set()).add(work.state)
+        return act(900.0 if work.ask.startswith("2.0") and index > 1 else 10.0 + index)
+
+    make_fleet(3, script=script)
+    summary, left = await run(make_plan(devices=3, per_round=3, quorum=1.0, rounds=2))
+    assert summary.outcome == "completed"
+    row = left.rows[1]
+    assert (row["attempts"], row["selected"], row["accepted"], row["late"]) == (2, 6, 5, 1)
+    assert row["virtual_time"] == 12.0 + 600.0 + 12.0
+    # What was accepted in the first attempt does not count: the second starts from where the first did.
+    assert states == {"1.0.0": {None}, "2.0.0": {"1.0.0"}, "2.1.0": {"1.0.0"}}
+    assert [(e["round"], e["attempt"], e["accepted"], e["needed"]) for e in events(left, "retry")] == [(2, 0, 2, 3)]
+
+
+async def test_a_run_without_quorum_ends_with_an_error_and_its_last_round(
+    make_plan: MakePlan, make_fleet: MakeFleet
+) -> None:
+    fleet = make_fleet(script=lambda index, work: act(900.0 if work.ask.startswith("3.") else 10.0))
+    plan = make_plan()
+    with pytest.raises(QuorumError, match="Round 3 got 0 of the 2 replies that it needs, 3 times"):
+        await run(plan)
+    left = read_run(plan.directory)
+    assert left.summary is not None
+    assert (left.summary["outcome"], left.summary["rounds"]) == ("quorum", 2)
+    assert -1 in fleet.stopped
+
+
+async def test_replies_that_are_not_finite_end_the_run_as_diverged(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    make_fleet(script=lambda index, work: act(10.0, reply="nan" if work.ask.startswith("3.") else "good"))
+    plan = make_plan()
+    summary, left = await run(plan)
+    assert (summary.outcome, summary.rounds, len(events(left, "retry"))) == ("diverged", 2, 0)
+
+
+async def test_every_ask_of_a_script_is_an_exchange_of_its_own(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    asks: set[str] = set()
+    make_fleet(script=lambda index, work: asks.add(work.ask) or act(10.0))
+    plan = make_plan(rounds=2)
+    plan.algorithm.asks = 2  # type: ignore[attr-defined]
+    _, left = await run(plan)
+    assert asks == {"1.0.0", "1.0.1", "2.0.0", "2.0.1"}
+    assert [(row["selected"], row["attempts"], row["virtual_time"]) for row in left.rows] == [
+        (8, 1, 20.0),
+        (8, 1, 40.0),
+    ]
+
+
+async def test_downloads_are_charged_by_what_a_device_has_seen(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    sizes: dict[str, set[int]] = {}
+
+    def script(index: int, work: wire.Work) -> Any:
+        sizes.setdefault(work.ask, set()).add(work.download_bytes)
+        size = work.shared[0].size
+        assert work.upload_bytes == 16
+        assert work.download_bytes == (0 if work.ask == "2.1.0" else size)
+        return act(900.0 if work.ask == "2.0.0" else 10.0)
+
+    make_fleet(2, script=script)
+    _, left = await run(make_plan(devices=2, per_round=2, rounds=2, attempts=2))
+    assert list(sizes) == ["1.0.0", "2.0.0", "2.1.0"]
+    size = max(sizes["1.0.0"])
+    assert [(row["bytes_down"], row["bytes_up"]) for row in left.rows] == [(2 * size, 32), (2 * size, 32)]
+
+
+# ── determinism and recovery ──────────────────────────────────────────────────
+
+
+def churn(index: int, work: wire.Work) -> Any:
+    """Finishes, drop-outs and bad replies that differ by device and round."""
+    turn = (7 * index + 3 * int(work.ask.split(".")[0])) % 11
+    if turn == 0:
+        return act(6.0, event="drop", cause="crash", back=90.0)
+    return act(10.0 + turn, reply={3: "nan", 5: "failed"}.get(turn, "good"))
+
+
+BIG: dict[str, Any] = {"devices": 12, "per_round": 5, "over_selection": 1.6, "rounds": 8}
+
+
+async def undisturbed(make_plan: MakePlan, make_fleet: MakeFleet) -> str:
+    """The digest of the churning run when nothing unplanned happens."""
+    network = MemoryNetwork()
+    make_fleet(12, script=churn, network=network)
+    summary, _ = await run(make_plan("undisturbed", network=network, **BIG))
+    assert not summary.perturbed
+    return str(summary.model_digest)
+
+
+async def test_loss_duplication_and_reordering_do_not_change_the_model(
+    make_plan: MakePlan, make_fleet: MakeFleet
+) -> None:
+    digest = await undisturbed(make_plan, make_fleet)
+    network = MemoryNetwork(Faults(loss=0.03, duplication=0.05, reordering=0.1, delay_seconds=0.003), seed=4)
+    make_fleet(12, script=churn, network=network)
+    summary, _ = await run(make_plan(network=network, **BIG))
+    assert (summary.model_digest, summary.perturbed) == (digest, False)
+
+
+async def test_unplanned_deaths_do_not_change_the_model(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    digest = await undisturbed(make_plan, make_fleet)
+    deaths: Counter[int] = Counter()
+
+    def script(index: int, work: wire.Work) -> Any:
+        if index % 2 and deaths[index] < 3:
+            deaths[index] += 1
+            told = deaths[index] != 2
+            asyncio.get_running_loop().call_soon(lambda: fleet.devices[index].crash(told=told))
+        return churn(index, work)
+
+    fleet = make_fleet(12, script=script)
+    summary, _ = await run(make_plan(**BIG))
+    assert sum(deaths.values()) > 6
+    assert (summary.model_digest, summary.perturbed) == (digest, False)
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.02, 0.05, 0.1])
+async def test_a_coordinator_that_is_killed_and_resumed_ends_with_the_same_model(
+    make_plan: MakePlan, make_fleet: MakeFleet, moment: float
+) -> None:
+    digest = await undisturbed(make_plan, make_fleet)
+    fleet = make_fleet(12, script=churn)
+    first = asyncio.create_task(serve(make_plan(**BIG)))
+    await until(lambda: len(fleet.trained) > 100 * moment)
+    first.cancel()
+    await asyncio.wait({first})
+    granted = fleet.granted
+    summary, left = await run(make_plan(resume=True, **BIG))
+    assert [row["round"] for row in left.rows] == list(range(1, 9))
+    assert (summary.model_digest, summary.perturbed, summary.rounds) == (digest, False, 8)
+    assert granted is None or fleet.granted.lease == granted.lease
+
+
+async def test_a_finished_run_can_go_on_with_more_rounds(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    digest = await undisturbed(make_plan, make_fleet)
+    make_fleet(12, script=churn)
+    await run(make_plan(**{**BIG, "rounds": 5}))
+    lease = json.loads((make_plan().directory / "checkpoint" / "leases.jsonl").read_text())["grant"]
+    network = MemoryNetwork()
+    make_fleet(12, script=churn, network=network, lease=lease)
+    summary, _ = await run(make_plan(resume=True, network=network, **BIG))
+    assert summary.model_digest == digest
+
+
+async def test_resuming_a_run_that_is_finished_needs_no_fleet(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    make_fleet()
+    first, _ = await run(make_plan())
+    again, _ = await run(make_plan(resume=True, network=MemoryNetwork()))
+    assert (again.model_digest, again.outcome, again.rounds) == (first.model_digest, "completed", 4)
+
+
+async def test_who_never_comes_back_has_failed_and_the_run_is_perturbed(
+    make_plan: MakePlan, make_fleet: MakeFleet
+) -> None:
+    fleet = make_fleet(script=lambda index, work: act(10.0 + index, reply="silent" if index == 0 else "good"))
+    plan = make_plan(devices=6, per_round=6, over_selection=1.0, rounds=1, give_up=0.3, answer_timeout=0.3)
+    summary, left = await run(plan)
+    assert (left.rows[0]["accepted"], left.rows[0]["failed"], summary.perturbed) == (5, 1, True)
+    assert left.rows[0]["virtual_time"] == 600.0
+    assert fleet.devices[0].verdicts == {}
+
+
+# ── strangers and bad company ─────────────────────────────────────────────────
+
+
+async def test_garbage_is_counted_answered_and_changes_nothing(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    digest = await undisturbed(make_plan, make_fleet)
+    seen = Watcher()
+    plan = make_plan(observers=(seen,), **BIG)
+    fleet = make_fleet(12, script=churn)
+    answers: list[Any] = []
+    stranger = plan.network.connect("here", DOWN, answers.append, lambda error: None)
+
+    async def disturb() -> None:
+        ask, turn = "1.0.0", 0
+        while True:
+            turn += 1
+            stranger.send(Raw(type="nonsense"))
+            stranger.send(Raw(type="hello", v=2))
+            stranger.send(wire.Heartbeat())
+            stranger.send(wire.Hello(device=turn % 12, incarnation=2**30, lease="guess"))
+            stranger.send(wire.Enroll(count=3))
+            stranger.send(wire.Enroll(count=3, lease="guess"))
+            stranger.send(wire.Died(device=turn % 12, incarnation=1))
+            stranger.send(wire.Result(ask=ask, examples=1, steps=1, metrics={}, tensors=()))
+            device = fleet.devices.get(turn % 12)
+            if device is not None and device.welcomed:
+                device.dealer.send(wire.Result(ask="99.0.0", examples=1, steps=1, metrics={}, tensors=()))
+                device.dealer.send(wire.Scheduled(ask=ask, event="finish", at=0.0))
+                device.dealer.send(wire.Need(digest="f" * 64, offset=0, length=10))
+            await asyncio.sleep(0.005)
+
+    disturbing = asyncio.create_task(disturb())
+    summary, _ = await run(plan)
+    disturbing.cancel()
+    assert (summary.model_digest, summary.perturbed) == (digest, False)
+    reasons = {envelope.message.reason for envelope in answers if isinstance(envelope.message, wire.Refused)}
+    assert reasons <= {"malformed", "version", "unknown_peer", "lease_unknown", "fleet_full"}
+    assert {"malformed", "version", "unknown_peer"} <= reasons
+    assert {"type", "version", "unknown_peer", "lease_unknown", "unknown_blob"} <= seen.reasons.keys()
+
+
+async def test_a_second_result_is_answered_with_the_first_verdict(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(2)
+    plan = make_plan(devices=2, per_round=2, over_selection=1.0, rounds=3)
+    running = asyncio.create_task(run(plan))
+    await until(lambda: bool(fleet.devices) and "1.0.0" in fleet.devices[0].verdicts)
+    fleet.devices[0].dealer.send(wire.Result(ask="1.0.0", examples=9, steps=1, metrics={}, tensors=()))
+    fleet.devices[0].dealer.send(wire.Result(ask="0.0.7", examples=9, steps=1, metrics={}, tensors=()))
+    await running
+    assert wire.Duplicate(ask="1.0.0", verdict="accepted") in fleet.devices[0].answers
+    assert wire.Late(ask="0.0.7") in fleet.devices[0].answers
+
+
+async def test_devices_beyond_the_fleet_are_told_so(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    first, second = make_fleet(4), make_fleet(4)
+    third = make_fleet(2)
+    await run(make_plan())
+    assert sorted([*first.devices, *second.devices]) == [0, 1, 2, 3, 4, 5]
+    assert not third.devices
+    assert third.refused[0].reason == "fleet_full"
+
+
+async def test_a_fleet_that_does_not_come_is_an_error_that_says_how_many_came(
+    make_plan: MakePlan, make_fleet: MakeFleet
+) -> None:
+    fleet = make_fleet(4)
+    plan = make_plan(start_timeout=0.3)
+    with pytest.raises(UnreachableError, match=r"Only 4 of 6 devices came within 0\.3 s"):
+        await run(plan)
+    assert -1 in fleet.stopped
+    assert read_run(plan.directory).summary is None
+
+
+async def test_an_address_in_use_is_a_configuration_error(make_plan: MakePlan, network: MemoryNetwork) -> None:
+    router = network.bind("here", DOWN, lambda peer, envelope: None, lambda peer, error: None)
+    with pytest.raises(ConfigurationError):
+        await run(make_plan())
+    router.close()
+
+
+async def test_a_fault_of_the_coordinators_own_ends_the_run_with_it(
+    make_plan: MakePlan, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("fedemu.coordinator.exchange.spill", full)
+    make_fleet()
+    plan = make_plan()
+    with pytest.raises(OSError, match="No space"):
+        await run(plan)
+    left = read_run(plan.directory)
+    assert left.summary is not None
+    assert left.summary["outcome"] == "failed"
+
+
+# ── signals, the wall clock, observers ────────────────────────────────────────
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_stops_the_run_with_a_checkpoint_to_go_on_from(
+    make_plan: MakePlan, make_fleet: MakeFleet, number: signal.Signals
+) -> None:
+    digest = await undisturbed(make_plan, make_fleet)
+    fleet = make_fleet(12, script=churn)
+    plan = make_plan(**BIG)
+    running = asyncio.create_task(run(plan))
+    await until(lambda: any(ask.startswith("4.") for _, ask in fleet.trained))
+    os.kill(os.getpid(), number)
+    with pytest.raises(Interrupted, match=r"Stopped after round \d of 8; go on with --resume"):
+        await running
+    left = read_run(plan.directory)
+    assert left.summary is not None
+    assert (left.summary["outcome"], left.summary["rounds"]) == ("interrupted", len(left.rows))
+    assert -1 in fleet.stopped
+    fleet.stopped.clear()
+    summary, _ = await run(make_plan(resume=True, **BIG))
+    assert summary.model_digest == digest
+
+
+async def test_under_the_wall_clock_the_first_results_to_arrive_count(
+    make_plan: MakePlan, make_fleet: MakeFleet
+) -> None:
+    fleet = make_fleet(4, wall=True, script=lambda index, work: act(reply="silent" if index == 3 else "good"))
+    plan = make_plan(clock="wall", devices=4, per_round=4, over_selection=1.0, rounds=2, deadline=0.4)
+    summary, left = await run(plan)
+    assert summary.outcome == "completed"
+    assert [(row["accepted"], row["late"]) for row in left.rows] == [(3, 1), (3, 1)]
+    assert 0.8 <= left.rows[1]["virtual_time"] < 5.0
+    assert fleet.devices[3].answers == [wire.Late(ask="1.0.0"), wire.Late(ask="2.0.0")]
+
+
+async def test_observers_hear_of_rounds_outcomes_and_events(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    make_fleet()
+    seen = Watcher()
+    _, left = await run(make_plan(observers=(seen,), rounds=2))
+    assert seen.started == [(1, 0, 0.0, 4), (2, 0, left.rows[0]["virtual_time"], 4)]
+    assert [row["round"] for row in seen.rows] == [1, 2]
+    assert seen.outcomes == {"accepted": 6, "cancelled": 2}
+    assert {"enroll", "join", "fleet_complete", "checkpoint"} <= set(seen.events)
+    assert [event["round"] for event in events(left, "checkpoint")] == [1, 2]
+    assert seen.bytes["wire", "up"] == sum(row["wire_bytes_up"] for row in left.rows) > 0
+
+
+async def test_evaluation_is_done_as_often_as_asked_and_at_the_end(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    make_fleet()
+    _, left = await run(make_plan(rounds=5, evaluate_every=2))
+    assert [row["accuracy"] is not None for row in left.rows] == [False, True, False, True, True]
+    assert [row["round_forgetting"] for row in left.rows] == [None, None, None, 0.0, 0.0]
+
+
+async def test_the_model_in_the_directory_is_the_one_that_was_evaluated(
+    make_plan: MakePlan, make_fleet: MakeFleet
+) -> None:
+    make_fleet()
+    plan = make_plan()
+    _, left = await run(plan)
+    model = load_file(plan.directory / "model.safetensors")
+    assert float(model["w"][0]) == left.rows[-1]["loss"]
+    assert torch.equal(model["w"], model["w"][0].expand(3))
