@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from fedemu.algorithms.corpus import Corpus
 from fedemu.algorithms.interface import Forest, LocalProgram, Tree
 from fedemu.algorithms.trees import flatten
+from fedemu.device.executors_plan import Planner
 from fedemu.protocol.errors import TrainingError
 
 
@@ -59,6 +61,10 @@ class Source:
     corpus: Corpus
     seed: int
     device: torch.device
+
+    @cached_property
+    def planner(self) -> Planner:
+        return Planner(self.seed)
 
 
 class Executor(Protocol):

@@ -49,8 +49,8 @@ class Cohort:
     examples: NDArray[np.int64]
     label_counts: NDArray[np.int64]
     stages: Sequence[Lines]
-    facts: Facts
-    """Stacked: leaves ``[jobs, ...]``."""
+    facts: tuple[Tensor, ...]
+    """Packed, as ``unpacked`` takes them, with one row per job."""
     own: Tree
     each: Tree
     noise: Sequence[np.random.Generator]
@@ -95,7 +95,13 @@ def _cohort(
     able: list[int] = []
     for place in places:
         try:
-            plans.append([_planned(stage, i, jobs[place], source.seed) for i, stage in enumerate(program.stages)])
+            job = jobs[place]
+            plans.append(
+                [
+                    source.planner.plan(stage, i, job.indices.size, job.round, job.device)
+                    for i, stage in enumerate(program.stages)
+                ]
+            )
             able.append(place)
         except Exception as error:
             yield place, TrainingError(f"device {jobs[place].device}: planning its batches failed: {error}")
@@ -129,17 +135,6 @@ def _cohort(
         each=_stacked([job.each for job in group], group[0].each, source.device),
         noise=noise,
     )
-
-
-def _planned(stage: Stage, number: int, job: Job, seed: int) -> NDArray[np.int64]:
-    """Positions ``[steps, batch]``; a device without samples takes no step."""
-    examples = job.indices.size
-    if not examples:
-        return np.empty((0, 0), np.int64)
-    positions = stage.plan(examples, generator(seed, round=job.round, device=job.device, purpose=f"batches/{number}"))
-    if positions.ndim != 2 or positions.size and not -1 <= positions.min() <= positions.max() < examples:
-        raise ValueError(f"a plan of shape {positions.shape} for {examples} examples leads beyond them")
-    return positions
 
 
 def _lines(
@@ -181,6 +176,16 @@ def _lines(
     return Lines(rows, valid.astype(np.float32), first, steps, stage.augment, draws)
 
 
+PACKED = 2
+"""Tensors that carry the facts to where they are unpacked; moving seven small ones takes longer."""
+
+
+def unpacked(counts: Tensor, lr: Tensor) -> Facts:
+    """The facts of one device: from counts ``[5 + classes]`` and its learning rate."""
+    examples, steps, round, task, first_visit = counts[:5].unbind()
+    return Facts(examples, steps, lr, round, task, first_visit.bool(), counts[5:])
+
+
 def _facts(
     program: LocalProgram,
     jobs: Sequence[Job],
@@ -188,18 +193,12 @@ def _facts(
     steps: NDArray[np.int64],
     label_counts: NDArray[np.int64],
     device: torch.device,
-) -> Facts:
-    rates = {(job.round, job.task): program.learning_rate(job.round, job.task) for job in jobs}
-    columns = Facts(
-        examples=examples,
-        steps=steps,
-        lr=np.array([rates[job.round, job.task] for job in jobs], np.float32),
-        round=np.array([job.round for job in jobs], np.int64),
-        task=np.array([job.task for job in jobs], np.int64),
-        first_visit=np.array([job.own is None for job in jobs]),
-        label_counts=label_counts,
-    )
-    return Facts(*(torch.from_numpy(column).to(device) for column in columns))
+) -> tuple[Tensor, ...]:
+    rates = {key: program.learning_rate(*key) for key in {(job.round, job.task) for job in jobs}}
+    rows = [(job.round, job.task, job.own is None) for job in jobs]
+    counts = np.concatenate([examples[:, None], steps[:, None], np.array(rows, np.int64), label_counts], axis=1)
+    lr = np.array([rates[job.round, job.task] for job in jobs], np.float32)
+    return torch.from_numpy(counts).to(device), torch.from_numpy(lr).to(device)
 
 
 def _stacked(trees: Sequence[Tree | None], template: Tree, device: torch.device) -> Tree:

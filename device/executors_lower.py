@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from fedemu.algorithms.interface import Batch, Facts, Forest, LocalProgram, Outcome, Tree
-from fedemu.device.executors_cohort import EACH
-from fedemu.device.tracing import Flat, Untraceable, trace, without_compiler
+from fedemu.device.executors_cohort import EACH, PACKED, unpacked
+from fedemu.device.tracing import Flat, Untraceable, differentiable, trace, without_compiler
 
 MAX_CACHED = 512
 """Traced functions kept; one is a few kilobytes."""
@@ -48,11 +48,11 @@ class Names:
             position += len(self.each)
         own = dict(zip(self.own, leaves[position:], strict=False))
         position += len(self.own)
-        return shared, own, Facts(*leaves[position : position + len(Facts._fields)])
+        return shared, own, unpacked(*leaves[position : position + PACKED])
 
     @property
     def taken(self) -> int:
-        return len(self.shared) + len(self.each) + len(self.own) + len(Facts._fields)
+        return len(self.shared) + len(self.each) + len(self.own) + PACKED
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,10 @@ class Lowering:
         noise: Sequence[Tensor],
         carry: Sequence[Tensor],
     ) -> Lowered:
-        """(shared, each, own, facts, x, y, weight, noise, carry) -> (carry, metrics); the carry keeps its memory layout."""
+        """(shared, each, own, facts, x, y, weight, noise, carry) -> (carry, metrics).
+
+        The carry keeps its memory layout, and its memory is used up: it must be nobody else's.
+        """
         step = program.stages[stage].step
 
         def one_step(*leaves: Tensor) -> Any:
@@ -164,11 +167,11 @@ class Lowering:
             return outputs
 
         def untraced(*leaves: Tensor) -> list[Tensor]:
-            with torch.no_grad(), without_compiler():
-                return laid_out(*leaves)
+            with torch.inference_mode(False), torch.no_grad(), without_compiler():
+                return laid_out(*differentiable(leaves))
 
         try:
-            run = trace(laid_out, inputs)
+            run = trace(laid_out, inputs, spent=len(strides))
         except Untraceable:
             run = untraced
         assert spec is not None

@@ -41,14 +41,15 @@ class Serial:
                     results.append(TrainingError(f"device {job.device}: the program failed: {error}"))
         return results
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _run(self, program: LocalProgram, shared: Forest, cohort: Cohort) -> JobResult:
         names = Names.of(shared, cohort.each, cohort.own, program)
         common = [leaf for tree in shared.values() for leaf in tree.values()]
         common += [_channels_last(leaf[0]) for leaf in (*cohort.each.values(), *cohort.own.values())]
         common += [leaf[0] for leaf in cohort.facts]
         lowered = self._lowering.begin(program, names, common)
-        carry, carry_spec = list(lowered.run(*common)), lowered.spec
+        # Steps write over the carry, which may be what was shared.
+        carry, carry_spec = [leaf.clone() for leaf in lowered.run(*common)], lowered.spec
         measured: dict[str, list[Tensor]] = {}
         sizes: dict[str, list[float]] = {}
         samples = _rows_last_channel(cohort.x)

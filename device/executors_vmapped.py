@@ -54,7 +54,7 @@ class Vmapped:
                     results[place] = TrainingError(f"device {job.device}: the program failed: {error}")
         return [results[place] for place in range(len(jobs))]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _run(self, program: LocalProgram, shared: Forest, cohort: Cohort) -> list[JobResult]:
         call = _Call(self._lowering, self.stack_size, program, shared, cohort)
         totals: dict[str, NDArray[np.float64]] = {}

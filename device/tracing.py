@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -30,16 +30,31 @@ class Untraceable(Exception):
     """The function can't be recorded, because it reads values or changes what it was given."""
 
 
-def trace(function: Flat, inputs: Sequence[Tensor]) -> Flat:
+def trace(function: Flat, inputs: Sequence[Tensor], spent: int = 0) -> Flat:
     """The operations of ``function`` for inputs of exactly these shapes, dtypes and layouts.
 
-    Raises Untraceable if it reads values or writes to an input, and TrainingError if it draws random numbers.
+    The last ``spent`` inputs belong to the function: their memory may be used for the first ``spent`` outputs. So they must
+    not overlap with other tensors. Raises Untraceable if it reads values or writes to an input, and TrainingError if it draws random numbers.
     """
-    with torch.no_grad(), without_compiler(), _Recorder() as recorder:
-        outputs = list(function(*inputs))
+    with torch.inference_mode(False), torch.no_grad():
+        inputs = differentiable(inputs)
+        with without_compiler(), _Recorder() as recorder:
+            outputs = list(function(*inputs))
     _check(recorder.tape, inputs)
-    tape, outputs = _simplify(recorder.tape, outputs)
-    return _emit(tape, inputs, outputs)
+    tape, outputs = _simplify(recorder.tape, inputs, outputs)
+    given, free = inputs[: len(inputs) - spent], inputs[len(inputs) - spent :]
+    made = [_memory(tensor) for tensor in outputs[:spent]]
+    if len({*made}) < spent or {*made} & {_memory(tensor) for tensor in (*given, *outputs[spent:])}:
+        free = []  # what comes out as the next carry would overlap with something else
+    return _emit(tape, inputs, outputs, _in_place(tape, outputs, free))
+
+
+def differentiable(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors, with copies of the same layout for those made in inference mode, which can't take part in a gradient."""
+    return [
+        torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t) if t.is_inference() else t
+        for t in tensors
+    ]
 
 
 @contextmanager
@@ -133,15 +148,23 @@ def _parts(result: Any) -> Sequence[Any]:
     return result if isinstance(result, list | tuple) else [result]
 
 
-_RESHAPES = {"aten::expand", "aten::view", "aten::_unsafe_view", "aten::detach", "aten::alias", "aten::lift_fresh"}
+CONSTANT_BYTES = 64 * 1024
+"""A constant result up to this size is kept instead of made anew at each call."""
 
 
-def _simplify(tape: Sequence[_Operation], outputs: list[Tensor]) -> tuple[list[_Operation], list[Tensor]]:
-    """Leave out reshapes to the same shape, operations done before, and those whose results nobody uses."""
+def _simplify(
+    tape: Sequence[_Operation], inputs: Sequence[Tensor], outputs: list[Tensor]
+) -> tuple[list[_Operation], list[Tensor]]:
+    """Leave out what need not be done again: views that exist already, operations done before, constants, unused results.
+
+    Nothing of a tape that writes to memory may be left out.
+    """
     if any(operation.function._schema.is_mutable for operation in tape):
         return list(tape), outputs
     same: dict[int, Tensor] = {}
+    views: dict[Hashable, Tensor] = {}
     done: dict[Hashable, _Operation] = {}
+    varying = {id(tensor) for tensor in inputs}
     kept: list[_Operation] = []
 
     def original(tensor: Tensor) -> Tensor:
@@ -150,27 +173,51 @@ def _simplify(tape: Sequence[_Operation], outputs: list[Tensor]) -> tuple[list[_
     for recorded in tape:
         args, kwargs = tree_map_only(Tensor, original, (recorded.args, recorded.kwargs))
         operation = _Operation(recorded.function, args, kwargs, recorded.result)
-        if operation.function._schema.name in _RESHAPES and _alike(args[0], operation.result):
-            same[id(operation.result)] = args[0]
+        for tensor in operation.inputs:
+            views.setdefault(_geometry(tensor), tensor)
+        if all(_geometry(tensor) in views for tensor in operation.outputs):
+            same.update((id(tensor), views[_geometry(tensor)]) for tensor in operation.outputs)
             continue
         earlier = done.setdefault(_identity(operation), operation)
-        if earlier is operation:
-            kept.append(operation)
-        else:
-            for mine, theirs in zip(operation.outputs, earlier.outputs, strict=True):
-                same[id(mine)] = theirs
+        if earlier is not operation:
+            same.update((id(mine), theirs) for mine, theirs in zip(operation.outputs, earlier.outputs, strict=True))
+            continue
+        for tensor in operation.outputs:
+            views.setdefault(_geometry(tensor), tensor)
+        if _is_constant(operation, varying):
+            continue
+        varying.update(id(tensor) for tensor in operation.outputs)
+        kept.append(operation)
     outputs = [original(tensor) for tensor in outputs]
+    return _used(kept, outputs), outputs
+
+
+def _is_constant(operation: _Operation, varying: Set[int]) -> bool:
+    """Whether the results are the same whatever the inputs, and small enough to be kept."""
+    if sum(tensor.untyped_storage().nbytes() for tensor in operation.outputs) > CONSTANT_BYTES:
+        return False
+    if operation.function._schema.name in _SHAPE_ONLY:
+        return True
+    return not any(id(tensor) in varying for tensor in operation.inputs)
+
+
+_SHAPE_ONLY = {"aten::ones_like", "aten::zeros_like", "aten::full_like", "aten::new_zeros", "aten::new_ones", "aten::new_full"}
+
+
+def _used(tape: Sequence[_Operation], outputs: Sequence[Tensor]) -> list[_Operation]:
     wanted = {id(tensor) for tensor in outputs}
     used: list[_Operation] = []
-    for operation in reversed(kept):
+    for operation in reversed(tape):
         if any(id(tensor) in wanted for tensor in operation.outputs):
             used.append(operation)
             wanted.update(id(tensor) for tensor in operation.inputs)
-    return used[::-1], outputs
+    return used[::-1]
 
 
-def _alike(before: Tensor, after: Tensor) -> bool:
-    return before.shape == after.shape and before.stride() == after.stride() and before.dtype == after.dtype
+def _geometry(tensor: Tensor) -> tuple[Hashable, ...]:
+    """Two tensors of one geometry are the same values, as long as all of them are alive and nobody writes."""
+    place = (_memory(tensor), tensor.storage_offset()) if tensor.numel() else (id(tensor),)
+    return (*place, tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def _identity(operation: _Operation) -> Hashable:
@@ -179,7 +226,46 @@ def _identity(operation: _Operation) -> Hashable:
     return (operation.function, repr(structure), *parts)
 
 
-def _emit(tape: Sequence[_Operation], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Flat:
+_IN_PLACE = {
+    f"aten::{name}": getattr(Tensor, f"{name}_")
+    for name in "add sub mul div neg exp sqrt rsqrt relu tanh sigmoid clamp addcmul addcdiv".split()
+}
+
+
+def _in_place(tape: Sequence[_Operation], outputs: Sequence[Tensor], free: Sequence[Tensor]) -> dict[int, Callable[..., Any]]:
+    """Which operations may write over their first argument, by position: those after which nobody reads its memory."""
+    if any(operation.function._schema.is_mutable for operation in tape):
+        return {}
+    writable = {_memory(tensor) for tensor in free}
+    last_read: dict[int, int] = {_memory(tensor): len(tape) for tensor in outputs}
+    for i, operation in reversed(list(enumerate(tape))):
+        for tensor in operation.inputs:
+            last_read.setdefault(_memory(tensor), i)
+    chosen = {}
+    for i, operation in enumerate(tape):
+        writer = _IN_PLACE.get(operation.function._schema.name)
+        first = operation.args[0] if operation.args else None
+        if (
+            writer is not None
+            and isinstance(first, Tensor)
+            and _memory(first) in writable
+            and last_read[_memory(first)] == i
+            and sum(_memory(tensor) == _memory(first) for tensor in operation.inputs) == 1
+            and _geometry(first)[-3:] == _geometry(operation.result)[-3:]
+        ):
+            chosen[i] = writer
+        # A view's memory is that of its input, which may not be ours to write to.
+        made = {_memory(tensor) for tensor in operation.outputs}
+        writable |= made - {_memory(tensor) for tensor in operation.inputs}
+    return chosen
+
+
+def _emit(
+    tape: Sequence[_Operation],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    writers: Mapping[int, Callable[..., Any]],
+) -> Flat:
     """Write the tape as one Python function; a result is let go of after its last use."""
     names: dict[int, str] = {id(tensor): f"a{i}" for i, tensor in enumerate(inputs)}
     scope: dict[str, Any] = {}
@@ -206,7 +292,7 @@ def _emit(tape: Sequence[_Operation], inputs: Sequence[Tensor], outputs: Sequenc
     for i, operation in enumerate(tape):
         arguments = [written(argument) for argument in operation.args]
         arguments += [f"{name}={written(argument)}" for name, argument in operation.kwargs.items()]
-        call = f"{constant(_callable(operation.function))}({', '.join(arguments)})"
+        call = f"{constant(writers.get(i) or _callable(operation.function))}({', '.join(arguments)})"
         targets = []
         for j, leaf in enumerate(_parts(operation.result)):
             target = f"t{i}_{j}"
