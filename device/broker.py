@@ -135,7 +135,8 @@ class Broker:
             case Finished() if role == "trainer":
                 self._finished(number, message)
             case _:
-                log.warning("ignored %s from a %s on the bus", type(message).__name__, role or "stranger")
+                # Mostly the last words of a process that has ended meanwhile.
+                log.debug("ignored %s from a %s on the bus", type(message).__name__, role or "stranger")
 
     def _rejected(self, peer: bytes, error: ProtocolError) -> None:
         log.warning("unreadable message on the bus from %s: %s", self._roles.get(peer, "a stranger"), error)

@@ -221,15 +221,16 @@ class Fleet:
         process.pid = None
         process.joined.clear()
         self._process_ended(number)
-        for device in process.devices:
-            self._died(device, process.incarnations[device])
+        if not process.retired:  # or else it has said goodbye
+            for device in process.devices:
+                self._died(device, process.incarnations[device])
         self._count()
 
     def _ended(self, number: int, code: int) -> None:
         process = self._processes[number]
         as_planned = code in (0, -signal.SIGKILL) and bool(process.joined)
-        self._bury(number)
         process.retired = code == RETIRED
+        self._bury(number)
         if not self.pids:
             self._all_ended.set()
         if self._stopping or process.retired:

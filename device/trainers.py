@@ -15,6 +15,8 @@ from fedemu.protocol.errors import FedemuError
 
 log = logging.getLogger(__name__)
 
+COMMAND = ("-m", "fedemu.device.trainer_process")
+"""What the interpreter runs as a trainer."""
 MOST_FAILURES = 5
 """A trainer that ends this often in a row before it is ready won't come right."""
 
@@ -94,8 +96,7 @@ class Trainers:
     async def _spawn(self, number: int) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-m",
-            "fedemu.device.trainer_process",
+            *COMMAND,
             str(os.getpid()),
             stdin=asyncio.subprocess.PIPE,
             env=os.environ | COMPUTE_ENVIRONMENT | _one_gpu(number),

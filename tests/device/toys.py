@@ -54,3 +54,15 @@ def open_behaviours(experiment: bytes) -> Callable[[int], ToyBehaviour]:
         return ToyBehaviour(settings, device)
 
     return open_behaviour
+
+
+def train_like_a_toy(settings: Mapping[str, Any], device: int, round: int, indices: Sequence[int], own: float) -> float:
+    """What the toy trainer makes of a job: a number that depends on everything that a job carries."""
+    return float(sum(indices) + 1000 * device + round + own + settings.get("shift", 0))
+
+
+def maybe_die(settings: Mapping[str, Any], device: int) -> None:
+    """Kill this process when it works on the device ``killer``; ``slow`` seconds are spent on every job."""
+    if settings.get("killer") == device:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(settings.get("slow", 0.0))

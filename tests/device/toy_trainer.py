@@ -1,0 +1,79 @@
+"""A trainer process that computes toy numbers without torch; takes the place of ``fedemu.device.trainer_process``."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from fedemu.device.bus import Done, JobFailed, Train
+from fedemu.device.pipe import TrainerSetup
+from fedemu.device.store import read_own, write_own
+from fedemu.device.trainer_shell import Answer, run_trainer
+from fedemu.protocol.blobs import decode_tree
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.ids import AskId
+from fedemu.protocol.messages import TensorSpec
+
+
+def _toys() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("toys", Path(__file__).parent / "toys.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+toys = _toys()
+
+
+class ToyRunner:
+    capacity = {"train": 8}
+    default = 4
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings = settings
+
+    def run(self, train: Train, frames: Sequence[memoryview]) -> Iterable[Answer]:
+        (shared,) = train.shared
+        weight = float(decode_tree(Path(shared.path))["w"][0])
+        place = 0
+        for job in train.jobs:
+            indices = np.frombuffer(frames[place], np.int64)
+            place += job.tensors
+            toys.maybe_die(self._settings, job.device)
+            if job.device in self._settings.get("failing", ()):
+                yield JobFailed(device=job.device, ask=train.ask, reason="training", detail="a toy failure"), ()
+                continue
+            own = float(read_own(Path(job.own))["v"][0]) if job.own else 0.0
+            round = AskId.parse(train.ask).round
+            value = weight + toys.train_like_a_toy(self._settings, job.device, round, indices.tolist(), own)
+            write_own(Path(job.next_own), {"v": np.array([value])})
+            done = Done(
+                device=job.device,
+                ask=train.ask,
+                examples=len(indices),
+                steps=1,
+                metrics={"group": float(len(train.jobs))},
+                label_counts=None,
+                wrote_own=True,
+                tensors=(TensorSpec(name="model/w", dtype="float64", shape=(1,)),),
+            )
+            yield done, [np.array([value]).tobytes()]
+
+
+def open_runner(setup: TrainerSetup) -> ToyRunner:
+    settings = json.loads(Path(setup.experiment).read_bytes())
+    if settings.get("unusable_trainer"):
+        raise ConfigurationError("This trainer has no legs.")
+    return ToyRunner(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(run_trainer(int(sys.argv[1]), open_runner))
