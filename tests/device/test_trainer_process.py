@@ -1,0 +1,167 @@
+"""A trainer's decoding and encoding: what a program gets of a job, and what goes back to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fedemu.algorithms.interface import Forest
+from fedemu.device.bus import Done, JobFailed, SharedFile, Train, TrainJob
+from fedemu.device.executors import Job, JobResult
+from fedemu.device.store import read_own, write_own
+from fedemu.device.trainer_process import TorchRunner
+from fedemu.protocol.blobs import BlobStore, encode_tree
+from fedemu.protocol.errors import TrainingError
+from fedemu.protocol.messages import TensorSpec
+from fedemu.protocol.tensors import unpack
+
+
+class Recorder:
+    """A trainer that keeps its jobs and answers as the test wants."""
+
+    def __init__(self, answer: Callable[[Job], JobResult | TrainingError]) -> None:
+        self.programs = {"train": None, "ask": None}
+        self.calls: list[tuple[str, Forest, list[Job]]] = []
+        self._answer = answer
+
+    def capacity(self, program: str) -> int:
+        return {"train": 16, "ask": 2}[program]
+
+    def warm_up(self) -> None: ...
+
+    def run(self, program: str, shared: Forest, jobs: Sequence[Job]) -> list[JobResult | TrainingError]:
+        self.calls.append((program, shared, list(jobs)))
+        return [self._answer(job) for job in jobs]
+
+
+def a_result(job: Job, own: dict[str, torch.Tensor] | None = None) -> JobResult:
+    payload = {"model": {"w": torch.full((2,), float(job.device))}}
+    return JobResult(payload, own or {}, len(job.indices), 3, {"loss": 0.25}, (1, 2))
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Callable[..., tuple[Train, list[memoryview]]]:
+    """Groups of jobs with samples (device, device + 1), each with an own part ``c`` = device."""
+    store = BlobStore(tmp_path / "blobs")
+    digest = store.put(encode_tree({"w": np.array([1.0, 2.0], np.float32)}))
+
+    def make(*devices: int, own: str | None = None) -> tuple[Train, list[memoryview]]:
+        specs, frames = [], []
+        for device in devices:
+            specs.append(TensorSpec(name=f"{device}/.", dtype="int64", shape=(2,)))
+            specs.append(TensorSpec(name=f"{device}/c", dtype="float32", shape=(1,)))
+            frames.append(memoryview(np.array([device, device + 1]).tobytes()))
+            frames.append(memoryview(np.array([device], np.float32).tobytes()))
+        message = Train(
+            group=1,
+            ask="4.0.1",
+            program="train",
+            task=2,
+            shared=(SharedFile(key="model", digest=digest, path=str(store.path(digest))),),
+            jobs=tuple(
+                TrainJob(
+                    device=device,
+                    own=str(tmp_path / str(device) / own) if own else None,
+                    next_own=str(tmp_path / str(device) / "next"),
+                    tensors=2,
+                )
+                for device in devices
+            ),
+            tensors=tuple(specs),
+        )
+        return message, frames
+
+    return make
+
+
+def test_a_program_gets_shared_trees_samples_own_part_and_own_state(train: Any, tmp_path: Path) -> None:
+    write_own(tmp_path / "5" / "mine", {"m": np.array([7.0])})
+    recorder = Recorder(a_result)
+    list(TorchRunner(recorder).run(*train(3, 5, own="mine")))
+    ((program, shared, jobs),) = recorder.calls
+    assert program == "train"
+    assert shared["model"]["w"].tolist() == [1.0, 2.0]
+    assert [(job.device, job.round, job.task, job.indices.tolist()) for job in jobs] == [
+        (3, 4, 2, [3, 4]),
+        (5, 4, 2, [5, 6]),
+    ]
+    assert [job.each["c"].tolist() for job in jobs] == [[3.0], [5.0]]
+    assert jobs[0].own is None
+    assert jobs[1].own is not None
+    assert jobs[1].own["m"].tolist() == [7.0]
+
+
+def test_a_result_carries_payload_counts_and_metrics(train: Any) -> None:
+    ((done, frames),) = TorchRunner(Recorder(a_result)).run(*train(3))
+    assert isinstance(done, Done)
+    assert done.model_dump(exclude={"type", "tensors"}) == {
+        "device": 3, "ask": "4.0.1", "examples": 2, "steps": 3, "metrics": {"loss": 0.25}, "label_counts": (1, 2),
+        "wrote_own": False,
+    }  # fmt: skip
+    assert unpack(done.tensors, frames)["model/w"].tolist() == [3.0, 3.0]
+
+
+def test_the_next_own_state_is_in_place_before_the_result_is_told(train: Any, tmp_path: Path) -> None:
+    own = {"m": torch.tensor([9.0])}
+    ((done, _),) = TorchRunner(Recorder(lambda job: a_result(job, own))).run(*train(3))
+    assert isinstance(done, Done)
+    assert done.wrote_own
+    assert read_own(tmp_path / "3" / "next")["m"].tolist() == [9.0]
+
+
+def test_an_own_state_that_is_gone_fails_the_job_instead_of_starting_over(train: Any) -> None:
+    own = {"m": torch.tensor([9.0])}
+    ((failed, _),) = TorchRunner(Recorder(lambda job: a_result(job, own))).run(*train(3, own="gone"))
+    assert isinstance(failed, JobFailed)
+    assert failed.reason == "own_state"
+
+
+def test_an_own_state_that_cannot_be_read_fails_only_its_job(train: Any, tmp_path: Path) -> None:
+    (tmp_path / "5").mkdir()
+    (tmp_path / "5" / "mine").write_bytes(b"garbage")
+    answers = [answer for answer, _ in TorchRunner(Recorder(a_result)).run(*train(3, 5, own="mine"))]
+    assert sorted((answer.device, type(answer)) for answer in answers) == [(3, Done), (5, JobFailed)]
+
+
+def test_a_failing_program_is_the_failure_of_its_device_alone(train: Any) -> None:
+    recorder = Recorder(lambda job: TrainingError("no samples") if job.device == 5 else a_result(job))
+    first, second = (answer for answer, _ in TorchRunner(recorder).run(*train(3, 5)))
+    assert isinstance(first, Done)
+    assert second == JobFailed(device=5, ask="4.0.1", reason="training", detail="no samples")
+
+
+def test_a_bug_in_a_program_fails_the_jobs_and_not_the_trainer(train: Any) -> None:
+    def crash(job: Job) -> JobResult:
+        raise ZeroDivisionError("by zero")
+
+    answers = [answer for answer, _ in TorchRunner(Recorder(crash)).run(*train(3, 5))]
+    assert [(answer.device, answer.detail) for answer in answers if isinstance(answer, JobFailed)] == [
+        (3, "ZeroDivisionError: by zero"),
+        (5, "ZeroDivisionError: by zero"),
+    ]
+
+
+def test_bfloat16_keeps_its_name_on_the_bus(train: Any) -> None:
+    half = {"w": torch.ones(2, dtype=torch.bfloat16)}
+    recorder = Recorder(lambda job: JobResult({"model": half}, half, 1, 1, {}, None))
+    ((done, frames),) = TorchRunner(recorder).run(*train(3))
+    assert isinstance(done, Done)
+    assert [(spec.name, spec.dtype) for spec in done.tensors] == [("model/w", "bfloat16")]
+    assert frames[0].nbytes == 4
+
+
+def test_shared_trees_are_decoded_once_per_blob(train: Any) -> None:
+    recorder = Recorder(a_result)
+    runner = TorchRunner(recorder)
+    for _ in range(2):
+        list(runner.run(*train(3)))
+    first, second = (shared["model"] for _, shared, _ in recorder.calls)
+    assert first is second
+
+
+def test_capacities_are_told_by_program() -> None:
+    assert TorchRunner(Recorder(a_result)).capacity == {"train": 16, "ask": 2}
