@@ -7,16 +7,18 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
+from numpy.typing import NDArray
 
 from fedemu.protocol.blobs import CHUNK, BlobStore, decode_tree, encode_tree
 from fedemu.protocol.errors import BlobError, MalformedMessage
 from fedemu.protocol.ids import Digest, digest_of
 
-TREE = {
+TREE: dict[str, NDArray[Any]] = {
     "bias": np.array([1.0, 2.0], np.float32),
     "labels/ü": np.array([[7], [8]], np.int64),
     "mask": np.array([True, False, True]),

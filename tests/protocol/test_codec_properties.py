@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 from typing import Any
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +15,7 @@ from fedemu.protocol import messages as m
 from fedemu.protocol.codec import DOWN, ITEM_BYTES, UP, Decoder, Envelope, encode
 from fedemu.protocol.errors import ProtocolError
 
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 index = st.integers(0, 2**31 - 1)
 size = st.integers(0, 2**53 - 1)
@@ -146,7 +146,7 @@ def test_every_message_is_tried() -> None:
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
 def test_a_message_survives_the_wire(kind: type[m.Message]) -> None:
-    @settings(QUICK, max_examples=25)
+    @settings(QUICK, max_examples=15)
     @given(MESSAGES[kind])
     def survives(message: m.Message) -> None:
         frames = frames_of(message)

@@ -1,0 +1,78 @@
+"""``docs/protocol.md`` says what the code does."""
+
+from __future__ import annotations
+
+import re
+import typing
+from pathlib import Path
+
+import msgpack  # type: ignore[import-untyped]
+import pytest
+from pydantic.fields import FieldInfo
+
+from fedemu.protocol import messages as m
+from fedemu.protocol.codec import ITEM_BYTES, UP
+
+PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+MESSAGES: dict[str, type[m.Message]] = {
+    kind.model_fields["type"].default: kind for kind in (*typing.get_args(m.Up), *typing.get_args(m.Down))
+}
+FROM_COORDINATOR = PAGE.index("## Messages from the coordinator")
+
+
+def rows(section: str) -> dict[str, str]:
+    """The tables' first cells, without their marks, with the second ones."""
+    return dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", section, re.MULTILINE))
+
+
+def section(heading: str) -> str:
+    """From a heading to the next one."""
+    [text] = re.findall(rf"^##+ {heading}\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert isinstance(text, str)
+    return text
+
+
+def has_default(field: FieldInfo) -> bool:
+    return not field.is_required()
+
+
+def test_the_bytes_of_the_example_are_the_message_that_it_is_said_to_be() -> None:
+    [example] = re.findall(r"is this one frame:\n\n```\n(.*?)```", PAGE, re.DOTALL)
+    words = [word for line in example.splitlines() for word in re.split(r"\s{3,}", line.strip())[0].split()]
+    frame = bytes.fromhex("".join(words))
+    assert UP.decode([frame]).message == m.Scheduled(ask="1.0.0", event="finish", at=12.5)
+    assert msgpack.unpackb(frame)["t"] == "scheduled"
+
+
+def test_every_message_is_described_under_its_sender() -> None:
+    headings = re.findall(r"^### (\w+)$", PAGE, re.MULTILINE)
+    assert sorted(headings) == sorted(MESSAGES)
+    for tag, kind in MESSAGES.items():
+        described_below = PAGE.index(f"\n### {tag}\n") > FROM_COORDINATOR
+        assert described_below == (kind in typing.get_args(m.Down)), tag
+
+
+@pytest.mark.parametrize("tag", MESSAGES)
+def test_every_field_is_described_with_its_default(tag: str) -> None:
+    fields = {name: field for name, field in MESSAGES[tag].model_fields.items() if name != "type"}
+    described = rows(section(tag))
+    assert list(described) == list(fields)
+    for name, field in fields.items():
+        assert ("default" in described[name]) == has_default(field), name
+
+
+def test_every_dtype_is_listed_with_its_size() -> None:
+    cells = re.findall(r"\| `(\w+)` \| (\d) ", section("Tensors"))
+    assert {name: int(size) for name, size in cells} == ITEM_BYTES
+
+
+def test_every_choice_is_listed() -> None:
+    for choice in (*typing.get_args(m.Verdict), *typing.get_args(m.DropCause)):
+        assert f"`{choice}`" in PAGE
+    reasons = re.findall(r"(\w+)[,.]", (m.Refused.__doc__ or "").splitlines()[0])
+    assert set(rows(section("Refusals and reasons"))) >= set(reasons)
+
+
+def test_links_within_the_page_lead_somewhere() -> None:
+    anchors = {heading.lower().replace(" ", "-") for heading in re.findall(r"^##+ (.*)$", PAGE, re.MULTILINE)}
+    assert set(re.findall(r"\]\(#([\w-]+)\)", PAGE)) <= anchors
