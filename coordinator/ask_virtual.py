@@ -70,7 +70,9 @@ class VirtualAsk(AskMachine):
         self._longest_gap = gap if self._longest_gap is None else max(gap, self._longest_gap)
         self._progress = now
         self._settle(device, "accepted")
-        return [Tell(device, self._thanks), *self._advance(now)]
+        thanks: list[Action] = [Tell(device, self._thanks)]
+        # While others run, one acceptance changes nothing for them: it was reckoned with when this device proceeded.
+        return thanks if self._running else thanks + self._advance(now)
 
     def rejected(self, device: DeviceId, reason: str, detail: str, now: float) -> list[Action]:
         del self._running[device]

@@ -67,9 +67,9 @@ class Coordinator:
         self._timeline = Timeline(settings.clock, record.get("time", 0.0), record.get("spent", 0.0))
         self._observers = Observers([EventLog(run, self._timeline), *plan.observers])
         journal = LeaseJournal(run.checkpoint / "leases.jsonl")
-        roster = Roster(settings, journal.write, resumed=plan.resume)
-        if plan.resume:
-            roster.leases.replay(journal.entries(), self._timeline.now())
+        granted_before = list(journal.entries())
+        roster = Roster(settings, journal.write, resumed=bool(granted_before))
+        roster.leases.replay(granted_before, self._timeline.now())
         if loaded is not None:
             roster.restore(record["roster"])
         shelf = Shelf(BlobStore(plan.directory / "blobs"))

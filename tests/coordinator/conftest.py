@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedemu.algorithms.interface import Ask, Context, Forest, Reply, Tree, weighted_mean
+from fedemu.algorithms.interface import Ask, Context, Forest, ServerJob, Tree, weighted_mean
 from fedemu.coordinator.evaluate import Evaluation
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.settings import Settings
 from fedemu.protocol import messages as wire
 from fedemu.protocol.blobs import decode_tree
 from fedemu.protocol.codec import DOWN, Envelope
-from fedemu.protocol.ids import Digest, digest_of
+from fedemu.protocol.ids import DeviceId, Digest, digest_of
 from fedemu.protocol.memory_transport import MemoryNetwork
-from fedemu.protocol.tensors import pack
+from fedemu.protocol.tensors import pack, unpack
 
 BEAT = 0.05
 FOREVER = wire.Presence(until=float("inf"), intervals=((0.0, float("inf")),))
@@ -64,18 +64,20 @@ class Mean:
 
     programs: Mapping[str, Any] = MappingProxyType({"train": Train()})
 
-    def __init__(self, asks: int = 1) -> None:
-        self.asks = asks
-        self.replies: list[Reply] = []
+    def __init__(self, asks: int = 1, cohort: Any = "selected", job: ServerJob | None = None) -> None:
+        self.asks, self.cohort, self.job = asks, cohort, job
+        self.carries: list[Tree] = []
 
     def init(self, variables: Tree, context: Context) -> MeanState:
         return MeanState(dict(variables))
 
-    def round(self, state: MeanState, context: Context) -> Generator[Ask, Reply, MeanState]:
+    def round(self, state: MeanState, context: Context) -> Generator[Ask | ServerJob, Any, MeanState]:
         model = state.model
-        for _ in range(self.asks):
-            reply = yield Ask("train", {"model": model}, {"model": weighted_mean})
-            self.replies.append(reply)
+        for place in range(self.asks):
+            if self.job is not None:
+                self.carries.append((yield self.job))
+            each = {DeviceId(index): {"own": torch.full((2,), float(index))} for index in range(20)}
+            reply = yield Ask("train", {"model": model}, {"model": weighted_mean}, self.cohort, each if place else None)
             model = reply.values["model"]
         return MeanState(model)
 
@@ -118,6 +120,7 @@ class FakeDevice:
         self.incarnation = 0
         self.welcomed = False
         self.works: dict[str, wire.Work] = {}
+        self.parts: dict[str, dict[str, Any]] = {}
         self.proceeding: set[str] = set()
         self.results: dict[str, tuple[wire.Result, Sequence[Any]]] = {}
         self.answers: list[wire.Message] = []
@@ -168,6 +171,7 @@ class FakeDevice:
                 self.dealer.send(self.fleet.presence(self.index, message.until))
             case wire.Work():
                 self.works[message.ask] = message
+                self.parts[message.ask] = unpack(message.tensors, envelope.frames)
                 self._schedule(message)
             case wire.Proceed() if message.ask in self.works:
                 self._proceed(self.works[message.ask])
@@ -340,10 +344,11 @@ async def network() -> AsyncIterator[MemoryNetwork]:
 
 @pytest.fixture
 def make_plan(network: MemoryNetwork, tmp_path: Path) -> Callable[..., CoordinatorPlan]:
-    """A plan of 4 rounds with 6 devices, 3 replies wanted; settings may be given by name."""
+    """A plan of 4 rounds with 6 devices, 3 replies wanted; settings and the script's wishes may be given by name."""
 
     def make(directory: str = "run", resume: bool = False, **more: Any) -> CoordinatorPlan:
         known = {name: more.pop(name) for name in list(more) if name in Settings.__dataclass_fields__}
+        script = {name: more.pop(name) for name in ("asks", "cohort", "job") if name in more}
         settings = Settings(
             run="test", seed=1, rounds=4, devices=6, per_round=3, heartbeat_seconds=BEAT, patience=100,
             start_timeout=10.0, give_up=10.0,
@@ -352,7 +357,7 @@ def make_plan(network: MemoryNetwork, tmp_path: Path) -> Callable[..., Coordinat
             address="here",
             network=network,
             settings=replace(settings, **known),
-            algorithm=Mean(),
+            algorithm=Mean(**script),
             variables={"w": torch.zeros(3), "b": torch.ones(1)},
             evaluator=Judge(),
             experiment=b"{}",

@@ -6,14 +6,17 @@ import asyncio
 import json
 import os
 import signal
+import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.run_directory import Run, read_run
@@ -23,6 +26,7 @@ from fedemu.protocol.codec import DOWN
 from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError
 from fedemu.protocol.memory_transport import Faults, MemoryNetwork
 from fedemu.protocol.messages import Presence
+from fedemu.protocol.zmq_transport import ZmqNetwork
 
 MakePlan = Callable[..., CoordinatorPlan]
 MakeFleet = Callable[..., Any]
@@ -223,14 +227,64 @@ async def test_replies_that_are_not_finite_end_the_run_as_diverged(make_plan: Ma
 async def test_every_ask_of_a_script_is_an_exchange_of_its_own(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
     asks: set[str] = set()
     make_fleet(script=lambda index, work: asks.add(work.ask) or act(10.0))
-    plan = make_plan(rounds=2)
-    plan.algorithm.asks = 2  # type: ignore[attr-defined]
+    plan = make_plan(rounds=2, asks=2)
     _, left = await run(plan)
     assert asks == {"1.0.0", "1.0.1", "2.0.0", "2.0.1"}
     assert [(row["selected"], row["attempts"], row["virtual_time"]) for row in left.rows] == [
         (8, 1, 20.0),
         (8, 1, 40.0),
     ]
+
+
+async def test_a_device_gets_its_own_part_and_pays_for_it(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    downloads: dict[tuple[int, str], int] = {}
+
+    def script(index: int, work: wire.Work) -> Any:
+        downloads[index, work.ask] = work.download_bytes - work.shared[0].size
+        return act(10.0)
+
+    fleet = make_fleet(2, script=script)
+    plan = make_plan(devices=2, per_round=2, rounds=1, asks=2)
+    await run(plan)
+    assert downloads == {(0, "1.0.0"): 0, (1, "1.0.0"): 0, (0, "1.0.1"): 8, (1, "1.0.1"): 8}
+    assert fleet.devices[1].parts["1.0.1"]["own"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(("cohort", "asked", "accepted"), [("online", [0, 1, 3, 4], 3), ([4, 2, 9, 1, 4], [1, 4], 1)])
+async def test_other_cohorts_take_everyone_who_is_on_line_and_replies(
+    make_plan: MakePlan, make_fleet: MakeFleet, cohort: Any, asked: list[int], accepted: int
+) -> None:
+    def presence(index: int, until: float) -> Presence:
+        return Presence(until=until, intervals=((100.0 if index == 2 else 0.0, float("inf")),))
+
+    seen: set[int] = set()
+    make_fleet(
+        5, script=lambda i, work: seen.add(i) or act(10.0 + i, reply="nan" if i == 4 else "good"), presence=presence
+    )
+    plan = make_plan(devices=5, per_round=2, rounds=1, cohort=cohort)
+    _, left = await run(plan)
+    assert sorted(seen) == asked
+    assert (left.rows[0]["accepted"], left.rows[0]["rejected"]) == (accepted, 1)
+    assert left.rows[0]["virtual_time"] == 600.0
+
+
+async def test_a_server_job_of_a_round_is_done_once_however_often_the_round_is_tried(
+    make_plan: MakePlan, make_fleet: MakeFleet, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+
+    def step(carry: Tree, index: int) -> tuple[Tree, bool]:
+        with log.open("a") as file:  # the job runs in a process of its own
+            file.write(f"{index} ")
+        return {"x": carry["x"] + 1}, False
+
+    job = ServerJob("count", lambda: {"x": torch.zeros(1)}, step, steps=3, checkpoint_every=1)
+    make_fleet(script=lambda index, work: act(900.0 if work.ask == "1.0.1" else 10.0))
+    plan = make_plan(rounds=1, job=job)
+    _, left = await run(plan)
+    assert left.rows[0]["attempts"] == 2
+    assert [carry["x"].item() for carry in plan.algorithm.carries] == [3.0, 3.0]  # type: ignore[attr-defined]
+    assert log.read_text() == "0 1 2 "
 
 
 async def test_downloads_are_charged_by_what_a_device_has_seen(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
@@ -280,6 +334,17 @@ async def test_loss_duplication_and_reordering_do_not_change_the_model(
     network = MemoryNetwork(Faults(loss=0.03, duplication=0.05, reordering=0.1, delay_seconds=0.003), seed=4)
     make_fleet(12, script=churn, network=network)
     summary, _ = await run(make_plan(network=network, **BIG))
+    assert (summary.model_digest, summary.perturbed) == (digest, False)
+
+
+async def test_over_sockets_the_model_is_the_same(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    digest = await undisturbed(make_plan, make_fleet)
+    network = ZmqNetwork()
+    address = f"ipc://@{uuid.uuid4()}"
+    fleet = make_fleet(12, script=churn, network=network, address=address)
+    summary, _ = await run(make_plan(network=network, address=address, **BIG))
+    await fleet.close()
+    network.close()
     assert (summary.model_digest, summary.perturbed) == (digest, False)
 
 
