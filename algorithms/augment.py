@@ -32,7 +32,9 @@ class Augmentation:
     cutout: bool
     fill: tuple[float, ...]
 
-    def draw(self, generator: np.random.Generator, rows: int, sample_shape: Sequence[int]) -> Mapping[str, NDArray[Any]]:
+    def draw(
+        self, generator: np.random.Generator, rows: int, sample_shape: Sequence[int]
+    ) -> Mapping[str, NDArray[Any]]:
         """Random choices for so many rows; leaves ``[rows, ...]``."""
         draws: dict[str, NDArray[Any]] = {}
         if self.crop:

@@ -112,9 +112,7 @@ class LocalSGD:
         trained, momentum = self.optimiser.step(trained, gradients, carry.momentum, facts.lr)
         return Training({**carry.variables, **loss.buffers, **trained}, momentum), loss.metrics
 
-    def gradients(
-        self, variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts
-    ) -> tuple[Tree, Loss]:
+    def gradients(self, variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> tuple[Tree, Loss]:
         """Of the loss by the trained variables, and the loss itself."""
         buffers = {name: variables[name] for name in variables if name in self.model.buffers}
 

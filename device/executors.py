@@ -105,7 +105,9 @@ class Checked:
         results = self.candidate.run(program, shared, jobs, source)
         return [self._compared(*pair) for pair in zip(expected, results, strict=True)]
 
-    def _compared(self, expected: JobResult | TrainingError, result: JobResult | TrainingError) -> JobResult | TrainingError:
+    def _compared(
+        self, expected: JobResult | TrainingError, result: JobResult | TrainingError
+    ) -> JobResult | TrainingError:
         if isinstance(expected, TrainingError) or isinstance(result, TrainingError):
             if type(expected) is type(result):
                 return result

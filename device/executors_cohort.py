@@ -67,7 +67,7 @@ def cohorts(
     template = program.initial_own(shared)
     alike: dict[Any, list[int]] = {}
     for place, job in enumerate(jobs):
-        if problem := _problem(job, template, len(source.corpus.train)):
+        if problem := problem_of(job, template, len(source.corpus.train)):
             yield place, TrainingError(f"device {job.device}: {problem}")
         else:
             alike.setdefault(_layout(job.each) if job.each else (), []).append(place)
@@ -76,7 +76,7 @@ def cohorts(
             yield from _cohort(program, template, jobs, places[start : start + size], source)
 
 
-def _problem(job: Job, template: Tree, samples: int) -> str | None:
+def problem_of(job: Job, template: Tree, samples: int) -> str | None:
     if job.own is not None and _layout(job.own) != _layout(template):
         return f"its own state {_layout(job.own)} is not of the form {_layout(template)} that the program keeps"
     if job.indices.size and not 0 <= int(job.indices.min()) <= int(job.indices.max()) < samples:
@@ -204,6 +204,8 @@ def _facts(
 def _stacked(trees: Sequence[Tree | None], template: Tree, device: torch.device) -> Tree:
     """Leaves ``[jobs, ...]``; zeros where a job brings none."""
     return {
-        name: torch.stack([torch.zeros(leaf.shape, dtype=leaf.dtype) if tree is None else tree[name].cpu() for tree in trees]).to(device)
+        name: torch.stack(
+            [torch.zeros(leaf.shape, dtype=leaf.dtype) if tree is None else tree[name].cpu() for tree in trees]
+        ).to(device)
         for name, leaf in template.items()
     }

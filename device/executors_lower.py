@@ -12,7 +12,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from fedemu.algorithms.interface import Batch, Facts, Forest, LocalProgram, Outcome, Tree
 from fedemu.device.executors_cohort import EACH, PACKED, unpacked
-from fedemu.device.tracing import Flat, Untraceable, differentiable, trace, without_compiler
+from fedemu.device.tracing import Untraceable, differentiable, trace, without_compiler
+from fedemu.device.tracing_tape import Flat
 
 MAX_CACHED = 512
 """Traced functions kept; one is a few kilobytes."""
@@ -115,7 +116,12 @@ class Lowering:
         return self._lowered(program, f"step/{stage}", names, one_step, inputs, len(names.shared), carry)
 
     def finish(
-        self, program: LocalProgram, names: Names, carry_spec: TreeSpec, common: Sequence[Tensor], carry: Sequence[Tensor]
+        self,
+        program: LocalProgram,
+        names: Names,
+        carry_spec: TreeSpec,
+        common: Sequence[Tensor],
+        carry: Sequence[Tensor],
     ) -> Lowered:
         """(shared, each, own, facts, carry) -> Outcome."""
 

@@ -1,0 +1,178 @@
+"""Models, criteria and methods by name: the built-in ones, and a user's own as ``module:Name`` or ``path/to/file.py:Name``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, ValidationError, validate_call
+from torch import nn
+
+from fedemu.algorithms.fedavg import FedAvg
+from fedemu.algorithms.interface import Algorithm, Augment, Model
+from fedemu.algorithms.local_sgd import LocalSGD
+from fedemu.algorithms.losses import Criterion, Objective, Term, cross_entropy
+from fedemu.algorithms.models import cnn, lenet, mlp
+from fedemu.algorithms.module_model import from_module
+from fedemu.algorithms.resnet import resnet18
+from fedemu.protocol.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """What a method is made from: the model, the criterion, and how devices train."""
+
+    model: Model
+    criterion: Criterion
+    classes: int
+    epochs: int
+    batch_size: int
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    lr_decay: float = 1.0
+    augment: Augment | None = None
+
+    def local_sgd(self, *terms: Term, **settings: Any) -> LocalSGD:
+        """Local training by the criterion plus these terms; ``settings`` are further fields of LocalSGD."""
+        return LocalSGD(
+            self.model,
+            Objective(self.model, self.criterion, terms),
+            self.epochs,
+            self.batch_size,
+            self.lr,
+            self.momentum,
+            self.weight_decay,
+            self.lr_decay,
+            self.augment,
+            **settings,
+        )
+
+
+def fedavg(ingredients: Ingredients) -> FedAvg:
+    return FedAvg(ingredients.local_sgd())
+
+
+MODELS: Mapping[str, Callable[..., Any]] = {"mlp": mlp, "cnn": cnn, "lenet": lenet, "resnet18": resnet18}
+"""(input shape, classes, options) -> model, or ``torch.nn.Module``."""
+CRITERIA: Mapping[str, Criterion] = {"cross_entropy": cross_entropy}
+ALGORITHMS: Mapping[str, Callable[..., Any]] = {"fedavg": fedavg}
+"""(ingredients, options) -> algorithm."""
+
+
+def build_model(name: str, options: Mapping[str, Any], input_shape: tuple[int, ...], classes: int) -> Model:
+    """A model for samples of this shape; ``options`` are the further arguments of its builder."""
+    builder = find("model", name, MODELS)
+
+    def build() -> Any:
+        return _call("model", name, builder, (input_shape, classes), options)
+
+    model = build()
+    if isinstance(model, nn.Module):
+        return from_module(build)
+    return _of_the_shape(model, "model", name, ("kind", "buffers", "init", "apply"))
+
+
+def build_algorithm(name: str, options: Mapping[str, Any], ingredients: Ingredients) -> Algorithm[Any]:
+    builder = find("algorithm", name, ALGORITHMS)
+    algorithm = _call("algorithm.options", name, builder, (ingredients,), options)
+    return _of_the_shape(algorithm, "algorithm", name, ("programs", "init", "round", "variables"))
+
+
+def find_criterion(name: str) -> Criterion:
+    criterion: Criterion = find("algorithm.loss", name, CRITERIA)
+    return criterion
+
+
+def find(what: str, name: str, known: Mapping[str, Any]) -> Any:
+    """The built-in of this name, or what ``module:Name`` names; raises ConfigurationError if it is neither, or no callable."""
+    if name in known:
+        return known[name]
+    place, colon, attribute = name.rpartition(":")
+    if not colon:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "your own are named module:Name"
+        raise ConfigurationError(f"{what} {name!r} is none of {', '.join(known)}; {hint}")
+    try:
+        found = getattr(_module(place), attribute)
+    except AttributeError:
+        raise ConfigurationError(f"{what} {name!r}: {place} has no {attribute!r}") from None
+    if not callable(found):
+        raise ConfigurationError(f"{what} {name!r} is {type(found).__name__}; it must be a function or a class")
+    return found
+
+
+def _module(place: str) -> Any:
+    try:
+        if place.endswith(".py"):
+            return _file(Path(place))
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.append(here)
+        return importlib.import_module(place)
+    except Exception as error:
+        raise ConfigurationError(f"{place!r} can't be imported: {type(error).__name__}: {error}") from error
+
+
+def _file(path: Path) -> Any:
+    """A file is imported once, under a name of its own."""
+    name = f"fedemu_file_{path.resolve()}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None or not path.is_file():
+            raise FileNotFoundError(f"there is no Python file {path}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def _call(
+    table: str, name: str, builder: Callable[..., Any], arguments: tuple[Any, ...], options: Mapping[str, Any]
+) -> Any:
+    """Call a builder with options as they come from a file; what is wrong with them becomes one sentence."""
+    try:
+        parameters = list(inspect.signature(builder).parameters.values())
+    except ValueError:
+        parameters = []
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    known = [parameter.name for parameter in parameters[len(arguments) :]]
+    for option in options:
+        if option not in known and not takes_any:
+            near = difflib.get_close_matches(option, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'no options'}"
+            raise ConfigurationError(f"{name!r} has no option {table}.{option}; {hint}")
+    checked = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(builder) if options else builder
+    try:
+        return checked(*arguments, **options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ConfigurationError(
+            f"{table}.{place} = {first['input']!r} does not fit {name!r}: {first['msg']}"
+        ) from None
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{name!r} can't be built from {len(arguments)} arguments and its options: {error}"
+        ) from error
+
+
+def _of_the_shape(built: Any, what: str, name: str, members: tuple[str, ...]) -> Any:
+    lacking = [member for member in members if not hasattr(built, member)]
+    if lacking:
+        raise ConfigurationError(
+            f"{what} {name!r} made a {type(built).__name__}, which lacks {', '.join(lacking)}; "
+            f"see {'Model' if what == 'model' else 'Algorithm'} in fedemu.algorithms.interface"
+        )
+    return built

@@ -1,0 +1,58 @@
+"""How training is computed on which hardware: a shipped rule, because a choice by timing would change the last bits.
+
+Measured on two cores of an Intel Xeon of 2.5 GHz (AVX-512), torch 2.13, one thread, as ratios of CPU time to a plain loop
+(``torch.nn``, ``torch.optim``, contiguous memory) in the same process on the same samples, medians:
+
+=============================================  ========  ==========  ==========
+work                                           serial    stack of 8  stack of 16
+=============================================  ========  ==========  ==========
+(see below)
+=============================================  ========  ==========  ==========
+
+So on a CPU dense models are stacked and convolutions are not. Nothing was measured on CUDA: there both kinds are stacked,
+because one device's kernels are far too small to fill a GPU.
+
+This module imports no torch: supervisors read the environment from it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+Kind = Literal["dense", "convolutional"]
+DeviceType = Literal["cpu", "cuda"]
+
+
+class ComputeRule(NamedTuple):
+    """``stack_size`` devices at once; ``serial`` computes one at a time and has none."""
+
+    executor: Literal["serial", "vmapped"]
+    stack_size: int
+
+
+RULES: Final[dict[tuple[Kind, DeviceType], ComputeRule]] = {
+    ("dense", "cpu"): ComputeRule("vmapped", 16),
+    ("convolutional", "cpu"): ComputeRule("serial", 1),
+    ("dense", "cuda"): ComputeRule("vmapped", 64),
+    ("convolutional", "cuda"): ComputeRule("vmapped", 16),
+}
+
+STACK_SIZE_WHERE_FORCED: Final = 8
+"""Of a vmapped executor that an experiment asks for where the rule would not choose it."""
+
+COMPUTE_ENVIRONMENT: Final = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MALLOC_TRIM_THRESHOLD_": "2000000000",
+    "MALLOC_MMAP_THRESHOLD_": "2000000000",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+"""What a trainer process is started with.
+
+One thread, because their number changes the last bits. glibc would give every large block back to the system and fault
+its pages in again at the next step; so it keeps them. cuBLAS is deterministic only with a workspace of fixed size.
+"""
+
+
+def compute_rule(kind: Kind, device_type: DeviceType) -> ComputeRule:
+    return RULES[kind, device_type]

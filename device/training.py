@@ -1,0 +1,121 @@
+"""The trainer: runs an experiment's programs on jobs, with the executor that the compute rule names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from fedemu.algorithms.corpus import Corpus
+from fedemu.algorithms.interface import Forest, LocalProgram, Query, Tree
+from fedemu.algorithms.trees import map_leaves
+from fedemu.device.compute_rule import STACK_SIZE_WHERE_FORCED, DeviceType, Kind, compute_rule
+from fedemu.device.executors import Checked, Executor, Job, JobResult, Source
+from fedemu.device.executors_query import run_query
+from fedemu.device.executors_serial import Serial
+from fedemu.device.executors_vmapped import Vmapped
+from fedemu.protocol.errors import ConfigurationError, TrainingError
+
+ExecutorName = Literal["auto", "serial", "vmapped", "checked"]
+KEPT_TREES = 8
+"""Shared trees that stay on a GPU after their call."""
+
+
+class Trainer:
+    """``kind`` is that of the model; ``examples`` are shared forests by program, of the shapes to expect, for warming up."""
+
+    def __init__(
+        self,
+        programs: Mapping[str, LocalProgram | Query],
+        corpus: Corpus,
+        seed: int,
+        device_type: str = "auto",
+        executor: str = "auto",
+        kind: Kind = "convolutional",
+        examples: Mapping[str, Forest] | None = None,
+    ) -> None:
+        self.programs = programs
+        self.device = open_device(device_type)
+        self._source = Source(corpus, seed, self.device)
+        self._executor = open_executor(executor, kind, "cuda" if self.device.type == "cuda" else "cpu")
+        self._examples = examples or {}
+        self._placed: dict[int, tuple[Tree, Tree]] = {}
+
+    def capacity(self, program: str) -> int:
+        """How many jobs of a program make best use of one call."""
+        return 1 if _is_query(self.programs.get(program)) else self._executor.capacity
+
+    def warm_up(self) -> None:
+        """Trace the programs for the shapes to expect, so that the first job need not wait for it."""
+        for name, shared in self._examples.items():
+            program = self.programs[name]
+            if _is_query(program) or not len(self._source.corpus.train):
+                continue
+            batch = max(stage.plan(1, np.random.default_rng(0)).shape[1] for stage in program.stages)  # type: ignore[union-attr]
+            indices = np.arange(min(batch, len(self._source.corpus.train)), dtype=np.int64)
+            self.run(name, shared, [Job(device=0, round=1, task=0, indices=indices)])
+
+    def run(self, program: str, shared: Forest, jobs: Sequence[Job]) -> list[JobResult | TrainingError]:
+        """The results in the order of the jobs; a job that can't be done is a TrainingError, the others go on.
+
+        Trees may be memory-mapped and read-only; nothing writes to them.
+        """
+        if program not in self.programs:
+            known = ", ".join(sorted(self.programs))
+            return [TrainingError(f"the experiment has no program {program!r}; it has {known}") for _ in jobs]
+        found: Any = self.programs[program]
+        placed = {key: self._place(tree) for key, tree in shared.items()}
+        try:
+            if _is_query(found):
+                return [run_query(found, placed, job, self._source) for job in jobs]
+            return self._executor.run(found, placed, jobs, self._source)
+        except Exception as error:
+            return [TrainingError(f"device {job.device}: program {program!r} failed: {error}") for job in jobs]
+
+    def _place(self, tree: Tree) -> Tree:
+        """The tree on the compute device; one that comes again is not copied again."""
+        if self.device.type == "cpu":
+            return tree
+        found = self._placed.pop(id(tree), None)
+        if found is None:
+            found = tree, map_leaves(lambda leaf: leaf.to(self.device), tree)
+        self._placed[id(tree)] = found
+        if len(self._placed) > KEPT_TREES:
+            del self._placed[next(iter(self._placed))]
+        return found[1]
+
+
+def open_device(device_type: str) -> torch.device:
+    """The device to compute on, with this process set to compute reproducibly: one thread, no approximate arithmetic."""
+    torch.set_num_threads(1)
+    if device_type not in ("auto", "cpu", "cuda"):
+        raise ConfigurationError(f"device_type = {device_type!r} is none of auto, cpu and cuda")
+    if device_type == "cpu" or not torch.cuda.is_available():
+        if device_type == "cuda":
+            raise ConfigurationError("device_type = 'cuda', but torch finds no CUDA device here; use 'cpu' or 'auto'")
+        return torch.device("cpu")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return torch.device("cuda")
+
+
+def open_executor(name: str, kind: Kind, device_type: DeviceType) -> Executor:
+    """The executor of this name; ``auto`` follows the compute rule."""
+    if name not in get_args(ExecutorName):
+        raise ConfigurationError(f"local.executor = {name!r} is none of {', '.join(get_args(ExecutorName))}")
+    rule = compute_rule(kind, device_type)
+    stack_size = rule.stack_size if rule.executor == "vmapped" else STACK_SIZE_WHERE_FORCED
+    if name == "checked":
+        return Checked(Serial(), Vmapped(stack_size))
+    if name == "vmapped" or (name == "auto" and rule.executor == "vmapped"):
+        return Vmapped(stack_size)
+    return Serial()
+
+
+def _is_query(program: LocalProgram | Query | None) -> bool:
+    return hasattr(program, "ask")

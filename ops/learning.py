@@ -1,0 +1,61 @@
+"""An experiment's model and method, put together from its configuration, and the trainer of its programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedemu.algorithms.augment import augmentation
+from fedemu.algorithms.corpus import Corpus
+from fedemu.algorithms.interface import Algorithm, Ask, Context, Forest, Model
+from fedemu.algorithms.registry import Ingredients, build_algorithm, build_model, find_criterion
+from fedemu.device.training import Trainer
+from fedemu.ops.config import Experiment
+from fedemu.ops.datasets import open_corpus
+
+
+def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algorithm[Any]]:
+    """The same in every process; raises ConfigurationError where a name or an option is wrong, or the data don't fit."""
+    model = build_model(experiment.model.name, experiment.model.options, corpus.input_shape, corpus.classes)
+    local = experiment.local
+    ingredients = Ingredients(
+        model=model,
+        criterion=find_criterion(experiment.algorithm.loss),
+        classes=corpus.classes,
+        epochs=local.epochs,
+        batch_size=local.batch_size,
+        lr=local.lr,
+        momentum=local.momentum,
+        weight_decay=local.weight_decay,
+        lr_decay=local.lr_decay,
+        augment=augmentation(local.augment, corpus.input_shape, corpus.mean, corpus.std),
+    )
+    return model, build_algorithm(experiment.algorithm.name, experiment.algorithm.options, ingredients)
+
+
+def open_trainer(experiment: bytes, device_type: str) -> Trainer:
+    """A trainer of the experiment's programs; ``warm_up`` gets it ready for the first round's first ask."""
+    settings = Experiment.from_bytes(experiment)
+    corpus = open_corpus(settings.data)
+    model, algorithm = open_algorithm(settings, corpus)
+    return Trainer(
+        algorithm.programs,
+        corpus,
+        settings.seed,
+        device_type=device_type,
+        executor=settings.local.executor,
+        kind=model.kind,
+        examples=_first_asks(model, algorithm, settings, corpus.classes),
+    )
+
+
+def _first_asks(model: Model, algorithm: Algorithm[Any], settings: Experiment, classes: int) -> dict[str, Forest]:
+    """What the first request of the first round shares, by program; nothing where a round begins at the coordinator."""
+    context = Context(round=1, task=0, seed=settings.seed, classes=classes)
+    script = algorithm.round(algorithm.init(model.init(0), context), context)
+    try:
+        request = next(script)
+    except StopIteration:
+        return {}
+    finally:
+        script.close()
+    return {request.program: request.shared} if isinstance(request, Ask) else {}
