@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ _ZERO_COPY: Final = 64 * 1024
 NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _POLLIN: Final = int(zmq.POLLIN)
+_POLLOUT: Final = int(zmq.POLLOUT)
 _DRAIN_MESSAGES: Final = 512
 _DRAIN_BYTES: Final = 32 * 2**20
 """After so much the loop's other callbacks get their turn."""
@@ -41,6 +43,7 @@ class Endpoint(ABC):
         self._receive: Callable[..., Any] = super(zmq.Socket, socket).recv
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.getsockopt(zmq.FD))
+        self._overflow: deque[list[Buffer]] = deque()
         self._draining = False
         self._due = False
         self._loop.add_reader(self._descriptor, self._drain)
@@ -49,10 +52,6 @@ class Endpoint(ABC):
     @abstractmethod
     def _take(self) -> bool:
         """Hand on the next message; False without one."""
-
-    @abstractmethod
-    def _writable(self) -> None:
-        """The socket may take messages again."""
 
     def close(self) -> None:
         if not self._socket.closed:
@@ -66,9 +65,16 @@ class Endpoint(ABC):
             self._loop.call_soon(self._look)
 
     def _look(self) -> None:
+        """Do what the socket has become ready for. Asking it takes the news from the descriptor, so nothing may be left
+        undone that was ready when it was last asked."""
         self._due = False
-        if not self._socket.closed and int(self._socket.getsockopt(zmq.EVENTS)) & _POLLIN:
+        if self._socket.closed:
+            return
+        ready = int(self._socket.getsockopt(zmq.EVENTS))
+        if ready & _POLLIN:
             self._drain()
+        elif ready & _POLLOUT and self._overflow:
+            self._flush()
 
     def _drain(self) -> None:
         """Hand on what has arrived. Whatever a callback raises, the rest is drained later."""
@@ -78,10 +84,8 @@ class Endpoint(ABC):
             emptied = self._drain_some()
         finally:
             self._draining = False
-            if not self._socket.closed:
-                self._writable()
-                if not emptied:
-                    self._look_again()
+            if not self._socket.closed and (self._overflow or not emptied):
+                self._look_again()
 
     def _drain_some(self) -> bool:
         most = self.bytes_received + _DRAIN_BYTES
@@ -109,12 +113,23 @@ class Endpoint(ABC):
     def _transmit(self, frames: Sequence[Buffer], peer: bytes | None = None) -> None:
         """Queue the frames of one message, or raise before anything of it is queued."""
         send = self._send
-        if peer is not None:
-            send(peer, _MORE)
-        last = len(frames) - 1
-        for position, frame in enumerate(frames):
-            size = len(frame)
-            send(frame, _MORE if position < last else NOBLOCK, size < _ZERO_COPY, False)
-            self.bytes_sent += size
-        if not self._draining:
-            self._look_again()
+        try:
+            if peer is not None:
+                send(peer, _MORE)
+            last = len(frames) - 1
+            for position, frame in enumerate(frames):
+                size = len(frame)
+                send(frame, _MORE if position < last else NOBLOCK, size < _ZERO_COPY, False)
+                self.bytes_sent += size
+        finally:
+            if not self._draining:
+                self._look_again()
+
+    def _flush(self) -> None:
+        """Queue as much of the overflow as there is room for."""
+        while self._overflow:
+            try:
+                self._transmit(self._overflow[0])
+            except zmq.Again:
+                return
+            self._overflow.popleft()

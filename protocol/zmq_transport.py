@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -102,9 +101,6 @@ class ZmqRouter(Endpoint):
             unbind(self._socket, self.address)
         super().close()
 
-    def _writable(self) -> None:
-        """A Router keeps nothing back."""
-
     def _take(self) -> bool:
         try:
             peer = self._receive(NOBLOCK)
@@ -133,7 +129,6 @@ class ZmqDealer(Endpoint):
         super().__init__(socket, decoder, closed)
         self._received = received
         self._rejected = rejected
-        self._overflow: deque[list[Buffer]] = deque()
 
     def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         if self._socket.closed:
@@ -152,16 +147,8 @@ class ZmqDealer(Endpoint):
 
     def close(self) -> None:
         if not self._socket.closed:
-            self._writable()
+            self._flush()
         super().close()
-
-    def _writable(self) -> None:
-        while self._overflow:
-            try:
-                self._transmit(self._overflow[0])
-            except zmq.Again:
-                return
-            self._overflow.popleft()
 
     def _take(self) -> bool:
         try:
