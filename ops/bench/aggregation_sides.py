@@ -1,0 +1,66 @@
+"""Both sides of the aggregation benchmark, on one thread each, over payloads spilled as the coordinator spills them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedemu.algorithms.interface import weighted_mean
+from fedemu.coordinator.payload import Payload, spill
+from fedemu.coordinator.reduce import reduce_replies
+from fedemu.ops.bench.measure import Sample
+from fedemu.protocol.tensors import pack
+
+
+def reduction(folder: str, parameters: int, payloads: int, times: int) -> Callable[[], Sample]:
+    """``times`` weighted means of ``payloads`` replies; the work is GB of float32 input."""
+    replies = _replies(folder, parameters, payloads)
+    examples = list(range(1, payloads + 1))
+
+    def fold() -> None:
+        reduce_replies({"delta": weighted_mean}, replies, examples)
+
+    return _timed(fold, 4e-9 * parameters * payloads, times)
+
+
+def copy(folder: str, parameters: int, payloads: int, times: int) -> Callable[[], Sample]:
+    """The same bytes from the same place into memory that is already there."""
+    arrays = [array for reply in _replies(folder, parameters, payloads) for array in reply.load().values()]
+    targets = [np.zeros_like(array) for array in arrays]
+
+    def copy_all() -> None:
+        for target, array in zip(targets, arrays, strict=True):
+            np.copyto(target, array)
+
+    return _timed(copy_all, 4e-9 * parameters * payloads, times)
+
+
+def _replies(folder: str, parameters: int, payloads: int) -> list[Payload]:
+    """Random tensors, most of the parameters in one, as in the model's first dense layer."""
+    torch.set_num_threads(1)
+    random = np.random.default_rng(0)
+    small = parameters // 10
+    replies = []
+    for device in range(payloads):
+        specs, frames = pack(
+            {
+                "delta/dense": random.standard_normal(parameters - small, np.float32),
+                "delta/rest": random.standard_normal(small, np.float32),
+            }
+        )
+        replies.append(spill(Path(folder), device, specs, frames))
+    return replies
+
+
+def _timed(action: Callable[[], None], gigabytes: float, times: int) -> Callable[[], Sample]:
+    def measure() -> Sample:
+        cpu, wall = time.process_time(), time.perf_counter()
+        for _ in range(times):
+            action()
+        return Sample(gigabytes * times, time.perf_counter() - wall, time.process_time() - cpu)
+
+    return measure

@@ -1,0 +1,144 @@
+"""Measuring in pairs: ours, floor, floor, ours, ... so that what else the machine does strikes both alike.
+
+A ratio is taken pair by pair and its median reported with the extremes; wall and CPU time are kept apart, because on a
+busy machine only the latter means much.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Tell = Callable[[str], None]
+"""Takes a line of progress for people."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measured run: ``work`` units done in ``wall`` seconds, for ``cpu`` seconds of all processes that took part."""
+
+    work: float
+    wall: float
+    cpu: float
+
+
+Pair = tuple[Sample, Sample]
+"""Ours and the floor, measured one after the other."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure. ``scale`` multiplies the work of one sample; after ``seconds`` a figure gets no more pairs."""
+
+    pairs: int = 5
+    scale: float = 1.0
+    seconds: float = 25.0
+    large: bool = False
+
+    def count(self, whole: int, multiple: int = 1) -> int:
+        """``whole`` at this scale: a positive multiple of ``multiple``."""
+        return max(1, round(whole * self.scale / multiple)) * multiple
+
+
+QUICK = Effort(pairs=2, scale=0.1, seconds=8.0)
+"""Enough to see that everything works; too little to trust the figures."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of repeated measurements, and their extremes."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        known = list(values)
+        return cls(statistics.median(known), min(known), max(known))
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What was measured, in ``unit``. ``ratio`` is ours over the floor by wall time, ``cpu_ratio`` the same by CPU time.
+
+    ``reach`` is the ratio to be reached at least, ``limit`` the greatest value of ours that will do.
+    """
+
+    subject: str
+    name: str
+    unit: str
+    ours: Spread
+    floor: Spread | None = None
+    ratio: Spread | None = None
+    cpu_ratio: Spread | None = None
+    reach: float | None = None
+    limit: float | None = None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the figure is as good as it should be; None where nothing was promised."""
+        if self.limit is not None:
+            return self.ours.median <= self.limit
+        if self.reach is not None and self.ratio is not None:
+            return self.ratio.median >= self.reach
+        return None
+
+    def table(self) -> dict[str, Any]:
+        """The figure for JSON."""
+        return asdict(self) | {"met": self.met}
+
+
+def paired(ours: Callable[[], Sample], floor: Callable[[], Sample], effort: Effort) -> list[Pair]:
+    """Run both once unmeasured, then in turns; at least two pairs even where time is short."""
+    ours(), floor()
+    return list(_pairs(ours, floor, effort))
+
+
+def _pairs(ours: Callable[[], Sample], floor: Callable[[], Sample], effort: Effort) -> Iterator[Pair]:
+    end = time.monotonic() + effort.seconds
+    for number in range(effort.pairs):
+        if number >= 2 and time.monotonic() > end:
+            return
+        if number % 2:
+            second = floor()
+            yield ours(), second
+        else:
+            yield ours(), floor()
+
+
+def rate(subject: str, name: str, unit: str, pairs: Sequence[Pair], reach: float | None = None) -> Figure:
+    """Work per second; a ratio above 1 means faster than the floor."""
+    return Figure(
+        subject,
+        name,
+        unit,
+        ours=Spread.of(ours.work / ours.wall for ours, _ in pairs),
+        floor=Spread.of(floor.work / floor.wall for _, floor in pairs),
+        ratio=Spread.of((ours.work / ours.wall) / (floor.work / floor.wall) for ours, floor in pairs),
+        cpu_ratio=Spread.of((ours.work / ours.cpu) / (floor.work / floor.cpu) for ours, floor in pairs),
+        reach=reach,
+    )
+
+
+def cost(
+    subject: str,
+    name: str,
+    unit: str,
+    ours: Sequence[float],
+    floor: Sequence[float] = (),
+    limit: float | None = None,
+) -> Figure:
+    """Something of which less is better; a ratio of 2 means twice the floor. Values beside each other are pairs."""
+    return Figure(
+        subject,
+        name,
+        unit,
+        ours=Spread.of(ours),
+        floor=Spread.of(floor) if floor else None,
+        ratio=Spread.of(mine / least for mine, least in zip(ours, floor, strict=False)) if floor else None,
+        limit=limit,
+    )

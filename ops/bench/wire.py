@@ -1,0 +1,41 @@
+"""The wire: messages between a ROUTER and a DEALER in two processes, against plain pyzmq with the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from fedemu.ops.bench.measure import Effort, Figure, Sample, Tell, paired, rate
+from fedemu.ops.bench.wire_sides import CASES
+from fedemu.ops.bench.worker import Worker, together
+from fedemu.ops.launch import free_address
+
+REACH = 0.5
+
+
+def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
+    for name, case in CASES.items():
+        tell(f"wire: {case.title}")
+        count = effort.count(case.count, case.window // 4)
+        with ExitStack() as stack:
+            sides = {}
+            for side in ("ours", "plain"):
+                address = free_address()
+                workers = [
+                    stack.enter_context(
+                        Worker(
+                            f"fedemu.ops.bench.wire_sides:{side}",
+                            {"role": role, "address": address, "case": name, "count": count},
+                        )
+                    )
+                    for role in ("router", "dealer")
+                ]
+                sides[side] = [worker.ready() for worker in workers]
+            pairs = paired(lambda: _sample(sides["ours"]), lambda: _sample(sides["plain"]), effort)
+        yield rate("wire", case.title, "messages/s" if case.megabytes is None else "MB/s", pairs, REACH)
+
+
+def _sample(workers: list[Worker]) -> Sample:
+    """The router's watch counts; both processes pay."""
+    router, dealer = together(workers)
+    return Sample(router.work, router.wall, router.cpu + dealer.cpu)

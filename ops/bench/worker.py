@@ -1,0 +1,142 @@
+"""Child processes that measure on request, so that each side has the environment and the imports that are its own.
+
+A factory, named ``module:function``, is called with keyword arguments and returns what runs and measures once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from importlib import import_module
+from types import TracebackType
+from typing import Any
+
+from fedemu.ops.bench.measure import Sample
+from fedemu.protocol.errors import FedemuError
+
+Measurement = Callable[[], Sample]
+
+
+class BenchmarkError(FedemuError):
+    """A benchmark could not be carried out."""
+
+
+class Worker:
+    """One measuring child. ``seconds`` bounds its start and every measurement."""
+
+    def __init__(
+        self,
+        factory: str,
+        arguments: Mapping[str, Any],
+        environment: Mapping[str, str] | None = None,
+        seconds: float = 120.0,
+    ) -> None:
+        self._factory = factory
+        self._seconds = seconds
+        self._pending = b""
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "fedemu.ops.bench.worker", factory, json.dumps(dict(arguments))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | dict(environment or {}),
+        )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def ready(self) -> Worker:
+        """Wait until its factory has returned."""
+        self._line()
+        return self
+
+    def request(self) -> None:
+        """Have it measure once; ``answer`` has the result."""
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write(b"measure\n")
+            self._child.stdin.flush()
+        except BrokenPipeError:
+            raise self._failure() from None
+
+    def answer(self) -> Sample:
+        return Sample(**json.loads(self._line()))
+
+    def measure(self) -> Sample:
+        self.request()
+        return self.answer()
+
+    def close(self) -> None:
+        """The end of its input ends it; what is still busy then is killed."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        try:
+            self._child.stdin.close()
+        except BrokenPipeError:
+            pass
+        try:
+            self._child.wait(2.0)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait(10.0)
+        self._child.stdout.close()
+
+    def _line(self) -> bytes:
+        assert self._child.stdout is not None
+        descriptor = self._child.stdout.fileno()
+        deadline = time.monotonic() + self._seconds
+        while b"\n" not in self._pending:
+            readable, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+            if not readable:
+                raise BenchmarkError(f"{self._factory} did not answer within {self._seconds:.0f} s")
+            data = os.read(descriptor, 65536)
+            if not data:
+                raise self._failure()
+            self._pending += data
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line
+
+    def _failure(self) -> BenchmarkError:
+        return BenchmarkError(f"{self._factory} ended with code {self._child.wait(10.0)}; its error is above")
+
+
+def together(workers: list[Worker]) -> list[Sample]:
+    """Measure in all workers at once."""
+    for worker in workers:
+        worker.request()
+    return [worker.answer() for worker in workers]
+
+
+def at_once(workers: list[Worker]) -> Sample:
+    """The same as one sample: all their work, in the time of the slowest."""
+    samples = together(workers)
+    return Sample(
+        work=sum(sample.work for sample in samples),
+        wall=max(sample.wall for sample in samples),
+        cpu=sum(sample.cpu for sample in samples),
+    )
+
+
+def _serve(factory: str, arguments: str) -> None:
+    # Whatever libraries print goes to stderr; the answers have a descriptor of their own.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    module, _, name = factory.partition(":")
+    measurement: Measurement = getattr(import_module(module), name)(**json.loads(arguments))
+    print("ready", file=answers, flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(asdict(measurement())), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], sys.argv[2])
