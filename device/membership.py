@@ -57,9 +57,13 @@ class Membership:
         if now < self.due:
             return []
         if self.mode == "member" and now < self._heard + self.expiry:
-            self._beat_due = now + self._interval
+            self.said(now)
             return [Send(Heartbeat())]
         return [Connect(), *self._hello(now)]
+
+    def said(self, now: float) -> None:
+        """Something goes out, which does for a heartbeat."""
+        self._beat_due = now + self._interval
 
     def heard(self, now: float) -> bool:
         """Something came in; says whether this device listens."""

@@ -42,7 +42,8 @@ class DeviceRuntime:
         """When ``tick`` has something to do next."""
         due = self.member.due
         if self.member.mode == "member":
-            due = min([due, *(task.due for task in self._tasks.values())])
+            for task in self._tasks.values():
+                due = min(due, task.due)
             if self._wall is not None:
                 due = min(due, self._wall.due)
         return due
@@ -152,7 +153,8 @@ class DeviceRuntime:
     # ── work ──────────────────────────────────────────────────────────────────
 
     def _work(self, work: wire.Work, frames: Sequence[Any], now: float) -> list[Action]:
-        self._store.supersede(AskId.parse(work.state) if work.state else None, work.durable_round)
+        if self._store.versions:
+            self._store.supersede(AskId.parse(work.state) if work.state else None, work.durable_round)
         if self._wall is not None:
             self._wall.set(work.start, now)
         task = self._tasks.get(work.ask)
@@ -167,6 +169,7 @@ class DeviceRuntime:
             return [Send(wire.Declined(ask=work.ask, reason="declined"))]
         if self._wall is not None:
             return self._begin(task, now)
+        self.member.said(now)
         if work.ask not in self._early:
             return [announcement(task)]
         del self._early[work.ask]
@@ -204,6 +207,7 @@ class DeviceRuntime:
 
     def _send(self, task: Task, now: float) -> list[Action]:
         task.due = now + self.member.expiry
+        self.member.said(now)
         return list(task.replies)
 
     def _drop_out(self, task: Task, now: float) -> list[Action]:
@@ -230,7 +234,7 @@ class DeviceRuntime:
         """The coordinator's verdict, however often it comes."""
         task = self._tasks.pop(ask, None)
         if not accepted:
-            self._store.discard(AskId.parse(ask))
+            self._store.discard(AskId.parse(ask) if task is None else task.ask)
         if task is None or task.phase != "training":
             return []
         return [Tell(Withdraw(device=self.member.device, ask=ask))]

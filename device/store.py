@@ -7,7 +7,7 @@ twice. Trainers read and write the files by path; the device process only keeps 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ class OwnStore:
     """The versions of one device's own state in ``folder``, which need not exist before the first version does."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self._prefix = f"{folder}/{PREFIX}"
         self._versions: set[AskId] = set()
         try:
             names = os.listdir(folder)
@@ -38,11 +38,12 @@ class OwnStore:
                 (folder / name).unlink(missing_ok=True)
 
     @property
-    def versions(self) -> frozenset[AskId]:
-        return frozenset(self._versions)
+    def versions(self) -> Set[AskId]:
+        return self._versions
 
-    def path(self, version: AskId) -> Path:
-        return self.folder / f"{PREFIX}{version}{SUFFIX}"
+    def path(self, version: str | AskId) -> str:
+        """Where a version is, or would be. Text, since this is asked for every job."""
+        return f"{self._prefix}{version}{SUFFIX}"
 
     def written(self, version: AskId) -> None:
         """A trainer has put this version in place."""
@@ -52,7 +53,8 @@ class OwnStore:
         """Remove a version that will never count; does nothing where there is none."""
         if version in self._versions:
             self._versions.remove(version)
-            self.path(version).unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(self.path(version))
 
     def supersede(self, current: AskId | None, durable_round: int) -> None:
         """Drop what no checkpoint can name any more.

@@ -37,7 +37,7 @@ class Task:
 
     def asks_the_same(self, work: Work) -> bool:
         """Whether ``work`` is this one over again; what is durable may have moved on meanwhile."""
-        return self.work == work.model_copy(update={"durable_round": self.work.durable_round})
+        return self.work is work or self.work == work.model_copy(update={"durable_round": self.work.durable_round})
 
 
 def plan_task(work: Work, frames: Sequence[Any], behaviour: Behaviour, stream: Stream) -> Task:
@@ -73,8 +73,8 @@ def submission(task: Task, device: DeviceId, store: OwnStore) -> Tell:
         program=work.program,
         task=work.task,
         shared=work.shared,
-        own=str(store.path(AskId.parse(work.state))) if work.state else None,
-        next_own=str(store.path(task.ask)),
+        own=store.path(work.state) if work.state else None,
+        next_own=store.path(work.ask),
         tensors=(TensorSpec(name=INDICES, dtype="int64", shape=task.indices.shape), *work.tensors),
     )
     return Tell(job, (np.ascontiguousarray(task.indices, dtype="<i8").tobytes(), *task.frames))

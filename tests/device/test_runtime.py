@@ -181,8 +181,8 @@ def test_a_job_carries_samples_own_part_and_paths(new: Callable[..., Device]) ->
         program="train",
         task=1,
         shared=(MODEL,),
-        own=str(device.store.path(AskId(2, 0, 0))),
-        next_own=str(device.store.path(AskId(3, 0, 0))),
+        own=device.store.path("2.0.0"),
+        next_own=device.store.path("3.0.0"),
         tensors=(TensorSpec(name=".", dtype="int64", shape=(3,)), own_part),
     )
     assert np.frombuffer(tell.frames[0], np.int64).tolist() == [4, 5, 6]
@@ -281,11 +281,11 @@ def test_without_acceptance_the_new_state_is_discarded(new: Callable[..., Device
     device.join()
     device.get(a_work())
     device.get(Proceed(ask="3.0.0"))
-    write_own(device.store.path(AskId(3, 0, 0)), {"w": np.zeros(1)})
+    write_own(Path(device.store.path(AskId(3, 0, 0))), {"w": np.zeros(1)})
     device.trained(done(wrote_own=True))
     assert device.get(verdict) == []
     assert device.get(verdict) == []
-    assert not device.store.path(AskId(3, 0, 0)).exists()
+    assert not Path(device.store.path("3.0.0")).exists()
 
 
 def test_a_duplicate_of_an_accepted_result_keeps_the_state(new: Callable[..., Device]) -> None:
@@ -293,7 +293,7 @@ def test_a_duplicate_of_an_accepted_result_keeps_the_state(new: Callable[..., De
     device.join()
     device.get(a_work())
     device.get(Proceed(ask="3.0.0"))
-    write_own(device.store.path(AskId(3, 0, 0)), {"w": np.zeros(1)})
+    write_own(Path(device.store.path(AskId(3, 0, 0))), {"w": np.zeros(1)})
     device.trained(done(wrote_own=True))
     device.get(Duplicate(ask="3.0.0", verdict="accepted"))
     assert device.store.versions == {AskId(3, 0, 0)}
@@ -305,15 +305,15 @@ def test_a_cancelled_job_is_withdrawn_and_what_it_still_makes_is_discarded(new: 
     device.get(a_work())
     device.get(Proceed(ask="3.0.0"))
     assert messages(device.get(Cancel(ask="3.0.0"))) == [Withdraw(device=7, ask="3.0.0")]
-    write_own(device.store.path(AskId(3, 0, 0)), {"w": np.zeros(1)})
+    write_own(Path(device.store.path(AskId(3, 0, 0))), {"w": np.zeros(1)})
     assert device.trained(done(wrote_own=True)) == []
-    assert not device.store.path(AskId(3, 0, 0)).exists()
+    assert not Path(device.store.path("3.0.0")).exists()
 
 
 def test_superseded_states_go_once_a_later_one_is_durable(new: Callable[..., Device]) -> None:
     device = new()
     for round in (1, 2):
-        write_own(device.store.path(AskId(round, 0, 0)), {"w": np.zeros(1)})
+        write_own(Path(device.store.path(AskId(round, 0, 0))), {"w": np.zeros(1)})
         device.store.written(AskId(round, 0, 0))
     device.join()
     device.get(a_work(state="2.0.0", durable_round=1))

@@ -13,14 +13,14 @@ from fedemu.protocol.ids import AskId
 
 def fill(store: OwnStore, *versions: AskId) -> None:
     for version in versions:
-        write_own(store.path(version), {"w": np.full(2, version.round, np.float32)})
+        write_own(Path(store.path(version)), {"w": np.full(2, version.round, np.float32)})
         store.written(version)
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     store = OwnStore(tmp_path / "7")
     fill(store, AskId(3, 0, 0))
-    assert read_own(store.path(AskId(3, 0, 0)))["w"].tolist() == [3.0, 3.0]
+    assert read_own(Path(store.path("3.0.0")))["w"].tolist() == [3.0, 3.0]
 
 
 def test_a_new_life_finds_the_versions_of_the_former_ones(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_write_that_was_cut_off_is_no_version_and_is_cleaned_up(tmp_path: Path
 
 
 def test_a_version_is_replaced_whole(tmp_path: Path) -> None:
-    path = OwnStore(tmp_path).path(AskId(1, 0, 0))
+    path = Path(OwnStore(tmp_path).path("1.0.0"))
     write_own(path, {"w": np.zeros(3)})
     mapped = read_own(path)["w"]
     write_own(path, {"w": np.ones(3)})
@@ -47,7 +47,7 @@ def test_a_version_is_replaced_whole(tmp_path: Path) -> None:
 
 def test_reading_a_version_that_is_gone_says_so(tmp_path: Path) -> None:
     with pytest.raises(BlobError, match=r"own-1\.0\.0"):
-        read_own(OwnStore(tmp_path).path(AskId(1, 0, 0)))
+        read_own(Path(OwnStore(tmp_path).path("1.0.0")))
 
 
 def test_nothing_is_dropped_while_the_current_version_is_not_durable(tmp_path: Path) -> None:
