@@ -1,59 +1,33 @@
-"""The command ``fedemu``. Each command lives beside what it does; here they get their names.
-
-Neither torch nor matplotlib is imported before a command that computes or draws needs it.
-"""
+"""The entry point of the command ``fedemu``; the commands are in ``cli_commands.py``."""
 
 from __future__ import annotations
 
-from importlib import metadata
-from typing import Annotated
+import os
+import signal
+import sys
+from types import FrameType
 
-import typer
-
-from fedemu.ops import cli_fleet, cli_look, cli_stress
-from fedemu.ops.cli_errors import EXIT_CODES
-
-app = typer.Typer(
-    name="fedemu",
-    help="Emulates a fleet of federated-learning devices: a coordinator, hundreds of processes, churn, recovery.",
-    epilog=EXIT_CODES,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(metadata.version("fedemu"))
-        raise typer.Exit
-
-
-@app.callback()
-def _fedemu(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None: ...
-
-
-for _name, _command, _summary in (
-    ("run", cli_fleet.run, "Run a whole experiment on this machine."),
-    ("coordinator", cli_fleet.coordinator, "Run a coordinator, to which devices come."),
-    ("device", cli_fleet.device, "Run the devices of one machine."),
-    ("report", cli_look.report, "Write the report of a run."),
-    ("presets", cli_look.presets, "List the experiments that come with fedemu."),
-    ("validate", cli_look.validate, "Check an experiment without running it."),
-    ("stress", cli_stress.stress, "Try to break a real fleet."),
-    ("doctor", cli_look.doctor, "Check that this machine can run a fleet."),
-):
-    app.command(_name, short_help=_summary, epilog=EXIT_CODES)(_command)
+INTERRUPTED = 4
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> None:
-    """The entry point of the console script."""
+    """Run the command that the arguments name; ends the process with its exit code."""
+    heeded = [sign for sign in _STOP_SIGNALS if signal.getsignal(sign) != signal.SIG_IGN]
+    for sign in heeded:
+        signal.signal(sign, _leave)
+    # Imported only now, because it takes half a second in which Ctrl-C must not end in a traceback.
+    from fedemu.ops.cli_commands import app
+
+    for sign in heeded:
+        signal.signal(sign, signal.default_int_handler)
     app()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Nothing has begun yet, and an import is no place to raise an exception."""
+    os.write(sys.stderr.fileno(), b"fedemu: interrupted\n")
+    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

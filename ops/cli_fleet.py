@@ -14,7 +14,7 @@ from fedemu.ops.cli_options import Format, overrides_of
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.config_sources import load_experiment
 from fedemu.ops.run_folder import claim, reopen
-from fedemu.ops.run_together import run_together
+from fedemu.ops.run_together import conclude, is_complete, run_together
 from fedemu.protocol.errors import ConfigurationError
 
 Bind = Annotated[
@@ -66,6 +66,8 @@ def run(
         runtime__log_level=log_level,
     )
     directory, checked, runtime = _open(experiment, out, resume, overrides)
+    if resume is not None and is_complete(directory, checked):
+        return conclude(directory, 0, "run", new=False, print_summary=format is Format.JSON)
     return run_together(directory, checked, runtime, new=resume is None, print_summary=format is Format.JSON)
 
 
@@ -94,6 +96,8 @@ def coordinator(
         runtime__log_level=log_level,
     )
     directory, checked, runtime = _open(experiment, out, resume, overrides)
+    if resume is not None and is_complete(directory, checked):
+        return conclude(directory, 0, "coordinator", new=False, print_summary=format is Format.JSON)
     # It imports torch, for which no wrong setting should have to wait.
     from fedemu.ops.coordinator_process import coordinate_alone
 

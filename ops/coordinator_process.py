@@ -31,7 +31,7 @@ from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.config_sources import read_frozen
 from fedemu.ops.datasets import build_partition, open_corpus
 from fedemu.ops.learning import open_algorithm
-from fedemu.ops.logs import open_log
+from fedemu.ops.logs import LogObserver, open_log
 from fedemu.ops.metrics import CoordinatorMetrics, Exporter
 from fedemu.ops.processes import STOP_SIGNALS
 from fedemu.ops.progress import open_progress
@@ -73,7 +73,7 @@ def coordinate(directory: Path, experiment: Experiment, runtime: Runtime) -> int
     state = ProgressState(experiment.name, experiment.rounds, experiment.fleet.devices, time.monotonic)
     try:
         with _metrics(runtime.metrics_port) as metrics, open_progress(state, Console(stderr=True)) as progress:
-            asyncio.run(_serve(directory, experiment, runtime, [*metrics, progress]))
+            asyncio.run(_serve(directory, experiment, runtime, [LogObserver(), *metrics, progress]))
     except QuorumError:
         _report(directory)
         raise

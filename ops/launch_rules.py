@@ -12,6 +12,8 @@ from enum import Enum, auto
 from signal import Signals
 from typing import Literal
 
+from fedemu.ops.processes import LEFT_EARLY
+
 Child = Literal["coordinator", "devices"]
 
 MOST_RESTARTS = 5
@@ -89,11 +91,13 @@ class Launch:
         self._ended["coordinator"] = code
         self.stage = Stage.LEAVING
         self.wake = now + (self.patience.departure if code == 0 else self.patience.retreat)
+        actions: list[Action] = []
         if code < 0:
+            actions.append(Say(f"the coordinator was ended by {Signals(-code).name}"))
+        if code < 0 or code == LEFT_EARLY:
             # Nobody told the devices; without this they would wait for a coordinator that doesn't come back.
-            ended = Say(f"the coordinator was ended by {Signals(-code).name}")
-            return self._unless_over([ended, self._send("devices", signal.SIGTERM)])
-        return self._unless_over([])
+            actions.append(self._send("devices", signal.SIGTERM))
+        return self._unless_over(actions)
 
     def devices_ended(self, code: int, now: float) -> list[Action]:
         if self.stage is Stage.RUNNING and code < 0 and self._restarts < MOST_RESTARTS:
@@ -141,5 +145,5 @@ class Launch:
         if self._reason is not None and code != 0:
             return self._reason
         if code >= 0:
-            return code
+            return INTERRUPTED if code == LEFT_EARLY else code
         return INTERNAL_ERROR if Signals(-code) in _CRASHES else INTERRUPTED

@@ -6,7 +6,11 @@ import logging
 import sys
 import tempfile
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from fedemu.coordinator.observer import Observers
 
 FORMAT = "%(asctime)s %(process)d %(levelname)-7s %(name)s: %(message)s"
 
@@ -41,3 +45,26 @@ def log_crash(error: BaseException) -> Path:
         traceback.print_exception(error, file=file)
         print(" ".join(sys.argv), file=file)
     return Path(file.name)
+
+
+class LogObserver(Observers):
+    """Writes what a coordinator does to its log: rounds, refusals, and every event at the level ``debug``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._log = logging.getLogger("fedemu.coordinator")
+
+    def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
+        self._log.info("round %d, try %d, at %.3f s: %d devices asked", round, attempt + 1, virtual_time, selected)
+
+    def round_finished(self, row: Mapping[str, Any]) -> None:
+        self._log.info("round %s finished: %s", row["round"], {key: row[key] for key in _TOLD if key in row})
+
+    def rejected(self, reason: str) -> None:
+        self._log.warning("a message was rejected: %s", reason)
+
+    def event(self, name: str, **fields: Any) -> None:
+        self._log.debug("%s %s", name, fields)
+
+
+_TOLD = ("accuracy", "loss", "accepted", "cancelled", "late", "dropped", "failed", "rejected", "round_seconds")

@@ -11,7 +11,8 @@ from types import FrameType
 from fedemu.device.kernel import name_process
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-INTERRUPTED = 4
+LEFT_EARLY = 130
+"""The exit code of a child that was stopped before it had begun, so that nobody else knows of its end."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -27,8 +28,8 @@ def begin_child(name: str, parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(INTERRUPTED)
+        os._exit(LEFT_EARLY)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    os._exit(INTERRUPTED)
+    os._exit(LEFT_EARLY)

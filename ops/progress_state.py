@@ -36,8 +36,6 @@ class ProgressState:
         self._finished: deque[tuple[float, int]] = deque(maxlen=WINDOW + 1)
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
-        if not self._finished:
-            self._finished.append((self.clock(), 0))
         self.running = True
         self.attempt = attempt
         self.virtual_time = virtual_time
@@ -65,7 +63,7 @@ class ProgressState:
 
     @property
     def updates_per_second(self) -> float | None:
-        """Accepted device updates over the last rounds; None before the second round."""
+        """Accepted device updates over the last rounds, without the first one, in which trainers still get ready."""
         if len(self._finished) < 2:
             return None
         (start, before), (end, after) = self._finished[0], self._finished[-1]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from fedemu.coordinator.run_directory import read_run
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.launch import child_command, free_address, last_words, launch
 from fedemu.ops.launch_rules import Child
@@ -40,6 +41,12 @@ def run_together(directory: Path, experiment: Experiment, runtime: Runtime, *, n
     except KeyboardInterrupt:
         code = 4
     return conclude(directory, code, "run", new=new, print_summary=print_summary)
+
+
+def is_complete(directory: Path, experiment: Experiment) -> bool:
+    """Whether there is nothing left to be done in a run that is to be resumed."""
+    summary = read_run(directory).summary or {}
+    return summary.get("outcome") == "completed" and summary.get("rounds") == experiment.rounds
 
 
 def conclude(directory: Path, code: int, command: str, *, new: bool, print_summary: bool) -> int:
@@ -88,8 +95,14 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
             f"  results      {directory}"
         )
 
-    code = launch(commands, {"coordinator": None, "devices": devices_terminal}, say, started)
-    if sys.stderr.isatty():
+    terminal = sys.stderr.isatty()
+
+    def interject(text: str) -> None:
+        # On a terminal the cursor rests at the end of the coordinator's display.
+        say(f"\n{text}" if terminal else text)
+
+    code = launch(commands, {"coordinator": None, "devices": devices_terminal}, interject, started)
+    if terminal:
         # A display that was killed could not do it.
         sys.stderr.write(_SHOW_CURSOR)
     if code not in (0, 4) and (words := last_words(devices_terminal)):

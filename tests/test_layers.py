@@ -24,7 +24,7 @@ METHODS = re.compile(
     r"fedavg|fedprox|fedntd|moon|fednova|scaffold|fedcurv|fedreg|mfcl|fedcil|fedlwf|flashback", re.IGNORECASE
 )
 LIGHT_MODULES = (
-    "fedemu.ops.cli",
+    "fedemu.ops.cli_commands",
     "fedemu.ops.behaviours",
     "fedemu.ops.device_process",
     "fedemu.ops.run_together",

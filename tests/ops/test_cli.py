@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.ops import cli, cli_errors, cli_look
+from fedemu.ops import cli_commands, cli_errors, cli_look
 from fedemu.protocol import errors
 
 COMMANDS = ("run", "coordinator", "device", "report", "presets", "validate", "stress", "doctor")
@@ -17,7 +17,7 @@ COMMANDS = ("run", "coordinator", "device", "report", "presets", "validate", "st
 def call(*arguments: str) -> int:
     """Run a command in this process; its output goes to capsys."""
     with pytest.raises(SystemExit) as ended:
-        cli.app(list(arguments), prog_name="fedemu")
+        cli_commands.app(list(arguments), prog_name="fedemu")
     return int(ended.value.code or 0)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from fedemu.ops import launch_rules as rules
 from fedemu.ops.launch_rules import Action, Launch, Patience, Restart, Say, Send
+from fedemu.ops.processes import LEFT_EARLY
 
 
 def sends(actions: list[Action]) -> list[Action]:
@@ -65,6 +66,14 @@ def test_a_killed_coordinator_is_named_and_its_devices_are_ended_at_once() -> No
     actions = launch.coordinator_ended(-signal.SIGKILL, now=3.0)
     assert actions == [Say("the coordinator was ended by SIGKILL"), Send("devices", signal.SIGTERM)]
     launch.devices_ended(4, now=3.5)
+    assert launch.exit_code == rules.INTERRUPTED
+
+
+def test_a_coordinator_that_left_before_it_began_has_told_nobody() -> None:
+    launch = Launch()
+    launch.signalled(signal.SIGINT, now=1.0)
+    assert launch.coordinator_ended(LEFT_EARLY, now=1.1) == [Send("devices", signal.SIGTERM)]
+    launch.devices_ended(LEFT_EARLY, now=1.2)
     assert launch.exit_code == rules.INTERRUPTED
 
 

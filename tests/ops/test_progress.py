@@ -40,9 +40,11 @@ def state(clock: Clock) -> ProgressState:
 
 def test_throughput_and_time_left_follow_the_last_rounds(state: ProgressState, clock: Clock) -> None:
     state.round_started(1, 0, 0.0, 39)
+    clock.now += 9.0
+    state.round_finished(row(1))
     assert state.updates_per_second is None
     assert state.seconds_left is None
-    for round in (1, 2, 3):
+    for round in (2, 3):
         clock.now += 0.5
         state.round_finished(row(round))
     assert state.updates_per_second == pytest.approx(60.0)
@@ -74,13 +76,14 @@ def test_plain_lines_come_now_and_then_but_always_for_the_first_and_the_last_rou
 
 def test_a_plain_line_says_what_came_of_the_round(state: ProgressState, clock: Clock) -> None:
     progress, written = plain(state, clock)
-    progress.round_started(1, 0, 0.0, 39)
-    clock.now += 0.5
-    progress.round_finished(row(1, accepted=30, cancelled=8, dropped=1, late=0))
-    assert written.getvalue() == (
-        "round  1/40  accuracy 0.5100  loss 1.5000  30 accepted, 8 cancelled, 1 dropped  60 updates/s  "
-        "virtual 1 min 0 s  20 s left\n"
-    )
+    progress.round_finished(row(1))
+    clock.now += LINE_SECONDS
+    progress.round_finished(row(2, accepted=30, cancelled=8, dropped=1, late=0))
+    assert written.getvalue().splitlines() == [
+        "round  1/40  accuracy 0.5100  loss 1.5000  30 accepted  virtual 1 min 0 s",
+        "round  2/40  accuracy 0.5200  loss 1.5000  30 accepted, 8 cancelled, 1 dropped  15 updates/s  "
+        "virtual 2 min 0 s  1 min 16 s left",
+    ]
 
 
 def test_a_round_that_is_tried_again_is_said(state: ProgressState, clock: Clock) -> None:
@@ -105,20 +108,21 @@ def test_a_terminal_gets_the_live_display_and_a_pipe_plain_lines(state: Progress
 def test_the_live_picture_shows_round_model_fleet_and_pace(state: ProgressState, clock: Clock) -> None:
     state.fleet({"enrolled": 300, "connected": 299, "online": 210, "busy": 30})
     state.round_started(1, 0, 0.0, 39)
+    state.round_finished(row(1))
     clock.now += 0.5
-    state.round_finished(row(1, cancelled=9))
+    state.round_finished(row(2, cancelled=9))
     console = Console(file=io.StringIO(), width=120, record=True)
     console.print(draw(state))
     shown = console.export_text()
     for part in (
         "digits",
-        "round 1/40",
-        "accuracy 0.5100",
+        "round 2/40",
+        "accuracy 0.5200",
         "210 online",
         "30 busy",
         "9 cancelled",
         "60 device updates/s",
-        "20 s left",
+        "19 s left",
     ):
         assert part in shown
 

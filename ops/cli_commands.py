@@ -1,0 +1,51 @@
+"""The commands of ``fedemu``. Each lives beside what it does; here they get their names.
+
+Neither torch nor matplotlib is imported before a command that computes or draws needs it.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from fedemu.ops import cli_fleet, cli_look, cli_stress
+from fedemu.ops.cli_errors import EXIT_CODES
+
+app = typer.Typer(
+    name="fedemu",
+    help="Emulates a fleet of federated-learning devices: a coordinator, hundreds of processes, churn, recovery.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(metadata.version("fedemu"))
+        raise typer.Exit
+
+
+@app.callback()
+def _fedemu(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None: ...
+
+
+for _name, _command, _summary in (
+    ("run", cli_fleet.run, "Run a whole experiment on this machine."),
+    ("coordinator", cli_fleet.coordinator, "Run a coordinator, to which devices come."),
+    ("device", cli_fleet.device, "Run the devices of one machine."),
+    ("report", cli_look.report, "Write the report of a run."),
+    ("presets", cli_look.presets, "List the experiments that come with fedemu."),
+    ("validate", cli_look.validate, "Check an experiment without running it."),
+    ("stress", cli_stress.stress, "Try to break a real fleet."),
+    ("doctor", cli_look.doctor, "Check that this machine can run a fleet."),
+):
+    app.command(_name, short_help=_summary, epilog=EXIT_CODES)(_command)
