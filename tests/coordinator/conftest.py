@@ -149,7 +149,6 @@ class FakeDevice:
 
     def tick(self) -> None:
         if not self.welcomed:
-            self.incarnation += 1
             self.hello()
             return
         self.dealer.send(wire.Heartbeat())
@@ -350,8 +349,8 @@ def make_plan(network: MemoryNetwork, tmp_path: Path) -> Callable[..., Coordinat
         known = {name: more.pop(name) for name in list(more) if name in Settings.__dataclass_fields__}
         script = {name: more.pop(name) for name in ("asks", "cohort", "job") if name in more}
         settings = Settings(
-            run="test", seed=1, rounds=4, devices=6, per_round=3, heartbeat_seconds=BEAT, patience=100,
-            start_timeout=10.0, give_up=10.0,
+            run="test", seed=1, rounds=4, devices=6, per_round=3, heartbeat_seconds=BEAT, patience=1000,
+            start_timeout=40.0, give_up=40.0,
         )  # fmt: skip
         plan = CoordinatorPlan(
             address="here",
