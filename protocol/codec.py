@@ -35,7 +35,9 @@ ITEM_BYTES: Final[dict[str, int]] = {
 """Bytes of one element, by the dtype's name on the wire."""
 
 _CONTAINERS = frozenset((tuple, dict))
+_NOT_MESSAGEPACK = (ValueError, TypeError, OverflowError, msgpack.UnpackException)
 _UNCHECKED_HEADER = 2048
+"""Bytes of a header that can claim a few megabytes at most."""
 _DETAIL = 300
 
 
@@ -82,6 +84,7 @@ class Decoder:
 
     def __init__(self, union: Any, limits: Limits = Limits()) -> None:
         self.limits = limits
+        self._harmless = min(limits.header_bytes, _UNCHECKED_HEADER)
         self._readers: dict[str, tuple[Callable[[Any], Any], int | None]] = {}
         for member in typing.get_args(union) or (union,):
             tag = member.model_fields["type"].default
@@ -102,17 +105,19 @@ class Decoder:
                 f"the message is of protocol version {_shown(version)}, this side speaks {PROTOCOL_VERSION}"
             )
         tag = header.pop("t", None)
-        reader = self._readers.get(tag) if type(tag) is str else None
-        if reader is None:
-            raise MalformedMessage("type", f"the message type {_shown(tag)} is not one that this side takes")
+        try:
+            validate, raw_frames = self._readers[tag]
+        except (KeyError, TypeError):
+            raise MalformedMessage("type", f"the message type {_shown(tag)} is not one that this side takes") from None
         if "type" in header:
             raise MalformedMessage("field", f"{tag}: type is written as t and may not come again")
-        validate, raw_frames = reader
         try:
             message = validate(header)
         except ValidationError as error:
             raise MalformedMessage("field", _explain(tag, error)) from None
-        buffers = tuple([memoryview(frame) for frame in frames[1:]]) if len(frames) > 1 else ()
+        if len(frames) == 1 and raw_frames == 0:
+            return Envelope(message, ())
+        buffers = tuple([memoryview(frame) for frame in frames[1:]])
         if raw_frames is None:
             _agree(tag, message.tensors, buffers)
         elif len(buffers) != raw_frames:
@@ -120,18 +125,12 @@ class Decoder:
         return Envelope(message, buffers)
 
     def _header(self, frame: Buffer) -> dict[str, Any]:
-        limits = self.limits
-        size = len(frame)
-        if size > limits.header_bytes:
-            raise MalformedMessage("size", f"the header has {size} bytes, at most {limits.header_bytes} are read")
+        if len(frame) > self._harmless:
+            self._probe(frame)
         try:
-            if size > _UNCHECKED_HEADER:
-                _probe(frame)
             header = msgpack.unpackb(frame, use_list=False)
-        except msgpack.StackError:
-            raise MalformedMessage("depth", f"the header is nested deeper than {limits.depth}") from None
-        except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
-            raise MalformedMessage("encoding", f"the header is not MessagePack: {str(error)[:_DETAIL]}") from None
+        except _NOT_MESSAGEPACK as error:
+            raise self._unreadable(error) from None
         if type(header) is not dict:
             raise MalformedMessage("encoding", f"the header is a {type(header).__name__}, not a map")
         for value in header.values():
@@ -139,6 +138,23 @@ class Decoder:
                 self._limit_depth(header)
                 break
         return header
+
+    def _probe(self, frame: Buffer) -> None:
+        """Walk a large header without building it: nested arrays could claim memory for elements that never come."""
+        size = len(frame)
+        if size > self.limits.header_bytes:
+            raise MalformedMessage("size", f"the header has {size} bytes, at most {self.limits.header_bytes} are read")
+        unpacker = msgpack.Unpacker(max_buffer_size=size)
+        unpacker.feed(frame)
+        try:
+            unpacker.skip()
+        except _NOT_MESSAGEPACK as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: Exception) -> MalformedMessage:
+        if isinstance(error, msgpack.StackError):
+            return MalformedMessage("depth", f"the header is nested deeper than {self.limits.depth}")
+        return MalformedMessage("encoding", f"the header is not MessagePack: {str(error)[:_DETAIL]}")
 
     def _limit_depth(self, header: dict[str, Any]) -> None:
         level: Iterable[Any] = (header,)
@@ -166,13 +182,6 @@ class Decoder:
                 f"the message has {sum(sizes)} bytes and a frame of {max(sizes)}, "
                 f"at most {limits.message_bytes} and {limits.frame_bytes} are read",
             )
-
-
-def _probe(header: Buffer) -> None:
-    """Walk a large header without building it: nested arrays could claim memory for elements that never come."""
-    unpacker = msgpack.Unpacker(max_buffer_size=len(header))
-    unpacker.feed(header)
-    unpacker.skip()
 
 
 def _agree(tag: str, tensors: Sequence[TensorSpec], buffers: Sequence[memoryview]) -> None:

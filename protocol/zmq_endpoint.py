@@ -98,17 +98,19 @@ class Endpoint(ABC):
 
     def _frames(self) -> list[Buffer]:
         """The frames up to the end of the message, or raise Again without one; of too many the last are left out."""
-        receive = self._receive
-        frames: list[Buffer] = []
-        more = True
-        while more:
-            frame = receive(NOBLOCK, False)
-            more = frame.more
-            size = len(frame)
-            self.bytes_received += size
+        frame = self._receive(NOBLOCK, False)
+        frames = [self._buffer(frame)]
+        while frame.more:
+            frame = self._receive(NOBLOCK, False)
+            buffer = self._buffer(frame)
             if len(frames) < self._most_frames:
-                frames.append(frame.bytes if size < _ZERO_COPY else frame.buffer)
+                frames.append(buffer)
         return frames
+
+    def _buffer(self, frame: zmq.Frame) -> Buffer:
+        size = len(frame)
+        self.bytes_received += size
+        return frame.bytes if size < _ZERO_COPY else frame.buffer
 
     def _transmit(self, frames: Sequence[Buffer], peer: bytes | None = None) -> None:
         """Queue the frames of one message, or raise before anything of it is queued."""
