@@ -7,6 +7,7 @@ from math import prod
 from typing import Literal
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
 from torch.nn import functional
 
@@ -36,7 +37,8 @@ class FeedForward:
 
     def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
         for convolution in self.convolutions:
-            x = functional.max_pool2d(convolution(variables, x).relu(), 2)
+            # ReLU and maximum commute, and after pooling there is a quarter to do.
+            x = functional.max_pool2d(convolution(variables, x), 2).relu()
         if x.dim() > 2:
             x = x.flatten(1)
         for linear in self.linears[:-1]:
@@ -44,7 +46,7 @@ class FeedForward:
         return Outputs(self.linears[-1](variables, x), x, {}), {}
 
 
-def mlp(input_shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (64,)) -> FeedForward:
+def mlp(input_shape: tuple[int, ...], classes: int, hidden: tuple[PositiveInt, ...] = (64,)) -> FeedForward:
     """A perceptron with ReLU; samples of any shape are flattened."""
     return FeedForward((), _chain(prod(input_shape), hidden, classes))
 

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from pydantic import ConfigDict, ValidationError, validate_call
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from fedemu.algorithms.fedavg import FedAvg
@@ -153,19 +153,29 @@ def _call(
             near = difflib.get_close_matches(option, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'no options'}"
             raise ConfigurationError(f"{name!r} has no option {table}.{option}; {hint}")
-    checked = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(builder) if options else builder
     try:
-        return checked(*arguments, **options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ConfigurationError(
-            f"{table}.{place} = {first['input']!r} does not fit {name!r}: {first['msg']}"
-        ) from None
+        return builder(*arguments, **_checked(table, name, builder, options))
     except TypeError as error:
         raise ConfigurationError(
             f"{name!r} can't be built from {len(arguments)} arguments and its options: {error}"
         ) from error
+
+
+def _checked(table: str, name: str, builder: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as the types that the builder's annotations ask for."""
+    try:
+        types = get_type_hints(builder.__init__ if inspect.isclass(builder) else builder, include_extras=True)
+    except NameError:
+        types = {}
+    checked = {}
+    for option, value in options.items():
+        try:
+            checked[option] = TypeAdapter(types.get(option, Any)).validate_python(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, (table, option, *first["loc"])))
+            raise ConfigurationError(f"{place} = {first['input']!r} does not fit {name!r}: {first['msg']}") from None
+    return checked
 
 
 def _of_the_shape(built: Any, what: str, name: str, members: tuple[str, ...]) -> Any:

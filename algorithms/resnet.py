@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
 
 from fedemu.algorithms.interface import Outputs, Tree
@@ -20,8 +21,8 @@ from fedemu.algorithms.models import image_shape
 from fedemu.algorithms.trees import only
 
 Norm = Literal["group", "batch"]
-WIDTHS = (64, 128, 256, 512)
-BLOCKS_PER_WIDTH = 2
+STAGES = 4
+BLOCKS_PER_STAGE = 2
 GROUPS = 2
 
 
@@ -98,7 +99,9 @@ def resnet18(
     norm: Norm = "group",
     conv_bias: bool = False,
     statistics: bool = False,
+    width: PositiveInt = 64,
 ) -> ResNet:
+    """``width`` is the number of channels after the stem; it doubles from stage to stage."""
     channels, _, _ = image_shape("resnet18", input_shape, smallest=8)
 
     def unit(name: str, inputs: int, outputs: int, kernel: int, stride: int = 1) -> Unit:
@@ -109,17 +112,18 @@ def resnet18(
         )
 
     blocks = []
-    inputs = WIDTHS[0]
-    for i, width in enumerate(WIDTHS):
-        for j in range(BLOCKS_PER_WIDTH):
+    inputs = width
+    for i in range(STAGES):
+        outputs = width * 2**i
+        for j in range(BLOCKS_PER_STAGE):
             name, stride = f"layer{i + 1}.{j}", 2 if i > 0 and j == 0 else 1
-            changes = stride != 1 or inputs != width
+            changes = stride != 1 or inputs != outputs
             blocks.append(
                 Block(
-                    unit(f"{name}.first", inputs, width, 3, stride),
-                    unit(f"{name}.second", width, width, 3),
-                    unit(f"{name}.shortcut", inputs, width, 1, stride) if changes else None,
+                    unit(f"{name}.first", inputs, outputs, 3, stride),
+                    unit(f"{name}.second", outputs, outputs, 3),
+                    unit(f"{name}.shortcut", inputs, outputs, 1, stride) if changes else None,
                 )
             )
-            inputs = width
-    return ResNet(unit("stem", channels, WIDTHS[0], 3), tuple(blocks), Linear("head", inputs, classes), statistics)
+            inputs = outputs
+    return ResNet(unit("stem", channels, width, 3), tuple(blocks), Linear("head", inputs, classes), statistics)

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedemu.algorithms.fedavg import FedAvg
+from fedemu.algorithms.interface import Context
+from fedemu.algorithms.losses import cross_entropy
+from fedemu.algorithms.models import mlp
+from fedemu.algorithms.registry import Ingredients, build_algorithm, build_model, find_criterion
+from fedemu.protocol.errors import ConfigurationError
+
+OWN = '''
+import torch
+from torch import nn
+from fedemu.algorithms.fedavg import FedAvg
+from fedemu.algorithms.losses import proximal
+
+
+class FedProx(FedAvg):
+    """Keeps local models near the global one."""
+
+    def __init__(self, ingredients, mu: float = 1.0):
+        super().__init__(ingredients.local_sgd(proximal(mu)))
+        self.mu = mu
+
+
+def network(input_shape, classes, width: int = 4):
+    return nn.Sequential(nn.Flatten(), nn.Linear(input_shape[0], width), nn.ReLU(), nn.Linear(width, classes))
+
+
+def nothing(ingredients):
+    return 3
+
+
+def double(logits, batch, facts):
+    return 2 * logits.sum()
+
+
+broken = 5
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A user's module in the working folder, which is not on the import path."""
+    (tmp_path / "registry_example.py").write_text(OWN)
+    (tmp_path / "registry_fails.py").write_text("import no_such_package\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    yield "registry_example"
+    sys.modules.pop("registry_example", None)
+
+
+@pytest.fixture
+def ingredients() -> Ingredients:
+    return Ingredients(mlp((4,), 3, (2,)), cross_entropy, classes=3, epochs=1, batch_size=2, lr=0.1)
+
+
+def test_built_in_models_take_their_options() -> None:
+    model = build_model("mlp", {"hidden": [7, 5]}, (4,), 3)
+    assert {name: tuple(leaf.shape) for name, leaf in model.init(0).items() if "weight" in name} == {
+        "fc1.weight": (7, 4),
+        "fc2.weight": (5, 7),
+        "fc3.weight": (3, 5),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("mpl", {}, "model 'mpl' is none of mlp, cnn, lenet, resnet18; did you mean 'mlp'?"),
+        ("transformer", {}, "your own are named module:Name"),
+        ("mlp", {"hiden": [3]}, "'mlp' has no option model.hiden; did you mean 'hidden'?"),
+        ("mlp", {"hidden": ["wide"]}, "model.hidden.0 = 'wide' does not fit 'mlp'"),
+        ("mlp", {"hidden": 64}, "model.hidden = 64 does not fit 'mlp'"),
+        ("mlp", {"hidden": [0]}, "model.hidden.0 = 0 does not fit 'mlp'"),
+        ("cnn", {"hidden": [3]}, "'cnn' has no option model.hidden; it has no options"),
+        ("resnet18", {"norm": "layer"}, "model.norm = 'layer' does not fit 'resnet18'"),
+    ],
+)
+def test_a_wrong_model_or_option_is_named(name: str, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        build_model(name, options, (1, 8, 8), 10)
+    assert sentence in str(caught.value)
+
+
+def test_an_own_method_is_built_with_its_options(own: str, ingredients: Ingredients) -> None:
+    method = build_algorithm(f"{own}:FedProx", {"mu": 0.5}, ingredients)
+    assert isinstance(method, FedAvg)
+    assert method.mu == 0.5  # type: ignore[attr-defined]
+    context = Context(1, 0, 1, 3)
+    ask = next(method.round(method.init(ingredients.model.init(0), context), context))
+    assert set(ask.shared) == {"model"}  # type: ignore[union-attr]
+
+
+def test_an_own_torch_module_becomes_a_model(own: str) -> None:
+    model = build_model(f"{own}:network", {"width": 6}, (4,), 3)
+    outputs, _ = model.apply(model.init(0), torch.zeros(2, 4), True)
+    assert outputs.logits.shape == (2, 3)
+    assert model.init(0)["1.weight"].shape == (6, 4)
+
+
+def test_an_own_criterion_and_a_file_by_its_path(own: str, tmp_path: Path) -> None:
+    assert find_criterion("cross_entropy") is cross_entropy
+    criterion = find_criterion(f"{tmp_path / 'registry_example.py'}:double")
+    assert float(criterion(torch.ones(2, 3), None, None)) == 12.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("registry_example:Nowhere", "registry_example has no 'Nowhere'"),
+        ("registry_nowhere:FedProx", "'registry_nowhere' can't be imported: ModuleNotFoundError"),
+        ("registry_fails:FedProx", "'registry_fails' can't be imported: ModuleNotFoundError: No module named"),
+        ("nowhere.py:FedProx", "there is no Python file nowhere.py"),
+        ("registry_example:broken", "is int; it must be a function or a class"),
+        ("registry_example:nothing", "made a int, which lacks programs, init, round, variables"),
+        ("registry_example:network", "can't be built from 1 arguments and its options"),
+        ("fedavgg", "did you mean 'fedavg'?"),
+    ],
+)
+def test_an_own_method_that_can_not_be_used_is_named(
+    own: str, ingredients: Ingredients, name: str, sentence: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        build_algorithm(name, {}, ingredients)
+    assert sentence in str(caught.value)
+
+
+def test_an_unknown_option_of_a_method_is_named(own: str, ingredients: Ingredients) -> None:
+    with pytest.raises(ConfigurationError, match=r"has no option algorithm.options.mus; did you mean 'mu'\?"):
+        build_algorithm(f"{own}:FedProx", {"mus": 0.5}, ingredients)

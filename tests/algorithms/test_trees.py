@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+
+from fedemu.algorithms.trees import (
+    ALIGNMENT,
+    add,
+    flatten,
+    from_arrays,
+    model_digest,
+    only,
+    scale,
+    squared_norm,
+    subtract,
+    to_arrays,
+    unflatten,
+    without,
+    zeros_like,
+)
+
+
+def test_arrays_share_memory_with_contiguous_leaves() -> None:
+    leaf = torch.arange(6.0).reshape(2, 3)
+    array = to_arrays({"w": leaf})["w"]
+    leaf[0, 0] = 7.0
+    assert array.tolist() == [[7.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+
+
+def test_arrays_of_any_layout_come_in_c_order() -> None:
+    images = torch.arange(24.0).reshape(1, 2, 3, 4).contiguous(memory_format=torch.channels_last)
+    array = to_arrays({"w": images})["w"]
+    assert array.flags.c_contiguous
+    assert array.ravel().tolist() == list(range(24))
+
+
+def test_bfloat16_travels_as_the_bits_of_uint16() -> None:
+    array = to_arrays({"w": torch.tensor([1.0, -2.0], dtype=torch.bfloat16)})["w"]
+    assert array.dtype == np.uint16
+    assert array.tolist() == [0x3F80, 0xC000]
+
+
+def test_tensors_lie_over_aligned_arrays_even_if_read_only() -> None:
+    memory = np.zeros(64, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    array = memory[start : start + 8].view(np.float32)
+    view = array.view()
+    view.flags.writeable = False
+    tensor = from_arrays({"w": view})["w"]
+    array[0] = 5.0
+    assert tensor.tolist() == [5.0, 0.0]
+
+
+def test_misaligned_and_foreign_arrays_are_copied() -> None:
+    memory = np.zeros(128, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT + 4
+    misaligned = memory[start : start + 8].view(np.float32)
+    assert from_arrays({"w": misaligned})["w"].data_ptr() != misaligned.ctypes.data
+    assert from_arrays({"w": np.array([1.5, 2.0], ">f4")})["w"].tolist() == [1.5, 2.0]
+
+
+def test_wire_names_lead_to_the_same_forest_back() -> None:
+    one, two = torch.ones(1), torch.zeros(2)
+    forest = {"model": {"fc1.weight": one, "block/0.bias": two}, "control": {"fc1.weight": two}}
+    leaves = flatten(forest)
+    assert list(leaves) == ["model/fc1.weight", "model/block/0.bias", "control/fc1.weight"]
+    assert unflatten(leaves) == forest
+
+
+def test_the_digest_is_over_sorted_names_dtypes_shapes_and_little_endian_bytes() -> None:
+    variables = {"b": torch.tensor([[1.0], [2.0]]), "a": torch.tensor(3, dtype=torch.int64)}
+    expected = hashlib.sha256(
+        b"a\0int64\0\0" + np.array(3, "<i8").tobytes() + b"b\0float32\x002,1\0" + np.array([1, 2], "<f4").tobytes()
+    )
+    assert model_digest(variables) == expected.hexdigest()
+
+
+def test_the_digest_ignores_order_and_layout_but_no_bit() -> None:
+    w = torch.arange(6.0).reshape(2, 3)
+    digest = model_digest({"w": w, "v": torch.zeros(1)})
+    assert model_digest({"v": torch.zeros(1), "w": w.t().contiguous().t()}) == digest
+    assert model_digest({"v": torch.tensor([-0.0]), "w": w}) != digest
+    assert model_digest({"v": torch.zeros(1), "w": w.reshape(3, 2)}) != digest
+
+
+def test_arithmetic_goes_leaf_by_leaf() -> None:
+    left = {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(3)}
+    right = {"n": torch.tensor(1), "w": torch.tensor([0.5, 4.0])}
+    assert {k: v.tolist() for k, v in add(left, right).items()} == {"w": [1.5, 6.0], "n": 4}
+    assert {k: v.tolist() for k, v in subtract(left, right).items()} == {"w": [0.5, -2.0], "n": 2}
+    assert scale({"w": torch.tensor([1.0, 2.0])}, 0.5)["w"].tolist() == [0.5, 1.0]
+    assert zeros_like(left)["w"].tolist() == [0.0, 0.0]
+    assert float(squared_norm({"w": torch.tensor([3.0, 4.0]), "b": torch.tensor(1.0)})) == 26.0
+
+
+def test_a_difference_of_truth_values_says_where_they_differ() -> None:
+    mask, other = torch.tensor([True, False]), torch.tensor([True, True])
+    assert subtract({"m": mask}, {"m": other})["m"].tolist() == [False, True]
+
+
+def test_leaves_are_picked_by_name_in_the_trees_order() -> None:
+    tree = {"a": torch.zeros(1), "b": torch.zeros(1), "c": torch.zeros(1)}
+    assert list(only(tree, frozenset({"c", "a"}))) == ["a", "c"]
+    assert list(without(tree, frozenset({"a"}))) == ["b", "c"]
