@@ -50,7 +50,7 @@ class Envelope(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one message may cost its receiver; sizes in bytes.
+    """What one message may cost its receiver; sizes in bytes, ``message_bytes`` that of all buffers together.
 
     The defaults hold a Presence of 65,536 intervals (19 bytes each), 8,192 tensors, and a payload of 512 MiB.
     """
@@ -175,11 +175,11 @@ class Decoder:
             raise MalformedMessage("frames", "the message has no frames")
         if len(frames) - 1 > limits.frames:
             raise MalformedMessage("frames", f"{len(frames) - 1} raw frames came, at most {limits.frames} are read")
-        sizes = list(map(len, frames))
+        sizes = list(map(len, frames[1:]))
         if max(sizes) > limits.frame_bytes or sum(sizes) > limits.message_bytes:
             raise MalformedMessage(
                 "size",
-                f"the message has {sum(sizes)} bytes and a frame of {max(sizes)}, "
+                f"the buffers have {sum(sizes)} bytes and one of them {max(sizes)}, "
                 f"at most {limits.message_bytes} and {limits.frame_bytes} are read",
             )
 

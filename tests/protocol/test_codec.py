@@ -175,12 +175,16 @@ def test_an_unknown_dtype_is_refused() -> None:
     assert reason(UP, [first, bytes(8)]) == "field"
 
 
+def test_a_payload_may_be_as_large_as_the_limit() -> None:
+    assert Decoder(Result, Limits(frame_bytes=8, message_bytes=16)).decode(encode(RESULT, BUFFERS)).message == RESULT
+
+
 @pytest.mark.parametrize(
     ("limits", "expected"),
     [
         (Limits(header_bytes=100), "size"),
         (Limits(frame_bytes=7), "size"),
-        (Limits(message_bytes=100), "size"),
+        (Limits(message_bytes=15), "size"),
         (Limits(frames=1), "frames"),
         (Limits(depth=3), "depth"),
     ],
