@@ -1,0 +1,69 @@
+"""The floor of training: the loop that one writes in PyTorch without a framework, ``nn.Module`` and ``torch.optim``.
+
+One thread, the default memory layout, data decoded and normalised beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+State = Mapping[str, Tensor]
+
+
+def perceptron(inputs: int, hidden: int, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+def convolutional(classes: int) -> nn.Module:
+    """The two-convolution network for images of 3 x 32 x 32."""
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 8 * 8, 512),
+        nn.ReLU(),
+        nn.Linear(512, classes),
+    )
+
+
+def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def device_update(
+    model: nn.Module,
+    start: State,
+    data: tuple[Tensor, Tensor],
+    *,
+    epochs: int,
+    batch_size: int,
+    lr: float,
+    order: np.random.Generator,
+) -> dict[str, Tensor]:
+    """Train ``model`` on one device's samples, from ``start``; returns the change of every variable."""
+    x, y = data
+    model.load_state_dict(start)
+    optimiser = torch.optim.SGD(model.parameters(), lr=lr)
+    for _ in range(epochs):
+        permutation = torch.from_numpy(order.permutation(len(y)))
+        for batch in permutation.split(batch_size):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+    return {name: value - start[name] for name, value in model.state_dict().items()}
+
+
+def weighted_mean(updates: Sequence[State], weights: Sequence[int]) -> dict[str, Tensor]:
+    total = sum(weights)
+    return {
+        name: sum((update[name] * (weight / total) for update, weight in zip(updates, weights, strict=True)), torch.tensor(0.0))
+        for name in updates[0]
+    }
