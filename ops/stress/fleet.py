@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -85,6 +86,10 @@ class LiveFleet:
 
     def summary(self) -> dict[str, Any]:
         return dict(json.loads((self.run_directory / "summary.json").read_text()))
+
+    def setting(self, section: str, key: str) -> Any:
+        """A setting of the run as its frozen configuration has it."""
+        return tomllib.loads((self.run_directory / "config.toml").read_text())[section][key]
 
     def processes(self, kind: str) -> list[psutil.Process]:
         """Living processes of the supervisors of one kind: ``device``, ``trainer``, ``zygote``."""

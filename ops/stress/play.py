@@ -90,6 +90,7 @@ def play(
     complaints: list[str] = []
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {}
+    per_round = 0
     with live_fleet(
         directory, address=free_address(), overrides=scenario.settings(scale), experiment=scale.experiment
     ) as fleet:
@@ -108,6 +109,7 @@ def play(
                 if code != 0:
                     complaints.append(f"a supervisor ended with exit {code}: {fleet.tail(4)}")
             rows, summary = fleet.rows(), fleet.summary() if not complaints else {}
+            per_round = fleet.setting("fleet", "per_round")
         except (FleetTimeout, psutil.TimeoutExpired, psutil.NoSuchProcess) as error:
             complaints.append(str(error))
         finally:
@@ -115,7 +117,7 @@ def play(
     complaints += [f"still running after the end: {process}" for process in fleet.leftovers()]
     for usage in watch.usage.values():
         complaints += usage.grows()
-    complaints += _examine(scenario, rows, summary, expected_digest)
+    complaints += _examine(scenario, rows, summary, per_round, expected_digest)
     return Verdict(
         name=scenario.name,
         what=scenario.what,
@@ -128,12 +130,16 @@ def play(
 
 
 def _examine(
-    scenario: Scenario, rows: list[dict[str, Any]], summary: dict[str, Any], expected_digest: str | None
+    scenario: Scenario,
+    rows: list[dict[str, Any]],
+    summary: dict[str, Any],
+    per_round: int,
+    expected_digest: str | None,
 ) -> list[str]:
     if not summary:
         return []
     complaints = outcomes_add_up(rows) + clock_goes_forward(rows)
-    complaints += nothing_counted_twice(rows, int(summary["per_round"]))
+    complaints += nothing_counted_twice(rows, per_round)
     if summary["rounds"] != len(rows):
         complaints.append(f"the summary speaks of {summary['rounds']} rounds, metrics.jsonl of {len(rows)}")
     if summary["perturbed"]:
