@@ -26,6 +26,8 @@ from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.serve import serve
 from fedemu.coordinator.settings import Settings
 from fedemu.coordinator.summary import Summary
+from fedemu.device.embedded import EmbeddedPlan, embed
+from fedemu.device.trainer_process import open_runner
 from fedemu.ops.cli_errors import INTERRUPTED, complain, exit_code_of
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.config_sources import read_frozen
@@ -40,9 +42,12 @@ from fedemu.ops.run_together import conclude
 from fedemu.protocol import seeds
 from fedemu.protocol.blobs import encode_tree
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError
+from fedemu.protocol.memory_transport import MemoryNetwork
 from fedemu.protocol.transport import Network
 from fedemu.protocol.zmq_transport import ZmqNetwork
 
+DEPARTURE_SECONDS = 10.0
+"""How long devices of this process may take to leave after the end."""
 SPARE_FILES = 256
 """Descriptors beside those of the devices' connections: libraries, data, logs, checkpoints."""
 
@@ -83,11 +88,40 @@ def coordinate(directory: Path, experiment: Experiment, runtime: Runtime) -> int
 
 
 async def _serve(directory: Path, experiment: Experiment, runtime: Runtime, observers: Sequence[Observer]) -> Summary:
-    network = ZmqNetwork()
+    network = MemoryNetwork() if runtime.transport == "memory" else ZmqNetwork()
     try:
-        return await serve(assemble(directory, experiment, network, runtime.bind, observers))
+        plan = assemble(directory, experiment, network, runtime.bind, observers)
+        return await (serve_embedded(plan, runtime) if runtime.transport == "memory" else serve(plan))
     finally:
         network.close()
+
+
+async def serve_embedded(plan: CoordinatorPlan, runtime: Runtime) -> Summary:
+    """Serve with all devices in this process; raises what either side does, the devices' complaint first."""
+    serving = asyncio.create_task(serve(plan))
+    embedding = asyncio.create_task(
+        embed(
+            EmbeddedPlan(
+                network=plan.network,
+                address=plan.address,
+                count=plan.settings.devices,
+                state=plan.directory / "devices",
+                open_runner=open_runner,
+                device_type=runtime.device_type,
+            )
+        )
+    )
+    await asyncio.wait({serving, embedding}, return_when=asyncio.FIRST_COMPLETED)
+    devices_failed = embedding.done() and embedding.exception() is not None
+    if devices_failed and not serving.done():
+        serving.cancel()
+    await asyncio.wait({serving})
+    await asyncio.wait({embedding}, timeout=DEPARTURE_SECONDS)
+    embedding.cancel()
+    await asyncio.wait({embedding})
+    if serving.cancelled():
+        await embedding
+    return await serving
 
 
 def assemble(

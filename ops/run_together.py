@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedemu.coordinator.run_directory import read_run
+from fedemu.ops.cli_errors import INTERRUPTED, exit_code_of
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.launch import child_command, free_address, last_words, launch
 from fedemu.ops.launch_rules import Child
@@ -35,11 +36,11 @@ def run_together(directory: Path, experiment: Experiment, runtime: Runtime, *, n
             from fedemu.ops.coordinator_process import coordinate
 
             say(f"{begins}\n  everything in process {os.getpid()}\n  results      {directory}")
-            code = coordinate(directory, experiment, runtime)
+            code = exit_code_of(lambda: coordinate(directory, experiment, runtime))
         else:
             code = _launch_both(directory, experiment, runtime, begins)
     except KeyboardInterrupt:
-        code = 4
+        code = INTERRUPTED
     return conclude(directory, code, "run", new=new, print_summary=print_summary)
 
 
@@ -105,7 +106,7 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
     if terminal:
         # A display that was killed could not do it.
         sys.stderr.write(_SHOW_CURSOR)
-    if code not in (0, 4) and (words := last_words(devices_terminal)):
+    if code not in (0, INTERRUPTED) and (words := last_words(devices_terminal)):
         say(words)
     return code
 
