@@ -1,0 +1,68 @@
+"""The fleet: how fast it attaches, what a device process costs, how long a word to everybody takes."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from fedemu.ops.bench import processes
+from fedemu.ops.bench.fleets import BareFleet, OurFleet
+from fedemu.ops.bench.measure import Effort, Figure, Tell, cost
+from fedemu.ops.launch import free_address
+from fedemu.ops.stress.fleet import live_fleet
+
+ATTACH_SECONDS_FOR_300 = 3.0
+MEGABYTES_PER_DEVICE = 8.0
+_SWEEPS = 20
+_ROUND = 5
+"""Memory is looked at after this round of a real run."""
+
+
+def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
+    for devices in (300, 1000) if effort.large else (effort.count(300),):
+        with tempfile.TemporaryDirectory(prefix="fedemu-bench-") as folder:
+            yield from _membership(Path(folder), devices, effort, tell)
+            yield from _memory(Path(folder) / "memory", devices, tell)
+
+
+def _membership(folder: Path, devices: int, effort: Effort, tell: Tell) -> Iterator[Figure]:
+    """Both fleets are there at once while words are exchanged in turns; their attaching is one after the other."""
+    ours_attached: list[float] = []
+    bare_attached: list[float] = []
+    ours_swept: list[float] = []
+    bare_swept: list[float] = []
+    for number in range(2 if effort.pairs > 2 else 1):
+        tell(f"fleet: {devices} devices attach")
+        with OurFleet(folder / f"attach-{number}", devices) as ours, BareFleet(devices) as bare:
+            ours_attached.append(ours.attach().attach_seconds)
+            ours.rest()
+            bare_attached.append(bare.attach().attach_seconds)
+            tell(f"fleet: a word to {devices} devices, and back")
+            for _ in range(effort.count(_SWEEPS)):
+                ours_swept.append(_seconds(ours.sweep))
+                bare_swept.append(_seconds(bare.sweep))
+    limit = ATTACH_SECONDS_FOR_300 if devices <= 300 else None
+    yield cost("fleet", f"{devices} devices attach", "s", ours_attached, bare_attached, limit)
+    yield cost("fleet", f"a word to {devices} devices, and back", "s", ours_swept, bare_swept)
+
+
+def _memory(folder: Path, devices: int, tell: Tell) -> Iterator[Figure]:
+    tell(f"fleet: private memory of {devices} device processes in a run")
+    overrides = [f"fleet.devices={devices}", "rounds=100000", f"fleet.per_round={max(1, devices // 10)}"]
+    with BareFleet(devices) as bare:
+        bare.attach()
+        floor = processes.memory_of(bare.pids)
+    with live_fleet(folder, address=free_address(), overrides=overrides) as fleet:
+        fleet.start_devices(devices)
+        fleet.start_coordinator()
+        fleet.wait_for_round(_ROUND)
+        ours = processes.memory_of(process.pid for process in fleet.processes("device"))
+    yield cost("fleet", f"private memory per device, {devices} in a run", "MB", ours, floor, MEGABYTES_PER_DEVICE)
+
+
+def _seconds(action: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began

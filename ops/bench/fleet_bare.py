@@ -1,0 +1,70 @@
+"""The floor of the fleet: children forked from a process that has imported what devices need, each with one DEALER.
+
+``python -m fedemu.ops.bench.fleet_bare ADDRESS COUNT`` forks when a line comes on its input, and ends with its input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from typing import NoReturn
+
+# Imported for its weight in memory alone, as a device process has it.
+import msgpack  # type: ignore[import-untyped]  # noqa: F401
+import numpy  # noqa: F401, ICN001
+import pydantic  # noqa: F401
+import zmq
+
+from fedemu.device.kernel import end_with_parent
+
+
+def main(address: str, count: int) -> None:
+    gc.collect()
+    gc.freeze()
+    print("ready", flush=True)
+    if not sys.stdin.readline():
+        return
+    parent = os.getpid()
+    children = []
+    for number in range(count):
+        child = os.fork()
+        if child == 0:
+            end_with_parent(parent)
+            _live(address, number)
+        children.append(child)
+    print("forked", flush=True)
+    sys.stdin.readline()
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+    for child in children:
+        os.waitpid(child, 0)
+
+
+def _live(address: str, number: int) -> NoReturn:
+    try:
+        asyncio.run(_echo(address, number))
+    finally:
+        os._exit(1)
+
+
+async def _echo(address: str, number: int) -> None:
+    """Say who it is, then send back whatever comes."""
+    socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.DEALER)
+    socket.connect(address)
+    socket.send(str(number).encode())
+
+    def drain() -> None:
+        while socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
+            socket.send(socket.recv())
+
+    loop = asyncio.get_running_loop()
+    loop.add_reader(int(socket.getsockopt(zmq.FD)), drain)
+    drain()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,164 @@
+"""Fleets to be measured: one of ours behind a ``FleetHost``, and a bare one behind a plain ROUTER."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+import zmq
+
+from fedemu.ops.bench import processes
+from fedemu.ops.bench.fleet_host import FleetHost
+from fedemu.ops.bench.worker import BenchmarkError
+from fedemu.ops.launch import free_address
+
+ATTACH_SECONDS = 120.0
+SWEEP_SECONDS = 30.0
+_QUIET_SECONDS = 0.5
+_QUIET_SHARE = 0.1
+
+
+class OurFleet:
+    """``fedemu device`` as a child of this process. ``attach_seconds`` runs from the first fork to the last welcome."""
+
+    def __init__(self, folder: Path, devices: int) -> None:
+        folder.mkdir(parents=True)
+        self._folder = folder
+        self._devices = devices
+        self._runner = asyncio.Runner()
+        self._host: FleetHost | None = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self.attach_seconds = 0.0
+        self.pids: list[int] = []
+
+    def __enter__(self) -> OurFleet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._host is not None:
+            self._host.stop()
+        if self._supervisor is not None:
+            self._end(self._supervisor)
+        if self._host is not None:
+            self._runner.run(self._close(self._host))
+        self._runner.close()
+
+    def attach(self) -> OurFleet:
+        address = free_address()
+        host = self._host = self._runner.run(self._open(address))
+        log = self._folder / "terminal.log"
+        with log.open("wb") as terminal:
+            arguments = ["device", "--n", str(self._devices), "--connect", address, "--state", str(self._folder / "state")]
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-m", "fedemu.ops.cli", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=terminal,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            self._runner.run(host.everyone(ATTACH_SECONDS))
+        except TimeoutError:
+            raise BenchmarkError(
+                f"{self._devices} devices did not attach within {ATTACH_SECONDS:.0f} s: {log.read_text()[-500:]}"
+            ) from None
+        end = processes.now()
+        self.pids = processes.descendants(self._supervisor.pid, "fedemu-device")
+        self.attach_seconds = end - min(map(processes.began, self.pids))
+        return self
+
+    def rest(self, seconds: float = 30.0) -> None:
+        """Until the trainers have imported what they need, so that they do not stand in anybody's way."""
+        assert self._supervisor is not None
+        trainers = [psutil.Process(pid) for pid in processes.descendants(self._supervisor.pid, "fedemu-trainer")]
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            before = sum(sum(trainer.cpu_times()[:2]) for trainer in trainers)
+            self._runner.run(asyncio.sleep(_QUIET_SECONDS))
+            if sum(sum(trainer.cpu_times()[:2]) for trainer in trainers) - before < _QUIET_SHARE * _QUIET_SECONDS:
+                return
+
+    def sweep(self) -> None:
+        """One message to every device, and its answer."""
+        assert self._host is not None
+        self._runner.run(self._host.sweep(SWEEP_SECONDS))
+
+    async def _open(self, address: str) -> FleetHost:
+        return FleetHost(self._folder, address, self._devices)
+
+    async def _close(self, host: FleetHost) -> None:
+        host.close()
+
+    def _end(self, supervisor: subprocess.Popen[bytes]) -> None:
+        """Told to stop, it ends within seconds; meanwhile the host must go on answering."""
+        end = time.monotonic() + 15.0
+        while supervisor.poll() is None and time.monotonic() < end:
+            self._runner.run(asyncio.sleep(0.02))
+        if supervisor.poll() is None:
+            supervisor.kill()
+            supervisor.wait(10.0)
+
+
+class BareFleet:
+    """The same number of bare children. ``attach_seconds`` runs from the command to fork to the last hello."""
+
+    def __init__(self, devices: int) -> None:
+        self._devices = devices
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, devices + 64)
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.BACKLOG, 4096)
+        self._router.setsockopt(zmq.RCVTIMEO, int(SWEEP_SECONDS * 1000))
+        self._router.setsockopt(zmq.LINGER, 0)
+        self._peers: list[bytes] = []
+        self._parent: subprocess.Popen[bytes] | None = None
+        self.attach_seconds = 0.0
+        self.pids: list[int] = []
+
+    def __enter__(self) -> BareFleet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._parent is not None:
+            assert self._parent.stdin is not None
+            self._parent.stdin.close()
+            self._parent.wait(30.0)
+        self._router.close()
+        self._context.term()
+
+    def attach(self) -> BareFleet:
+        address = free_address()
+        self._router.bind(address)
+        self._parent = subprocess.Popen(
+            [sys.executable, "-m", "fedemu.ops.bench.fleet_bare", address, str(self._devices)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )
+        assert self._parent.stdin is not None
+        assert self._parent.stdout is not None
+        self._parent.stdout.readline()
+        began = processes.now()
+        self._parent.stdin.write(b"fork\n")
+        self._parent.stdin.flush()
+        self._peers = [self._router.recv_multipart()[0] for _ in range(self._devices)]
+        self.attach_seconds = processes.now() - began
+        self.pids = [child.pid for child in psutil.Process(self._parent.pid).children()]
+        return self
+
+    def sweep(self) -> None:
+        """One message to every child, and back."""
+        for peer in self._peers:
+            self._router.send_multipart([peer, b"x" * 32])
+        for _ in self._peers:
+            self._router.recv_multipart()
