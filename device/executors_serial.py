@@ -104,7 +104,9 @@ def _channels_last(leaf: Tensor) -> Tensor:
 
 
 def _exported(leaf: Tensor) -> Tensor:
-    return leaf.cpu().contiguous()
+    """In host memory and C order. A copy, because inference tensors can neither be written to nor differentiated outside."""
+    with torch.inference_mode(False):
+        return leaf.cpu().clone(memory_format=torch.contiguous_format)
 
 
 def _normal(cohort: Cohort, shape: tuple[int, ...]) -> Tensor:

@@ -142,7 +142,11 @@ class _Call:
             common = [*self._shared, *brought]
             lowered = self._lowering.finish(self._program, self._names, self._spec, common, carry)
             parts.append(lowered.run(*common, *carry))
-        rows = [[row for leaf in leaves for row in leaf.cpu().unbind()] for leaves in zip(*parts, strict=True)]
+        with torch.inference_mode(False):
+            # Outside, what was made in inference mode could neither be written to nor take part in a gradient.
+            rows = [
+                [row for leaf in leaves for row in leaf.cpu().clone().unbind()] for leaves in zip(*parts, strict=True)
+            ]
         places = tree_unflatten(list(range(len(rows))), lowered.spec)
         devices = range(len(self._cohort.jobs))
         payloads: list[Forest] = [
@@ -199,9 +203,9 @@ class _Batches:
     def __init__(self, lines: NDArray[np.int64], stage: Lines, cohort: Cohort) -> None:
         self._stage, self._cohort = stage, cohort
         self._lines = lines
-        weights = np.concatenate([stage.weights, np.zeros_like(stage.weights[:1])])
+        weights = np.concatenate([stage.weights, np.zeros((1, stage.weights.shape[1]), np.float32)])
         # Line -1 is the last one: an idle slot sees samples of weight 0.
-        self._weights = weights[lines] if len(lines) else weights[:0, None]
+        self._weights = weights[lines]
         self.sizes: NDArray[np.float64] = self._weights.sum(-1, dtype=np.float64)
         sample = cohort.x[:1].nbytes * stage.rows.shape[1] * lines.shape[1]
         self._span = max(1, BLOCK_BYTES // max(1, sample))
