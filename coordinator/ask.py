@@ -55,13 +55,15 @@ class AskMachine(ABC):
     """One ask from its Work to its last outcome.
 
     ``end`` is None while it is open, then the time of the experiment at which it ended. ``away`` says until when
-    dropped devices stay away; ``perturbed`` that an unplanned absence decided an outcome.
+    dropped devices stay away; ``given_up`` are those that were away, or silent, without a plan for too long;
+    ``perturbed`` says that such an accident decided an outcome.
     """
 
     def __init__(self, terms: Terms, connected: Iterable[DeviceId]) -> None:
         self.terms = terms
         self.verdicts: dict[DeviceId, Verdict] = {}
         self.away: dict[DeviceId, float] = {}
+        self.given_up: set[DeviceId] = set()
         self.end: float | None = None
         self.perturbed = False
         self._members = frozenset(terms.cohort)

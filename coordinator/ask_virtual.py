@@ -116,6 +116,7 @@ class VirtualAsk(AskMachine):
         for device, wait in [*self._unscheduled.items(), *self._running.items()]:
             if self._gone(device, wait, now):
                 self.perturbed = True
+                self.given_up.add(device)
                 actions += self.failed(device, now)
             elif device in self._present and now >= wait.again:
                 wait.pause = min(2 * wait.pause, 16 * self.terms.resend)

@@ -17,7 +17,7 @@ from fedemu.coordinator.ask_wall import WallAsk
 from fedemu.coordinator.exchange import Exchange, Order
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.payload import PayloadTemplate
-from fedemu.coordinator.presence import DAY, horizon
+from fedemu.coordinator.presence import FARTHEST, horizon
 from fedemu.coordinator.reduce import reduce_replies
 from fedemu.coordinator.sampling import draw_cohort
 from fedemu.coordinator.service import Service
@@ -25,9 +25,6 @@ from fedemu.coordinator.settings import Settings, ceil_share
 from fedemu.coordinator.shelf import pack_tree
 from fedemu.protocol.errors import ConfigurationError, QuorumError
 from fedemu.protocol.ids import AskId, DeviceId
-
-FARTHEST = 3_650 * DAY
-"""If nobody is on-line for ten years, nobody will be."""
 
 T = TypeVar("T")
 
@@ -44,15 +41,18 @@ class Short(Exception):
 
 @dataclass
 class Tally:
-    """What one round adds up over its asks and attempts. ``metrics`` are sums over accepted replies."""
+    """What one round adds up over its asks and attempts. ``metrics`` are sums over ``measured`` accepted replies."""
 
     online: int | None = None
     attempts: int = 0
+    announced: int = -1
+    """The attempt that observers know of."""
     outcomes: Counter[str] = field(default_factory=Counter)
     bytes_down: int = 0
     bytes_up: int = 0
     perturbed: bool = False
-    metrics: Counter[str] = field(default_factory=Counter)
+    metrics: dict[str, float] = field(default_factory=dict)
+    measured: Counter[str] = field(default_factory=Counter)
 
 
 class Asking:
@@ -80,7 +80,8 @@ class Asking:
         """Raises Short if too few replied."""
         settings, timeline = self._settings, self._service.timeline
         cohort, wanted = await self._cohort(id, ask, tally)
-        if id.ordinal == 0 or not tally.outcomes:
+        if tally.announced != id.attempt:
+            tally.announced = id.attempt
             self._observers.round_started(id.round, id.attempt, timeline.time, len(cohort))
         order = await self._compute(self._prepare, id, ask, context, cohort)
         terms = Terms(
@@ -110,7 +111,8 @@ class Asking:
     async def _cohort(self, id: AskId, ask: Ask, tally: Tally) -> tuple[tuple[DeviceId, ...], int]:
         """The devices to ask and how many replies are wanted; waits, or moves the clock, until there is someone."""
         among = None if isinstance(ask.cohort, str) else tuple(dict.fromkeys(ask.cohort))
-        eligible = await (self._arrive(among) if self._settings.clock == "virtual" else self._connect(among))
+        virtual = self._settings.clock == "virtual"
+        eligible = await (self._arrive(among, tally) if virtual else self._connect(among))
         if tally.online is None:
             tally.online = len(self._service.roster.online(self._service.timeline.time))
         if among is not None:
@@ -123,12 +125,12 @@ class Asking:
             return cohort, self._settings.per_round
         return cohort, max(1, len(cohort))
 
-    async def _arrive(self, among: Sequence[DeviceId] | None) -> list[DeviceId]:
+    async def _arrive(self, among: Sequence[DeviceId] | None, tally: Tally) -> list[DeviceId]:
         """Who is eligible now, or, if there is nobody, at the next arrival, to which the clock jumps."""
         service, timeline = self._service, self._service.timeline
         wanted = None if among is None else set(among)
         while True:
-            await service.extend(horizon(timeline.time + self._settings.deadline))
+            tally.perturbed |= not await service.extend(horizon(timeline.time + self._settings.deadline))
             eligible = [d for d in service.roster.eligible(timeline.time) if wanted is None or d in wanted]
             if eligible:
                 return eligible
@@ -136,10 +138,10 @@ class Asking:
             if arrival is not None and arrival <= service.reception.horizon:
                 timeline.advance(arrival)
             elif service.reception.horizon < FARTHEST:
-                await service.extend(2 * service.reception.horizon)
+                tally.perturbed |= not await service.extend(2 * service.reception.horizon)
             else:
                 raise QuorumError(
-                    "No device will be on-line again by what the devices announced; make availability last longer, "
+                    "No device is on-line or will be, by what the devices announced; make availability last longer, "
                     "or let the trace wrap."
                 )
 
@@ -195,12 +197,16 @@ class Asking:
         tally.bytes_down += exchange.bytes_down
         tally.bytes_up += exchange.bytes_up
         tally.perturbed |= machine.perturbed
+        for device in sorted(machine.given_up):
+            self._observers.event("given_up", device=device, ask=exchange.text)
         for device, verdict in machine.verdicts.items():
             self._observers.device_result(verdict)
             if verdict == "dropped":
                 self._observers.event("dropout", device=device, ask=exchange.text, back=machine.away.get(device))
         for contribution in exchange.contributions:
-            tally.metrics.update(contribution.reply.metrics)
+            for name, value in contribution.reply.metrics.items():
+                tally.metrics[name] = tally.metrics.get(name, 0.0) + value
+                tally.measured[name] += 1
 
     async def _compute(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._numerics, work, *arguments)

@@ -127,6 +127,8 @@ class Exchange:
                 members[device].away = self.machine.away.get(device, 0.0)
             elif verdict != "failed":
                 self._roster.charge(device, self.order.shared)
+        for device in self.machine.given_up:
+            members[device].lost = True
 
     def discard(self) -> None:
         """Let go of the payloads."""
@@ -169,7 +171,7 @@ class Exchange:
     def _work(self, device: DeviceId) -> Work:
         order = self.order
         specs, frames = order.parts.get(device, ((), ()))
-        download = self._roster.download_bytes(device, order.shared) + sum(len(memoryview(f).cast("B")) for f in frames)
+        download = self._roster.download_bytes(device, order.shared) + sum(map(len, frames))
         self.bytes_down += download
         state = self._roster.members[device].state
         return Work(

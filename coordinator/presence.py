@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from fedemu.protocol.errors import MalformedMessage
 
 DAY = 86_400.0
+FARTHEST = 3_650 * DAY
+"""If nobody is on-line for ten years, nobody will be."""
 
 
 class Presence:
@@ -42,6 +44,6 @@ class Presence:
 def horizon(time: float) -> float:
     """Up to when devices announce their presence, so that ``time`` is covered: one day, or two, or four, ..."""
     reached = DAY
-    while reached < time:
+    while reached < min(time, FARTHEST):
         reached *= 2
     return reached

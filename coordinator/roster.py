@@ -24,7 +24,8 @@ class Member:
     """One device. ``incarnation`` is -1 before its first Hello; ``peer`` is None while it is not connected.
 
     ``state`` names the version of its own state that counts, ``charged`` what it was last charged for by shared key.
-    ``away`` is the time of the experiment until which it stays away after a drop-out.
+    ``away`` is the time of the experiment until which it stays away after a drop-out. ``lost`` means that it was given
+    up: it is not asked again before its next Hello, so that a machine that is gone for good delays one round, not all.
     """
 
     device: DeviceId
@@ -32,6 +33,7 @@ class Member:
     peer: bytes | None = None
     presence: Presence | None = None
     away: float = 0.0
+    lost: bool = False
     state: AskId | None = None
     charged: dict[str, Digest] = field(default_factory=dict)
 
@@ -93,7 +95,7 @@ class Roster:
             self._unseat(replaced)
         if peer in self._by_peer:
             self._unseat(peer)
-        member.incarnation, member.peer = hello.incarnation, peer
+        member.incarnation, member.peer, member.lost = hello.incarnation, peer, False
         self.connected[member.device] = peer
         self._by_peer[peer] = member.device
         self._liveness.heard(peer, now)
@@ -156,8 +158,8 @@ class Roster:
     # ── who can be asked ──────────────────────────────────────────────────────
 
     def lacking(self, until: float) -> list[Member]:
-        """Members whose announced presence does not reach ``until``, or who never announced any."""
-        return [member for member in self.members if member.presence is None or member.presence.until < until]
+        """Members whose announced presence does not reach ``until``; the lost ones do not count."""
+        return [m for m in self.members if not m.lost and (m.presence is None or m.presence.until < until)]
 
     def online(self, time: float) -> list[DeviceId]:
         """Those on-line at ``time`` by what they announced (virtual clock), or connected (wall clock); by index."""
@@ -166,16 +168,19 @@ class Roster:
         return sorted(self.connected)
 
     def eligible(self, time: float) -> list[DeviceId]:
-        """Those on-line and not away after a drop-out, in index order."""
+        """Those on-line who are neither away after a drop-out nor lost, in index order."""
         if not self._virtual:
             return self.online(time)
-        return [device for device in self.online(time) if self.members[device].away <= time]
+        members = self.members
+        return [d for d in self.online(time) if members[d].away <= time and not members[d].lost]
 
     def next_arrival(self, time: float, among: Iterable[DeviceId] | None = None) -> float | None:
         """The first moment after which one of the devices is eligible, as far as presence is known (virtual clock)."""
         members = self.members if among is None else [self.members[device] for device in among]
         arrivals = (
-            member.presence.arrival(max(time, member.away)) for member in members if member.presence is not None
+            member.presence.arrival(max(time, member.away))
+            for member in members
+            if member.presence is not None and not member.lost
         )
         return min((arrival for arrival in arrivals if arrival is not None and arrival < math.inf), default=None)
 

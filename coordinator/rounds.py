@@ -177,7 +177,6 @@ class Rounds(Generic[S]):
         lost = None
         if evaluation is not None and before is not None:
             lost = float(round_forgetting(np.array([before, evaluation.class_accuracy]))[0])
-        accepted = tally.outcomes["accepted"]
         return {
             "round": context.round,
             "task": context.task,
@@ -193,7 +192,7 @@ class Rounds(Generic[S]):
             "attempts": tally.attempts,
             "bytes_down": tally.bytes_down,
             "bytes_up": tally.bytes_up,
-            "device_metrics": {name: total / accepted for name, total in sorted(tally.metrics.items())},
+            "device_metrics": {name: tally.metrics[name] / tally.measured[name] for name in sorted(tally.metrics)},
         }
 
     async def _commit(self, round: int, state: S, evaluation: Evaluation | None, row: dict[str, Any]) -> None:

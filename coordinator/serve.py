@@ -119,6 +119,7 @@ class Coordinator:
                 return await self._end(None)
         finally:
             self._service.close()
+            self._service.shelf.close()
 
     async def _gather(self) -> None:
         """Wait for the whole fleet."""

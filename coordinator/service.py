@@ -86,13 +86,14 @@ class Service:
         """Wait for the whole fleet, ``start_timeout`` at most; says whether it came."""
         return await self._announced(self.roster.missing, self._settings.start_timeout)
 
-    async def extend(self, until: float) -> None:
+    async def extend(self, until: float) -> bool:
         """Have every device announce its presence up to ``until``, unless it did before; wait ``give_up`` at most.
 
-        A device that is gone for good, or cannot look so far ahead, stays as it was announced.
+        A device that cannot look so far ahead stays as it was announced. One that does not answer is lost, and the
+        result is False.
         """
         if until <= self.reception.horizon:
-            return
+            return True
         self.reception.horizon = until
         members = self.roster.members
         before = {member.device: member.presence for member in self.roster.lacking(until)}
@@ -100,7 +101,12 @@ class Service:
         def silent() -> list[DeviceId]:
             return [device for device, presence in before.items() if members[device].presence is presence]
 
-        await self._announced(silent, self._settings.give_up)
+        if await self._announced(silent, self._settings.give_up):
+            return True
+        for device in silent():
+            members[device].lost = True
+            self._observers.event("given_up", device=device)
+        return False
 
     async def perform(self, exchange: Exchange) -> None:
         """Carry an exchange to its end; its machine bounds the wait."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,12 @@ class Shelf:
         self._store = store
         self._kept: dict[Digest, None] = {}
         self._recent: list[frozenset[Digest]] = []
+
+    def close(self) -> None:
+        """Remove every blob; a run that is resumed publishes them again."""
+        self._store.evict(())
+        with contextlib.suppress(OSError):
+            self._store.directory.rmdir()
 
     def keep(self, key: str, data: bytes) -> BlobRef:
         """Publish a blob for the whole run."""

@@ -119,6 +119,7 @@ class FakeDevice:
         self.fleet, self.index, self.lease = fleet, index, lease
         self.incarnation = 0
         self.welcomed = False
+        self.gone = False
         self.works: dict[str, wire.Work] = {}
         self.parts: dict[str, dict[str, Any]] = {}
         self.proceeding: set[str] = set()
@@ -147,7 +148,14 @@ class FakeDevice:
         self.results.clear()
         self.connect()
 
+    def vanish(self) -> None:
+        """Be gone for good."""
+        self.dealer.close()
+        self.gone = True
+
     def tick(self) -> None:
+        if self.gone:
+            return
         if not self.welcomed:
             self.hello()
             return

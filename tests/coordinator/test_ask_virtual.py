@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedemu.coordinator.ask import Action, Give, Tell, Terms
@@ -179,7 +179,7 @@ def test_who_stays_away_beyond_give_up_has_failed_and_perturbs() -> None:
     machine.left(DeviceId(0), 5.0)
     assert machine.tick(65.0) == []
     assert machine.tick(65.1) == [Tell(DeviceId(1), Proceed(ask=str(ASK)))]
-    assert (machine.verdicts[DeviceId(0)], machine.perturbed) == ("failed", True)
+    assert (machine.verdicts[DeviceId(0)], machine.perturbed, machine.given_up) == ("failed", True, {0})
 
 
 def test_who_does_not_answer_its_work_within_give_up_has_failed() -> None:
@@ -241,6 +241,7 @@ schedule = st.one_of(
 behaviour = st.sampled_from(["good", "good", "good", BAD, FAIL])
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(schedule, behaviour), min_size=1, max_size=8), st.integers(1, 5), st.data())
 def test_no_order_of_events_changes_an_outcome(
     devices: list[tuple[Scheduled | None, str]], wanted: int, data: st.DataObject

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedemu.coordinator.ask import Give, Tell, Terms
@@ -70,6 +70,7 @@ events = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(events, st.integers(1, 7))
 def test_every_device_has_exactly_one_outcome_whatever_happens(events: list[tuple[str, int]], wanted: int) -> None:
     machine = opened(6, wanted, deadline=30.0)

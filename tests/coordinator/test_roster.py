@@ -248,6 +248,18 @@ def test_eligible_are_those_on_line_and_not_away_whether_connected_or_not() -> N
     assert fleet.next_arrival(5.0, [DeviceId(2)]) is None
 
 
+def test_a_lost_device_is_not_asked_before_it_says_hello() -> None:
+    fleet, lease = roster(2)
+    for member in fleet.members:
+        member.presence = Presence(50.0, [(0.0, math.inf)])
+    fleet.members[0].lost = True
+    assert (fleet.eligible(0.0), fleet.online(0.0)) == ([1], [0, 1])
+    assert fleet.next_arrival(0.0, [DeviceId(0)]) is None
+    assert [member.device for member in fleet.lacking(60.0)] == [1]
+    fleet.hello(B, hello(0, lease), 0.0)
+    assert fleet.eligible(0.0) == [0, 1]
+
+
 def test_under_the_wall_clock_on_line_means_connected() -> None:
     fleet, lease = roster(3, "wall")
     fleet.hello(B, hello(2, lease), 0.0)

@@ -404,11 +404,33 @@ async def test_who_never_comes_back_has_failed_and_the_run_is_perturbed(
     make_plan: MakePlan, make_fleet: MakeFleet
 ) -> None:
     fleet = make_fleet(script=lambda index, work: act(10.0 + index, reply="silent" if index == 0 else "good"))
-    plan = make_plan(devices=6, per_round=6, over_selection=1.0, rounds=1, give_up=2.5, answer_timeout=2.5)
+    plan = make_plan(devices=6, per_round=6, over_selection=1.0, rounds=3, give_up=2.5, answer_timeout=2.5)
     summary, left = await run(plan)
-    assert (left.rows[0]["accepted"], left.rows[0]["failed"], summary.perturbed) == (5, 1, True)
+    assert [(row["selected"], row["accepted"], row["failed"]) for row in left.rows] == [(6, 5, 1), (5, 5, 0), (5, 5, 0)]
     assert left.rows[0]["virtual_time"] == 600.0
+    assert summary.perturbed
     assert fleet.devices[0].verdicts == {}
+    assert [(event["device"], event["ask"]) for event in events(left, "given_up")] == [(0, "1.0.0")]
+
+
+async def test_presence_that_is_not_announced_in_time_perturbs_and_loses_the_device(
+    make_plan: MakePlan, make_fleet: MakeFleet
+) -> None:
+    day = 86_400.0
+
+    def presence(index: int, until: float) -> Presence:
+        return Presence(until=until, intervals=((0.0, 5.0), (1.5 * day, 9 * day)))
+
+    def script(index: int, work: wire.Work) -> Any:
+        if index == 0 and work.start == 0:
+            asyncio.get_running_loop().call_later(0.01, fleet.devices[0].vanish)
+        return act(5.0 + index)
+
+    fleet = make_fleet(3, script=script, presence=presence)
+    summary, left = await run(make_plan(devices=3, per_round=2, over_selection=2.0, rounds=2, give_up=3.0))
+    assert [row["selected"] for row in left.rows] == [3, 2]
+    assert summary.perturbed
+    assert [event["device"] for event in events(left, "given_up")] == [0]
 
 
 # ── strangers and bad company ─────────────────────────────────────────────────
