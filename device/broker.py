@@ -210,7 +210,9 @@ def train_message(group: Group, store: BlobStore) -> tuple[Train, list[memoryvie
             SharedFile(key=ref.key, digest=ref.digest, path=str(store.path(Digest(ref.digest)))) for ref in first.shared
         ),
         jobs=tuple(
-            TrainJob(device=job.submit.device, own=job.submit.own, next_own=job.submit.next_own, tensors=len(job.frames))
+            TrainJob(
+                device=job.submit.device, own=job.submit.own, next_own=job.submit.next_own, tensors=len(job.frames)
+            )
             for job in group.jobs
         ),
         tensors=tuple(

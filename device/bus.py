@@ -1,7 +1,7 @@
 """The messages between a supervisor, its device processes and its trainers, on one machine.
 
-They use the codec of the wire. Blobs and own states pass by path; only a device's samples, its own part of an ask and its
-payload travel as frames. A peer has to name the bus's token before anything else of it is heeded.
+They use the codec of the wire. Blobs and own states pass by path; only a device's samples, its own part of an ask and
+its payload travel as frames. A peer has to name the bus's token before anything else of it is heeded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedemu.protocol.messages import (
 FilePath = Annotated[str, Field(max_length=4096)]
 
 INDICES = "."
-"""The first tensor of a job: the device's samples. The others are its own part of the ask, whose names differ from this."""
+"""The first tensor of a job: the device's samples. The others are its own part of the ask, with names unlike this."""
 LIMITS = Limits(header_bytes=64 * 2**20, frames=2**17, frame_bytes=2**40, message_bytes=2**40)
 """Nobody but the supervisor's own processes is heeded on the bus, so the limits only have to hold the largest group."""
 
@@ -67,9 +67,10 @@ class Joined(Message):
 
 
 class Submit(Message):
-    """A job: run ``program`` on the device's samples. ``own`` is the state to start from, ``next_own`` where the next one goes.
+    """A job: run ``program`` on the device's samples.
 
-    The tensors are ``indices`` ``[examples]`` (int64) and the device's own part of the ask.
+    ``own`` is the state to start from, ``next_own`` where the next one goes. The tensors are ``INDICES`` ``[examples]``
+    (int64) and the device's own part of the ask.
     """
 
     type: Literal["submit"] = "submit"
@@ -117,7 +118,7 @@ class Train(Message):
 
 
 class Ready(Message):
-    """The trainer is warm. ``capacity`` is how many jobs of a program it takes in one group; others take ``default``."""
+    """The trainer is warm. ``capacity`` is how many jobs of a program make a group; ``default`` that of all others."""
 
     type: Literal["ready"] = "ready"
     capacity: Annotated[dict[Name, Annotated[int, Field(ge=1)]], Field(max_length=256)]

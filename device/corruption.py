@@ -13,8 +13,8 @@ from fedemu.protocol.messages import Result, TensorSpec
 def corrupt(result: Result, frames: Sequence[Any], kind: Corruption) -> tuple[Result, list[Any]]:
     """The result with a payload that can't be used.
 
-    ``nan`` strikes the first tensor of floats (or else damages a shape), ``shape`` the first tensor, ``truncate`` the last.
-    A payload without tensors gains one.
+    ``nan`` strikes the first tensor of floats (or else damages a shape), ``shape`` the first tensor, ``truncate`` the
+    last. A payload without tensors gains one.
     """
     tensors, damaged = list(result.tensors), [bytes(frame) for frame in frames]
     if not tensors:

@@ -1,4 +1,4 @@
-"""A supervisor's place at the coordinator as a machine without I/O: enrolment, heartbeats, and what to do when it is gone.
+"""A supervisor's place at the coordinator as a machine without I/O: enrolment, heartbeats, and coming back.
 
 ``now`` is the monotonic clock in seconds. The machine raises the error that ends the supervisor.
 """
@@ -81,7 +81,7 @@ class Enrolment:
         """Raises RefusedError where asking again would not help."""
         match refused.reason:
             case "unknown_peer" if self.granted is not None:
-                # The coordinator has started again. Several messages may be refused for it; one try at a time is enough.
+                # The coordinator has started again. Several messages may be refused for it; one answer is enough.
                 if self.state == "seeking":
                     return []
                 self.state, self._sought = "seeking", now
@@ -152,7 +152,9 @@ class Enrolment:
 
     def _never_enrolled(self) -> UnreachableError | RefusedError:
         if self._taken:
-            return RefusedError("lease_taken", f"The coordinator at {self._address} refused this machine: {self._taken}")
+            return RefusedError(
+                "lease_taken", f"The coordinator at {self._address} refused this machine: {self._taken}"
+            )
         return UnreachableError(
             f"No coordinator answered at {self._address} within {self._connect_seconds:g} s; "
             "start one there, or give the right address with --connect."

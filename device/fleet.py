@@ -1,4 +1,4 @@
-"""The device processes of a machine as their supervisor sees them: started through the zygote, and again when they end."""
+"""The device processes of a machine as their supervisor sees them: started by the zygote, and again when they end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Process:
 
 
 class Fleet:
-    """``died`` is called with (device, incarnation) for every life that ended, ``process_ended`` with the process's number.
+    """``died`` is called with (device, incarnation) for every life that ended, ``process_ended`` with its number.
 
     ``failed`` hears of what can't be mended.
     """
@@ -242,7 +242,9 @@ class Fleet:
         process.failures += 1
         if process.failures >= MOST_FAILURES:
             logs = Path(self._setup.logs) / f"device-{number}.log" if self._setup.logs else "the output above"
-            self._failed(FedemuError(f"Device process {number} ended {process.failures} times with code {code}; see {logs}."))
+            self._failed(
+                FedemuError(f"Device process {number} ended {process.failures} times with code {code}; see {logs}.")
+            )
             return
         self._timers = {timer for timer in self._timers if not timer.cancelled() and timer.when() > self._loop.time()}
         self._timers.add(self._loop.call_later(0.05 * 2**process.failures, self._fork, number))

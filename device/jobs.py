@@ -14,7 +14,7 @@ from fedemu.device.bus import Submit
 from fedemu.protocol.ids import Digest
 
 MAX_DEATHS = 3
-"""A job that was running when this many trainers died is given up. Before its last try it is set apart from others."""
+"""A job that was running when this many trainers died is given up. For its last try it is set apart from others."""
 
 JobKey = tuple[int, str]
 """(device, ask): a device has at most one job of an ask."""
@@ -22,7 +22,7 @@ JobKey = tuple[int, str]
 
 @dataclass
 class QueuedJob:
-    """A device's job with the frames of its tensors, and ``origin``, whoever wants the answer (None: nobody any more)."""
+    """A device's job with its tensors' frames. ``origin`` is who wants the answer, if anybody still does."""
 
     submit: Submit
     frames: Sequence[Any]
@@ -83,7 +83,7 @@ class JobQueue:
         return sum(trainer.group is None for trainer in self._trainers.values())
 
     def submit(self, job: QueuedJob, now: float, lacking: Sequence[Digest] = ()) -> None:
-        """Queue a job. If the very same is running, its answer will go to the new origin; another of its key is replaced."""
+        """Queue a job. If the very same is running, its answer goes to the new origin; another is replaced."""
         running = self._running(job.key)
         if running is not None and running.submit == job.submit:
             running.origin = job.origin
@@ -178,7 +178,9 @@ class JobQueue:
 
     def needed(self) -> set[Digest]:
         """The blobs of all jobs that are queued or running."""
-        running = [job for trainer in self._trainers.values() if trainer.group for job in trainer.group.running.values()]
+        running = [
+            job for trainer in self._trainers.values() if trainer.group for job in trainer.group.running.values()
+        ]
         return {Digest(ref.digest) for job in (*self._jobs.values(), *running) for ref in job.submit.shared}
 
     def _send_off(self, trainer: int, jobs: list[QueuedJob]) -> Group:

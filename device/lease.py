@@ -1,7 +1,7 @@
 """A supervisor's lease on disk, by which its next life finds its devices and their own states again.
 
-``state/RUN/LEASE/`` holds ``lease.json``, the blobs and a folder per device. It is locked while its supervisor lives, so
-that two supervisors with one state folder never take the same devices.
+``state/RUN/LEASE/`` holds ``lease.json``, the blobs and a folder per device. It is locked while its supervisor lives,
+so that two supervisors with one state folder never take the same devices.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class LeaseFolder:
 
 def find_leases(state: Path, count: int) -> list[LeaseFolder]:
     """The leases of ``count`` devices that no living supervisor holds, newest first, all locked."""
-    found = []
+    found: list[LeaseFolder] = []
     for path in sorted(state.glob("*/*/lease.json"), key=_age):
         lock = _lock(path.parent)
         if lock is None:
@@ -95,11 +95,26 @@ def create_lease(state: Path, granted: Granted, count: int) -> LeaseFolder:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"The state folder {state} can't be used ({error.strerror}); choose another.") from error
+        raise ConfigurationError(
+            f"The state folder {state} can't be used ({error.strerror}); choose another."
+        ) from error
     lock = _lock(folder)
     if lock is None:
         raise ConfigurationError(f"Another supervisor works in {folder}.")
     return LeaseFolder(folder, _read(folder / "lease.json") or LeaseRecord(granted.lease, granted.run, count, 0), lock)
+
+
+def claim_lease(leases: list[LeaseFolder], state: Path, granted: Granted, count: int) -> LeaseFolder:
+    """The folder of the lease that was granted, for another life with it; the other ``leases`` are let go."""
+    own = next((lease for lease in leases if lease.record.lease == granted.lease), None)
+    for lease in leases:
+        if lease is not own:
+            lease.close()
+    if own is None:
+        own = create_lease(state, granted, count)
+    own.begin()
+    prune(state)
+    return own
 
 
 def prune(state: Path) -> None:

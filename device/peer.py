@@ -19,7 +19,7 @@ TellSupervisor = Callable[[Joined | Submit | Withdraw, Sequence[Any]], None]
 
 
 class DevicePeer:
-    """``tell`` reaches the supervisor. ``ended`` is called once, when this life is over; the connection is closed then."""
+    """``tell`` reaches the supervisor. ``ended`` is called once, when this life is over and the connection closed."""
 
     def __init__(
         self,

@@ -39,9 +39,14 @@ async def prepare_data(prepare: str, experiment: Path, expected: str) -> None:
         raise DataError(text[0])
     if process.returncode != 0:
         raise ConfigurationError(f"Preparing the data ended with code {process.returncode}; see the output above.")
-    if text[0] != expected:
+    compare_data(text[0], expected)
+
+
+def compare_data(found: str, expected: str) -> None:
+    """Raises DataError unless this machine's data are the coordinator's."""
+    if found != expected:
         raise DataError(
-            f"This machine's data are not the coordinator's: digest {text[0][:12]} here, {expected[:12]} there. "
+            f"This machine's data are not the coordinator's: digest {found[:12]} here, {expected[:12]} there. "
             "Give both the same data set (FEDEMU_DATA names the folder to look in first)."
         )
 

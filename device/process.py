@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -30,22 +30,51 @@ FAILED = 1
 log = logging.getLogger("fedemu.device")
 
 
+def kill_this_process(device: int, incarnation: int) -> None:
+    """A crash as it is: no handler, no farewell, no clean-up."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class DeviceProcess:
-    """``exit_code`` is set when the process is to end."""
+    """Devices that share an event loop. ``exit_code`` is set when none of them has anything left to do here.
+
+    ``crash`` is called with (device, incarnation) when a device is to crash; if it returns, the device begins a new
+    life right here. The bus may be on another network than the coordinator.
+    """
 
     def __init__(
-        self, network: Network, setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple[int, int]]
+        self,
+        network: Network,
+        coordinator: str,
+        bus_network: Network,
+        bus: str,
+        attach: Attach,
+        birthplace: Birthplace,
+        lives: Sequence[tuple[int, int]],
+        crash: Callable[[int, int], None] = kill_this_process,
     ) -> None:
         self.exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._network = network
-        self._address = setup.coordinator
+        self._address = coordinator
         self._birthplace = birthplace
-        self._packed = len(lives) > 1
-        self._bus = network.connect(setup.bus, TO_PROCESS, self._received, self._rejected)
-        self._bus.send(Attach(token=setup.token, role="process", number=number))
+        self._crash = crash
+        self._alone = len(lives) == 1
+        self._bus = bus_network.connect(bus, TO_PROCESS, self._received, self._rejected)
+        self._bus.send(attach)
         self._peers: dict[int, DevicePeer] = {}
         for device, incarnation in lives:
             self._bear(device, incarnation)
+
+    def close(self) -> None:
+        """End all devices without a word."""
+        for peer in self._peers.values():
+            peer.close()
+        self._bus.close()
+
+    def quit(self) -> None:
+        """Have all devices say goodbye."""
+        for peer in list(self._peers.values()):
+            peer.quit()
 
     def _bear(self, device: int, incarnation: int) -> None:
         peer = DevicePeer(
@@ -67,29 +96,30 @@ class DeviceProcess:
                 if answer.device in self._peers:
                     self._peers[answer.device].trained(answer, envelope.frames)
             case Quit():
-                for peer in list(self._peers.values()):
-                    peer.quit()
+                self.quit()
 
     def _rejected(self, error: ProtocolError) -> None:
         log.warning("unreadable message on the bus: %s", error)
 
     def _ended(self, device: int, end: End) -> None:
+        if isinstance(end, Retire):
+            del self._peers[device]
+            if not self._peers:
+                self._finish(RETIRED)
+            return
+        incarnation = self._peers[device].runtime.member.incarnation
+        self._birthplace.send_away(device, end.away)
         match end:
             case Crash():
-                self._birthplace.send_away(device, end.away)
-                os.kill(os.getpid(), signal.SIGKILL)
-            case Leave() if self._packed:  # its companions stay, so it is born again right here
-                self._birthplace.send_away(device, end.away)
-                self._bear(device, self._peers[device].runtime.member.incarnation + 1)
-            case Leave():
-                self._birthplace.send_away(device, end.away)
+                self._crash(device, incarnation)
+            case Leave() if self._alone:
                 self._finish(0)
-            case Retire():
-                del self._peers[device]
-                if not self._peers:
-                    self._finish(RETIRED)
+                return
+            case Leave():
+                pass  # its companions stay, so it is born again right here
             case _:
                 assert_never(end)
+        self._bear(device, incarnation + 1)
 
     def _finish(self, code: int) -> None:
         if not self.exit_code.done():
@@ -103,8 +133,9 @@ def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple
 
 
 async def _live(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple[int, int]]) -> int:
-    network = ZmqNetwork()
-    process = DeviceProcess(network, setup, birthplace, number, lives)
+    network = ZmqNetwork(max_sockets=64 + 4 * len(lives))
+    attach = Attach(token=setup.token, role="process", number=number)
+    process = DeviceProcess(network, setup.coordinator, network, setup.bus, attach, birthplace, lives)
 
     def give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         # A device that goes on after an error would only be silent; its next life starts from its own state.

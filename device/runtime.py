@@ -26,7 +26,7 @@ REMEMBERED = 64
 
 
 class DeviceRuntime:
-    """The events are ``start``, ``receive``, ``trained``, ``tick`` and ``quit``; each returns actions, to be done in order."""
+    """The events are ``start``, ``receive``, ``trained``, ``tick`` and ``quit``; each returns actions, in order."""
 
     def __init__(self, member: Membership, behaviour: Behaviour, stream: Stream, store: OwnStore) -> None:
         self.member = member
@@ -143,7 +143,7 @@ class DeviceRuntime:
         return [Send(wire.Bye(reason="offline")), Disconnect()]
 
     def _unreadable(self, detail: str) -> list[Action]:
-        """The coordinator could not read a message. It does not say which; only a result spoilt by plan can be meant."""
+        """The coordinator can't read a message. It does not say which; only a result spoilt by plan can be meant."""
         return [
             Send(wire.Failed(ask=ask, reason="malformed", detail=detail, planned=True))
             for ask, task in self._tasks.items()

@@ -59,8 +59,9 @@ class OwnStore:
     def supersede(self, current: AskId | None, durable_round: int) -> None:
         """Drop what no checkpoint can name any more.
 
-        ``current`` is the version that counts now. Once it belongs to a durable round, every checkpoint from that round on
-        names it, so all other versions up to the durable round are out of reach. A later one may belong to work in flight.
+        ``current`` is the version that counts now. Once it belongs to a durable round, every checkpoint from that round
+        on names it, so all other versions up to the durable round are out of reach. A later one may belong to work that
+        is under way.
         """
         if current is not None and current.round > durable_round:
             return

@@ -17,7 +17,7 @@ from fedemu.device.broker import Broker
 from fedemu.device.bus import abstract_address
 from fedemu.device.enrolment import Enrolment
 from fedemu.device.fleet import Fleet
-from fedemu.device.lease import LeaseFolder, create_lease, find_leases, prune
+from fedemu.device.lease import claim_lease, find_leases
 from fedemu.device.limits import prepare_machine
 from fedemu.device.link import CoordinatorLink, RunOver
 from fedemu.device.observer import Observer, Silent
@@ -26,7 +26,6 @@ from fedemu.device.prepare import prepare_data
 from fedemu.device.trainers import Trainers, default_trainers
 from fedemu.protocol.blobs import BlobStore
 from fedemu.protocol.errors import FedemuError, Interrupted
-from fedemu.protocol.messages import Granted
 from fedemu.protocol.zmq_transport import ZmqNetwork
 
 __all__ = ["Observer", "Silent", "SupervisorPlan", "supervise"]
@@ -40,7 +39,7 @@ FAREWELL_SECONDS = 3.0
 class SupervisorPlan:
     """What a supervisor is told; the experiment comes from the coordinator. Times are real seconds.
 
-    ``state`` is the folder for leases, blobs and the devices' own states. ``trainers`` 0 means one per core, or per GPU.
+    ``state`` is the folder for leases, blobs and the devices' own states. ``trainers = 0`` means one per core or GPU.
     ``behaviours``, ``trainer`` and ``prepare`` name what is called with the experiment's bytes in other processes.
     """
 
@@ -109,7 +108,8 @@ class Machine:
         link = CoordinatorLink(network, plan.address, enrolment)
         stack.callback(link.close)
         granted = await link.enrol()
-        folder = self._take(leases, granted)
+        folder = claim_lease(leases, plan.state, granted, plan.count)
+        stack.callback(folder.close)
         store = BlobStore(folder.blobs)
         link.keep_blobs(store)
         experiment, partition = await asyncio.gather(link.fetch(granted.experiment), link.fetch(granted.partition))
@@ -168,19 +168,6 @@ class Machine:
             log.warning("%d of %d devices are wanted; the others stay idle", len(devices), plan.count)
         log.info("%d devices in %d processes, %d trainers", len(devices), len(fleet), self._trainer_count)
         await link.unless_ended(self._failed)
-
-    def _take(self, leases: list[LeaseFolder], granted: Granted) -> LeaseFolder:
-        """The folder of the lease that was granted; the others are let go."""
-        own = next((lease for lease in leases if lease.record.lease == granted.lease), None)
-        for lease in leases:
-            if lease is not own:
-                lease.close()
-        if own is None:
-            own = create_lease(self._plan.state, granted, self._plan.count)
-            self._stack.callback(own.close)
-        own.begin()
-        prune(self._plan.state)
-        return own
 
     def _fail(self, error: FedemuError) -> None:
         if not self._failed.done():

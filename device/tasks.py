@@ -58,9 +58,7 @@ def plan_task(work: Work, frames: Sequence[Any], behaviour: Behaviour, stream: S
 def announcement(task: Task) -> Send:
     schedule = task.schedule
     return Send(
-        Scheduled(
-            ask=task.work.ask, event=schedule.event, at=schedule.at, cause=schedule.cause, back=schedule.back
-        )
+        Scheduled(ask=task.work.ask, event=schedule.event, at=schedule.at, cause=schedule.cause, back=schedule.back)
     )
 
 

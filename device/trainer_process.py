@@ -1,4 +1,7 @@
-"""A trainer: runs groups of jobs with torch. Started as ``python -m fedemu.device.trainer_process PARENT`` by its supervisor."""
+"""A trainer: runs groups of jobs with torch.
+
+Started by its supervisor as ``python -m fedemu.device.trainer_process PARENT``.
+"""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from fedemu.device.pipe import TO_TRAINER as SETUP
 from fedemu.device.pipe import TrainerSetup, Unpacker
 from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.errors import FedemuError, ProtocolError
+from fedemu.protocol.transport import Network
 from fedemu.protocol.zmq_transport import ZmqNetwork
 
 log = logging.getLogger(__name__)
@@ -29,8 +30,11 @@ Answer = tuple[Done | JobFailed, Sequence[Buffer]]
 class Runner(Protocol):
     """Computes. ``capacity`` is how many jobs of a program make a group; programs not named there take ``default``."""
 
-    capacity: Mapping[str, int]
-    default: int
+    @property
+    def capacity(self) -> Mapping[str, int]: ...
+
+    @property
+    def default(self) -> int: ...
 
     def run(self, train: Train, frames: Sequence[memoryview]) -> Iterable[Answer]:
         """The answers to the group's jobs, in any order, as they become known."""
@@ -40,37 +44,38 @@ class Runner(Protocol):
 class TrainerShell:
     """``over`` is set when the process is to end."""
 
-    def __init__(self, network: ZmqNetwork, setup: TrainerSetup) -> None:
+    def __init__(self, network: Network, setup: TrainerSetup) -> None:
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._runner: Runner | None = None
-        self._bus = network.connect(setup.bus, TO_TRAINER, self._received, self._rejected)
-        self._bus.send(Attach(token=setup.token, role="trainer", number=setup.number))
+        self.runner: Runner | None = None
+        self.bus = network.connect(setup.bus, TO_TRAINER, self._received, self._rejected)
+        self.bus.send(Attach(token=setup.token, role="trainer", number=setup.number))
 
     def open(self, setup: TrainerSetup, open_runner: Callable[[TrainerSetup], Runner]) -> None:
         """Get ready to compute; an error that no other trainer would escape is told."""
         try:
-            self._runner = open_runner(setup)
+            self.runner = open_runner(setup)
         except FedemuError as error:
-            self._bus.send(Unusable(detail=str(error)[:2048]))
+            self.bus.send(Unusable(detail=str(error)[:2048]))
             return
-        self._bus.send(Ready(capacity=dict(self._runner.capacity), default=self._runner.default))
+        self.bus.send(Ready(capacity=dict(self.runner.capacity), default=self.runner.default))
 
     def _received(self, envelope: Envelope) -> None:
         match envelope.message:
             case Train() as train:
-                self._train(train, envelope.frames)
+                self.train(train, envelope.frames)
             case Quit():
                 self.end()
 
     def _rejected(self, error: ProtocolError) -> None:
         log.warning("unreadable message on the bus: %s", error)
 
-    def _train(self, train: Train, frames: Sequence[memoryview]) -> None:
-        assert self._runner is not None, "work comes after Ready"
+    def train(self, train: Train, frames: Sequence[memoryview]) -> None:
+        """Run a group and answer."""
+        assert self.runner is not None, "work comes after Ready"
         began = time.monotonic()
-        for answer, payload in self._runner.run(train, frames):
-            self._bus.send(answer, payload)
-        self._bus.send(Finished(group=train.group, seconds=time.monotonic() - began))
+        for answer, payload in self.runner.run(train, frames):
+            self.bus.send(answer, payload)
+        self.bus.send(Finished(group=train.group, seconds=time.monotonic() - began))
 
     def end(self) -> None:
         if not self.over.done():

@@ -1,4 +1,4 @@
-"""The trainer processes of a machine as their supervisor sees them: spawned, watched, and started again when they end."""
+"""The trainer processes of a machine as their supervisor sees them: started, watched, and started again."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ class Trainers:
                 return
             failures = 0 if number in self._ready else failures + 1
             if failures >= MOST_FAILURES:
-                self._failed(FedemuError(f"Trainer {number} ended {failures} times in a row, at last with code {code}."))
+                self._failed(
+                    FedemuError(f"Trainer {number} ended {failures} times in a row, at last with code {code}.")
+                )
                 return
             log.warning("trainer %d ended with code %d; starting it again", number, code)
             self._restarted()

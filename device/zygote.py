@@ -1,8 +1,8 @@
 """The zygote: imports everything once, forks device processes on command, and reports every death.
 
-It has no thread and no ZeroMQ context, so that forking is safe, and it ends with its supervisor: when its pipe closes it
-kills its children, and should it be killed itself, the kernel kills them. Started as ``python -m fedemu.device.zygote FD
-PARENT`` by ``fleet.py``.
+It has no thread and no ZeroMQ context, so that forking is safe, and it ends with its supervisor: when its pipe closes
+it kills its children, and should it be killed itself, the kernel kills them. ``fleet.py`` starts it as ``python -m
+fedemu.device.zygote FD PARENT``.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Zygote:
     def __init__(self, pipe: socket.socket) -> None:
         self._pipe = pipe
         self._unpacker = Unpacker(TO_ZYGOTE)
-        self._setup: Setup | None = None
-        self._birthplace: Birthplace | None = None
+        self._setup: Setup
+        self._birthplace: Birthplace
         self._children: dict[int, int] = {}  # process id -> number
         self._wake, wake = socket.socketpair()
         for end in (self._wake, wake):
@@ -96,7 +96,6 @@ class Zygote:
         self._say(ZygoteReady())
 
     def _fork(self, fork: Fork) -> None:
-        assert self._setup is not None and self._birthplace is not None, "Setup comes first"
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -115,7 +114,6 @@ class Zygote:
             self._selector.close()
             for end in (self._pipe, self._wake, self._wake_writer):
                 end.close()
-            assert self._setup is not None and self._birthplace is not None
             code = process.run(self._setup, self._birthplace, fork.number, fork.lives)
         except BaseException:
             process.log.exception("device process %d ends", fork.number)

@@ -14,12 +14,17 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+
 from fedemu.algorithms.partition import Partition
+from fedemu.device.bus import abstract_address
+from fedemu.device.factories import load
+from fedemu.device.pipe import TrainerSetup
 from fedemu.device.supervisor import SupervisorPlan
 from fedemu.protocol.blobs import BlobStore, encode_tree
 from fedemu.protocol.codec import UP, Envelope
 from fedemu.protocol.errors import BlobError
 from fedemu.protocol.ids import Digest, digest_of
+from fedemu.protocol.memory_transport import MemoryNetwork
 from fedemu.protocol.messages import (
     Accepted,
     Beat,
@@ -59,9 +64,7 @@ async def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) 
 class Coordinator:
     """Grants one lease, serves blobs, welcomes devices, and lets the test hold asks."""
 
-    def __init__(
-        self, folder: Path, devices: int, experiment: dict[str, Any], network: Network | None = None
-    ) -> None:
+    def __init__(self, folder: Path, devices: int, experiment: dict[str, Any], network: Network | None = None) -> None:
         self.network: Network = network or ZmqNetwork()
         self.store = BlobStore(folder / "coordinator")
         self.devices = devices
@@ -72,6 +75,7 @@ class Coordinator:
         partition = Partition(offsets, np.arange(2 * devices), none, np.empty(0, np.int64))
         self.partition = self.blob("partition", encode_tree(partition.to_arrays()))
         self.members: dict[int, bytes] = {}
+        self._devices: dict[bytes, int] = {}
         self.incarnations: dict[int, list[int]] = defaultdict(list)
         self.supervisor: bytes | None = None
         self.log: list[tuple[bytes, Any]] = []
@@ -102,14 +106,14 @@ class Coordinator:
     def _received(self, peer: bytes, envelope: Envelope) -> None:
         message = envelope.message
         self.log.append((peer, message))
-        known = {*self.members.values(), self.supervisor}
-        device = next((device for device, member in self.members.items() if member == peer), -1)
+        device = self._devices.get(peer, -1)
+        known = self.members.get(device) == peer or peer == self.supervisor
         match message:
             case Enroll():
                 self._enroll(peer, message)
             case Hello():
                 self._hello(peer, message)
-            case _ if peer not in known:
+            case _ if not known:
                 self.router.send(peer, Refused(reason="unknown_peer", detail="Who are you?"))
             case Heartbeat():
                 self.router.send(peer, Beat())
@@ -159,6 +163,7 @@ class Coordinator:
         assert not lives or hello.incarnation > lives[-1], "incarnations go up"
         lives.append(hello.incarnation)
         self.members[hello.device] = peer
+        self._devices[peer] = hello.device
         welcome = Welcome(
             device=hello.device,
             clock="virtual",
@@ -175,6 +180,9 @@ class Coordinator:
                 self.router.send(peer, works[hello.device])
                 if hello.device in self.proceeding[ask]:
                     self.router.send(peer, Proceed(ask=ask))
+
+    async def until(self, condition: Callable[[], Any], what: str) -> None:
+        await until(condition, what)
 
     async def everyone(self, seconds: float = 30.0) -> None:
         await until(lambda: len(self.members) == self.devices, "the whole fleet", seconds)
@@ -250,6 +258,28 @@ async def coordinator(tmp_path: Path) -> AsyncIterator[Callable[..., Coordinator
 
 
 @pytest.fixture
+async def memory_coordinator(tmp_path: Path) -> AsyncIterator[Callable[..., Coordinator]]:
+    """Makes coordinators for devices in the same loop."""
+    made: list[Coordinator] = []
+
+    def make(devices: int = 6, network: Network | None = None, **experiment: Any) -> Coordinator:
+        made.append(Coordinator(tmp_path / str(len(made)), devices, experiment, network or MemoryNetwork()))
+        made[-1].open("coordinator")
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def toy_runner() -> Callable[[TrainerSetup], Any]:
+    """What the toy trainer process computes with."""
+    open_runner: Callable[[TrainerSetup], Any] = load(f"{HERE / 'toy_trainer.py'}:open_runner")
+    return open_runner
+
+
+@pytest.fixture
 def plan(tmp_path: Path) -> Callable[..., SupervisorPlan]:
     """Plans of supervisors with toys for everything that an experiment would bring."""
 
@@ -270,14 +300,22 @@ def plan(tmp_path: Path) -> Callable[..., SupervisorPlan]:
 
 @pytest.fixture
 def leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Toy trainers in place of real ones; afterwards there is no child and no socket of the abstract namespace."""
+    """Toy trainers in place of real ones; afterwards there is no child, and no socket of the buses that were made."""
+    buses: list[str] = []
+
+    def address() -> str:
+        buses.append(abstract_address())
+        return buses[-1]
+
     monkeypatch.setattr("fedemu.device.trainers.COMMAND", (str(HERE / "toy_trainer.py"),))
+    monkeypatch.setattr("fedemu.device.supervisor.abstract_address", address)
     (tmp_path / "logs").mkdir()
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield
     left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
     assert left == []
-    assert "@fedemu-" not in Path("/proc/net/unix").read_text()
+    sockets = Path("/proc/net/unix").read_text()
+    assert [bus for bus in buses if bus.removeprefix("ipc://") in sockets] == []
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from fedemu.device.corruption import corrupt
 from fedemu.protocol.messages import Result, TensorSpec
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from fedemu.device.fetch import PATIENCE, TRIES, WINDOW, Fetches
 from fedemu.protocol.blobs import CHUNK, BlobStore
 from fedemu.protocol.ids import digest_of

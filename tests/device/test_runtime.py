@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from fedemu.device.actions import Action, Connect, Crash, Disconnect, Leave, Retire, Send, Tell
 from fedemu.device.behaviour import Assignment, Schedule
 from fedemu.device.bus import Done, JobFailed, Joined, Submit, Withdraw
@@ -386,9 +387,7 @@ def test_a_planned_drop_out_happens_when_told_to_proceed(
 ) -> None:
     device = new(Schedule("drop", 11.0, cause, 50.0))
     device.join()
-    assert messages(device.get(a_work())) == [
-        Scheduled(ask="3.0.0", event="drop", at=11.0, cause=cause, back=50.0)
-    ]
+    assert messages(device.get(a_work())) == [Scheduled(ask="3.0.0", event="drop", at=11.0, cause=cause, back=50.0)]
     assert device.get(Proceed(ask="3.0.0")) == expected
 
 

@@ -1,4 +1,4 @@
-"""Versions of a device's own state: whole or not at all, found again after a restart, gone when nobody can name them."""
+"""Versions of a device's own state: whole or not at all, found again after a restart, gone when nobody names them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from fedemu.device.store import OwnStore, read_own, write_own
 from fedemu.protocol.errors import BlobError
 from fedemu.protocol.ids import AskId

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from fedemu.algorithms.interface import Forest
 from fedemu.device.bus import Done, JobFailed, SharedFile, Train, TrainJob
 from fedemu.device.executors import Job, JobResult

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+
 from fedemu.algorithms.partition import Partition
 from fedemu.device.bus import TO_SUPERVISOR, Attach, Quit, abstract_address
 from fedemu.device.fleet import Fleet

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+
 from fedemu.device.bus import Done, JobFailed, Train
 from fedemu.device.pipe import TrainerSetup
 from fedemu.device.store import read_own, write_own
@@ -34,10 +35,9 @@ toys = _toys()
 
 
 class ToyRunner:
-    capacity = {"train": 8}
-    default = 4
-
     def __init__(self, settings: dict[str, Any]) -> None:
+        self.capacity = {"train": 8}
+        self.default = 4
         self._settings = settings
 
     def run(self, train: Train, frames: Sequence[memoryview]) -> Iterable[Answer]:

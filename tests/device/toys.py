@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from fedemu.device.behaviour import Assignment, Schedule
-from fedemu.protocol.errors import ConfigurationError, TrainingError
+from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import Digest, digest_of
 
 DATA = digest_of(b"toy data")
