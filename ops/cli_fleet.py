@@ -13,6 +13,7 @@ from fedemu.ops.cli_errors import guarded
 from fedemu.ops.cli_options import Format, overrides_of
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.config_sources import load_experiment
+from fedemu.ops.datasets_apart import find_data
 from fedemu.ops.run_folder import claim, reopen
 from fedemu.ops.run_together import conclude, is_complete, run_together
 from fedemu.protocol.errors import ConfigurationError
@@ -151,6 +152,7 @@ def _open(
     """The run directory, new or continued, with its experiment."""
     if resume is None:
         experiment, runtime = load_experiment(source, overrides, os.environ)
+        find_data(experiment)
         return claim(experiment, out), experiment, runtime
     for given, name in ((source, "an experiment"), (out, "--out")):
         if given is not None:

@@ -15,7 +15,7 @@ from fedemu.ops.cli_errors import guarded
 from fedemu.ops.cli_options import Format
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.config_sources import load_experiment
-from fedemu.ops.datasets_source import locate
+from fedemu.ops.datasets_apart import find_data
 from fedemu.ops.presets import presets as shipped
 
 
@@ -53,8 +53,7 @@ def validate(
 ) -> int:
     """Check an experiment without running it; says what it comes to, or what is wrong with it."""
     checked, runtime = load_experiment(experiment, settings or [], os.environ)
-    data = os.environ.get("FEDEMU_DATA")
-    place = locate(checked.data.dataset, Path(data).expanduser() if data else None)
+    place = find_data(checked)
     facts = _facts(checked, runtime) | {"data": f"{checked.data.dataset} ({place.kind.replace('_', ' ')})"}
     if format is Format.JSON:
         print(json.dumps({"ok": True, "digest": checked.digest, "experiment": checked.table(), "facts": facts}))

@@ -32,6 +32,7 @@ from fedemu.ops.cli_errors import INTERRUPTED, complain, exit_code_of
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.config_sources import read_frozen
 from fedemu.ops.datasets import build_partition, open_corpus
+from fedemu.ops.datasets_apart import decode_apart
 from fedemu.ops.learning import open_algorithm
 from fedemu.ops.logs import LogObserver, open_log
 from fedemu.ops.metrics import CoordinatorMetrics, Exporter
@@ -129,6 +130,7 @@ def assemble(
 ) -> CoordinatorPlan:
     """The plan of a run whose directory has been claimed, so that starting it and resuming it are the same."""
     torch.set_num_threads(experiment.server.threads)
+    decode_apart(experiment, lambda text: print(text, file=sys.stderr, flush=True))
     corpus = open_corpus(experiment.data)
     model, algorithm = open_algorithm(experiment, corpus)
     partition = build_partition(corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)

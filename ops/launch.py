@@ -37,8 +37,8 @@ def launch(
     say: Callable[[str], None],
     started: Callable[[Mapping[Child, int]], None] = lambda pids: None,
     patience: Patience = DEFAULT_PATIENCE,
-) -> int:
-    """Run both commands to their end; returns the exit code of the whole.
+) -> Launch:
+    """Run both commands to their end; returns how it ended, with the ``exit_code`` of the whole.
 
     ``terminal`` names the file that takes a child's stderr, None lets it share this process's. ``started`` is told
     the process ids. Call it in the main thread: it takes over the stop signals while it runs.
@@ -77,7 +77,7 @@ def launch(
             for process in children.values():
                 _send(process, signal.SIGKILL)
                 process.wait()
-    return rules.exit_code
+    return rules
 
 
 def last_words(path: Path) -> str:

@@ -72,8 +72,9 @@ class Launch:
     stage: Stage = Stage.RUNNING
     wake: float | None = None
     """When ``tick`` has to be called at the latest, on the caller's clock."""
+    devices_gave_up: bool = False
+    """Whether the end began with the devices, by an error of theirs."""
     _ended: dict[Child, int] = field(default_factory=dict)
-    _reason: int | None = None
     _restarts: int = 0
     _sent: set[Send] = field(default_factory=set)
 
@@ -106,7 +107,7 @@ class Launch:
             return [Say(f"the devices' supervisor was ended by {name}; starting it again"), Restart()]
         self._ended["devices"] = code
         if self.stage is Stage.RUNNING and code != 0:
-            self._reason = code if code > 0 else INTERNAL_ERROR
+            self.devices_gave_up = True
             return self._unless_over([*self._stop(now)])
         return self._unless_over([])
 
@@ -142,8 +143,8 @@ class Launch:
         return [action for action in actions if isinstance(action, Say)]
 
     def _verdict(self, code: int) -> int:
-        if self._reason is not None and code != 0:
-            return self._reason
+        if self.devices_gave_up and code != 0:
+            return max(self._ended["devices"], 0) or INTERNAL_ERROR
         if code >= 0:
             return INTERRUPTED if code == LEFT_EARLY else code
         return INTERNAL_ERROR if Signals(-code) in _CRASHES else INTERRUPTED

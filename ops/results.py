@@ -50,10 +50,9 @@ class Results:
         """A few lines for people."""
         summary, lines = self.summary, []
         totals = summary.get("totals") or {}
-        lines.append(
-            f"{summary.get('name')}: {summary.get('outcome')}, {summary.get('rounds')} rounds in "
-            f"{span(summary.get('wall_time') or 0.0)} ({span(summary.get('virtual_time') or 0.0)} of the experiment's time)"
-        )
+        real, virtual = (span(summary.get(key) or 0.0) for key in ("wall_time", "virtual_time"))
+        end = f"{summary.get('outcome')}, {summary.get('rounds')} rounds in {real} ({virtual} of the experiment's time)"
+        lines.append(f"{summary.get('name')}: {end}")
         if self.accuracy is not None:
             lines.append(f"  accuracy  {self.accuracy:.4f}  (best {summary.get('best_accuracy') or 0.0:.4f})")
         counts = [f"{totals[outcome]:,} {outcome}" for outcome in OUTCOMES if totals.get(outcome)]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedemu.coordinator.run_directory import read_run
-from fedemu.ops.cli_errors import INTERRUPTED, exit_code_of
+from fedemu.ops.cli_errors import INTERNAL_ERROR, INTERRUPTED, exit_code_of
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.launch import child_command, free_address, last_words, launch
 from fedemu.ops.launch_rules import Child
@@ -102,13 +102,13 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
         # On a terminal the cursor rests at the end of the coordinator's display.
         say(f"\n{text}" if terminal else text)
 
-    code = launch(commands, {"coordinator": None, "devices": devices_terminal}, interject, started)
+    ended = launch(commands, {"coordinator": None, "devices": devices_terminal}, interject, started)
     if terminal:
         # A display that was killed could not do it.
         sys.stderr.write(_SHOW_CURSOR)
-    if code not in (0, INTERRUPTED) and (words := last_words(devices_terminal)):
+    if ended.devices_gave_up and (words := last_words(devices_terminal)):
         say(words)
-    return code
+    return INTERNAL_ERROR if ended.exit_code is None else ended.exit_code
 
 
 def per_process(runtime: Runtime) -> str:

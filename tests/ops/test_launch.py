@@ -26,14 +26,15 @@ def toy(code: str) -> list[str]:
 
 def run(coordinator: str, devices: str, said: list[str] | None = None) -> tuple[int, dict[Child, int]]:
     pids: dict[Child, int] = {}
-    code = launch(
+    ended = launch(
         {"coordinator": toy(coordinator), "devices": toy(devices)},
         {"coordinator": Path(os.devnull), "devices": Path(os.devnull)},
         said.append if said is not None else lambda text: None,
         lambda started: pids.update(started),
         QUICK,
     )
-    return code, pids
+    assert ended.exit_code is not None
+    return ended.exit_code, pids
 
 
 def test_the_code_of_the_coordinator_is_the_code_of_the_run_and_nothing_is_left() -> None:
@@ -83,7 +84,7 @@ commands = {
 null = Path(os.devnull)
 def started(pids):
     print(pids["coordinator"], pids["devices"], flush=True)
-sys.exit(launch(commands, {"coordinator": null, "devices": null}, lambda text: None, started, Patience(retreat=0.05)))
+sys.exit(launch(commands, {"coordinator": null, "devices": null}, print, started, Patience(retreat=0.05)).exit_code)
 """
 
 
