@@ -23,8 +23,8 @@ CUTOUT_SIDE = 16
 class Augmentation:
     """Crop, mirror, then cut a square out, each where asked for, independently for each row of a batch.
 
-    ``fill`` is the value of a black pixel per channel, after normalisation: what a crop shows beyond the image. A cut-out
-    square becomes 0, the mean of all pixels.
+    ``fill`` is the value of a black pixel per channel, after normalisation: what a crop shows beyond the image. A
+    cut-out square becomes 0, the mean of all pixels.
     """
 
     crop: bool

@@ -6,7 +6,7 @@ Nothing here knows of sockets, processes or files. See ``docs/architecture.md`` 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -52,7 +52,10 @@ class Outcome(NamedTuple):
 
 
 Plan = Callable[[int, np.random.Generator], NDArray[np.int64]]
-"""(examples, generator) -> positions ``[steps, batch]`` into the device's samples; -1 pads. Steps depend on examples only."""
+"""(examples, generator) -> positions ``[steps, batch]`` into the device's samples; -1 pads.
+
+Pure: the number of steps, and whether anything is drawn at all, depend on the number of examples only.
+"""
 Step = Callable[[Any, Batch, Forest, Tree, Facts, Tree], tuple[Any, Tree]]
 """(carry, batch, shared, own, facts, noise) -> (carry, metrics); pure, and usable under ``torch.func.vmap``."""
 
@@ -75,8 +78,8 @@ class Augment(Protocol):
 class Stage:
     """One or more passes over the device's data with one carry.
 
-    ``rows_matter`` says whether rows of weight 0 can change what the step makes (as in a batch's statistics); where they
-    can't, an executor may leave them out.
+    ``rows_matter`` says whether rows of weight 0 can change what the step makes (as in a batch's statistics); where
+    they can't, an executor may leave them out.
     """
 
     plan: Plan
@@ -92,13 +95,23 @@ class LocalProgram(Protocol):
     branching on values, no random numbers inside (they come through ``noise``), and ``own`` of one structure always.
     """
 
-    stages: tuple[Stage, ...]
-    noise: Mapping[str, tuple[int, ...]]
-    """Standard normal tensors by name and shape, drawn afresh per device and step."""
-    passes: float
-    """How often an example is processed; sets the emulated compute time."""
-    declares_label_counts: bool
-    """Whether the label counts may leave the device with the result."""
+    @property
+    def stages(self) -> tuple[Stage, ...]: ...
+
+    @property
+    def noise(self) -> Mapping[str, tuple[int, ...]]:
+        """Standard normal tensors by name and shape, drawn afresh per device and step."""
+        ...
+
+    @property
+    def passes(self) -> float:
+        """How often an example is processed; sets the emulated compute time."""
+        ...
+
+    @property
+    def declares_label_counts(self) -> bool:
+        """Whether the label counts may leave the device with the result."""
+        ...
 
     def learning_rate(self, round: int, task: int) -> float: ...
 
@@ -127,8 +140,11 @@ class Memory:
 class Query(Protocol):
     """A question to a device's memory, answered at once; the second value names the positions of samples to keep."""
 
-    passes: float
-    declares_label_counts: bool
+    @property
+    def passes(self) -> float: ...
+
+    @property
+    def declares_label_counts(self) -> bool: ...
 
     def initial_own(self, shared: Forest) -> Tree: ...
 
@@ -227,7 +243,8 @@ Script = Generator[Ask | ServerJob, Any, S]
 class Algorithm(Protocol[S]):
     """A federated method. ``S`` is a frozen dataclass whose fields are Trees, Forests, tensors and plain scalars."""
 
-    programs: Mapping[str, LocalProgram | Query]
+    @property
+    def programs(self) -> Mapping[str, LocalProgram | Query]: ...
 
     def init(self, variables: Tree, context: Context) -> S: ...
 
@@ -239,7 +256,7 @@ class Algorithm(Protocol[S]):
 
 
 class Outputs(NamedTuple):
-    """``logits [batch, classes]``, ``features [batch, width]`` (input of the last layer), ``statistics`` of chosen layers."""
+    """``logits [batch, classes]``, ``features [batch, width]`` (input of the last layer), ``statistics`` of some layers."""
 
     logits: Tensor
     features: Tensor
@@ -249,10 +266,15 @@ class Outputs(NamedTuple):
 class Model(Protocol):
     """A network as pure functions; parameters and buffers are leaves of one Tree."""
 
-    kind: Literal["dense", "convolutional"]
-    """What the executor's rule goes by."""
-    buffers: frozenset[str]
-    """Names of the variables that are not trained (running statistics)."""
+    @property
+    def kind(self) -> Literal["dense", "convolutional"]:
+        """What the executor's rule goes by."""
+        ...
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        """Names of the variables that are not trained (running statistics)."""
+        ...
 
     def init(self, seed: int) -> Tree: ...
 

@@ -1,4 +1,4 @@
-"""The building blocks of models: each knows its leaves, draws them with torch's default initialisation, and applies them.
+"""The building blocks of models: each knows its leaves, draws them as torch does by default, and applies them.
 
 All are pure functions of tensors that run alone, under ``torch.func.grad`` and under ``torch.func.vmap``.
 """
@@ -33,7 +33,7 @@ class Linear:
     inputs: int
     outputs: int
 
-    def init(self, generator: Generator) -> Tree:
+    def init(self, generator: Generator) -> dict[str, Tensor]:
         return {
             f"{self.name}.weight": uniform((self.outputs, self.inputs), self.inputs, generator),
             f"{self.name}.bias": uniform((self.outputs,), self.inputs, generator),
@@ -55,7 +55,7 @@ class Convolution:
     stride: int = 1
     bias: bool = True
 
-    def init(self, generator: Generator) -> Tree:
+    def init(self, generator: Generator) -> dict[str, Tensor]:
         fan_in = self.inputs * self.kernel**2
         shape = (self.outputs, self.inputs, self.kernel, self.kernel)
         leaves = {f"{self.name}.weight": uniform(shape, fan_in, generator)}
@@ -79,7 +79,7 @@ class GroupNorm:
     def buffers(self) -> frozenset[str]:
         return frozenset()
 
-    def init(self, generator: Generator) -> Tree:
+    def init(self, generator: Generator) -> dict[str, Tensor]:
         return {f"{self.name}.weight": torch.ones(self.channels), f"{self.name}.bias": torch.zeros(self.channels)}
 
     def __call__(self, variables: Tree, x: Tensor, train: bool) -> tuple[Tensor, Tree]:
@@ -103,7 +103,7 @@ class BatchNorm:
     def buffers(self) -> frozenset[str]:
         return frozenset({f"{self.name}.running_mean", f"{self.name}.running_var"})
 
-    def init(self, generator: Generator) -> Tree:
+    def init(self, generator: Generator) -> dict[str, Tensor]:
         return {
             f"{self.name}.weight": torch.ones(self.channels),
             f"{self.name}.bias": torch.zeros(self.channels),
@@ -127,6 +127,6 @@ class BatchNorm:
 
 
 def batch_statistics(name: str, x: Tensor) -> Tree:
-    """``name.mean`` and ``name.var`` (biased) of each channel of a layer's input ``[batch, channels, height, width]``."""
+    """``name.mean`` and ``name.var`` (biased) per channel of a layer's input ``[batch, channels, height, width]``."""
     variance, mean = torch.var_mean(x, (0, 2, 3), correction=0)
     return {f"{name}.mean": mean, f"{name}.var": variance}

@@ -1,7 +1,7 @@
-"""Local training by stochastic gradient descent: the program of FedAvg and of every method that differs in its loss only.
+"""Local training by stochastic gradient descent: FedAvg's program, and that of methods which differ in their loss only.
 
-Methods that train otherwise wrap it: a corrected gradient is a ``direction``, another payload a program of its own around
-``begin``, ``step`` and ``finish``.
+Methods that train otherwise wrap it: a corrected gradient is a ``direction``, another payload a program of its own
+around ``begin``, ``step`` and ``finish``.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class LocalSGD:
         gradients, loss = self.gradients(carry.variables, batch, shared, own, facts)
         if self.direction is not None:
             gradients = self.direction(gradients, shared, own, facts)
-        trained = without(carry.variables, self.model.buffers)
-        trained, momentum = self.optimiser.step(trained, gradients, carry.momentum, facts.lr)
+        before = without(carry.variables, self.model.buffers)
+        trained, momentum = self.optimiser.step(before, gradients, carry.momentum, facts.lr)
         return Training({**carry.variables, **loss.buffers, **trained}, momentum), loss.metrics
 
     def gradients(self, variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> tuple[Tree, Loss]:

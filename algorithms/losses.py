@@ -73,7 +73,7 @@ class Objective:
 
 
 def proximal(coefficient: float) -> Term:
-    """``coefficient / 2 · ‖w - w_global‖²`` over the trained variables: FedProx (Li et al., 2020), for ``shared["model"]``."""
+    """FedProx (Li et al., 2020): ``coefficient / 2 · ‖w - w_global‖²`` over the trained variables."""
 
     def term(model: Model, at: Pass) -> Tensor:
         trained = without(at.variables, model.buffers)

@@ -31,8 +31,10 @@ class FeedForward:
     def init(self, seed: int) -> Tree:
         generator = torch.Generator().manual_seed(seed)
         variables: dict[str, Tensor] = {}
-        for layer in (*self.convolutions, *self.linears):
-            variables |= layer.init(generator)
+        for convolution in self.convolutions:
+            variables |= convolution.init(generator)
+        for linear in self.linears:
+            variables |= linear.init(generator)
         return variables
 
     def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
@@ -76,7 +78,8 @@ def image_shape(model: str, input_shape: tuple[int, ...], smallest: int) -> tupl
     channels, height, width = input_shape
     if min(height, width) < smallest:
         raise ConfigurationError(
-            f"model {model!r} needs images of at least {smallest}×{smallest} pixels, not {height}×{width}; choose model 'mlp'"
+            f"model {model!r} needs images of at least {smallest}×{smallest} pixels, not {height}×{width}; "
+            "choose model 'mlp'"
         )
     return channels, height, width
 

@@ -1,4 +1,4 @@
-"""Models, criteria and methods by name: the built-in ones, and a user's own as ``module:Name`` or ``path/to/file.py:Name``."""
+"""Models, criteria and methods by name: the built-in ones, and a user's own as ``module:Name`` or ``file.py:Name``."""
 
 from __future__ import annotations
 
@@ -78,13 +78,16 @@ def build_model(name: str, options: Mapping[str, Any], input_shape: tuple[int, .
     model = build()
     if isinstance(model, nn.Module):
         return from_module(build)
-    return _of_the_shape(model, "model", name, ("kind", "buffers", "init", "apply"))
+    built: Model = _of_the_shape(model, "model", name, ("kind", "buffers", "init", "apply"))
+    return built
 
 
 def build_algorithm(name: str, options: Mapping[str, Any], ingredients: Ingredients) -> Algorithm[Any]:
     builder = find("algorithm", name, ALGORITHMS)
     algorithm = _call("algorithm.options", name, builder, (ingredients,), options)
-    return _of_the_shape(algorithm, "algorithm", name, ("programs", "init", "round", "variables"))
+    members = ("programs", "init", "round", "variables")
+    built: Algorithm[Any] = _of_the_shape(algorithm, "algorithm", name, members)
+    return built
 
 
 def find_criterion(name: str) -> Criterion:
@@ -93,7 +96,7 @@ def find_criterion(name: str) -> Criterion:
 
 
 def find(what: str, name: str, known: Mapping[str, Any]) -> Any:
-    """The built-in of this name, or what ``module:Name`` names; raises ConfigurationError if it is neither, or no callable."""
+    """The built-in of this name, or what ``module:Name`` names; ConfigurationError if it is neither, or no callable."""
     if name in known:
         return known[name]
     place, colon, attribute = name.rpartition(":")

@@ -49,7 +49,7 @@ class Block:
 
 @dataclass(frozen=True)
 class ResNet:
-    """``statistics``: whether outputs carry the mean and variance of each normalisation's input, ``name.mean``, ``name.var``."""
+    """``statistics`` says whether outputs carry mean and variance of each normalisation's input."""
 
     stem: Unit
     blocks: tuple[Block, ...]
@@ -65,7 +65,7 @@ class ResNet:
         generator = torch.Generator().manual_seed(seed)
         variables: dict[str, Tensor] = {}
         for unit in self._units():
-            variables |= unit.convolution.init(generator) | dict(unit.norm.init(generator))
+            variables |= unit.convolution.init(generator) | unit.norm.init(generator)
         return variables | self.head.init(generator)
 
     def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:

@@ -18,7 +18,7 @@ from fedemu.protocol.ids import Digest
 Array = NDArray[Any]
 
 ALIGNMENT = 64
-"""Bytes. Matrix kernels may round differently on memory that starts elsewhere, so nothing is computed on such memory."""
+"""Bytes. Matrix kernels may round differently on memory that starts elsewhere, so it is copied before use."""
 
 
 def to_arrays(tree: Tree) -> dict[str, Array]:
@@ -30,7 +30,7 @@ def to_arrays(tree: Tree) -> dict[str, Array]:
 
 
 def from_arrays(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
-    """The arrays as tensors over the same memory; copied only where it starts off ``ALIGNMENT`` or is in another byte order.
+    """The arrays as tensors over the same memory; copied where it is off ``ALIGNMENT`` or in another byte order.
 
     Leaves may be read-only, so nothing may write to a tensor that it did not make.
     """

@@ -1,16 +1,12 @@
 """How training is computed on which hardware: a shipped rule, because a choice by timing would change the last bits.
 
-Measured on two cores of an Intel Xeon of 2.5 GHz (AVX-512), torch 2.13, one thread, as ratios of CPU time to a plain loop
+Measured on an Intel Xeon of 2.5 GHz (AVX-512), torch 2.13, one thread, as ratios of CPU time to a plain loop
 (``torch.nn``, ``torch.optim``, contiguous memory) in the same process on the same samples, medians:
 
-=============================================  ========  ==========  ==========
-work                                           serial    stack of 8  stack of 16
-=============================================  ========  ==========  ==========
-(see below)
-=============================================  ========  ==========  ==========
+FIGURES
 
-So on a CPU dense models are stacked and convolutions are not. Nothing was measured on CUDA: there both kinds are stacked,
-because one device's kernels are far too small to fill a GPU.
+So on a CPU dense models are stacked and convolutions are not. Nothing was measured on CUDA: there both kinds are
+stacked, because one device's kernels are far too small to fill a GPU.
 
 This module imports no torch: supervisors read the environment from it.
 """

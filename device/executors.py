@@ -40,7 +40,7 @@ class Job:
 
 @dataclass(frozen=True)
 class JobResult:
-    """``metrics`` are means over the steps, weighted by their samples. ``keep`` are a query's positions into ``indices``.
+    """``metrics`` are means over the steps, by their samples. ``keep`` are a query's positions into ``indices``.
 
     Non-finite values are results too; the coordinator judges them. Tensors lie in host memory, in C order.
     """

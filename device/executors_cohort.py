@@ -1,4 +1,4 @@
-"""What executors prepare before the first step: which samples each step of each device sees, facts, and stacked inputs."""
+"""What executors prepare before the first step: the samples that each step of each device sees, and stacked inputs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ EACH = "each"
 class Lines:
     """The steps of all devices in one stage, one line each, a device's lines in a row.
 
-    ``rows [lines, batch]`` points into the cohort's samples, where padding repeats samples of the same batch; ``weights``
-    alike, 0 for padding. Device ``d`` has the lines from ``first[d]``, ``steps[d]`` of them.
+    ``rows [lines, batch]`` points into the cohort's samples, where padding repeats samples of the same batch;
+    ``weights`` alike, 0 for padding. Device ``d`` has the lines from ``first[d]``, ``steps[d]`` of them.
     """
 
     rows: NDArray[np.int64]
@@ -39,7 +39,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Cohort:
-    """Jobs that can run together, with all that their steps read; ``x [rows, ...]`` holds the samples of all of them."""
+    """Jobs that can run together, with all that their steps read; ``x [rows, ...]`` holds the samples of all."""
 
     jobs: Sequence[Job]
     places: Sequence[int]
@@ -57,13 +57,13 @@ class Cohort:
 
     @property
     def steps(self) -> NDArray[np.int64]:
-        return np.sum([lines.steps for lines in self.stages], axis=0, dtype=np.int64)
+        return _total([lines.steps for lines in self.stages])
 
 
 def cohorts(
     program: LocalProgram, shared: Forest, jobs: Sequence[Job], source: Source, size: int
 ) -> Iterator[Cohort | tuple[int, TrainingError]]:
-    """The jobs in cohorts of at most ``size``, alike in the names and shapes of what they bring; or a place and its error."""
+    """The jobs in cohorts of at most ``size``, alike in the form of what they bring; or a place and its error."""
     template = program.initial_own(shared)
     alike: dict[Any, list[int]] = {}
     for place, job in enumerate(jobs):
@@ -118,7 +118,7 @@ def _cohort(
     owner = np.repeat(np.arange(len(group)), examples)
     classes = source.corpus.classes
     label_counts = np.bincount(owner * classes + y.numpy(), minlength=len(group) * classes).reshape(-1, classes)
-    steps = np.sum([lines.steps for lines in stages], axis=0, dtype=np.int64)
+    steps = _total([lines.steps for lines in stages])
     noise = [
         generator(source.seed, round=job.round, device=job.device, purpose="noise") for job in group if program.noise
     ]
@@ -174,6 +174,11 @@ def _lines(
             for name in drawn[0]
         }
     return Lines(rows, valid.astype(np.float32), first, steps, stage.augment, draws)
+
+
+def _total(counts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    total: NDArray[np.int64] = np.stack(counts).sum(0)
+    return total
 
 
 PACKED = 2

@@ -1,4 +1,4 @@
-"""A program's functions as functions of flat lists of tensors, traced once per set of input layouts, alone or stacked."""
+"""A program's functions on flat lists of tensors, for one device or for a stack, traced once per set of layouts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_CACHED = 512
 
 @dataclass(frozen=True)
 class Names:
-    """Which leaf of a flat list is what: first the shared trees', then the device's own part, own state, and the facts."""
+    """Which leaf of a flat list is what: the shared trees', then the device's own part, own state, and the facts."""
 
     shared: tuple[tuple[str, str], ...]
     each: tuple[str, ...]
@@ -71,7 +71,7 @@ class Lowered:
 
 
 class Lowering:
-    """Lowers programs for one device (``stack`` None) or for a stack of so many, whose tensors have one more dimension."""
+    """Lowers programs for one device (``stack`` None) or for a stack, whose tensors have a leading dimension."""
 
     def __init__(self, stack: int | None) -> None:
         self.stack = stack

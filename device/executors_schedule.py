@@ -14,7 +14,7 @@ IDLE = -1
 
 @dataclass(frozen=True)
 class Change:
-    """Before step ``time`` of the stack, ``leaving`` devices are done in their slots and ``entering`` ones take theirs."""
+    """Before step ``time`` of the stack the ``leaving`` devices are done, and the ``entering`` ones take slots."""
 
     time: int
     leaving: NDArray[np.int64]

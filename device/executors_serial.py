@@ -104,7 +104,7 @@ def _channels_last(leaf: Tensor) -> Tensor:
 
 
 def _exported(leaf: Tensor) -> Tensor:
-    """In host memory and C order. A copy, because inference tensors can neither be written to nor differentiated outside."""
+    """A copy in host memory and C order: outside of it, inference tensors can't be written to or differentiated."""
     with torch.inference_mode(False):
         return leaf.cpu().clone(memory_format=torch.contiguous_format)
 

@@ -82,8 +82,8 @@ class Vmapped:
 class _Call:
     """One cohort on its way through a program.
 
-    ``_carry`` holds the carry of each device, leaves ``[devices, ...]``, and ``_brought`` what it brings: its part of the
-    ask, its own state and its facts. Their number is rounded up to whole stacks; the added ones repeat the first.
+    ``_carry`` holds the carry of each device, leaves ``[devices, ...]``, and ``_brought`` what it brings: its part of
+    the ask, its own state and its facts. Their number is rounded up to whole stacks; the added ones repeat the first.
     """
 
     def __init__(self, lowering: Lowering, slots: int, program: LocalProgram, shared: Forest, cohort: Cohort) -> None:
@@ -102,7 +102,7 @@ class _Call:
         self._carry = [torch.cat(leaves) for leaves in zip(*parts, strict=True)]
 
     def stage(self, number: int) -> Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """Take all devices through a stage. Per metric: its sum over each device's steps by samples, and the samples."""
+        """Take all devices through a stage. Per metric: its sum over a device's steps by samples, and the samples."""
         lines = self._cohort.stages[number]
         plan = schedule(lines.first, lines.steps, self._slots)
         batches = _Batches(plan.lines, lines, self._cohort)
@@ -128,9 +128,12 @@ class _Call:
         busy = plan.devices != IDLE
         count = len(self._cohort.jobs)
         owner, sizes = plan.devices[busy], batches.sizes[busy]
-        samples = np.bincount(owner, sizes, count)
+
+        def per_device(values: NDArray[np.float64]) -> NDArray[np.float64]:
+            return np.bincount(owner, values, count).astype(np.float64, copy=False)
+
         return {
-            name: (np.bincount(owner, _table([row[i] for row in measured])[busy] * sizes, count), samples)
+            name: (per_device(_table([row[i] for row in measured])[busy] * sizes), per_device(sizes))
             for i, name in enumerate(places)
         }
 
@@ -156,7 +159,7 @@ class _Call:
         return payloads, [{name: rows[i][device] for name, i in places.own.items()} for device in devices]
 
     def _stacks(self, leaves: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-        return (list(stack) for stack in zip(*(leaf.split(self._slots) for leaf in leaves), strict=True))
+        return (list(stack) for stack in zip(*(torch.split(leaf, self._slots) for leaf in leaves), strict=True))
 
     def _leave(self, change: Change, inputs: list[Tensor]) -> list[Tensor]:
         """Keep the carry of those who are done."""

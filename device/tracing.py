@@ -1,8 +1,8 @@
 """Turns a pure function of tensors into the plain sequence of operations that it comes down to.
 
-``torch.func`` interprets a function anew at each call, which for a small model takes ten times as long as its arithmetic.
-Here that happens once per set of input layouts; afterwards only the recorded operations run. They are the same ones,
-so the results are the same to the bit.
+``torch.func`` interprets a function anew at each call, which for a small model takes ten times as long as its
+arithmetic. Here that happens once per set of input layouts; afterwards only the recorded operations run. They are the
+same ones, so the results are the same to the bit.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Untraceable(Exception):
 def trace(function: Flat, inputs: Sequence[Tensor], spent: int = 0) -> Flat:
     """The operations of ``function`` for inputs of exactly these shapes, dtypes and layouts.
 
-    The last ``spent`` inputs belong to the function: their memory may become that of the first ``spent`` outputs. So they
-    must not overlap with other tensors. Raises Untraceable if the function reads values or writes to an input, and
+    The last ``spent`` inputs belong to the function: their memory may become that of the first ``spent`` outputs. So
+    they must not overlap with other tensors. Raises Untraceable if the function reads values or writes to an input, and
     TrainingError if it draws random numbers.
     """
     with torch.inference_mode(False), torch.no_grad():
@@ -92,11 +92,11 @@ class _CompilerStandIn:
         return getattr(importlib.import_module("torch._dynamo"), name)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operation below the transformations, on plain tensors."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.tape: list[Operation] = []
 
     @classmethod
@@ -110,7 +110,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _check(tape: Sequence[Operation], inputs: Sequence[Tensor]) -> None:
-    """The tape may be run again: it reads no values, writes only to what it made, and knows where every tensor is from."""
+    """Raise unless the tape can be run again: it reads no values, writes to what it made, and takes what it knows."""
     own = {memory(tensor) for operation in tape for tensor in operation.outputs} - {memory(t) for t in inputs}
     known = {id(tensor) for tensor in inputs}
     for operation in tape:

@@ -1,4 +1,4 @@
-"""A recorded sequence of operations: what of it has to be done again at each call, and the Python function that does it."""
+"""A recorded sequence of operations: what of it each call has to do again, and the Python function that does it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CONSTANT_BYTES = 64 * 1024
 def simplify(
     tape: Sequence[Operation], inputs: Sequence[Tensor], outputs: list[Tensor]
 ) -> tuple[list[Operation], list[Tensor]]:
-    """Leave out what need not be done again: views that exist already, operations done before, constants, unused results.
+    """Leave out what need not be done again: views that exist, operations done before, constants, unused results.
 
     Nothing of a tape that writes to memory may be left out.
     """

@@ -24,7 +24,7 @@ KEPT_TREES = 8
 
 
 class Trainer:
-    """``kind`` is that of the model; ``examples`` are shared forests by program, of the shapes to expect, for warming up."""
+    """``kind`` is that of the model; ``examples`` are shared forests by program, in the shapes to expect."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Trainer:
 
 
 def open_device(device_type: str) -> torch.device:
-    """The device to compute on, with this process set to compute reproducibly: one thread, no approximate arithmetic."""
+    """The device to compute on; sets this process to compute reproducibly: one thread, no approximate arithmetic."""
     torch.set_num_threads(1)
     if device_type not in ("auto", "cpu", "cuda"):
         raise ConfigurationError(f"device_type = {device_type!r} is none of auto, cpu and cuda")

@@ -14,7 +14,7 @@ from fedemu.ops.datasets import open_corpus
 
 
 def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algorithm[Any]]:
-    """The same in every process; raises ConfigurationError where a name or an option is wrong, or the data don't fit."""
+    """The same in every process; raises ConfigurationError where a name or an option is wrong, or data don't fit."""
     model = build_model(experiment.model.name, experiment.model.options, corpus.input_shape, corpus.classes)
     local = experiment.local
     ingredients = Ingredients(

@@ -5,6 +5,7 @@ import sys
 from typing import get_args
 
 import pytest
+
 from fedemu.device.compute_rule import COMPUTE_ENVIRONMENT, DeviceType, Kind, compute_rule
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+
 from fedemu.algorithms.augment import augmentation
 from fedemu.algorithms.corpus import Corpus, Split
 from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outcome, Stage, Tree
@@ -71,7 +72,7 @@ def assert_alike(result: JobResult, expected: JobResult) -> None:
     assert leaves(result).keys() == leaves(expected).keys()
     for name, leaf in leaves(expected).items():
         bound = 5e-3 * float(leaf.abs().max()) + 1e-6
-        torch.testing.assert_close(leaves(result)[name], leaf, rtol=0.0, atol=bound, msg=lambda text: f"{name}: {text}")
+        torch.testing.assert_close(leaves(result)[name], leaf, rtol=0.0, atol=bound, msg=f"{name} differs")
 
 
 def bits(result: JobResult) -> dict[str, bytes]:
@@ -128,7 +129,9 @@ def test_a_devices_bits_do_not_depend_on_its_company(name: str, stack: int, sour
     random = np.random.default_rng(3)
     jobs = jobs_of([int(size) for size in random.integers(0, 23, 30 if name == "mlp" else 8)])
     executor = Vmapped(stack)
-    expected = {job.device: bits(result) for job, result in zip(jobs, run(executor, program, shared, jobs, source))}
+    expected = {
+        job.device: bits(result) for job, result in zip(jobs, run(executor, program, shared, jobs, source), strict=True)
+    }
     for size in (1, 7, 15, 30):
         order = [jobs[i] for i in random.permutation(len(jobs))]
         for start in range(0, len(order), size):

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
-from fedemu.device.executors_schedule import IDLE, schedule
 from hypothesis import given
 from hypothesis import strategies as st
+
+from fedemu.device.executors_schedule import IDLE, schedule
 
 
 def test_the_longest_device_goes_first_and_free_slots_are_filled_again() -> None:

@@ -5,9 +5,10 @@ import sys
 
 import pytest
 import torch
+from torch import Tensor
+
 from fedemu.device.tracing import Untraceable, trace
 from fedemu.protocol.errors import TrainingError
-from torch import Tensor
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:

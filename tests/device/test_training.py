@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
 from fedemu.algorithms.corpus import Corpus, Split
 from fedemu.algorithms.interface import Facts, Forest, Memory, Outcome, Tree
 from fedemu.algorithms.local_sgd import LocalSGD
@@ -17,7 +19,6 @@ from fedemu.device.executors_vmapped import Vmapped
 from fedemu.device.training import Trainer, open_executor
 from fedemu.protocol.errors import ConfigurationError, TrainingError
 from fedemu.protocol.ids import Digest
-from torch import Tensor
 
 MODEL = mlp((6,), 3, (4,))
 LOCAL = LocalSGD(MODEL, Objective(MODEL), epochs=1, batch_size=4, lr=0.1)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from fedemu.algorithms.fedavg import FedAvg
 from fedemu.algorithms.local_sgd import LocalSGD
 from fedemu.device.executors import Job, JobResult
