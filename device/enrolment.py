@@ -89,6 +89,8 @@ class Enrolment:
             case "lease_unknown" if self.granted is None and self._leases:
                 self._leases.popleft()
                 return self._enroll(now)
+            case "lease_unknown" if self.granted is None:
+                return []  # said of an earlier try, of which several may have waited for the coordinator to come
             case "lease_taken":
                 # It may be held by this machine's own former life, which is not yet known to be dead.
                 self._taken = refused.detail
