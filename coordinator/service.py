@@ -48,7 +48,7 @@ class Service:
     def open(self, network: Network, address: str) -> Router:
         """Raises ConfigurationError for an address that cannot be used."""
         limit = self._settings.payload_bytes
-        decoder = Decoder(wire.Up, Limits(frame_bytes=limit, message_bytes=limit + Limits.header_bytes))
+        decoder = Decoder(wire.Up, Limits(frame_bytes=limit, message_bytes=limit))
         self._router = network.bind(address, decoder, self.reception.received, self.reception.rejected)
         self._ticked = self.timeline.now()
         self._tick()
