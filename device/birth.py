@@ -48,15 +48,16 @@ class Birthplace:
 
     def away(self, device: int) -> float:
         """How many real seconds the device still has to stay away."""
+        path = self._away(device)
         try:
-            text = self._away(device).read_text()
+            left = float(path.read_text()) - time.time()
         except FileNotFoundError:
             return 0.0
-        self._away(device).unlink(missing_ok=True)
-        try:
-            return max(0.0, float(text) - time.time())
         except ValueError:
-            return 0.0  # cut off by the crash that it was to tell of
+            left = 0.0  # cut off by the crash that it was to tell of
+        if left <= 0:
+            path.unlink(missing_ok=True)
+        return max(0.0, left)
 
     def _away(self, device: int) -> Path:
         return self.folder / str(device) / "away"

@@ -35,7 +35,7 @@ class QueuedJob:
 
     @property
     def kind(self) -> Hashable:
-        """Jobs of one kind may run as a group; one that has outlived trainers runs alone, so that it kills no others."""
+        """Jobs of one kind may run as a group; one that has outlived trainers runs alone."""
         submit = self.submit
         alone = self.key if self.deaths >= MAX_DEATHS - 1 else None
         return (submit.ask, submit.program, submit.task, submit.shared, alone)

@@ -423,6 +423,18 @@ def test_heartbeats_begin_at_different_moments_and_keep_the_interval(new: Callab
     assert device.now == pytest.approx(first + 2.0)
 
 
+def test_whatever_is_said_does_for_a_heartbeat(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    device.now = 1.0
+    device.get(a_work())
+    beats = []
+    while not beats:
+        beats = device.wait_until_due()
+    assert beats == [Send(Heartbeat())]
+    assert device.now == 3.0
+
+
 def test_an_unanswered_hello_is_repeated_on_a_fresh_connection_with_a_higher_incarnation(
     new: Callable[..., Device],
 ) -> None:
