@@ -14,7 +14,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from fedemu.device.supervisor import Silent, SupervisorPlan, supervise
+from fedemu.device.observer import Observer, Silent
+from fedemu.device.supervisor import SupervisorPlan, supervise
 from fedemu.ops.cli_errors import exit_code_of
 from fedemu.ops.config import Runtime
 from fedemu.ops.logs import open_log
@@ -58,6 +59,41 @@ def run_devices(count: int, runtime: Runtime, state: Path, logs: Path) -> None:
         asyncio.run(supervise(plan))
 
 
+class Told(Observer):
+    """Says when the fleet of this machine is complete and what has to be started again; passes everything on."""
+
+    def __init__(self, metrics: Observer) -> None:
+        self._metrics = metrics
+        self._complete = False
+
+    def devices(self, counts: Mapping[str, int]) -> None:
+        self._metrics.devices(counts)
+        if not self._complete and counts.get("connected") and not counts.get("starting"):
+            self._complete = True
+            say(f"{counted(counts['connected'])} connected")
+
+    def restarted(self, kind: str) -> None:
+        self._metrics.restarted(kind)
+        # A device's planned crash belongs to the experiment and is nothing to be told.
+        if kind != "device":
+            say(f"a {kind} ended and is started again")
+
+    def queue_depth(self, depth: int) -> None:
+        self._metrics.queue_depth(depth)
+
+    def trained(self, seconds: float, done: int, failed: int) -> None:
+        self._metrics.trained(seconds, done, failed)
+
+
+def say(text: str) -> None:
+    """A line for people."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def counted(devices: int) -> str:
+    return "1 device" if devices == 1 else f"{devices} devices"
+
+
 def state_folder(environment: Mapping[str, str]) -> Path:
     """``FEDEMU_STATE``, or the user's state folder."""
     if chosen := environment.get("FEDEMU_STATE"):
@@ -67,7 +103,7 @@ def state_folder(environment: Mapping[str, str]) -> Path:
 
 
 @contextmanager
-def _observed(port: int) -> Iterator[SupervisorMetrics | Silent]:
+def _observed(port: int) -> Iterator[Observer]:
     if not port:
         yield Silent()
         return
