@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fedemu.ops import cli_fleet, cli_look, cli_stress
+from fedemu.ops import cli_bench, cli_fleet, cli_look, cli_stress
 from fedemu.ops.cli_errors import EXIT_CODES
 
 app = typer.Typer(
@@ -46,6 +46,7 @@ for _name, _command, _summary in (
     ("presets", cli_look.presets, "List the experiments that come with fedemu."),
     ("validate", cli_look.validate, "Check an experiment without running it."),
     ("stress", cli_stress.stress, "Try to break a real fleet."),
+    ("bench", cli_bench.bench, "Measure the fleet, the wire, training and the whole."),
     ("doctor", cli_look.doctor, "Check that this machine can run a fleet."),
 ):
     app.command(_name, short_help=_summary, epilog=EXIT_CODES)(_command)

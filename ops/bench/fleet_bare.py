@@ -14,7 +14,7 @@ from typing import NoReturn
 
 # Imported for its weight in memory alone, as a device process has it.
 import msgpack  # type: ignore[import-untyped]  # noqa: F401
-import numpy  # noqa: F401, ICN001
+import numpy  # noqa: F401
 import pydantic  # noqa: F401
 import zmq
 
@@ -57,7 +57,7 @@ async def _echo(address: str, number: int) -> None:
     socket.send(str(number).encode())
 
     def drain() -> None:
-        while socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
+        while int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             socket.send(socket.recv())
 
     loop = asyncio.get_running_loop()

@@ -56,9 +56,10 @@ class OurFleet:
         host = self._host = self._runner.run(self._open(address))
         log = self._folder / "terminal.log"
         with log.open("wb") as terminal:
-            arguments = ["device", "--n", str(self._devices), "--connect", address, "--state", str(self._folder / "state")]
+            state = str(self._folder / "state")
+            arguments = ["--n", str(self._devices), "--connect", address, "--state", state]
             self._supervisor = subprocess.Popen(
-                [sys.executable, "-m", "fedemu.ops.cli", *arguments],
+                [sys.executable, "-m", "fedemu.ops.cli", "device", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=terminal,
                 stderr=subprocess.STDOUT,

@@ -18,7 +18,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured run: ``work`` units done in ``wall`` seconds, for ``cpu`` seconds of all processes that took part."""
+    """One measured run: ``work`` units done in ``wall`` seconds, for ``cpu`` seconds of all processes together."""
 
     work: float
     wall: float
@@ -31,7 +31,7 @@ Pair = tuple[Sample, Sample]
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure. ``scale`` multiplies the work of one sample; after ``seconds`` a figure gets no more pairs."""
+    """How long to measure: ``scale`` times the work of one sample, and no more pairs of a figure after ``seconds``."""
 
     pairs: int = 5
     scale: float = 1.0
@@ -63,7 +63,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Figure:
-    """What was measured, in ``unit``. ``ratio`` is ours over the floor by wall time, ``cpu_ratio`` the same by CPU time.
+    """What was measured, in ``unit``. ``ratio`` is ours over the floor by wall time, ``cpu_ratio`` that by CPU time.
 
     ``reach`` is the ratio to be reached at least, ``limit`` the greatest value of ours that will do.
     """

@@ -53,8 +53,7 @@ def device_update(
     model.load_state_dict(start)
     optimiser = torch.optim.SGD(model.parameters(), lr=lr)
     for _ in range(epochs):
-        permutation = torch.from_numpy(order.permutation(len(y)))
-        for batch in permutation.split(batch_size):
+        for batch in torch.split(torch.from_numpy(order.permutation(len(y))), batch_size):
             optimiser.zero_grad()
             nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
@@ -62,8 +61,8 @@ def device_update(
 
 
 def weighted_mean(updates: Sequence[State], weights: Sequence[int]) -> dict[str, Tensor]:
-    total = sum(weights)
-    return {
-        name: sum((update[name] * (weight / total) for update, weight in zip(updates, weights, strict=True)), torch.tensor(0.0))
-        for name in updates[0]
-    }
+    mean = {name: torch.zeros_like(value) for name, value in updates[0].items()}
+    for update, weight in zip(updates, weights, strict=True):
+        for name, value in update.items():
+            mean[name] += value * (weight / sum(weights))
+    return mean

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 
 from fedemu.device.compute_rule import COMPUTE_ENVIRONMENT
 from fedemu.ops.bench.measure import Effort, Figure, Tell, paired, rate
@@ -25,7 +26,7 @@ def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
             with ExitStack() as stack:
                 ours = _workers(stack, "ours", task, size, processes, COMPUTE_ENVIRONMENT)
                 floor = _workers(stack, "plain", task, size, processes, {})
-                pairs = paired(lambda: at_once(ours), lambda: at_once(floor), effort)
+                pairs = paired(partial(at_once, ours), partial(at_once, floor), effort)
             yield rate("training", name, "updates/s", pairs, reach)
 
 
@@ -34,9 +35,7 @@ def _workers(
 ) -> list[Worker]:
     started = [
         stack.enter_context(
-            Worker(
-                f"{_SIDES}:{side}", {"task": task, "size": size, "part": part, "parts": processes}, environment
-            )
+            Worker(f"{_SIDES}:{side}", {"task": task, "size": size, "part": part, "parts": processes}, environment)
         )
         for part in range(processes)
     ]

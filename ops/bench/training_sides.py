@@ -51,7 +51,7 @@ def digits_task(cohorts: int) -> Task:
 
 
 def cifar_task(devices: int) -> Task:
-    """Devices with 100 random images of CIFAR's shape each, one epoch in batches of 50: the pixels do not matter here."""
+    """Devices with 100 random images of CIFAR's shape each, one epoch in batches of 50; pixels do not matter here."""
     experiment, _ = load_experiment(
         "cifar10-cnn", ["local.epochs=1", "local.momentum=0", "local.weight_decay=0", "local.augment=[]"], {}
     )
@@ -101,7 +101,8 @@ def plain(task: str, size: int, part: int, parts: int) -> Callable[[], Sample]:
     local = work.experiment.local
     model = perceptron(64, 64, 10) if task == "digits" else convolutional(10)
     start = snapshot(model)
-    cohorts = [[work.corpus.batch(work.corpus.train, indices) for indices in cohort] for cohort in work.share(part, parts)]
+    corpus = work.corpus
+    cohorts = [[corpus.batch(corpus.train, indices) for indices in cohort] for cohort in work.share(part, parts)]
     order = np.random.default_rng(0)
 
     def train() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 
 from fedemu.ops.bench.measure import Effort, Figure, Sample, Tell, paired, rate
 from fedemu.ops.bench.wire_sides import CASES
@@ -31,7 +32,7 @@ def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
                     for role in ("router", "dealer")
                 ]
                 sides[side] = [worker.ready() for worker in workers]
-            pairs = paired(lambda: _sample(sides["ours"]), lambda: _sample(sides["plain"]), effort)
+            pairs = paired(partial(_sample, sides["ours"]), partial(_sample, sides["plain"]), effort)
         yield rate("wire", case.title, "messages/s" if case.megabytes is None else "MB/s", pairs, REACH)
 
 

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import zmq
@@ -204,7 +203,7 @@ def _plain_receiver(socket: zmq.Socket[bytes], router: bool, frames: list[Buffer
     copy = max(map(len, frames)) < ZERO_COPY
     began = 0.0
     for number in range(1, count + 1):
-        parts: list[Any] = socket.recv_multipart(copy=copy)
+        parts = socket.recv_multipart(0, copy)
         if not began:
             began = time.perf_counter()
         if number % quarter == 0:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
 from types import TracebackType
@@ -80,10 +81,8 @@ class Worker:
         """The end of its input ends it; what is still busy then is killed."""
         assert self._child.stdin is not None
         assert self._child.stdout is not None
-        try:
+        with suppress(BrokenPipeError):
             self._child.stdin.close()
-        except BrokenPipeError:
-            pass
         try:
             self._child.wait(2.0)
         except subprocess.TimeoutExpired:

@@ -1,0 +1,111 @@
+"""Which devices' updates a run accepts, round by round, so that the floor can do the very same ones.
+
+The run is played in one process over the in-memory transport, where the answers can be overheard; by the promise of
+determinism a run of real processes accepts the same, and ends with the digest that comes along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedemu.ops.config import Runtime
+from fedemu.ops.config_sources import load_experiment
+from fedemu.ops.coordinator_process import assemble, serve_embedded
+from fedemu.ops.run_folder import claim
+from fedemu.protocol.codec import Buffer, Decoder, Envelope
+from fedemu.protocol.errors import ProtocolError
+from fedemu.protocol.ids import AskId
+from fedemu.protocol.memory_transport import MemoryNetwork
+from fedemu.protocol.messages import Accepted, Hello, Message
+from fedemu.protocol.transport import Dealer, Router
+
+
+class Overheard:
+    """A network in memory; ``accepted`` has the devices of every round, in the order in which they were told."""
+
+    def __init__(self) -> None:
+        self.accepted: dict[int, list[int]] = defaultdict(list)
+        self._network = MemoryNetwork()
+        self._devices: dict[bytes, int] = {}
+
+    def bind(
+        self,
+        address: str,
+        decoder: Decoder,
+        received: Callable[[bytes, Envelope], None],
+        rejected: Callable[[bytes, ProtocolError], None],
+    ) -> Router:
+        def overhear(peer: bytes, envelope: Envelope) -> None:
+            if isinstance(envelope.message, Hello):
+                self._devices[peer] = envelope.message.device
+            received(peer, envelope)
+
+        return _OverheardRouter(self._network.bind(address, decoder, overhear, rejected), self._told)
+
+    def connect(
+        self,
+        address: str,
+        decoder: Decoder,
+        received: Callable[[Envelope], None],
+        rejected: Callable[[ProtocolError], None],
+    ) -> Dealer:
+        return self._network.connect(address, decoder, received, rejected)
+
+    def close(self) -> None:
+        self._network.close()
+
+    def _told(self, peer: bytes, message: Message) -> None:
+        if isinstance(message, Accepted):
+            self.accepted[AskId.parse(message.ask).round].append(self._devices[peer])
+
+
+class _OverheardRouter:
+    def __init__(self, router: Router, told: Callable[[bytes, Message], None]) -> None:
+        self._router = router
+        self._told = told
+
+    @property
+    def address(self) -> str:
+        return self._router.address
+
+    @property
+    def bytes_received(self) -> int:
+        return self._router.bytes_received
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._router.bytes_sent
+
+    def send(self, peer: bytes, message: Message, frames: Sequence[Buffer] = ()) -> bool:
+        self._told(peer, message)
+        return self._router.send(peer, message, frames)
+
+    def close(self) -> None:
+        self._router.close()
+
+
+async def overhear(overrides: Sequence[str]) -> tuple[dict[int, list[int]], str]:
+    """The devices accepted in every round of the preset ``digits``, and the digest of the final model."""
+    experiment, runtime = load_experiment("digits", list(overrides), {})
+    network = Overheard()
+    with tempfile.TemporaryDirectory(prefix="fedemu-bench-") as folder:
+        directory = claim(experiment, Path(folder) / "run")
+        try:
+            summary = await serve_embedded(assemble(directory, experiment, network, runtime.bind), Runtime())
+        finally:
+            network.close()
+    return dict(network.accepted), str(summary.model_digest)
+
+
+if __name__ == "__main__":
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    accepted, digest = asyncio.run(overhear(sys.argv[1:]))
+    print(json.dumps({"accepted": accepted, "digest": digest}), file=answers, flush=True)

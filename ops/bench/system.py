@@ -1,0 +1,72 @@
+"""The whole system, ``fedemu run digits`` with real processes on the real wire, against a plain loop in one process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedemu.ops.bench.measure import Effort, Figure, Pair, Sample, Tell, cost, rate
+from fedemu.ops.bench.system_run import Stretch, run_digits
+from fedemu.ops.bench.worker import BenchmarkError, Worker
+
+REACH = 1.0
+FIRST, LAST = 5, 40
+"""From the end of round FIRST to the end of round LAST: neither the start nor the report."""
+_DEVICES = 300
+_MOST_PAIRS = 3
+
+
+@dataclass(frozen=True)
+class _Accepted:
+    rounds: dict[int, list[int]]
+    digest: str
+
+
+def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
+    devices, last = effort.count(_DEVICES, 10), max(FIRST + 3, effort.count(LAST))
+    overrides = [f"fleet.devices={devices}", f"fleet.per_round={devices // 10}", f"rounds={last}"]
+    tell("system: which updates are accepted")
+    accepted = _overhear(overrides)
+    cohorts = [accepted.rounds.get(round, []) for round in range(FIRST + 1, last + 1)]
+    pairs: list[Pair] = []
+    stretches: list[Stretch] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="fedemu-bench-") as folder,
+        Worker("fedemu.ops.bench.system_sides:plain", {"cohorts": cohorts, "devices": devices}) as floor,
+    ):
+        floor.ready().measure()
+        for number in range(min(effort.pairs - 1, _MOST_PAIRS)):
+            tell(f"system: {devices} processes, {last} rounds")
+            stretch = run_digits(Path(folder) / str(number), overrides, FIRST, last)
+            if stretch.digest != accepted.digest:
+                raise BenchmarkError("the run with real processes ended with another model than the one in memory")
+            stretches.append(stretch)
+            seconds = sum(stretch.cpu_per_update.values())
+            pairs.append((Sample(stretch.accepted, stretch.wall, seconds * stretch.accepted), floor.measure()))
+    yield rate("system", f"digits, {devices} processes, rounds {FIRST} to {last}", "updates/s", pairs, REACH)
+    yield from _shares(stretches)
+
+
+def _shares(stretches: Sequence[Stretch]) -> Iterator[Figure]:
+    """What an accepted update costs, by the kind of process that pays."""
+    for kind in stretches[0].cpu_per_update:
+        values = [1000 * stretch.cpu_per_update[kind] for stretch in stretches]
+        yield cost("system", f"CPU per accepted update: {kind}", "ms", values)
+
+
+def _overhear(overrides: Sequence[str]) -> _Accepted:
+    done = subprocess.run(
+        [sys.executable, "-m", "fedemu.ops.bench.accepted", *overrides],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        timeout=300,
+    )
+    if done.returncode:
+        raise BenchmarkError("the run in memory failed; its error is above")
+    answer = json.loads(done.stdout)
+    return _Accepted({int(round): devices for round, devices in answer["accepted"].items()}, answer["digest"])

@@ -1,0 +1,55 @@
+"""The floor of the whole system: the accepted updates made, folded and evaluated in one process, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedemu.ops.bench.measure import Sample
+from fedemu.ops.bench.plain_loop import device_update, perceptron, snapshot, weighted_mean
+from fedemu.ops.config_sources import load_experiment
+from fedemu.ops.datasets import build_partition, open_corpus
+
+
+def plain(cohorts: Sequence[Sequence[int]], devices: int) -> Callable[[], Sample]:
+    """A round for each of ``cohorts``, on the preset's data and partition; the work is device updates."""
+    torch.set_num_threads(1)
+    experiment, _ = load_experiment("digits", [f"fleet.devices={devices}"], {})
+    corpus = open_corpus(experiment.data)
+    partition = build_partition(corpus, experiment.data, devices=devices, seed=experiment.seed)
+    local = experiment.local
+    data = [corpus.batch(corpus.train, partition.device(device)[0]) for device in range(devices)]
+    x, y = corpus.batch(corpus.test, np.arange(len(corpus.test)))
+    model = perceptron(64, 64, 10)
+    initial = snapshot(model)
+    order = np.random.default_rng(0)
+
+    def round(state: dict[str, Tensor], cohort: Sequence[int]) -> dict[str, Tensor]:
+        updates = [
+            device_update(
+                model, state, data[device], epochs=local.epochs, batch_size=local.batch_size, lr=local.lr, order=order
+            )
+            for device in cohort
+        ]
+        mean = weighted_mean(updates, [len(data[device][1]) for device in cohort])
+        return {name: value + mean[name] for name, value in state.items()}
+
+    def evaluate(state: dict[str, Tensor]) -> tuple[float, float]:
+        model.load_state_dict(state)
+        with torch.inference_mode():
+            logits = model(x)
+            return float((logits.argmax(1) == y).float().mean()), float(nn.functional.cross_entropy(logits, y))
+
+    def measure() -> Sample:
+        cpu, wall = time.process_time(), time.perf_counter()
+        state = initial
+        for cohort in cohorts:
+            state = round(state, cohort)
+            evaluate(state)
+        return Sample(sum(map(len, cohorts)), time.perf_counter() - wall, time.process_time() - cpu)
+
+    return measure
