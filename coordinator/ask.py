@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedemu.protocol.ids import AskId, DeviceId
-from fedemu.protocol.messages import Accepted, Cancel, Invalid, Late, Proceed, Scheduled, Verdict
+from fedemu.protocol.messages import Accepted, Cancel, DropCause, Invalid, Late, Proceed, Scheduled, Verdict
 
 VERDICTS: tuple[Verdict, ...] = ("accepted", "dropped", "late", "cancelled", "failed", "rejected")
 """Every device of a cohort ends in exactly one of these."""
@@ -55,14 +55,15 @@ class AskMachine(ABC):
     """One ask from its Work to its last outcome.
 
     ``end`` is None while it is open, then the time of the experiment at which it ended. ``away`` says until when
-    dropped devices stay away; ``given_up`` are those that were away, or silent, without a plan for too long;
-    ``perturbed`` says that such an accident decided an outcome.
+    dropped devices stay away, ``causes`` why by their own word; ``given_up`` are those that were away, or silent,
+    without a plan for too long; ``perturbed`` says that such an accident decided an outcome.
     """
 
     def __init__(self, terms: Terms, connected: Iterable[DeviceId]) -> None:
         self.terms = terms
         self.verdicts: dict[DeviceId, Verdict] = {}
         self.away: dict[DeviceId, float] = {}
+        self.causes: dict[DeviceId, DropCause] = {}
         self.given_up: set[DeviceId] = set()
         self.end: float | None = None
         self.perturbed = False

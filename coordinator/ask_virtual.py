@@ -177,6 +177,7 @@ class VirtualAsk(AskMachine):
             if drop.at <= bound and device not in self.verdicts:
                 self._settle(device, "dropped")
                 self.away[device] = drop.at if drop.back is None else drop.back
+                self.causes[device] = drop.cause or "offline"
                 actions.append(Tell(device, self._proceed))
         return actions
 

@@ -76,16 +76,16 @@ class Asking:
         self._spill = spill
         self._observers = observers
 
-    async def exchange(self, id: AskId, ask: Ask, context: Context, tally: Tally) -> Reply:
+    async def exchange(self, ask_id: AskId, ask: Ask, context: Context, tally: Tally) -> Reply:
         """Raises Short if too few replied."""
         settings, timeline = self._settings, self._service.timeline
-        cohort, wanted = await self._cohort(id, ask, tally)
-        if tally.announced != id.attempt:
-            tally.announced = id.attempt
-            self._observers.round_started(id.round, id.attempt, timeline.time, len(cohort))
-        order = await self._compute(self._prepare, id, ask, context, cohort)
+        cohort, wanted = await self._cohort(ask_id, ask, tally)
+        if tally.announced != ask_id.attempt:
+            tally.announced = ask_id.attempt
+            self._observers.round_started(ask_id.round, ask_id.attempt, timeline.time, len(cohort))
+        order = await self._compute(self._prepare, ask_id, ask, context, cohort)
         terms = Terms(
-            ask=id,
+            ask=ask_id,
             cohort=cohort,
             wanted=wanted,
             start=order.start,
@@ -108,7 +108,7 @@ class Asking:
         finally:
             exchange.discard()
 
-    async def _cohort(self, id: AskId, ask: Ask, tally: Tally) -> tuple[tuple[DeviceId, ...], int]:
+    async def _cohort(self, ask_id: AskId, ask: Ask, tally: Tally) -> tuple[tuple[DeviceId, ...], int]:
         """The devices to ask and how many replies are wanted; waits, or moves the clock, until there is someone."""
         among = None if isinstance(ask.cohort, str) else tuple(dict.fromkeys(ask.cohort))
         virtual = self._settings.clock == "virtual"
@@ -121,7 +121,7 @@ class Asking:
         elif ask.cohort == "online":
             cohort = tuple(eligible)
         else:
-            cohort = draw_cohort(eligible, self._settings.selected, seed=self._settings.seed, ask=id)
+            cohort = draw_cohort(eligible, self._settings.selected, seed=self._settings.seed, ask=ask_id)
             return cohort, self._settings.per_round
         return cohort, max(1, len(cohort))
 
@@ -156,7 +156,7 @@ class Asking:
         await self._service.until(lambda: bool(there()), self._settings.deadline)
         return there()
 
-    def _prepare(self, id: AskId, ask: Ask, context: Context, cohort: Sequence[DeviceId]) -> Order:
+    def _prepare(self, ask_id: AskId, ask: Ask, context: Context, cohort: Sequence[DeviceId]) -> Order:
         """The tensor work of an ask, done apart from the event loop."""
         try:
             program = self._algorithm.programs[ask.program]
@@ -171,7 +171,7 @@ class Asking:
             )
         each = ask.each or {}
         return Order(
-            ask=id,
+            ask=ask_id,
             program=ask.program,
             task=context.task,
             start=self._service.timeline.time,
@@ -202,7 +202,8 @@ class Asking:
         for device, verdict in machine.verdicts.items():
             self._observers.device_result(verdict)
             if verdict == "dropped":
-                self._observers.event("dropout", device=device, ask=exchange.text, back=machine.away.get(device))
+                cause, back = machine.causes.get(device), machine.away.get(device)
+                self._observers.event("dropout", device=device, ask=exchange.text, cause=cause, back=back)
         for contribution in exchange.contributions:
             for name, value in contribution.reply.metrics.items():
                 tally.metrics[name] = tally.metrics.get(name, 0.0) + value

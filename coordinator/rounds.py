@@ -143,8 +143,8 @@ class Rounds(Generic[S]):
                         return request.state  # type: ignore[no-any-return]
                     case Ask():
                         asked = True
-                        id = AskId(context.round, attempt, ordinal)
-                        answer = await self._asking.exchange(id, request, context, tally)
+                        ask_id = AskId(context.round, attempt, ordinal)
+                        answer = await self._asking.exchange(ask_id, request, context, tally)
                     case ServerJob():
                         # Before the first reply every attempt computes the same, so one result serves them all.
                         answer = await run_server_job(

@@ -69,7 +69,9 @@ class Coordinator:
         journal = LeaseJournal(run.checkpoint / "leases.jsonl")
         granted_before = list(journal.entries())
         roster = Roster(settings, journal.write, resumed=bool(granted_before))
-        roster.leases.replay(granted_before, self._timeline.now())
+        # Whoever was there before is given a while to come back before its places can go to others.
+        grace = min(settings.give_up, settings.start_timeout / 4)
+        roster.leases.replay(granted_before, self._timeline.now() + grace - settings.give_up)
         if loaded is not None:
             roster.restore(record["roster"])
         shelf = Shelf(BlobStore(plan.directory / "blobs"))
@@ -107,8 +109,8 @@ class Coordinator:
 
     async def run(self) -> Summary:
         """See ``serve``."""
-        self._service.open(self._plan.network, self._plan.address)
         try:
+            self._service.open(self._plan.network, self._plan.address)
             with _stop_signals(self._plan.signals) as stopped:
                 try:
                     if self._rounds.progress.round < self._plan.settings.rounds:

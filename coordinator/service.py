@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from fedemu.coordinator.exchange import Exchange
@@ -44,6 +45,7 @@ class Service:
         self._router: Router | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ticked = 0.0
+        self._stalled = -math.inf
 
     def open(self, network: Network, address: str) -> Router:
         """Raises ConfigurationError for an address that cannot be used."""
@@ -164,7 +166,9 @@ class Service:
     def _tick(self) -> None:
         now = self.timeline.now()
         # After a long stall of this process everyone seems silent; what they said meanwhile has to be read first.
-        if now - self._ticked <= TICK_SECONDS + self._settings.heartbeat_seconds:
+        if now - self._ticked > TICK_SECONDS + self._settings.heartbeat_seconds:
+            self._stalled = now
+        if now - self._stalled >= self._settings.heartbeat_seconds:
             self.reception.expire(now)
         if self.reception.exchange is not None:
             self.reception.exchange.tick(now)

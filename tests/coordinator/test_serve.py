@@ -150,7 +150,8 @@ async def test_every_outcome_is_counted_where_it_belongs(make_plan: MakePlan, ma
     assert [first[index].type for index in (0, 2, 7, 8)] == ["invalid", "accepted", "cancel", "cancel"]
     assert [first[index].reason for index in (0, 5)] == ["nonfinite", "shape"]
     assert not {7, 8} & {index for index, _ in fleet.trained}
-    assert events(left, "dropout") == [{**events(left, "dropout")[0], "device": 3, "ask": "1.0.0", "back": 1000.0}]
+    [dropout] = events(left, "dropout")
+    assert (dropout["device"], dropout["ask"], dropout["cause"], dropout["back"]) == (3, "1.0.0", "offline", 1000.0)
 
 
 async def test_a_dropped_device_is_not_asked_before_it_is_back(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
