@@ -37,7 +37,7 @@ class FleetHost:
     """Listens at ``address`` for one supervisor with ``devices`` devices of the preset ``digits``."""
 
     def __init__(self, folder: Path, address: str, devices: int) -> None:
-        experiment, _ = load_experiment("digits", [f"fleet.devices={devices}"], {})
+        experiment, _ = load_experiment("digits", [f"fleet.devices={devices}", "fleet.per_round=1"], {})
         corpus = open_corpus(experiment.data)
         partition = build_partition(corpus, experiment.data, devices=devices, seed=experiment.seed)
         self._store = BlobStore(folder / "host")

@@ -22,7 +22,9 @@ _MOST_PAIRS = 3
 
 
 @dataclass(frozen=True)
-class _Accepted:
+class Accepted:
+    """The devices whose updates were accepted, by round, and the final model's digest."""
+
     rounds: dict[int, list[int]]
     digest: str
 
@@ -31,13 +33,13 @@ def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
     devices, last = effort.count(_DEVICES, 10), max(FIRST + 3, effort.count(LAST))
     overrides = [f"fleet.devices={devices}", f"fleet.per_round={devices // 10}", f"rounds={last}"]
     tell("system: which updates are accepted")
-    accepted = _overhear(overrides)
+    accepted = overhear(overrides)
     cohorts = [accepted.rounds.get(round, []) for round in range(FIRST + 1, last + 1)]
     pairs: list[Pair] = []
     stretches: list[Stretch] = []
     with (
         tempfile.TemporaryDirectory(prefix="fedemu-bench-") as folder,
-        Worker("fedemu.ops.bench.system_sides:plain", {"cohorts": cohorts, "devices": devices}) as floor,
+        Worker("fedemu.ops.bench.system_sides:plain", {"cohorts": cohorts, "overrides": overrides}) as floor,
     ):
         floor.ready().measure()
         for number in range(min(effort.pairs - 1, _MOST_PAIRS)):
@@ -59,7 +61,8 @@ def _shares(stretches: Sequence[Stretch]) -> Iterator[Figure]:
         yield cost("system", f"CPU per accepted update: {kind}", "ms", values)
 
 
-def _overhear(overrides: Sequence[str]) -> _Accepted:
+def overhear(overrides: Sequence[str]) -> Accepted:
+    """What ``accepted.py`` finds out, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "fedemu.ops.bench.accepted", *overrides],
         stdin=subprocess.DEVNULL,
@@ -69,4 +72,4 @@ def _overhear(overrides: Sequence[str]) -> _Accepted:
     if done.returncode:
         raise BenchmarkError("the run in memory failed; its error is above")
     answer = json.loads(done.stdout)
-    return _Accepted({int(round): devices for round, devices in answer["accepted"].items()}, answer["digest"])
+    return Accepted({int(round): devices for round, devices in answer["accepted"].items()}, answer["digest"])

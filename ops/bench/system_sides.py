@@ -15,10 +15,11 @@ from fedemu.ops.config_sources import load_experiment
 from fedemu.ops.datasets import build_partition, open_corpus
 
 
-def plain(cohorts: Sequence[Sequence[int]], devices: int) -> Callable[[], Sample]:
-    """A round for each of ``cohorts``, on the preset's data and partition; the work is device updates."""
+def plain(cohorts: Sequence[Sequence[int]], overrides: Sequence[str]) -> Callable[[], Sample]:
+    """A round for each of ``cohorts``, on data and partition of the preset ``digits``; the work is device updates."""
     torch.set_num_threads(1)
-    experiment, _ = load_experiment("digits", [f"fleet.devices={devices}"], {})
+    experiment, _ = load_experiment("digits", list(overrides), {})
+    devices = experiment.fleet.devices
     corpus = open_corpus(experiment.data)
     partition = build_partition(corpus, experiment.data, devices=devices, seed=experiment.seed)
     local = experiment.local

@@ -1,0 +1,101 @@
+"""Every benchmark at a tiny size: it comes to its end and reports what it promises."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from fedemu.ops.bench import accepted, aggregation, system, wire
+from fedemu.ops.bench.fleets import BareFleet, OurFleet
+from fedemu.ops.bench.measure import Effort, Figure, Sample
+from fedemu.ops.bench.processes import memory_of
+from fedemu.ops.bench.system_sides import plain as plain_system
+from fedemu.ops.bench.training_sides import ours, plain
+from fedemu.ops.bench.wire_sides import CASES
+
+TINY = Effort(pairs=2, scale=0.001, seconds=5.0)
+
+
+class Here:
+    """A worker within this process, which has imported torch already."""
+
+    def __init__(self, factory: str, arguments: dict[str, Any]) -> None:
+        module, _, name = factory.partition(":")
+        self.measure: Callable[[], Sample] = getattr(import_module(module), name)(**arguments)
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def ready(self) -> Here:
+        return self
+
+
+def measured(figure: Figure) -> bool:
+    """Whether both sides did something."""
+    assert figure.floor is not None
+    assert figure.ratio is not None
+    return figure.ours.least > 0 and figure.floor.least > 0 and figure.ratio.least > 0
+
+
+@pytest.mark.parametrize("case", ["scheduled", "blob"])
+def test_the_wire_is_measured_in_both_directions(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    monkeypatch.setattr(wire, "CASES", {case: replace(CASES[case], count=CASES[case].window)})
+    (figure,) = wire.figures(TINY, lambda line: None)
+    assert measured(figure)
+    assert figure.unit == ("MB/s" if case == "blob" else "messages/s")
+    assert (figure.reach, figure.cpu_ratio is not None) == (0.5, True)
+
+
+def test_aggregation_is_measured_against_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregation, "Worker", Here)
+    monkeypatch.setattr(aggregation, "CASES", (aggregation.Case("40 kB", 10_000, 1, 0.3),))
+    told: list[str] = []
+    (figure,) = aggregation.figures(TINY, told.append)
+    assert measured(figure)
+    assert (figure.name, figure.reach) == ("30 replies of 40 kB, weighted mean", 0.3)
+    assert told == ["aggregation: 30 replies of 40 kB, weighted mean"]
+
+
+@pytest.mark.parametrize(("task", "size", "updates"), [("digits", 1, 30), ("cifar", 2, 2)])
+def test_both_sides_of_training_make_the_same_number_of_updates(task: str, size: int, updates: int) -> None:
+    for side in (ours, plain):
+        halves = [side(task, size, part, 2)() for part in range(2)]
+        assert sum(half.work for half in halves) == updates
+        assert all(half.wall > 0 for half in halves)
+
+
+def test_a_fleet_of_ours_and_a_bare_one_attach_and_answer(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("bench") / "fleet"
+    with OurFleet(folder, 3) as fleet, BareFleet(3) as bare:
+        for each in (fleet.attach(), bare.attach()):
+            assert len(each.pids) == 3
+            assert 0 < each.attach_seconds < 60
+            assert all(0.1 < megabytes < 50 for megabytes in memory_of(each.pids))
+            each.sweep()
+    assert memory_of([*fleet.pids, *bare.pids]) == []
+
+
+def test_the_plain_loop_makes_every_update_of_every_cohort() -> None:
+    assert plain_system([[0, 1, 2], [2, 3]], [])().work == 5
+
+
+@pytest.mark.timeout(240)
+def test_the_whole_system_is_measured_against_the_very_updates_that_it_accepts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(system, "Worker", Here)
+    monkeypatch.setattr(
+        system, "overhear", lambda overrides: system.Accepted(*asyncio.run(accepted.overhear(overrides)))
+    )
+    figures = list(system.figures(TINY, lambda line: None))
+    assert measured(figures[0])
+    assert figures[0].reach == 1.0
+    kinds = [figure.name.rpartition(": ")[2] for figure in figures[1:]]
+    assert kinds == ["coordinator", "supervisor", "device processes", "trainers"]
