@@ -5,15 +5,45 @@ Neither torch nor matplotlib is imported before a command that computes or draws
 
 from __future__ import annotations
 
+import sys
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fedemu.ops import cli_bench, cli_fleet, cli_look, cli_stress
-from fedemu.ops.cli_errors import EXIT_CODES
+from fedemu.ops.cli_errors import EXIT_CODES, complain
+
+_UsageError = typer.BadParameter.__mro__[1]
+"""typer exports only this child of it, and brings click along under one name or another."""
+
+
+class _Commands(TyperGroup):
+    """Tells of wrong usage as of every other mistake: in one sentence."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
+        try:
+            code = super().main(*args, standalone_mode=False, **kwargs)
+        except _UsageError as error:
+            code = _usage(error)
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+
+def _usage(error: Any) -> int:
+    said = error.format_message().strip().rstrip(".")
+    if not sys.argv[1:] and said.startswith("Usage:"):
+        error.show()
+    else:
+        command = error.ctx.command_path if error.ctx else "fedemu"
+        complain(f"{said[:1].lower()}{said[1:]}; see {command} --help")
+    return int(error.exit_code)
+
 
 app = typer.Typer(
+    cls=_Commands,
     name="fedemu",
     help="Emulates a fleet of federated-learning devices: a coordinator, hundreds of processes, churn, recovery.",
     epilog=EXIT_CODES,

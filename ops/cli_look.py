@@ -11,7 +11,7 @@ import typer
 
 from fedemu.ops import cli_options as options
 from fedemu.ops import doctor as examination
-from fedemu.ops.cli_errors import guarded
+from fedemu.ops.cli_errors import complain, guarded
 from fedemu.ops.cli_options import Format
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.config_sources import load_experiment
@@ -51,10 +51,14 @@ def validate(
     settings: options.Settings = None,
     format: options.FormatOption = Format.TEXT,
 ) -> int:
-    """Check an experiment without running it; says what it comes to, or what is wrong with it."""
+    """Check an experiment without running it: its settings, data, model, method, and who holds which samples."""
     checked, runtime = load_experiment(experiment, settings or [], os.environ)
     place = find_data(checked)
     facts = _facts(checked, runtime) | {"data": f"{checked.data.dataset} ({place.kind.replace('_', ' ')})"}
+    # It imports torch, for which no wrong setting should have to wait.
+    from fedemu.ops.rehearsal import rehearse
+
+    facts |= rehearse(checked, complain)
     if format is Format.JSON:
         print(json.dumps({"ok": True, "digest": checked.digest, "experiment": checked.table(), "facts": facts}))
         return 0

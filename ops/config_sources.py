@@ -123,8 +123,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {str(error)[0].lower()}{str(error)[1:]}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} can't be read: {error}") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path} is no TOML file: it is not text in UTF-8") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} can't be read: {error.strerror}") from None
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:

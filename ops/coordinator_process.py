@@ -33,14 +33,13 @@ from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.config_sources import read_frozen
 from fedemu.ops.datasets import build_partition, open_corpus
 from fedemu.ops.datasets_apart import decode_apart
-from fedemu.ops.learning import open_algorithm
+from fedemu.ops.learning import initial_variables, open_algorithm
 from fedemu.ops.logs import LogObserver, open_log
 from fedemu.ops.metrics import CoordinatorMetrics, Exporter
 from fedemu.ops.processes import STOP_SIGNALS
 from fedemu.ops.progress import open_progress
 from fedemu.ops.progress_state import ProgressState
 from fedemu.ops.run_together import conclude
-from fedemu.protocol import seeds
 from fedemu.protocol.blobs import encode_tree
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError
 from fedemu.protocol.memory_transport import MemoryNetwork
@@ -139,7 +138,7 @@ def assemble(
         network=network,
         settings=settings_of(experiment),
         algorithm=algorithm,
-        variables=model.init(seeds.integer(experiment.seed, purpose="model")),
+        variables=initial_variables(experiment, model),
         evaluator=Evaluator(model, corpus),
         experiment=experiment.to_bytes(),
         partition=encode_tree(partition.to_arrays()),

@@ -6,11 +6,13 @@ from typing import Any
 
 from fedemu.algorithms.augment import augmentation
 from fedemu.algorithms.corpus import Corpus
-from fedemu.algorithms.interface import Algorithm, Ask, Context, Forest, Model
+from fedemu.algorithms.interface import Algorithm, Ask, Context, Forest, Model, Tree
 from fedemu.algorithms.registry import Ingredients, build_algorithm, build_model, find_criterion
 from fedemu.device.training import Trainer
 from fedemu.ops.config import Experiment
 from fedemu.ops.datasets import open_corpus
+from fedemu.protocol import seeds
+from fedemu.protocol.errors import ConfigurationError
 
 
 def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algorithm[Any]]:
@@ -30,6 +32,20 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
         augment=augmentation(local.augment, corpus.input_shape, corpus.mean, corpus.std),
     )
     return model, build_algorithm(experiment.algorithm.name, experiment.algorithm.options, ingredients)
+
+
+def initial_variables(experiment: Experiment, model: Model) -> Tree:
+    """The global model before the first round; raises ConfigurationError where this machine can't hold it."""
+    try:
+        return model.init(seeds.integer(experiment.seed, purpose="model"))
+    except (RuntimeError, MemoryError) as error:
+        # torch has no type of its own for a failed allocation in host memory.
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            raise ConfigurationError(
+                f"the model {experiment.model.name!r} does not fit into this machine's memory; "
+                "make it smaller in [model], or use a larger machine"
+            ) from None
+        raise
 
 
 def open_trainer(experiment: bytes, device_type: str) -> Trainer:

@@ -47,25 +47,32 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "said"),
     [
-        ("nonsense",),
-        ("run", "--nonsense"),
-        ("run", "--rounds", "many"),
-        ("run", "--transport", "pigeon"),
-        ("device", "--n", "0"),
-        ("device", "--metrics-port", "70000"),
-        ("report",),
+        (("nonsense",), "'nonsense'"),
+        (("run", "--nonsense"), "--nonsense"),
+        (("run", "--rounds", "many"), "--rounds"),
+        (("run", "--transport", "pigeon"), "'pigeon'"),
+        (("device", "--n", "0"), "--n"),
+        (("device", "--metrics-port", "70000"), "65535"),
+        (("report",), "DIR"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_names_what_was_wrong(
-    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(*arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "Error: " in captured.err
-    assert "Traceback" not in captured.err
+    assert captured.err.startswith("fedemu: ")
+    assert captured.err.count("\n") == 1
+    assert said in captured.err
+    assert captured.err.endswith("--help\n")
+
+
+def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call() == 2
+    assert "\n  presets " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -122,6 +129,28 @@ def test_validate_says_what_an_experiment_comes_to(capsys: pytest.CaptureFixture
     assert shown.startswith("digits-small: ok\n")
     assert "20 devices, 5 a round" in shown
     assert "lr 0.5" in shown
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("model.name=mlpp", "model 'mlpp' is none of"),
+        ("model.hiden=[3]", "'mlp' has no option model.hiden"),
+        ("model.hidden=[99999999999]", "does not fit into this machine's memory"),
+        ("algorithm.name=fedavgg", "algorithm 'fedavgg' is none of"),
+        ("algorithm.loss=absent:loss", "'absent' can't be imported"),
+        ("data.dataset=absent:make", "names a module 'absent' that can't be found"),
+        ("fleet.devices=5000", "5000 devices"),
+    ],
+)
+def test_validate_finds_what_only_data_model_and_method_can_tell(
+    setting: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("validate", "digits-small", "--set", setting) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") <= 2
+    assert said in captured.err.splitlines()[-1]
 
 
 def test_validate_gives_the_resolved_experiment_to_programs(capsys: pytest.CaptureFixture[str]) -> None:

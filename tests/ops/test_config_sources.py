@@ -174,7 +174,7 @@ def test_a_file_that_is_not_toml_is_refused_with_its_place(tmp_path: Path) -> No
     assert refused(path).startswith(f"{path} is not valid TOML: ")
     assert "line 1" in refused(path)
     path.write_bytes(b"\xff\xfe")
-    assert refused(path).startswith(f"{path} can't be read: ")
+    assert refused(path) == f"{path} is no TOML file: it is not text in UTF-8"
 
 
 # Presets

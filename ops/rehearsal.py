@@ -1,0 +1,30 @@
+"""An experiment put together as its coordinator would, without playing it: what does not fit shows here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from fedemu.ops.config import Experiment
+from fedemu.ops.datasets import build_partition, open_corpus
+from fedemu.ops.datasets_apart import decode_apart
+from fedemu.ops.learning import initial_variables, open_algorithm
+
+
+def rehearse(experiment: Experiment, say: Callable[[str], None]) -> dict[str, str]:
+    """Decode the data, build model and method, and draw the partition; returns what that came to, for people.
+
+    Raises ConfigurationError or DataError, as a run would after its start.
+    """
+    decode_apart(experiment, say)
+    corpus = open_corpus(experiment.data)
+    model, _ = open_algorithm(experiment, corpus)
+    variables = initial_variables(experiment, model)
+    partition = build_partition(corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)
+    sizes = np.diff(partition.train_offsets)
+    return {
+        "samples": f"{len(corpus.train)} to train on ({sizes.min()} to {sizes.max()} a device), {len(corpus.test)} to "
+        f"test on, {corpus.classes} classes",
+        "variables": f"{sum(leaf.numel() for leaf in variables.values())} numbers in the model",
+    }
