@@ -32,20 +32,16 @@ def supervise_alone(count: int, runtime: Runtime, state: Path | None) -> int:
         raise ConfigurationError(
             f"can't make {folder}: {error.strerror}; choose another folder with --state"
         ) from error
-    print(
-        f"{count} devices for the coordinator at {runtime.connect}\n  process  {os.getpid()}\n  state    {folder}",
-        file=sys.stderr,
-        flush=True,
-    )
+    say(f"{counted(count)} for the coordinator at {runtime.connect}\n  process  {os.getpid()}\n  state    {folder}")
     run_devices(count, runtime, folder, folder / "logs")
-    print("the run is over", file=sys.stderr)
+    say("the run is over")
     return 0
 
 
 def run_devices(count: int, runtime: Runtime, state: Path, logs: Path) -> None:
     """Supervise ``count`` devices to the end of the run; raises what ``supervise`` does."""
     open_log(logs / "devices.log", runtime.log_level)
-    with _observed(runtime.metrics_port) as observer:
+    with _observed(runtime.metrics_port) as metrics:
         plan = SupervisorPlan(
             address=runtime.connect,
             count=count,
@@ -54,7 +50,7 @@ def run_devices(count: int, runtime: Runtime, state: Path, logs: Path) -> None:
             per_process=runtime.per_process,
             device_type=runtime.device_type,
             logs=logs,
-            observer=observer,
+            observer=Told(metrics),
         )
         asyncio.run(supervise(plan))
 
