@@ -125,7 +125,9 @@ async def _run(plan: EmbeddedPlan, stack: AsyncExitStack) -> None:
     lives = [(device, first) for start, stop in granted.ranges for device in range(start, stop)]
     attach = Attach(token=_TOKEN, role="process", number=0)
     broker.joined = _count_joined(plan.observer, len(lives))
-    devices = DeviceProcess(plan.network, plan.address, bus, _BUS, attach, birthplace, lives, crash=link.died)
+    devices = DeviceProcess(
+        plan.network, plan.address, bus, _BUS, attach, birthplace, lives, over=lambda code: None, crash=link.died
+    )
     stack.callback(devices.close)
     stack.callback(devices.quit)
     trainer.open_in_thread(setup, plan.open_runner)

@@ -14,6 +14,11 @@ from fedemu.protocol.messages import Heartbeat, Hello, Refused, Welcome
 
 SILENCE = 1.5
 """Half-open silence lasts this many times what it takes to be named dead."""
+MOST_PATIENCE = 4
+"""An unanswered Hello is repeated after what it takes to be named dead, then after twice that, up to so many times that.
+
+A coordinator that is only slow must not be buried under the Hellos of thousands.
+"""
 GOLDEN_RATIO = 0.6180339887
 
 Mode = Literal["joining", "member", "silent", "away", "retired"]
@@ -32,6 +37,7 @@ class Membership:
         self._heard = -math.inf
         self._beat_due = math.inf
         self._back = math.inf
+        self._hellos = 0  # since the last welcome
 
     @property
     def expiry(self) -> float:
@@ -47,7 +53,7 @@ class Membership:
             case "away" | "silent":
                 return self._back
             case "joining":
-                return self._heard + self.expiry
+                return self._heard + self.expiry * min(2 ** (self._hellos - 1), MOST_PATIENCE)
             case "member":
                 return min(self._heard + self.expiry, self._beat_due)
             case _:
@@ -77,6 +83,7 @@ class Membership:
         if self.mode != "joining":
             return False
         self.mode = "member"
+        self._hellos = 0
         self._interval, self._patience = welcome.heartbeat_seconds, welcome.patience
         # Spread evenly over the interval, so that a fleet that came at once does not beat at once.
         self._beat_due = now + self._interval * (self.device * GOLDEN_RATIO % 1.0)
@@ -105,5 +112,6 @@ class Membership:
     def _hello(self, now: float) -> list[Action]:
         self.mode = "joining"
         self.incarnation += 1
+        self._hellos += 1
         self._heard = now
         return [Send(Hello(device=self.device, incarnation=self.incarnation, lease=self._lease))]

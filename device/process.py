@@ -5,7 +5,6 @@ It is forked from the zygote and ends with it. Exit codes: 0 to be born again, `
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import signal
@@ -18,6 +17,7 @@ from fedemu.device.birth import Birthplace
 from fedemu.device.bus import TO_PROCESS, Attach, Done, JobFailed, Quit
 from fedemu.device.peer import DevicePeer, End
 from fedemu.device.pipe import Setup
+from fedemu.device.poll_loop import PollLoop
 from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
@@ -36,7 +36,7 @@ def kill_this_process(device: int, incarnation: int) -> None:
 
 
 class DeviceProcess:
-    """Devices that share an event loop. ``exit_code`` is set when none of them has anything left to do here.
+    """Devices that share an event loop. ``over`` is called with an exit code when none of them is left here.
 
     ``crash`` is called with (device, incarnation) when a device is to crash; if it returns, the device begins a new
     life right here. The bus may be on another network than the coordinator.
@@ -51,9 +51,10 @@ class DeviceProcess:
         attach: Attach,
         birthplace: Birthplace,
         lives: Sequence[tuple[int, int]],
+        over: Callable[[int], None],
         crash: Callable[[int, int], None] = kill_this_process,
     ) -> None:
-        self.exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._over = over
         self._network = network
         self._address = coordinator
         self._birthplace = birthplace
@@ -105,7 +106,7 @@ class DeviceProcess:
         if isinstance(end, Retire):
             del self._peers[device]
             if not self._peers:
-                self._finish(RETIRED)
+                self._over(RETIRED)
             return
         incarnation = self._peers[device].runtime.member.incarnation
         self._birthplace.send_away(device, end.away)
@@ -113,7 +114,7 @@ class DeviceProcess:
             case Crash():
                 self._crash(device, incarnation)
             case Leave() if self._alone:
-                self._finish(0)
+                self._over(0)
                 return
             case Leave():
                 pass  # its companions stay, so it is born again right here
@@ -121,33 +122,29 @@ class DeviceProcess:
                 assert_never(end)
         self._bear(device, incarnation + 1)
 
-    def _finish(self, code: int) -> None:
-        if not self.exit_code.done():
-            self.exit_code.set_result(code)
-
 
 def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple[int, int]]) -> int:
     """Live until the devices' lives are over; returns the exit code."""
     _log_to(Path(setup.logs) / f"device-{number}.log" if setup.logs else None)
-    return asyncio.run(_live(setup, birthplace, number, lives))
+    codes: list[int] = []
 
+    def end(code: int) -> None:
+        codes.append(code)
+        loop.stop()
 
-async def _live(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple[int, int]]) -> int:
-    network = ZmqNetwork(max_sockets=64 + 4 * len(lives))
-    attach = Attach(token=setup.token, role="process", number=number)
-    process = DeviceProcess(network, setup.coordinator, network, setup.bus, attach, birthplace, lives)
-
-    def give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def fail(error: Exception) -> None:
         # A device that goes on after an error would only be silent; its next life starts from its own state.
-        log.error("device process %d ends: %s", number, context["message"], exc_info=context.get("exception"))
-        if not process.exit_code.done():
-            process.exit_code.set_result(FAILED)
+        log.error("device process %d ends", number, exc_info=error)
+        end(FAILED)
 
-    asyncio.get_running_loop().set_exception_handler(give_up)
-    try:
-        return await process.exit_code
-    finally:
+    loop = PollLoop(fail)
+    with loop.running():
+        network = ZmqNetwork(max_sockets=64 + 4 * len(lives))
+        attach = Attach(token=setup.token, role="process", number=number)
+        DeviceProcess(network, setup.coordinator, network, setup.bus, attach, birthplace, lives, end)
+        loop.run()
         network.close()
+    return codes[0]
 
 
 def _log_to(path: Path | None) -> None:
