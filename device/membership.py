@@ -15,7 +15,7 @@ from fedemu.protocol.messages import Heartbeat, Hello, Refused, Welcome
 SILENCE = 1.5
 """Half-open silence lasts this many times what it takes to be named dead."""
 MOST_PATIENCE = 4
-"""An unanswered Hello is repeated after what it takes to be named dead, then after twice that, up to so many times that.
+"""An unanswered Hello is repeated after what it takes to be named dead, later after up to so many times that.
 
 A coordinator that is only slow must not be buried under the Hellos of thousands.
 """
@@ -53,7 +53,7 @@ class Membership:
             case "away" | "silent":
                 return self._back
             case "joining":
-                return self._heard + self.expiry * min(2 ** (self._hellos - 1), MOST_PATIENCE)
+                return self._heard + self.expiry * min(1 << (self._hellos - 1), MOST_PATIENCE)
             case "member":
                 return min(self._heard + self.expiry, self._beat_due)
             case _:
