@@ -24,7 +24,7 @@ Forest = Mapping[str, Tree]
 class Facts(NamedTuple):
     """What a program may know of its device and round; all zero-dimensional tensors but ``label_counts`` ``[classes]``.
 
-    ``first_visit`` is a bool tensor: a device's own state is then all zeros.
+    ``steps`` counts those of all stages. ``first_visit`` is a bool tensor: a device's own state is then all zeros.
     """
 
     examples: Tensor
@@ -212,8 +212,8 @@ class Reply:
 class ServerJob:
     """Work at the coordinator, in a process of its own, resumable: ``step`` maps carry to carry.
 
-    ``init() -> carry`` and ``step(carry, index) -> (carry, finished)``; the carry is a Tree (weights, optimiser, position of the random
-    source). It is checkpointed every ``checkpoint_every`` steps; the reply is the last carry.
+    ``init() -> carry`` and ``step(carry, index) -> (carry, finished)``; the carry is a Tree (weights, optimiser,
+    position of the random source). It is checkpointed every ``checkpoint_every`` steps; the reply is the last carry.
     """
 
     name: str
@@ -256,7 +256,7 @@ class Algorithm(Protocol[S]):
 
 
 class Outputs(NamedTuple):
-    """``logits [batch, classes]``, ``features [batch, width]`` (input of the last layer), ``statistics`` of some layers."""
+    """``logits [batch, classes]``, ``features [batch, width]`` (the last layer's input), ``statistics`` of layers."""
 
     logits: Tensor
     features: Tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,11 +24,11 @@ class Operation:
     kwargs: dict[str, Any]
     result: Any
 
-    @property
+    @cached_property
     def inputs(self) -> list[Tensor]:
         return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
 
-    @property
+    @cached_property
     def outputs(self) -> list[Tensor]:
         return [leaf for leaf in tree_leaves(self.result) if isinstance(leaf, Tensor)]
 

@@ -15,7 +15,7 @@ from fedemu.algorithms.corpus import Corpus, Split
 from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outcome, Stage, Tree
 from fedemu.algorithms.layers import Linear
 from fedemu.algorithms.local_sgd import LocalSGD, shuffled_epochs
-from fedemu.algorithms.losses import Objective, proximal
+from fedemu.algorithms.losses import Loss, Objective, proximal
 from fedemu.algorithms.models import cnn, lenet, mlp
 from fedemu.algorithms.module_model import from_module
 from fedemu.algorithms.resnet import resnet18
@@ -364,6 +364,23 @@ def test_a_program_that_draws_random_numbers_is_told_to_declare_them(source: Sou
         (result,) = executor.run(local(model), {"model": model.init(0)}, jobs_of([6]), source)
         assert isinstance(result, TrainingError)
         assert "random" in str(result)
+
+
+def test_a_program_that_reads_values_runs_alone_but_not_in_a_stack(source: Source) -> None:
+    model = MODELS["mlp"]
+
+    def loss(variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> Loss:
+        weight = float(batch.weight.sum())
+        logits = model.apply(variables, batch.x, True)[0].logits
+        value = torch.nn.functional.cross_entropy(logits, batch.y, reduction="none") @ batch.weight / weight
+        return Loss(value, {}, {"loss": value.detach()})
+
+    program = LocalSGD(model, loss, epochs=2, batch_size=5, lr=0.1)
+    plain = LocalSGD(model, Objective(model), epochs=2, batch_size=5, lr=0.1)
+    shared = {"model": model.init(0)}
+    (result,) = run(Serial(), program, shared, jobs_of([7]), source)
+    assert_alike(result, run(Serial(), plain, shared, jobs_of([7]), source)[0])
+    assert isinstance(Vmapped(2).run(program, shared, jobs_of([7]), source)[0], TrainingError)
 
 
 def test_results_that_are_not_finite_are_results(source: Source) -> None:
