@@ -121,9 +121,12 @@ class Reception:
                 assert_never(message)
 
     def _enroll(self, peer: bytes, message: wire.Enroll, now: float) -> None:
+        before = self.roster.leases.of_peer(peer)
         lease = self.roster.enroll(peer, message.count, message.lease, message.host, now)
-        if lease is not None:
-            self._send(peer, self._granted(lease=lease.token, ranges=lease.ranges), ())
+        if lease is None:
+            return
+        self._send(peer, self._granted(lease=lease.token, ranges=lease.ranges), ())
+        if lease is not before:
             self._observers.event("enroll", host=lease.host, devices=len(lease.indices))
             self.changed.set()
 

@@ -577,6 +577,14 @@ async def test_observers_hear_of_rounds_outcomes_and_events(make_plan: MakePlan,
     assert seen.bytes["wire", "up"] == sum(row["wire_bytes_up"] for row in left.rows) > 0
 
 
+async def test_asking_twice_for_places_is_one_event(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
+    for _ in range(2):
+        fleet.supervisor.send(wire.Enroll(count=fleet.count, lease=None, host="here"))
+    _, left = await run(make_plan(rounds=1))
+    assert [event["devices"] for event in events(left, "enroll")] == [fleet.count]
+
+
 async def test_evaluation_is_done_as_often_as_asked_and_at_the_end(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
     make_fleet()
     _, left = await run(make_plan(rounds=5, evaluate_every=2))
