@@ -1,0 +1,62 @@
+"""Running an experiment from a program, as in a notebook."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedemu.ops
+from fedemu.ops import notebook
+from fedemu.ops.config import Experiment
+from fedemu.protocol.errors import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("FEDEMU_") and name != "FEDEMU_CACHE"]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+async def test_a_run_works_beside_a_running_loop_and_gives_its_results(capfd: pytest.CaptureFixture[str]) -> None:
+    """Whatever the notebook's loop does; this test has one."""
+    table = {"name": "mine", "rounds": 5, "fleet": {"devices": 6, "per_round": 2}}
+    results = fedemu.ops.run(table, out="here", transport="memory", rounds=1, local__epochs=1)
+    assert results.summary["outcome"] == "completed"
+    assert [row["accepted"] for row in results.rows] == [2]
+    assert results.accuracy == results.rows[0]["accuracy"]
+    assert results.model.exists()
+    assert results.report.exists()
+    assert "round 1/1" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("experiment", "overrides", "said"),
+    [
+        ("digitz", {}, "did you mean digits"),
+        ("digits", {"rounds": 0}, "rounds = 0 must be at least 1"),
+        ({"fleet": {"devices": 10}}, {}, "per_round = 30 is more than fleet.devices = 10"),
+        (Experiment(name="mine"), {"local__rate": 1}, "local.rate is no setting"),
+    ],
+)
+def test_what_is_wrong_is_raised_and_nothing_is_made(
+    experiment: Any, overrides: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=said.replace(".", r"\.")):
+        fedemu.ops.run(experiment, **overrides)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_experiment_in_hand_is_not_changed_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDEMU_LOCAL__LR", "0.7")
+    assert notebook._load(Experiment(), [])[0].local.lr == 0.1
+    assert notebook._load("digits", [])[0].local.lr == 0.7
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(True, "true"), (3, "3"), ("a b", '"a b"'), ({"kind": "iid"}, '{ kind = "iid" }'), ([1, 2], "[1, 2]")],
+)
+def test_an_override_is_any_value_of_toml(value: Any, text: str) -> None:
+    assert notebook._toml(value) == text
