@@ -14,7 +14,7 @@ from fedemu.ops.cli_options import Format, overrides_of
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.config_sources import load_experiment
 from fedemu.ops.datasets_apart import find_data
-from fedemu.ops.run_folder import claim, reopen
+from fedemu.ops.run_folder import claim, give_back, reopen
 from fedemu.ops.run_together import conclude, is_complete, run_together
 from fedemu.protocol.errors import ConfigurationError
 
@@ -99,8 +99,13 @@ def coordinator(
     directory, checked, runtime = _open(experiment, out, resume, overrides)
     if resume is not None and is_complete(directory, checked):
         return conclude(directory, 0, "coordinator", new=False, print_summary=format is Format.JSON)
-    # It imports torch, for which no wrong setting should have to wait.
-    from fedemu.ops.coordinator_process import coordinate_alone
+    try:
+        # It imports torch, for which no wrong setting should have to wait.
+        from fedemu.ops.coordinator_process import coordinate_alone
+    except KeyboardInterrupt:
+        if resume is None:
+            give_back(directory)
+        raise
 
     return coordinate_alone(directory, checked, runtime, new=resume is None, print_summary=format is Format.JSON)
 

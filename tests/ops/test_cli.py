@@ -11,7 +11,7 @@ import pytest
 from fedemu.ops import cli_commands, cli_errors, cli_look
 from fedemu.protocol import errors
 
-COMMANDS = ("run", "coordinator", "device", "report", "presets", "validate", "stress", "doctor")
+COMMANDS = ("run", "coordinator", "device", "report", "presets", "validate", "stress", "bench", "doctor")
 
 
 def call(*arguments: str) -> int:
@@ -112,6 +112,21 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path, capsys: pytest.Ca
     assert call("run", "--out", "mine") == 2
     assert "mine exists and is not empty" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_a_coordinator_that_is_interrupted_before_it_began_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *rest: object) -> None:
+            if name == "fedemu.ops.coordinator_process":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "fedemu.ops.coordinator_process", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    assert call("coordinator", "--out", "here") == 4
+    assert capsys.readouterr().err == "fedemu: interrupted\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_presets_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
