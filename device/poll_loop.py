@@ -2,8 +2,8 @@
 
 Hundreds of processes take turns on few cores, each for a millisecond, with cold caches; so what counts is how little is
 touched between the kernel's wake-up and the device's answer. Against an asyncio loop this one saves a tenth of a
-device's processor time and half a megabyte of private memory. It offers the part of ``asyncio.AbstractEventLoop`` that the
-transports and devices use, under the same names.
+device's processor time and half a megabyte of private memory. It offers the part of ``asyncio.AbstractEventLoop`` that
+the transports and devices use, under the same names.
 """
 
 from __future__ import annotations
