@@ -162,6 +162,10 @@ def _call(
         raise ConfigurationError(
             f"{name!r} can't be built from {len(arguments)} arguments and its options: {error}"
         ) from error
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"{name!r} can't be built: {type(error).__name__}: {error}") from error
 
 
 def _checked(table: str, name: str, builder: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,10 @@ def nothing(ingredients):
     return 3
 
 
+def refuses(ingredients):
+    raise ValueError("mu and nu exclude each other")
+
+
 def double(logits, batch, facts):
     return 2 * logits.sum()
 
@@ -122,6 +126,7 @@ def test_an_own_criterion_and_a_file_by_its_path(own: str, tmp_path: Path) -> No
         ("registry_example:broken", "is int; it must be a function or a class"),
         ("registry_example:nothing", "made a int, which lacks programs, init, round, variables"),
         ("registry_example:network", "can't be built from 1 arguments and its options"),
+        ("registry_example:refuses", "can't be built: ValueError: mu and nu exclude each other"),
         ("fedavgg", "did you mean 'fedavg'?"),
     ],
 )
