@@ -38,6 +38,8 @@ _CONTAINERS = frozenset((tuple, dict))
 _NOT_MESSAGEPACK = (ValueError, TypeError, OverflowError, msgpack.UnpackException)
 _UNCHECKED_HEADER = 2048
 """Bytes of a header that can claim a few megabytes at most."""
+_MESSAGE_DEPTH = 4
+"""A header, its tensors, one of them, its shape."""
 _DETAIL = 300
 
 
@@ -85,6 +87,8 @@ class Decoder:
     def __init__(self, union: Any, limits: Limits = Limits()) -> None:
         self.limits = limits
         self._harmless = min(limits.header_bytes, _UNCHECKED_HEADER)
+        # A header nested deeper than any message can't be one: whether it is too deep is only asked of the invalid.
+        self._shallow = limits.depth < _MESSAGE_DEPTH
         self._readers: dict[str, tuple[Callable[[Any], Any], int | None]] = {}
         for member in typing.get_args(union) or (union,):
             tag = member.model_fields["type"].default
@@ -114,8 +118,9 @@ class Decoder:
         try:
             message = validate(header)
         except ValidationError as error:
+            self._limit_depth(header)
             raise MalformedMessage("field", _explain(tag, error)) from None
-        if len(frames) == 1 and raw_frames == 0:
+        if len(frames) == 1 and (raw_frames == 0 or (raw_frames is None and not message.tensors)):
             return Envelope(message, ())
         buffers = tuple([memoryview(frame) for frame in frames[1:]])
         if raw_frames is None:
@@ -133,10 +138,8 @@ class Decoder:
             raise self._unreadable(error) from None
         if type(header) is not dict:
             raise MalformedMessage("encoding", f"the header is a {type(header).__name__}, not a map")
-        for value in header.values():
-            if type(value) in _CONTAINERS:
-                self._limit_depth(header)
-                break
+        if self._shallow:
+            self._limit_depth(header)
         return header
 
     def _probe(self, frame: Buffer) -> None:
