@@ -25,7 +25,7 @@ from fedemu.coordinator.run_directory import RunDirectory
 from fedemu.coordinator.server_job import run_server_job
 from fedemu.coordinator.service import Service
 from fedemu.coordinator.settings import Settings
-from fedemu.protocol.errors import QuorumError
+from fedemu.protocol.errors import ConfigurationError, QuorumError
 from fedemu.protocol.ids import AskId
 
 S = TypeVar("S")
@@ -155,6 +155,10 @@ class Rounds(Generic[S]):
                             lambda step, steps: None,
                             attempt=attempt if asked else 0,
                             threads=self._settings.threads,
+                        )
+                    case _:
+                        raise ConfigurationError(
+                            f"the algorithm's round yielded a {type(request).__name__}; it may yield Ask and ServerJob"
                         )
         finally:
             await self._compute(script.close)

@@ -33,7 +33,7 @@ def run(
     experiment: Experiment | Mapping[str, Any] | str | Path | None = None,
     *,
     out: Path | str | None = None,
-    transport: Literal["zmq", "memory"] = "zmq",
+    transport: Literal["zmq", "memory"] | None = None,
     progress: bool = True,
     **overrides: Any,
 ) -> Results:
@@ -47,7 +47,8 @@ def run(
     Raises ConfigurationError, UnreachableError (also for a missed quorum) or Interrupted, like the exit codes 2, 3, 4.
     """
     settings = [f"{key.replace('__', '.')}={_toml(value)}" for key, value in overrides.items()]
-    settings.append(f"runtime.transport={_toml(transport)}")
+    if transport is not None:
+        settings.append(f"runtime.transport={_toml(transport)}")
     checked, runtime = _load(experiment, settings)
     directory = claim(checked, Path(out) if out is not None else None)
     code, words = _run(directory, runtime, progress)

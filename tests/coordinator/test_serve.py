@@ -8,7 +8,7 @@ import os
 import signal
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -575,6 +575,20 @@ async def test_observers_hear_of_rounds_outcomes_and_events(make_plan: MakePlan,
     assert {"enroll", "join", "fleet_complete", "checkpoint"} <= set(seen.events)
     assert [event["round"] for event in events(left, "checkpoint")] == [1, 2]
     assert seen.bytes["wire", "up"] == sum(row["wire_bytes_up"] for row in left.rows) > 0
+
+
+async def test_a_script_that_yields_something_else_ends_the_run_with_a_sentence(
+    make_plan: MakePlan, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_fleet()
+    plan = make_plan()
+    monkeypatch.setattr(type(plan.algorithm), "round", lambda *_: iter_of(17))
+    with pytest.raises(ConfigurationError, match="yielded a int; it may yield Ask and ServerJob"):
+        await run(plan)
+
+
+def iter_of(request: Any) -> Generator[Any, Any, Any]:
+    yield request
 
 
 async def test_asking_twice_for_places_is_one_event(make_plan: MakePlan, make_fleet: MakeFleet) -> None:

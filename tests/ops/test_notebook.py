@@ -8,8 +8,8 @@ import pytest
 
 import fedemu.ops
 from fedemu.ops import notebook
-from fedemu.ops.config import Experiment
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.ops.config import Experiment, Runtime
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 
 @pytest.fixture(autouse=True)
@@ -60,3 +60,22 @@ def test_an_experiment_in_hand_is_not_changed_by_the_environment(monkeypatch: py
 )
 def test_an_override_is_any_value_of_toml(value: Any, text: str) -> None:
     assert notebook._toml(value) == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "transport"),
+    [({}, "zmq"), ({"transport": "memory"}, "memory"), ({"runtime__transport": "memory"}, "memory")],
+)
+def test_the_transport_is_the_one_that_was_asked_for(
+    arguments: dict[str, Any], transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Runtime] = []
+
+    def ended(directory: Path, runtime: Runtime, progress: bool) -> tuple[int, str]:
+        seen.append(runtime)
+        return 5, "that is all"
+
+    monkeypatch.setattr(notebook, "_run", ended)
+    with pytest.raises(FedemuError, match="that is all"):
+        fedemu.ops.run("digits-small", out="run", **arguments)
+    assert [runtime.transport for runtime in seen] == [transport]
