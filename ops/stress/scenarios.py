@@ -39,7 +39,12 @@ class Scale:
 SHORT = Scale(
     experiment="digits-small",
     devices=20,
-    overrides=("faults.crash_rate=0.08", "fleet.give_up=90.0", "liveness.heartbeat_seconds=1.0"),
+    overrides=(
+        "faults.crash_rate=0.08",
+        "fleet.start_timeout=120.0",
+        "fleet.give_up=90.0",
+        "liveness.heartbeat_seconds=1.0",
+    ),
     rounds=25,
     disturbances=2,
 )
@@ -47,7 +52,7 @@ SHORT = Scale(
 FULL = Scale(
     experiment="digits",
     devices=300,
-    overrides=("fleet.give_up=90.0", "liveness.heartbeat_seconds=1.0"),
+    overrides=("fleet.start_timeout=120.0", "fleet.give_up=90.0", "liveness.heartbeat_seconds=1.0"),
     rounds=120,
     disturbances=5,
 )
