@@ -30,13 +30,17 @@ T = TypeVar("T")
 
 
 class Short(Exception):
-    """Too few replies. ``diverged`` says that there would have been enough if all of them had been finite."""
+    """Too few replies. ``diverged`` says that there would have been enough if all of them had been finite.
 
-    def __init__(self, accepted: int, needed: int, diverged: bool) -> None:
+    ``failure`` is what a device said that failed without a plan, if one did.
+    """
+
+    def __init__(self, accepted: int, needed: int, diverged: bool, failure: str | None = None) -> None:
         super().__init__(f"{accepted} of at least {needed} replies")
         self.accepted = accepted
         self.needed = needed
         self.diverged = diverged
+        self.failure = failure
 
 
 @dataclass
@@ -103,7 +107,8 @@ class Asking:
             needed = max(1, ceil_share(settings.quorum, wanted))
             accepted = len(machine.accepted)
             if accepted < needed:
-                raise Short(accepted, needed, diverged=accepted + exchange.nonfinite >= needed)
+                said = next((text for text, _ in exchange.failures.most_common(1)), None)
+                raise Short(accepted, needed, diverged=accepted + exchange.nonfinite >= needed, failure=said)
             return await self._compute(_fold, exchange, ask)
         finally:
             exchange.discard()

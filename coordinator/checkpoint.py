@@ -23,7 +23,7 @@ from torch import Tensor
 from fedemu.algorithms.interface import Tree
 from fedemu.coordinator.files import named_failure, replace
 from fedemu.coordinator.outline import flatten, restore
-from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.errors import ConfigurationError
 
 S = TypeVar("S")
 
@@ -71,7 +71,7 @@ def save(directory: Path, round: int, state: Any, record: dict[str, Any]) -> Non
 def load(directory: Path, example_state: S) -> Loaded[S] | None:
     """The newest checkpoint, or None where there is none. ``example_state`` tells the types to build.
 
-    Raises FedemuError where files are there and none can be read, or where they belong to another kind of state.
+    Raises ConfigurationError where files are there and none can be read, or where they belong to another kind of state.
     """
     rounds = sorted(_rounds(directory), reverse=True)
     for round in rounds:
@@ -86,7 +86,7 @@ def load(directory: Path, example_state: S) -> Loaded[S] | None:
             )
         return Loaded(round, restore(document["state"], tensors, example_state), document["record"])
     if rounds:
-        raise FedemuError(f"No checkpoint in {directory} can be read; start the run anew in another folder.")
+        raise ConfigurationError(f"No checkpoint in {directory} can be read; start the run anew in another folder.")
     return None
 
 

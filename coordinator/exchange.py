@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,8 @@ class Exchange:
         self.bytes_down = 0
         """What the devices are charged for downloading."""
         self.bytes_up = 0
+        self.failures: Counter[str] = Counter()
+        """What devices that failed without a plan said."""
         self._contributions: dict[DeviceId, Contribution] = {}
         self._roster = roster
         self._send = send
@@ -164,8 +167,10 @@ class Exchange:
             # Its result could not even be decoded, so the device was told so and says here which one it was.
             self._perform(self.machine.rejected(device, "malformed", message.detail, now))
             return
-        if isinstance(message, Failed) and not message.planned and message.reason not in REPEATABLE:
-            self.machine.perturbed = True
+        if isinstance(message, Failed) and not message.planned:
+            self.failures[message.detail or message.reason] += 1
+            if message.reason not in REPEATABLE:
+                self.machine.perturbed = True
         self._perform(self.machine.failed(device, now))
 
     def _work(self, device: DeviceId) -> Work:

@@ -128,7 +128,12 @@ class Rounds(Generic[S]):
                 self.perturbed |= tally.perturbed
         raise QuorumError(
             f"Round {context.round} got {last.accepted} of the {last.needed} replies that it needs, "
-            f"{self._settings.attempts} times; ask more devices, lengthen fleet.deadline, or lower fleet.quorum."
+            f"{self._settings.attempts} times; "
+            + (
+                "ask more devices, lengthen fleet.deadline, or lower fleet.quorum."
+                if last.failure is None
+                else f"devices failed, saying: {last.failure}"
+            )
         )
 
     async def _script(self, context: Context, attempt: int, tally: Tally) -> S:

@@ -6,6 +6,7 @@ import logging
 import sys
 import tempfile
 import traceback
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ class LogObserver(Observers):
     def __init__(self) -> None:
         super().__init__()
         self._log = logging.getLogger("fedemu.coordinator")
+        self._rejected: Counter[str] = Counter()
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
         self._log.info("round %d, try %d, at %.3f s: %d devices asked", round, attempt + 1, virtual_time, selected)
@@ -61,7 +63,11 @@ class LogObserver(Observers):
         self._log.info("round %s finished: %s", row["round"], {key: row[key] for key in _TOLD if key in row})
 
     def rejected(self, reason: str) -> None:
-        self._log.warning("a message was rejected: %s", reason)
+        """The first of a reason, the tenth, the hundredth, ...: a flood must not fill the disk."""
+        self._rejected[reason] += 1
+        count = self._rejected[reason]
+        if count == 10 ** (len(str(count)) - 1):
+            self._log.warning("a message was rejected: %s (%d so far)", reason, count)
 
     def event(self, name: str, **fields: Any) -> None:
         self._log.debug("%s %s", name, fields)

@@ -73,7 +73,7 @@ def test_an_unreadable_newest_checkpoint_falls_back_to_the_one_before(tmp_path: 
 def test_where_no_checkpoint_can_be_read_the_error_says_so(tmp_path: Path):
     save(tmp_path, 2)
     (tmp_path / "record-2.json").write_text("{")
-    with pytest.raises(FedemuError, match=r"No checkpoint in .* can be read"):
+    with pytest.raises(ConfigurationError, match=r"No checkpoint in .* can be read"):
         checkpoint.load(tmp_path, state_of(0))
 
 

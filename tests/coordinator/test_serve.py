@@ -218,6 +218,14 @@ async def test_a_run_without_quorum_ends_with_an_error_and_its_last_round(
     assert -1 in fleet.stopped
 
 
+async def test_a_quorum_missed_because_training_fails_names_what_the_devices_said(
+    make_plan: MakePlan, make_fleet: MakeFleet
+) -> None:
+    make_fleet(script=lambda index, work: act(10.0, reply="failed"))
+    with pytest.raises(QuorumError, match="devices failed, saying: the loss is not finite"):
+        await run(make_plan())
+
+
 async def test_replies_that_are_not_finite_end_the_run_as_diverged(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
     make_fleet(script=lambda index, work: act(10.0, reply="nan" if work.ask.startswith("3.") else "good"))
     plan = make_plan()
