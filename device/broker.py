@@ -29,7 +29,7 @@ from fedemu.device.jobs import Group, JobQueue, QueuedJob
 from fedemu.device.observer import Observer
 from fedemu.protocol.blobs import BlobStore
 from fedemu.protocol.codec import Envelope
-from fedemu.protocol.errors import ConfigurationError, FedemuError, ProtocolError
+from fedemu.protocol.errors import BlobError, ConfigurationError, FedemuError, ProtocolError
 from fedemu.protocol.ids import Digest
 from fedemu.protocol.messages import BlobRef
 from fedemu.protocol.transport import Network
@@ -69,6 +69,7 @@ class Broker:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._depth = 0
+        self._quitting = False
 
     @property
     def address(self) -> str:
@@ -83,6 +84,11 @@ class Broker:
         self._queue.arrived(digest)
         self._pump()
 
+    def lost(self, digest: Digest, error: BlobError) -> None:
+        """A blob can't be had."""
+        for job in self._queue.lost(digest):
+            self._give_up(job, "blob", str(error))
+
     def process_ended(self, number: int) -> None:
         peer = self._processes.pop(number, None)
         if peer is not None:
@@ -95,11 +101,12 @@ class Broker:
         if peer is not None:
             del self._roles[peer]
         for job in self._queue.remove_trainer(number):
-            self._give_up(job, f"{job.deaths} trainers died over it")
+            self._give_up(job, "trainer", f"{job.deaths} trainers died over it")
         self._pump()
 
     def quit_processes(self) -> None:
-        """Have all device processes say goodbye."""
+        """Have all device processes say goodbye, those too that have yet to attach."""
+        self._quitting = True
         for peer in self._processes.values():
             self._router.send(peer, Quit())
 
@@ -148,6 +155,8 @@ class Broker:
         self._roles[peer] = (attach.role, attach.number)
         members = self._processes if attach.role == "process" else self._trainers
         members[attach.number] = peer
+        if self._quitting and attach.role == "process":
+            self._router.send(peer, Quit())
 
     def _submit(self, peer: bytes, submit: Submit, frames: Sequence[memoryview]) -> None:
         lacking = [ref for ref in submit.shared if not self._store.has(Digest(ref.digest))]
@@ -167,14 +176,14 @@ class Broker:
 
     def _finished(self, trainer: int, finished: Finished) -> None:
         for job in self._queue.finished(trainer, finished.group):
-            self._give_up(job, "the trainer did not answer it")
+            self._give_up(job, "trainer", "the trainer did not answer it")
         done, failed = self._tally.pop(trainer, (0, 0))
         self._observer.trained(finished.seconds, done, failed)
         self._pump()
 
-    def _give_up(self, job: QueuedJob, why: str) -> None:
+    def _give_up(self, job: QueuedJob, reason: str, why: str) -> None:
         log.error("the job of device %d for ask %s is given up: %s", *job.key, why)
-        answer = JobFailed(device=job.submit.device, ask=job.submit.ask, reason="trainer", detail=why)
+        answer = JobFailed(device=job.submit.device, ask=job.submit.ask, reason=reason, detail=why)
         if isinstance(job.origin, bytes):
             self._router.send(job.origin, answer)
 

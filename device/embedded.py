@@ -103,7 +103,7 @@ async def _run(plan: EmbeddedPlan, stack: AsyncExitStack) -> None:
     stack.callback(bus.close)
     broker = Broker(bus, _BUS, _TOKEN, store, plan.observer, want=link.want, failed=fail)
     stack.callback(broker.close)
-    link.arrived, link.needed = broker.arrived, broker.needed
+    link.arrived, link.lost, link.needed = broker.arrived, broker.lost, broker.needed
     setup = TrainerSetup(
         number=0,
         bus=_BUS,

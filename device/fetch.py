@@ -18,6 +18,8 @@ PATIENCE = 5.0
 """Seconds until a chunk that did not come is asked for again."""
 TRIES = 5
 """How often a blob may turn out broken before it is given up."""
+MOST_WAITS = 12
+"""How often in a row a blob's chunks may fail to come before it is given up."""
 
 
 class Step(NamedTuple):
@@ -34,6 +36,7 @@ class _Fetch:
     unasked: deque[int]
     asked: dict[int, float] = field(default_factory=dict)
     broken: int = 0
+    waits: int = 0
 
 
 class Fetches:
@@ -67,6 +70,7 @@ class Fetches:
         fetch = self._fetches.get(digest)
         if fetch is None or fetch.asked.pop(blob.offset, None) is None:
             return Step([], [], [])
+        fetch.waits = 0
         try:
             if blob.size != fetch.size:
                 raise BlobError(f"the blob {digest} was announced with {fetch.size} bytes but has {blob.size}")
@@ -89,8 +93,16 @@ class Fetches:
         return self._again(float("inf"), now)
 
     def tick(self, now: float) -> Step:
-        """Ask again for what did not come."""
-        return self._again(now - PATIENCE, now)
+        """Ask again for what did not come, unless it was to no avail too often."""
+        lost: list[tuple[Digest, BlobError]] = []
+        for digest, fetch in list(self._fetches.items()):
+            if any(asked <= now - PATIENCE for asked in fetch.asked.values()):
+                fetch.waits += 1
+                if fetch.waits > MOST_WAITS:
+                    del self._fetches[digest]
+                    self._store.abandon(digest)
+                    lost.append((digest, BlobError(f"The coordinator does not send the blob {digest}.")))
+        return Step(self._again(now - PATIENCE, now).needs, [], lost)
 
     def _again(self, asked_until: float, now: float) -> Step:
         needs = []

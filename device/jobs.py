@@ -105,6 +105,14 @@ class JobQueue:
             if not self._lacking[key]:
                 del self._lacking[key]
 
+    def lost(self, digest: Digest) -> list[QueuedJob]:
+        """A blob can't be had; returns the jobs that waited for it."""
+        keys = [key for key, lacking in self._lacking.items() if digest in lacking]
+        jobs = [self._jobs[key] for key in keys]
+        for key in keys:
+            self.withdraw(key)
+        return jobs
+
     def withdraw(self, key: JobKey) -> None:
         """Forget a job that has not begun; a running one is left to end."""
         self._jobs.pop(key, None)

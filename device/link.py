@@ -12,7 +12,7 @@ from fedemu.device.enrolment import EnrolAction, Enrolment
 from fedemu.device.fetch import Fetches, Step
 from fedemu.protocol.blobs import BlobStore
 from fedemu.protocol.codec import DOWN, Envelope
-from fedemu.protocol.errors import FedemuError, ProtocolError, VersionMismatch
+from fedemu.protocol.errors import BlobError, FedemuError, ProtocolError, VersionMismatch
 from fedemu.protocol.ids import Digest
 from fedemu.protocol.messages import Blob, BlobRef, Bye, Died, Granted, Offer, Refused, Stop
 from fedemu.protocol.transport import Dealer, Network
@@ -33,6 +33,8 @@ class CoordinatorLink:
     def __init__(self, network: Network, address: str, enrolment: Enrolment) -> None:
         self.arrived: Callable[[Digest], None] = lambda digest: None
         """Called with each blob that is at hand."""
+        self.lost: Callable[[Digest, BlobError], None] = lambda digest, error: None
+        """Called with each blob that could not be had."""
         self.needed: Callable[[], Iterable[Digest]] = tuple
         """Names the blobs that must stay for now, however old they are."""
         self._network = network
@@ -181,7 +183,7 @@ class CoordinatorLink:
             for future in self._waiting.pop(digest, ()):
                 if not future.done():
                     future.set_exception(error)
-            self._fail(error)
+            self.lost(digest, error)
         self._arm()
 
     def _fail(self, error: FedemuError) -> None:

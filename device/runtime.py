@@ -74,12 +74,8 @@ class DeviceRuntime:
                 return self._work(message, frames, now)
             case wire.Proceed():
                 return self._proceed(message.ask, now)
-            case wire.Accepted():
-                return self._settle(message.ask, accepted=True)
-            case wire.Late() | wire.Cancel() | wire.Invalid():
-                return self._settle(message.ask, accepted=False)
-            case wire.Duplicate():
-                return self._settle(message.ask, accepted=message.verdict == "accepted")
+            case wire.Accepted() | wire.Late() | wire.Cancel() | wire.Invalid() | wire.Duplicate():
+                return self._settle(message.ask)
             case wire.Extend():
                 return [self._presence(message.until)]
             case wire.Refused(reason="malformed"):
@@ -98,8 +94,6 @@ class DeviceRuntime:
         task = self._tasks.get(answer.ask)
         if isinstance(answer, Done) and answer.wrote_own:
             self._store.written(AskId.parse(answer.ask))
-            if task is None:
-                self._store.discard(AskId.parse(answer.ask))
         if task is None or task.phase != "training":
             return []
         task.phase, task.replies = "trained", replies(task, answer, frames)
@@ -108,7 +102,8 @@ class DeviceRuntime:
 
     def quit(self) -> list[Action]:
         """The supervisor ends; say goodbye."""
-        goodbye: list[Action] = [Send(wire.Bye(reason="stopped"))] if self.member.mode == "member" else []
+        connected = self.member.mode in ("joining", "member")
+        goodbye: list[Action] = [Send(wire.Bye(reason="stopped"))] if connected else []
         return goodbye + self.member.retire("stopped")
 
     # ── membership ────────────────────────────────────────────────────────────
@@ -230,11 +225,13 @@ class DeviceRuntime:
             case _:
                 assert_never(schedule.cause)
 
-    def _settle(self, ask: str, *, accepted: bool) -> list[Action]:
-        """The coordinator's verdict, however often it comes."""
+    def _settle(self, ask: str) -> list[Action]:
+        """The coordinator has decided; the task is over, however often it says so.
+
+        Whether the new own state counts is told by later Work alone: a coordinator that has started again calls late
+        what it had accepted before, if the answer was lost with its former life.
+        """
         task = self._tasks.pop(ask, None)
-        if not accepted:
-            self._store.discard(AskId.parse(ask) if task is None else task.ask)
         if task is None or task.phase != "training":
             return []
         return [Tell(Withdraw(device=self.member.device, ask=ask))]

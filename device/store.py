@@ -49,13 +49,6 @@ class OwnStore:
         """A trainer has put this version in place."""
         self._versions.add(version)
 
-    def discard(self, version: AskId) -> None:
-        """Remove a version that will never count; does nothing where there is none."""
-        if version in self._versions:
-            self._versions.remove(version)
-            with suppress(FileNotFoundError):
-                os.unlink(self.path(version))
-
     def supersede(self, current: AskId | None, durable_round: int) -> None:
         """Drop what no checkpoint can name any more.
 
@@ -66,7 +59,9 @@ class OwnStore:
         if current is not None and current.round > durable_round:
             return
         for version in [v for v in self._versions if v != current and v.round <= durable_round]:
-            self.discard(version)
+            self._versions.remove(version)
+            with suppress(FileNotFoundError):
+                os.unlink(self.path(version))
 
 
 def write_own(path: Path, tree: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str] | None = None) -> None:

@@ -92,6 +92,8 @@ class Machine:
 
     async def run(self) -> None:
         plan, stack = self._plan, self._stack
+        if plan.logs is not None:
+            plan.logs.mkdir(parents=True, exist_ok=True)
         network = ZmqNetwork(max_sockets=4096)
         stack.callback(network.close)
         leases = find_leases(plan.state, plan.count)
@@ -140,7 +142,7 @@ class Machine:
         )
         broker = Broker(network, address, token, store, plan.observer, want=link.want, failed=self._fail)
         stack.callback(broker.close)
-        link.arrived, link.needed = broker.arrived, broker.needed
+        link.arrived, link.lost, link.needed = broker.arrived, broker.lost, broker.needed
         trainers = Trainers(
             trainer_setup,
             self._trainer_count,

@@ -57,20 +57,14 @@ class Trainers:
         """The trainer can take jobs."""
         self._ready.add(number)
 
-    async def stop(self, seconds: float = 1.0) -> None:
-        """End them all: they may finish what they are doing within so many seconds."""
+    async def stop(self) -> None:
+        """End them all at once: whatever they are doing, nobody waits for it, and they keep nothing."""
         self._stopping = True
         for process in self._processes.values():
-            if process.stdin is not None:
-                process.stdin.close()  # a trainer that is idle takes this for its end
-        pending = self._watchers
-        if pending:
-            _, unfinished = await asyncio.wait(pending, timeout=seconds)
-            for process in self._processes.values():
-                if process.returncode is None:
-                    process.kill()
-            if unfinished:
-                await asyncio.wait(unfinished, timeout=seconds)
+            if process.returncode is None:
+                process.kill()
+        if self._watchers:
+            await asyncio.wait(self._watchers, timeout=5.0)
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.device.fetch import PATIENCE, TRIES, WINDOW, Fetches
+from fedemu.device.fetch import MOST_WAITS, PATIENCE, TRIES, WINDOW, Fetches
 from fedemu.protocol.blobs import CHUNK, BlobStore
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.messages import Blob, BlobRef, Need
@@ -53,6 +53,20 @@ def test_a_chunk_that_does_not_come_is_asked_for_again(fetches: Fetches) -> None
         fetches.receive(*chunk(need), 1.0)
     assert fetches.due == PATIENCE
     assert first in fetches.tick(PATIENCE).needs
+
+
+def test_a_blob_that_never_comes_is_given_up(fetches: Fetches) -> None:
+    fetches.want(REF, 0.0)
+    for _ in range(MOST_WAITS):
+        due = fetches.due
+        assert due is not None
+        assert fetches.tick(due).lost == []
+    due = fetches.due
+    assert due is not None
+    ((digest, error),) = fetches.tick(due).lost
+    assert digest == REF.digest
+    assert "does not send the blob" in str(error)
+    assert fetches.due is None
 
 
 def test_on_a_new_connection_everything_under_way_is_asked_for_anew(fetches: Fetches) -> None:

@@ -84,6 +84,14 @@ def test_a_job_waits_for_its_blobs_while_others_pass() -> None:
     assert devices(queue.dispatch(1.0)) == [[0]]
 
 
+def test_without_its_blob_a_job_comes_back_undone() -> None:
+    queue = a_queue()
+    queue.submit(a_job(0), 0.0, [Digest("a" * 64)])
+    queue.submit(a_job(1), 0.0)
+    assert [job.key for job in queue.lost(Digest("a" * 64))] == [(0, "1.0.0")]
+    assert devices(queue.dispatch(1.0)) == [[1]]
+
+
 def test_a_withdrawn_job_is_not_run() -> None:
     queue = a_queue(jobs=2)
     queue.withdraw((0, "1.0.0"))

@@ -271,44 +271,42 @@ def test_work_that_differs_under_the_same_name_starts_over(new: Callable[..., De
 @pytest.mark.parametrize(
     "verdict",
     [
+        Accepted(ask="3.0.0"),
         Late(ask="3.0.0"),
         Cancel(ask="3.0.0"),
         Invalid(ask="3.0.0", reason="shape"),
-        Duplicate(ask="3.0.0", verdict="late"),
+        Duplicate(ask="3.0.0", verdict="accepted"),
     ],
 )
-def test_without_acceptance_the_new_state_is_discarded(new: Callable[..., Device], verdict: Any) -> None:
+def test_a_verdict_ends_the_task_and_leaves_it_to_later_work_which_state_counts(
+    new: Callable[..., Device], verdict: Any
+) -> None:
     device = new()
     device.join()
     device.get(a_work())
     device.get(Proceed(ask="3.0.0"))
-    write_own(Path(device.store.path(AskId(3, 0, 0))), {"w": np.zeros(1)})
+    write_own(Path(device.store.path("3.0.0")), {"w": np.zeros(1)})
     device.trained(done(wrote_own=True))
     assert device.get(verdict) == []
     assert device.get(verdict) == []
-    assert not Path(device.store.path("3.0.0")).exists()
-
-
-def test_a_duplicate_of_an_accepted_result_keeps_the_state(new: Callable[..., Device]) -> None:
-    device = new()
-    device.join()
-    device.get(a_work())
-    device.get(Proceed(ask="3.0.0"))
-    write_own(Path(device.store.path(AskId(3, 0, 0))), {"w": np.zeros(1)})
-    device.trained(done(wrote_own=True))
-    device.get(Duplicate(ask="3.0.0", verdict="accepted"))
+    device.get(a_work("4.0.0", durable_round=2))
     assert device.store.versions == {AskId(3, 0, 0)}
+    device.get(a_work("5.0.0", state="3.0.0", durable_round=4))
+    assert device.store.versions == {AskId(3, 0, 0)}
+    device.get(a_work("6.0.0", durable_round=5))
+    assert device.store.versions == frozenset()
 
 
-def test_a_cancelled_job_is_withdrawn_and_what_it_still_makes_is_discarded(new: Callable[..., Device]) -> None:
+def test_a_cancelled_job_is_withdrawn_and_what_it_still_makes_goes_nowhere(new: Callable[..., Device]) -> None:
     device = new()
     device.join()
     device.get(a_work())
     device.get(Proceed(ask="3.0.0"))
     assert messages(device.get(Cancel(ask="3.0.0"))) == [Withdraw(device=7, ask="3.0.0")]
-    write_own(Path(device.store.path(AskId(3, 0, 0))), {"w": np.zeros(1)})
+    write_own(Path(device.store.path("3.0.0")), {"w": np.zeros(1)})
     assert device.trained(done(wrote_own=True)) == []
-    assert not Path(device.store.path("3.0.0")).exists()
+    device.get(a_work("4.0.0", durable_round=3))
+    assert device.store.versions == frozenset()
 
 
 def test_superseded_states_go_once_a_later_one_is_durable(new: Callable[..., Device]) -> None:
@@ -470,10 +468,13 @@ def test_stop_is_answered_with_a_goodbye(new: Callable[..., Device]) -> None:
     assert device.get(Stop(reason="done")) == [Send(Bye(reason="done")), Retire("done")]
 
 
-def test_a_device_that_is_told_to_quit_says_goodbye_only_as_a_member(new: Callable[..., Device]) -> None:
+def test_a_device_that_is_told_to_quit_says_goodbye_if_it_has_a_connection(new: Callable[..., Device]) -> None:
+    device = new()
+    device.start(away=30.0)
+    assert device.machine.quit() == [Retire("stopped")]
     device = new()
     device.start()
-    assert device.machine.quit() == [Retire("stopped")]
+    assert device.machine.quit() == [Send(Bye(reason="stopped")), Retire("stopped")]
     device = new()
     device.join()
     assert device.machine.quit() == [Send(Bye(reason="stopped")), Retire("stopped")]
