@@ -48,6 +48,8 @@ from fedemu.protocol.zmq_transport import ZmqNetwork
 
 DEPARTURE_SECONDS = 10.0
 """How long devices of this process may take to leave after the end."""
+MOST_HEARTBEATS = 500
+"""Per second of the whole fleet: a larger one beats less often, or nothing else would be heard."""
 SPARE_FILES = 256
 """Descriptors beside those of the devices' connections: libraries, data, logs, checkpoints."""
 
@@ -166,7 +168,7 @@ def settings_of(experiment: Experiment) -> Settings:
         attempts=fleet.attempts,
         clock=experiment.clock.kind,
         evaluate_every=experiment.evaluate.every,
-        heartbeat_seconds=experiment.liveness.heartbeat_seconds,
+        heartbeat_seconds=max(experiment.liveness.heartbeat_seconds, fleet.devices / MOST_HEARTBEATS),
         patience=experiment.liveness.patience,
         start_timeout=fleet.start_timeout,
         give_up=fleet.give_up,
