@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from fedemu.ops import cli_bench, cli_fleet, cli_look, cli_stress
 from fedemu.ops.cli_errors import EXIT_CODES, complain
 
-_UsageError = typer.BadParameter.__mro__[1]
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """typer exports only this child of it, and brings click along under one name or another."""
 
 
@@ -23,8 +23,9 @@ class _Commands(TyperGroup):
     """Tells of wrong usage as of every other mistake: in one sentence."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
+        kwargs["standalone_mode"] = False
         try:
-            code = super().main(*args, standalone_mode=False, **kwargs)
+            code = super().main(*args, **kwargs)
         except _UsageError as error:
             code = _usage(error)
         if standalone_mode:

@@ -25,7 +25,7 @@ OUTCOME_COLOURS = {
     "failed": RED,
     "rejected": PURPLE,
 }
-STYLE = {
+STYLE: Any = {
     "font.size": 9.5,
     "axes.edgecolor": "#c4ccd2",
     "axes.labelcolor": INK,

@@ -52,7 +52,7 @@ class Usage:
     descriptors: list[int] = field(default_factory=list)
 
     def grows(self, *, slack_bytes: int = 48 * 2**20, slack_descriptors: int = 64) -> list[str]:
-        """Compares the last quarter with the second one, after the run has settled; short runs say nothing."""
+        """Compares the last quarter of the samples with the second one; fewer than 16 say nothing."""
         if len(self.resident) < 16:
             return []
         complaints = []

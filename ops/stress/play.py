@@ -37,6 +37,10 @@ class Verdict:
         return not self.complaints
 
 
+SETTLED_ROUNDS = 3
+"""A process is watched once so many rounds have passed since it was first seen: by then everything is loaded."""
+
+
 class _Watch(threading.Thread):
     """Samples memory and descriptors of the fleet's long-lived processes until it is stopped."""
 
@@ -44,17 +48,21 @@ class _Watch(threading.Thread):
         super().__init__(daemon=True)
         self._fleet = fleet
         self._done = threading.Event()
+        self._first_seen: dict[int, int] = {}
         self.usage: dict[int, Usage] = {}
 
     def run(self) -> None:
         while not self._done.wait(SAMPLE_SECONDS):
+            rounds = len(self._fleet.rows())
             for name, processes in (
                 ("coordinator", [self._fleet.coordinator]),
                 ("supervisor", self._fleet.supervisors),
                 ("trainer", self._fleet.processes("trainer")),
             ):
                 for process in processes:
-                    if process is not None:
+                    if process is None:
+                        continue
+                    if rounds >= self._first_seen.setdefault(process.pid, rounds) + SETTLED_ROUNDS:
                         self._sample(name, process)
 
     def _sample(self, name: str, process: psutil.Process) -> None:
