@@ -192,20 +192,18 @@ def allow_files(wanted: int) -> None:
 
 def _report(directory: Path) -> int:
     """Write the report; the run itself is safe by now, so what goes wrong here is said and changes nothing else."""
-    # matplotlib takes a second to import, which a run that fails before its first round need not wait for.
-    from fedemu.ops.report import write_report
-
-    again = f"fedemu report {directory} writes it"
     # The coordinator's own handlers are gone; the default ones would end this process without a word.
     old = {sign: signal.signal(sign, signal.default_int_handler) for sign in STOP_SIGNALS}
     try:
+        # matplotlib takes a second to import, which a run that fails before its first round need not wait for.
+        from fedemu.ops.report import write_report
+
         write_report(directory)
     except KeyboardInterrupt:
-        complain(f"the run is complete, but its report was interrupted; {again}")
         return INTERRUPTED
     except (FedemuError, OSError, ValueError) as error:
         logging.getLogger(__name__).exception("the report could not be written")
-        complain(f"the report could not be written ({error}); {again}")
+        complain(f"the report could not be written ({error}); `fedemu report {directory}` tries again")
     finally:
         for sign, handler in old.items():
             signal.signal(sign, handler)

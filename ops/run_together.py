@@ -62,6 +62,11 @@ def conclude(directory: Path, code: int, command: str, *, new: bool, print_summa
         if print_summary:
             print(results.to_json())
         return code
+    if code == INTERRUPTED and results.summary.get("outcome") == "completed":
+        say(results.to_text())
+        say("interrupted after the last round, before the report was written; write it with")
+        say(f"fedemu report {shlex.quote(str(directory))}")
+        return code
     done = f"after round {results.rows[-1]['round']}" if results.rows else "before the first round"
     say(f"stopped {done}; its results so far are in {directory}; continue it with")
     say(f"fedemu {command} --resume {shlex.quote(str(directory))}")

@@ -121,6 +121,15 @@ def test_the_last_line_of_an_unfinished_run_is_the_command_that_resumes_it(capsy
     assert "after round 1" in captured.err
 
 
+def test_a_complete_run_that_was_interrupted_lacks_only_its_report(capsys: pytest.CaptureFixture[str]) -> None:
+    directory = claim(EXPERIMENT, None)
+    write_summary(directory)
+    assert conclude(directory, 4, "run", new=True, print_summary=False) == 4
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("tiny: completed")
+    assert said[-1] == "fedemu report runs/tiny-1"
+
+
 def test_a_run_that_could_not_be_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     directory = claim(EXPERIMENT, None)
     assert conclude(directory, 2, "run", new=True, print_summary=False) == 2
