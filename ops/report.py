@@ -22,9 +22,9 @@ body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; color: v
 main { max-width: 1240px; margin: 0 auto; padding: 28px 24px 60px }
 h1 { font-size: 26px; margin: 0 0 2px } h2 { font-size: 17px; margin: 34px 0 10px }
 .sub { color: var(--soft); margin: 0 0 20px }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 12px }
 .card { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 12px 14px }
-.card b { display: block; font-size: 22px; font-weight: 650; letter-spacing: -.01em }
+.card b { display: block; font-size: 20px; font-weight: 650; letter-spacing: -.01em; white-space: nowrap }
 .card span { color: var(--soft); font-size: 13px }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 16px }
 .plots img { width: 100%; background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 8px }

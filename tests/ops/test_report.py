@@ -1,0 +1,83 @@
+"""A run's page and plots, drawn from what its directory holds."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedemu.ops import plots
+from fedemu.ops.report import write_report
+from fedemu.protocol.errors import ConfigurationError
+
+ROW = {
+    "task": 0,
+    "loss": 1.5,
+    "class_accuracy": [0.5, None],
+    "selected": 4,
+    "accepted": 3,
+    "dropped": 1,
+    "online": 7,
+    "bytes_down": 1000,
+    "bytes_up": 2000,
+    "round_seconds": 0.5,
+}
+
+
+def rows(count: int) -> list[dict[str, object]]:
+    return [
+        ROW | {"round": n, "accuracy": n / 10, "round_forgetting": 0.1 if n > 1 else None, "virtual_time": 60.0 * n}
+        for n in range(1, count + 1)
+    ]
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> Path:
+    (tmp_path / "config.toml").write_text('name = "a <b>"\n')
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(3)))
+    (tmp_path / "events.jsonl").write_text(json.dumps({"event": "dropout", "virtual_time": 1.0}) + "\n")
+    return tmp_path
+
+
+def test_the_page_of_an_unfinished_run_holds_its_plots_and_numbers(run_directory: Path) -> None:
+    page = write_report(run_directory).read_text()
+    assert "unfinished" in page
+    assert "<b>30.0%</b><span>final accuracy" in page
+    assert '<td>dropped</td><td class="n">3</td><td class="n">25.0%</td>' in page
+    assert '<td>dropout</td><td class="n">1</td>' in page
+    assert page.count("data:image/png;base64,") == len(plots.PLOTS)
+    assert {path.stem for path in (run_directory / "plots").iterdir()} == set(plots.PLOTS)
+
+
+def test_what_a_run_says_of_itself_is_never_taken_for_markup(run_directory: Path) -> None:
+    page = write_report(run_directory).read_text()
+    assert "a &lt;b&gt;" in page
+    assert "a <b>" not in page
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError):
+        write_report(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plot_without_data_is_left_out() -> None:
+    bare = [{"round": 1, "accuracy": None, "virtual_time": 0.0}]
+    assert [name for name, draw in plots.PLOTS.items() if draw(bare) is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (123_456, "123 kB"), (2.5e6, "2.5 MB"), (3e12, "3.0 TB")],
+)
+def test_bytes_are_written_as_people_read_them(size: float, text: str) -> None:
+    assert plots.readable_bytes(size) == text
+
+
+def test_a_span_is_given_in_the_unit_in_which_it_reads_well() -> None:
+    assert [plots.time_unit(seconds) for seconds in (10.0, 600.0, 20000.0, 5e5)] == [
+        (1.0, "seconds"),
+        (60.0, "minutes"),
+        (3600.0, "hours"),
+        (86400.0, "days"),
+    ]
