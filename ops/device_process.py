@@ -32,7 +32,11 @@ def supervise_alone(count: int, runtime: Runtime, state: Path | None) -> int:
         raise ConfigurationError(
             f"can't make {folder}: {error.strerror}; choose another folder with --state"
         ) from error
-    say(f"{counted(count)} for the coordinator at {runtime.connect}\n  process  {os.getpid()}\n  state    {folder}")
+    say(
+        f"{counted(count)} for the coordinator at {runtime.connect}, "
+        f"which is waited for {SupervisorPlan.connect_seconds:g} s\n"
+        f"  process  {os.getpid()}\n  state    {folder}"
+    )
     run_devices(count, runtime, folder, folder / "logs")
     say("the run is over")
     return 0
