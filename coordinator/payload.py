@@ -18,6 +18,7 @@ from fedemu.algorithms.interface import Forest, Tree
 from fedemu.protocol.errors import FedemuError, ProtocolError
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import TensorSpec
+from fedemu.protocol.tensors import DTYPES
 
 FILE_THRESHOLD = 1 << 20
 """Payloads of more bytes than this rest in a mapped file, smaller ones in memory."""
@@ -26,19 +27,6 @@ _ALIGNMENT = 64
 _BLOCK = 8192
 """Elements per block of the check: float64 scratch that stays in the first cache levels, and few enough that no BLAS
 splits a dot product among threads."""
-_DTYPES: Mapping[str, np.dtype[Any]] = {
-    "float64": np.dtype("<f8"),
-    "float32": np.dtype("<f4"),
-    "float16": np.dtype("<f2"),
-    "bfloat16": np.dtype("<u2"),
-    "int64": np.dtype("<i8"),
-    "int32": np.dtype("<i4"),
-    "int16": np.dtype("<i2"),
-    "int8": np.dtype("i1"),
-    "uint8": np.dtype("u1"),
-    "bool": np.dtype("?"),
-}
-"""How a leaf is stored; numpy has no bfloat16, so its bits travel as unsigned integers."""
 
 
 class PayloadError(ProtocolError):
@@ -63,7 +51,7 @@ class Leaf:
 
     @property
     def bytes(self) -> int:
-        return self.size * _DTYPES[self.dtype].itemsize
+        return self.size * DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True)
@@ -80,8 +68,8 @@ class PayloadTemplate:
         for key, tree in forest.items():
             for name, tensor in tree.items():
                 dtype = str(tensor.dtype).removeprefix("torch.")
-                if dtype not in _DTYPES:
-                    raise TypeError(f"{key}/{name} is {dtype}, which cannot travel; use one of {', '.join(_DTYPES)}")
+                if dtype not in DTYPES:
+                    raise TypeError(f"{key}/{name} is {dtype}, which cannot travel; use one of {', '.join(DTYPES)}")
                 leaves[f"{key}/{name}"] = Leaf(dtype, tuple(tensor.shape))
         return cls(leaves, sum(leaf.bytes for leaf in leaves.values()))
 
@@ -109,7 +97,7 @@ def check(
             if np.any(np.frombuffer(frame, np.uint8) > 1):
                 raise PayloadError("dtype", f"{spec.name} is bool and has bytes other than 0 and 1")
         elif "float" in leaf.dtype:
-            squares += _sum_of_squares(spec.name, leaf.dtype, np.frombuffer(frame, _DTYPES[leaf.dtype]))
+            squares += _sum_of_squares(spec.name, leaf.dtype, np.frombuffer(frame, DTYPES[leaf.dtype]))
     norm = math.sqrt(squares)
     if norm > max_norm:
         raise PayloadError("norm", f"the payload's norm {norm:.6g} exceeds {max_norm:.6g}")
@@ -129,7 +117,7 @@ class Payload:
             raise ValueError(f"the payload of device {self.device} was discarded")
         arrays = {}
         for name, leaf, offset in _layout(self.leaves):
-            array = self._memory[offset : offset + leaf.bytes].view(_DTYPES[leaf.dtype]).reshape(leaf.shape)
+            array = self._memory[offset : offset + leaf.bytes].view(DTYPES[leaf.dtype]).reshape(leaf.shape)
             array.flags.writeable = False
             arrays[name] = array
         return arrays
