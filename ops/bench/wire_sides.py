@@ -180,6 +180,8 @@ def plain(role: str, address: str, case: str, count: int) -> Callable[[], Sample
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.ROUTER if router else zmq.DEALER)
     socket.setsockopt(zmq.RCVTIMEO, int(PATIENCE_SECONDS * 1000))
+    # A ROUTER whose queue is full drops what it is given; the window bounds the queue instead.
+    socket.set_hwm(0)
     if router:
         socket.bind(address)
     else:
