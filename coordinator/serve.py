@@ -28,7 +28,7 @@ from fedemu.coordinator.shelf import Shelf
 from fedemu.coordinator.summary import RunOutcome, Summary, model_digest, summarize
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.blobs import BlobStore
-from fedemu.protocol.errors import Interrupted, QuorumError, UnreachableError
+from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError
 from fedemu.protocol.messages import Granted
 
 
@@ -61,6 +61,12 @@ class Coordinator:
         context = Context(0, settings.task_of_round(1), settings.seed, plan.classes, plan.public)
         initial = plan.algorithm.init(plan.variables, context)
         loaded = checkpoint.load(run.checkpoint, initial) if plan.resume else None
+        if plan.resume and loaded is None and len(run.rows()) > 1:
+            # One row may have been written just before the first checkpoint; more than one had checkpoints before them.
+            raise ConfigurationError(
+                f"The run in {plan.directory} has played {len(run.rows())} rounds, but its checkpoint is gone; "
+                "start it anew in another folder."
+            )
         record: dict[str, Any] = {} if loaded is None else loaded.record
         if plan.resume:
             run.rewind(record.get("cursor", {}))

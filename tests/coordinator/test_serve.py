@@ -218,6 +218,17 @@ async def test_a_run_without_quorum_ends_with_an_error_and_its_last_round(
     assert -1 in fleet.stopped
 
 
+async def test_a_run_whose_checkpoint_is_gone_is_not_started_over(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    make_fleet()
+    await run(make_plan(rounds=3))
+    plan = make_plan(rounds=4, resume=True, network=MemoryNetwork())
+    for file in (plan.directory / "checkpoint").iterdir():
+        file.unlink()
+    with pytest.raises(ConfigurationError, match="played 3 rounds, but its checkpoint is gone"):
+        await run(plan)
+    assert len(read_run(plan.directory).rows) == 3
+
+
 async def test_a_quorum_missed_because_training_fails_names_what_the_devices_said(
     make_plan: MakePlan, make_fleet: MakeFleet
 ) -> None:
