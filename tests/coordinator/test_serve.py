@@ -353,7 +353,8 @@ async def test_loss_duplication_and_reordering_do_not_change_the_model(
     digest = await undisturbed(make_plan, make_fleet)
     network = MemoryNetwork(Faults(loss=0.03, duplication=0.05, reordering=0.1, delay_seconds=0.003), seed=4)
     make_fleet(12, script=churn, network=network)
-    summary, _ = await run(make_plan(network=network, **BIG))
+    summary, left = await run(make_plan(network=network, **BIG))
+    assert events(left, "given_up") == []
     assert (summary.model_digest, summary.perturbed) == (digest, False)
 
 
