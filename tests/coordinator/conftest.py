@@ -223,6 +223,7 @@ class FakeDevice:
             return
         self.fleet.trained.append((self.index, work.ask))
         if act.reply == "failed":
+            self.proceeding.discard(work.ask)  # the word may be lost; whoever asks again is told again
             self.dealer.send(wire.Failed(ask=work.ask, reason="training", detail="the loss is not finite"))
             return
         step = np.float32((self.index + 1) / 8 * int(work.ask.split(".")[0]))
