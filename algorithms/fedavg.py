@@ -1,12 +1,19 @@
-"""Federated averaging (McMahan et al., 2017): the mean of the local models, weighted by their numbers of examples."""
+"""Federated averaging (McMahan et al., 2017): the mean of the local models, weighted by their numbers of examples.
+
+FedProx (Li et al., 2020) is the same with a proximal term in the local loss.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pydantic import NonNegativeFloat
+
+from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Ask, Context, LocalProgram, Query, Reply, Script, Tree, weighted_mean
 from fedemu.algorithms.local_sgd import LocalSGD
+from fedemu.algorithms.losses import proximal
 from fedemu.algorithms.trees import add
 
 
@@ -30,3 +37,12 @@ class FedAvg:
 
     def variables(self, state: FedAvgState) -> Tree:
         return state.variables
+
+
+def fedavg(ingredients: Ingredients) -> FedAvg:
+    return FedAvg(ingredients.local_sgd())
+
+
+def fedprox(ingredients: Ingredients, mu: NonNegativeFloat = 1.0) -> FedAvg:
+    """FedProx; ``mu`` is the proximal term's coefficient (1, as FedNTD and WSM compare with; 0 is FedAvg)."""
+    return FedAvg(ingredients.local_sgd(proximal(mu)))

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedemu.algorithms.public import PublicData
 from fedemu.protocol.ids import DeviceId
 
 Tree = Mapping[str, Tensor]
@@ -128,6 +129,15 @@ class LocalProgram(Protocol):
     def finish(self, carry: Any, shared: Forest, own: Tree, facts: Facts) -> Outcome: ...
 
 
+@runtime_checkable
+class Revealing(Protocol):
+    """A LocalProgram whose payload tells the device's trained model, which diagnosis then looks at."""
+
+    def local_model(self, shared: Forest, payload: Forest) -> Tree:
+        """All variables after training, from what the device was sent and what it replied; in the model's dtypes."""
+        ...
+
+
 @dataclass(frozen=True)
 class Memory:
     """What a device holds when it is asked: samples of its stream that have arrived, and its replay buffer."""
@@ -231,7 +241,7 @@ class Context:
     task: int
     seed: int
     classes: int
-    public: Any = None
+    public: PublicData | None = None
 
 
 S = TypeVar("S")

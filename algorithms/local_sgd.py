@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedemu.algorithms.interface import Augment, Batch, Facts, Forest, Model, Outcome, Plan, Stage, Tree
 from fedemu.algorithms.losses import Loss, LossFunction
-from fedemu.algorithms.trees import subtract, without, zeros_like
+from fedemu.algorithms.trees import add, subtract, without, zeros_like
 
 Direction = Callable[[Tree, Forest, Tree, Facts], Tree]
 """(gradients, shared, own, facts) -> what the optimiser takes for the gradients."""
@@ -125,6 +125,9 @@ class LocalSGD:
 
     def finish(self, carry: Training, shared: Forest, own: Tree, facts: Facts) -> Outcome:
         return Outcome({"delta": subtract(carry.variables, shared["model"])}, own)
+
+    def local_model(self, shared: Forest, payload: Forest) -> Tree:
+        return add(shared["model"], payload["delta"])
 
 
 def shuffled_epochs(epochs: int, batch_size: int) -> Plan:

@@ -9,62 +9,30 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from fedemu.algorithms.fedavg import FedAvg
-from fedemu.algorithms.interface import Algorithm, Augment, Model
-from fedemu.algorithms.local_sgd import LocalSGD
-from fedemu.algorithms.losses import Criterion, Objective, Term, cross_entropy
+from fedemu.algorithms.fedavg import fedavg, fedprox
+from fedemu.algorithms.ingredients import Ingredients
+from fedemu.algorithms.interface import Algorithm, Model
+from fedemu.algorithms.losses import Criterion, cross_entropy
 from fedemu.algorithms.models import cnn, lenet, mlp
 from fedemu.algorithms.module_model import from_module
 from fedemu.algorithms.resnet import resnet18
 from fedemu.protocol.errors import ConfigurationError
 
-
-@dataclass(frozen=True)
-class Ingredients:
-    """What a method is made from: the model, the criterion, and how devices train."""
-
-    model: Model
-    criterion: Criterion
-    classes: int
-    epochs: int
-    batch_size: int
-    lr: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    lr_decay: float = 1.0
-    augment: Augment | None = None
-
-    def local_sgd(self, *terms: Term, **settings: Any) -> LocalSGD:
-        """Local training by the criterion plus these terms; ``settings`` are further fields of LocalSGD."""
-        return LocalSGD(
-            self.model,
-            Objective(self.model, self.criterion, terms),
-            self.epochs,
-            self.batch_size,
-            self.lr,
-            self.momentum,
-            self.weight_decay,
-            self.lr_decay,
-            self.augment,
-            **settings,
-        )
-
-
-def fedavg(ingredients: Ingredients) -> FedAvg:
-    return FedAvg(ingredients.local_sgd())
-
-
 MODELS: Mapping[str, Callable[..., Any]] = {"mlp": mlp, "cnn": cnn, "lenet": lenet, "resnet18": resnet18}
 """(input shape, classes, options) -> model, or ``torch.nn.Module``."""
-CRITERIA: Mapping[str, Criterion] = {"cross_entropy": cross_entropy}
-ALGORITHMS: Mapping[str, Callable[..., Any]] = {"fedavg": fedavg}
+CRITERIA: Mapping[str, Criterion] = {
+    "cross_entropy": cross_entropy,
+}
+ALGORITHMS: Mapping[str, Callable[..., Any]] = {
+    "fedavg": fedavg,
+    "fedprox": fedprox,
+}
 """(ingredients, options) -> algorithm."""
 
 

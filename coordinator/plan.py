@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedemu.algorithms.interface import Algorithm, Tree
+from fedemu.algorithms.public import PublicData
 from fedemu.coordinator.evaluate import Evaluation
 from fedemu.coordinator.observer import Observer
 from fedemu.coordinator.settings import Settings
@@ -41,6 +42,6 @@ class CoordinatorPlan:
     directory: Path
     config: str
     resume: bool = False
-    public: Any = None
+    public: PublicData | None = None
     observers: Sequence[Observer] = ()
     signals: bool = True

@@ -14,6 +14,7 @@ import torch
 
 from fedemu.algorithms.interface import Algorithm, Ask, Context, Reply, Script, ServerJob, Tree
 from fedemu.algorithms.metrics import round_forgetting
+from fedemu.algorithms.public import PublicData
 from fedemu.coordinator import checkpoint
 from fedemu.coordinator.ask import VERDICTS
 from fedemu.coordinator.asking import Asking, Short, Tally
@@ -65,7 +66,7 @@ class Rounds(Generic[S]):
         run: RunDirectory,
         progress: Progress[S],
         classes: int,
-        public: Any,
+        public: PublicData | None,
         numerics: Executor,
         observers: Observers,
     ) -> None:

@@ -44,6 +44,7 @@ from fedemu.ops.config_learning import (
     ModelSpec,
     Natural,
     Partition,
+    Public,
     Replay,
     Shards,
     Stream,
@@ -62,6 +63,7 @@ __all__ = [
     "Clock",
     "ComputeTrace",
     "Data",
+    "Diagnose",
     "Dirichlet",
     "DirichletEqual",
     "Diurnal",
@@ -85,6 +87,7 @@ __all__ = [
     "Partition",
     "Profile",
     "ProfileRows",
+    "Public",
     "Replay",
     "Runtime",
     "Server",
@@ -104,6 +107,16 @@ class Evaluate(Section):
     """Every so many rounds; the last round is always evaluated."""
 
     every: Count = 1
+
+
+class Diagnose(Section):
+    """Every so many rounds each selected device's model is tested before aggregation; 0 is never.
+
+    ``samples`` of the test split are used, evenly spaced; 0 is all of them.
+    """
+
+    every: Annotated[int, Field(ge=0)] = 0
+    samples: Annotated[int, Field(ge=0)] = 0
 
 
 class Liveness(Section):
@@ -144,6 +157,7 @@ class Experiment(Section):
     faults: Faults = Faults()
     clock: Clock = Clock()
     evaluate: Evaluate = Evaluate()
+    diagnose: Diagnose = Diagnose()
     liveness: Liveness = Liveness()
     server: Server = Server()
     limits: Limits = Limits()

@@ -59,6 +59,17 @@ class Flwr(Section):
 Partition = Annotated[Dirichlet | DirichletEqual | Shards | Natural | Iid | Flwr, Field(discriminator="kind")]
 
 
+class Public(Section):
+    """Public data at the coordinator: ``fraction`` of the training samples, drawn at random before devices get theirs.
+
+    Under a natural partition it is ``fraction`` of the column's values, with all their samples. ``validation`` of it
+    is kept for stopping early. (Flashback takes 2.5 % and splits it 75 to 25.)
+    """
+
+    fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    validation: Annotated[float, Field(gt=0, lt=1)] = 0.25
+
+
 class Data(Section):
     """``validation`` is the part of each device's samples that is kept from training.
 
@@ -72,6 +83,7 @@ class Data(Section):
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     partition: Partition = Dirichlet()
+    public: Public = Public()
 
 
 class Stream(Section):

@@ -6,8 +6,9 @@ from typing import Any
 
 from fedemu.algorithms.augment import augmentation
 from fedemu.algorithms.corpus import Corpus
+from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Algorithm, Ask, Context, Forest, Model, Tree
-from fedemu.algorithms.registry import Ingredients, build_algorithm, build_model, find_criterion
+from fedemu.algorithms.registry import build_algorithm, build_model, find_criterion
 from fedemu.device.training import Trainer
 from fedemu.ops.config import Experiment
 from fedemu.ops.datasets import open_corpus
@@ -30,6 +31,9 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
         weight_decay=local.weight_decay,
         lr_decay=local.lr_decay,
         augment=augmentation(local.augment, corpus.input_shape, corpus.mean, corpus.std),
+        devices=experiment.fleet.devices,
+        public=experiment.data.public.fraction > 0,
+        input_shape=corpus.input_shape,
     )
     return model, build_algorithm(experiment.algorithm.name, experiment.algorithm.options, ingredients)
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from fedemu.algorithms.fedavg import FedAvg
+from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Context
 from fedemu.algorithms.losses import cross_entropy
 from fedemu.algorithms.models import mlp
-from fedemu.algorithms.registry import Ingredients, build_algorithm, build_model, find_criterion
+from fedemu.algorithms.registry import build_algorithm, build_model, find_criterion
 from fedemu.protocol.errors import ConfigurationError
 
 OWN = '''

@@ -36,9 +36,7 @@ def new_fleet(tmp_path: Path) -> Iterator[Callable[..., LiveFleet]]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The summary of the scenarios' experiment when nobody disturbs it."""
     directory = tmp_path_factory.mktemp("undisturbed")
-    with live_fleet(
-        directory, address=free_address(), overrides=SHORT.settings, experiment=SHORT.experiment
-    ) as fleet:
+    with live_fleet(directory, address=free_address(), overrides=SHORT.settings, experiment=SHORT.experiment) as fleet:
         fleet.start_devices(SHORT.devices)
         fleet.start_coordinator()
         assert fleet.wait_for_end(120) == 0, fleet.tail()

@@ -15,8 +15,6 @@ SCENARIOS = scenarios(SHORT)
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
 def test_the_scenario_passes_in_its_short_form(name: str, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
-    verdict = play(
-        SCENARIOS[name], SHORT, tmp_path, expected_digest=undisturbed["model_digest"], seconds=100.0
-    )
+    verdict = play(SCENARIOS[name], SHORT, tmp_path, expected_digest=undisturbed["model_digest"], seconds=100.0)
     assert verdict.complaints == ()
     assert verdict.rounds == SHORT.rounds

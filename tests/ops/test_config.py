@@ -84,7 +84,7 @@ def test_the_digest_of_the_defaults_is_what_it_has_been() -> None:
     assert Experiment().digest == EXPECTED_DIGEST
 
 
-EXPECTED_DIGEST = "95547a7968028e420418758120c001d5f69b745a2d31090a824789caea5b776f"
+EXPECTED_DIGEST = "70a2ddc8d7e16a3cf2296e6ed82a867f0779479083a89548a5c7444436b4363d"
 
 
 def test_an_experiment_is_frozen() -> None:

@@ -69,7 +69,7 @@ def test_local_settings_reach_the_program() -> None:
         ({"model": {"name": "mpl"}}, "did you mean 'mlp'?"),
         ({"model": {"name": "mlp", "depth": 3}}, "'mlp' has no option model.depth"),
         ({"model": {"name": "lenet"}}, "at least 12×12 pixels, not 8×8"),
-        ({"algorithm": {"name": "fedprox"}}, "algorithm 'fedprox' is none of"),
+        ({"algorithm": {"name": "fedporx"}}, "algorithm 'fedporx' is none of"),
         ({"algorithm": {"loss": "nowhere:loss"}}, "'nowhere' can't be imported"),
         ({"algorithm": {"options": {"mu": 1}}}, "has no option algorithm.options.mu"),
     ],

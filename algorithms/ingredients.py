@@ -1,0 +1,91 @@
+"""What a method is built from, and the sentences that refuse what it can't be built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from fedemu.algorithms.interface import Augment, Model
+from fedemu.algorithms.local_sgd import LocalSGD
+from fedemu.algorithms.losses import Criterion, Objective, Term, cross_entropy
+from fedemu.protocol.errors import ConfigurationError
+
+P = TypeVar("P", bound=LocalSGD)
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """The model, the criterion, how devices train, and what is known of the fleet and the data.
+
+    ``devices`` is the size of the fleet, ``public`` whether there is public data (``Context.public``), and
+    ``input_shape`` that of one sample.
+    """
+
+    model: Model
+    criterion: Criterion
+    classes: int
+    epochs: int
+    batch_size: int
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    lr_decay: float = 1.0
+    augment: Augment | None = None
+    devices: int = 0
+    public: bool = False
+    input_shape: tuple[int, ...] = ()
+
+    def local_sgd(self, *terms: Term, **settings: Any) -> LocalSGD:
+        """Local training by the criterion plus these terms; ``settings`` are further fields of LocalSGD."""
+        return self.training(LocalSGD, *terms, **settings)
+
+    def training(self, program: type[P], *terms: Term, **settings: Any) -> P:
+        """The same as a subclass of LocalSGD, whose own fields are among ``settings``."""
+        fields = {
+            "model": self.model,
+            "loss": Objective(self.model, self.criterion, terms),
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "lr": self.lr,
+            "momentum": self.momentum,
+            "weight_decay": self.weight_decay,
+            "lr_decay": self.lr_decay,
+            "augment": self.augment,
+        }
+        return program(**{**fields, **settings})
+
+    def require_public(self, method: str) -> None:
+        """ConfigurationError where the experiment splits off no public data."""
+        if not self.public:
+            raise ConfigurationError(
+                f"the method {method!r} needs public data at the coordinator, but data.public.fraction = 0; "
+                "set data.public = { fraction = 0.025 }"
+            )
+
+    def require_cross_entropy(self, method: str) -> None:
+        """ConfigurationError where another criterion was asked for than the one that the method's own loss contains."""
+        if self.criterion is not cross_entropy:
+            raise ConfigurationError(
+                f"the method {method!r} has a loss of its own, into which cross-entropy is built; "
+                "set algorithm.loss = 'cross_entropy', or choose another method"
+            )
+
+    def require_features(self, method: str) -> None:
+        """ConfigurationError where the model gives no features ``[batch, width]`` apart from its logits."""
+        with torch.no_grad():
+            outputs, _ = self.model.apply(self.model.init(0), torch.zeros(2, *self.input_shape), False)
+        if outputs.features is outputs.logits or outputs.features.dim() != 2 or not outputs.features.shape[1]:
+            raise ConfigurationError(
+                f"the method {method!r} needs a model with features, but this one returns logits only; "
+                "let it return (logits, features), or choose another model"
+            )
+
+    def require_no_batch_statistics(self, method: str, why: str) -> None:
+        """ConfigurationError where the model normalises by batches; ``why`` completes "can't work, because ..."."""
+        if self.model.buffers:
+            raise ConfigurationError(
+                f"the method {method!r} can't work with batch normalisation, because {why}; "
+                "choose a model without it, or norm = 'group'"
+            )
