@@ -1,0 +1,170 @@
+"""A little fleet for the tests of methods: real programs and scripts, without processes, messages or churn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedemu.algorithms.corpus import Corpus, Split
+from fedemu.algorithms.interface import (
+    Algorithm,
+    Ask,
+    Context,
+    DeviceReply,
+    LocalProgram,
+    Reducer,
+    Reply,
+    ServerJob,
+    Tree,
+)
+from fedemu.algorithms.public import PublicData
+from fedemu.device.executors import Executor, Job, JobResult, Source
+from fedemu.device.executors_serial import Serial
+from fedemu.protocol.ids import DeviceId, Digest
+
+CLASSES = 4
+SHAPE = (1, 12, 12)
+SAMPLES = 400
+
+
+def noisy_corpus() -> Corpus:
+    """Pictures of four classes: noise, and one bright quarter that tells the class."""
+    random = np.random.default_rng(0)
+    y = np.arange(SAMPLES) % CLASSES
+    x = random.integers(0, 128, (SAMPLES, *SHAPE)).astype(np.uint8)
+    for i, label in enumerate(y):
+        row, column = divmod(int(label), 2)
+        x[i, 0, 6 * row : 6 * row + 6, 6 * column : 6 * column + 6] += 100
+    split = Split(x, y.astype(np.int64), {})
+    names = tuple("abcd")
+    return Corpus("quarters", split, split, names, SHAPE, np.array([88.0]), np.array([57.0]), Digest("0" * 64))
+
+
+@dataclass
+class LittleFleet:
+    """Plays an algorithm's script; ``shares[i]`` are the samples of device ``i`` in ``corpus.train``.
+
+    After each round ``state`` is the algorithm's, ``own`` what devices keep, ``payloads`` those of the last ask by
+    device, ``jobs`` the names of server jobs so far, ``asks`` the requests so far.
+    """
+
+    algorithm: Algorithm[Any]
+    corpus: Corpus
+    shares: Sequence[Any]
+    variables: Tree
+    public: PublicData | None = None
+    executor: Executor = field(default_factory=Serial)
+    seed: int = 5
+    round: int = 0
+    state: Any = None
+    own: dict[int, Tree] = field(default_factory=dict)
+    payloads: dict[int, Mapping[str, Tree]] = field(default_factory=dict)
+    results: dict[int, JobResult] = field(default_factory=dict)
+    jobs: list[str] = field(default_factory=list)
+    asks: list[Ask] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.state = self.algorithm.init(self.variables, self._context())
+
+    @property
+    def model(self) -> Tree:
+        return self.algorithm.variables(self.state)
+
+    def play(self, cohort: Sequence[int], lost: Sequence[int] = ()) -> Any:
+        """One round with these devices; those ``lost`` train, but their results and states are discarded."""
+        self.round += 1
+        script = self.algorithm.round(self.state, self._context())
+        answer: Any = None
+        try:
+            while True:
+                request = script.send(answer)
+                answer = self._ask(request, cohort, lost) if isinstance(request, Ask) else self._compute(request)
+        except StopIteration as end:
+            self.state = end.value
+        return self.state
+
+    def _context(self) -> Context:
+        return Context(round=self.round, task=0, seed=self.seed, classes=self.corpus.classes, public=self.public)
+
+    def _ask(self, ask: Ask, cohort: Sequence[int], lost: Sequence[int]) -> Reply:
+        self.asks.append(ask)
+        program: Any = self.algorithm.programs[ask.program]
+        assert isinstance(program, object) and hasattr(program, "stages")
+        if not isinstance(ask.cohort, str):
+            cohort = [int(device) for device in ask.cohort]
+        each = ask.each or {}
+        wanted = [
+            Job(i, self.round, 0, np.asarray(self.shares[i]), each.get(DeviceId(i), {}), self.own.get(i))
+            for i in cohort
+        ]
+        source = Source(self.corpus, self.seed, torch.device("cpu"))
+        self.results = {}
+        for i, result in zip(cohort, self._run(program, ask, wanted, source), strict=True):
+            if i not in lost:
+                self.results[i] = result
+                if result.own:
+                    self.own[i] = result.own
+        self.payloads = {i: result.payload for i, result in self.results.items()}
+        replies = tuple(
+            DeviceReply(DeviceId(i), result.examples, result.steps, result.metrics, result.label_counts)
+            for i, result in self.results.items()
+        )
+        return Reply({key: self._reduce(key, reducer) for key, reducer in ask.reduce.items()}, replies)
+
+    def _run(self, program: LocalProgram, ask: Ask, jobs: Sequence[Job], source: Source) -> list[JobResult]:
+        results = []
+        for result in self.executor.run(program, ask.shared, jobs, source):
+            assert isinstance(result, JobResult), result
+            results.append(result)
+        return results
+
+    def _reduce(self, key: str, reducer: Reducer) -> Any:
+        trees = {i: payload[key] for i, payload in self.payloads.items()}
+        if reducer.kind == "collect":
+            return [_Loaded(DeviceId(i), tree) for i, tree in trees.items()]
+        weights = {i: self.results[i].examples if reducer.kind == "weighted_mean" else 1 for i in trees}
+        divisor = 1 if reducer.kind == "total" else sum(weights.values())
+        first = next(iter(trees.values()))
+        return {
+            name: (sum(weights[i] * tree[name].double() for i, tree in trees.items()) / divisor).to(leaf.dtype)
+            for name, leaf in first.items()
+        }
+
+    def _compute(self, job: ServerJob) -> Tree:
+        self.jobs.append(job.name)
+        carry = job.init()
+        for index in range(job.steps):
+            carry, finished = job.step(carry, index)
+            if finished:
+                break
+        return carry
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    device: DeviceId
+    tree: Tree
+
+    def load(self) -> Tree:
+        return self.tree
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Corpus:
+    return noisy_corpus()
+
+
+@pytest.fixture
+def little_fleet(corpus: Corpus) -> Callable[..., LittleFleet]:
+    """``little_fleet(algorithm, variables, shares, **fields)`` over the corpus of quarters, on one thread."""
+    torch.set_num_threads(1)
+
+    def make(algorithm: Algorithm[Any], variables: Tree, shares: Sequence[Any], **fields: Any) -> LittleFleet:
+        return LittleFleet(algorithm, corpus, shares, variables, **fields)
+
+    return make
