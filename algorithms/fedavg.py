@@ -13,7 +13,7 @@ from pydantic import NonNegativeFloat
 from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Ask, Context, LocalProgram, Query, Reply, Script, Tree, weighted_mean
 from fedemu.algorithms.local_sgd import LocalSGD
-from fedemu.algorithms.losses import proximal
+from fedemu.algorithms.objective import proximity
 from fedemu.algorithms.trees import add
 
 
@@ -45,4 +45,4 @@ def fedavg(ingredients: Ingredients) -> FedAvg:
 
 def fedprox(ingredients: Ingredients, mu: NonNegativeFloat = 1.0) -> FedAvg:
     """FedProx; ``mu`` is the proximal term's coefficient (1, as FedNTD and WSM compare with; 0 is FedAvg)."""
-    return FedAvg(ingredients.local_sgd(proximal(mu)))
+    return FedAvg(ingredients.local_sgd(proximity(mu)))

@@ -9,7 +9,7 @@ import torch
 
 from fedemu.algorithms.interface import Augment, Model
 from fedemu.algorithms.local_sgd import LocalSGD
-from fedemu.algorithms.losses import Criterion, Objective, Term, cross_entropy
+from fedemu.algorithms.objective import Criterion, Objective, Term, cross_entropy
 from fedemu.protocol.errors import ConfigurationError
 
 P = TypeVar("P", bound=LocalSGD)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedemu.algorithms.interface import Augment, Batch, Facts, Forest, Model, Outcome, Plan, Stage, Tree
-from fedemu.algorithms.losses import Loss, LossFunction
+from fedemu.algorithms.objective import Loss, LossFunction
 from fedemu.algorithms.trees import add, subtract, without, zeros_like
 
 Direction = Callable[[Tree, Forest, Tree, Facts], Tree]

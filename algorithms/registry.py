@@ -18,9 +18,9 @@ from torch import nn
 from fedemu.algorithms.fedavg import fedavg, fedprox
 from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Algorithm, Model
-from fedemu.algorithms.losses import Criterion, cross_entropy
 from fedemu.algorithms.models import cnn, lenet, mlp
 from fedemu.algorithms.module_model import from_module
+from fedemu.algorithms.objective import Criterion, cross_entropy
 from fedemu.algorithms.resnet import resnet18
 from fedemu.protocol.errors import ConfigurationError
 

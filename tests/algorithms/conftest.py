@@ -94,7 +94,7 @@ class LittleFleet:
     def _ask(self, ask: Ask, cohort: Sequence[int], lost: Sequence[int]) -> Reply:
         self.asks.append(ask)
         program: Any = self.algorithm.programs[ask.program]
-        assert isinstance(program, object) and hasattr(program, "stages")
+        assert hasattr(program, "stages")
         if not isinstance(ask.cohort, str):
             cohort = [int(device) for device in ask.cohort]
         each = ask.each or {}

@@ -6,8 +6,8 @@ import torch
 from fedemu.algorithms.fedavg import FedAvg, FedAvgState
 from fedemu.algorithms.interface import Ask, Context, DeviceReply, Reply, weighted_mean
 from fedemu.algorithms.local_sgd import LocalSGD
-from fedemu.algorithms.losses import Objective
 from fedemu.algorithms.models import mlp
+from fedemu.algorithms.objective import Objective
 from fedemu.protocol.ids import DeviceId
 
 CONTEXT = Context(round=1, task=0, seed=1, classes=3)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outputs, Tree
 from fedemu.algorithms.local_sgd import SGD, LocalSGD, Training, shuffled_epochs
-from fedemu.algorithms.losses import Loss
+from fedemu.algorithms.objective import Loss
 
 
 class Line:

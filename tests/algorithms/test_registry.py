@@ -11,8 +11,8 @@ import torch
 from fedemu.algorithms.fedavg import FedAvg
 from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Context
-from fedemu.algorithms.losses import cross_entropy
 from fedemu.algorithms.models import mlp
+from fedemu.algorithms.objective import cross_entropy
 from fedemu.algorithms.registry import build_algorithm, build_model, find_criterion
 from fedemu.protocol.errors import ConfigurationError
 
@@ -20,14 +20,14 @@ OWN = '''
 import torch
 from torch import nn
 from fedemu.algorithms.fedavg import FedAvg
-from fedemu.algorithms.losses import proximal
+from fedemu.algorithms.objective import proximity
 
 
 class FedProx(FedAvg):
     """Keeps local models near the global one."""
 
     def __init__(self, ingredients, mu: float = 1.0):
-        super().__init__(ingredients.local_sgd(proximal(mu)))
+        super().__init__(ingredients.local_sgd(proximity(mu)))
         self.mu = mu
 
 

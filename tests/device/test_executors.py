@@ -15,9 +15,9 @@ from fedemu.algorithms.corpus import Corpus, Split
 from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outcome, Stage, Tree
 from fedemu.algorithms.layers import Linear
 from fedemu.algorithms.local_sgd import LocalSGD, shuffled_epochs
-from fedemu.algorithms.losses import Loss, Objective, proximal
 from fedemu.algorithms.models import cnn, lenet, mlp
 from fedemu.algorithms.module_model import from_module
+from fedemu.algorithms.objective import Loss, Objective, proximity
 from fedemu.algorithms.resnet import resnet18
 from fedemu.algorithms.trees import flatten
 from fedemu.device.executors import Checked, Executor, Job, JobResult, Source
@@ -47,7 +47,7 @@ def source() -> Source:
 
 def local(model: Model, **settings: Any) -> LocalSGD:
     defaults: dict[str, Any] = {"epochs": 2, "batch_size": 5, "lr": 0.1}
-    return LocalSGD(model, Objective(model, terms=(proximal(0.1),)), **{**defaults, **settings})
+    return LocalSGD(model, Objective(model, terms=(proximity(0.1),)), **{**defaults, **settings})
 
 
 def jobs_of(sizes: Sequence[int], round: int = 1) -> list[Job]:

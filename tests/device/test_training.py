@@ -11,8 +11,8 @@ from torch import Tensor
 from fedemu.algorithms.corpus import Corpus, Split
 from fedemu.algorithms.interface import Facts, Forest, Memory, Outcome, Tree
 from fedemu.algorithms.local_sgd import LocalSGD
-from fedemu.algorithms.losses import Objective, cross_entropy
 from fedemu.algorithms.models import mlp
+from fedemu.algorithms.objective import Objective, cross_entropy
 from fedemu.device.executors import Checked, Job, JobResult
 from fedemu.device.executors_serial import Serial
 from fedemu.device.executors_vmapped import Vmapped

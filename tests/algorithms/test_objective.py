@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional
 
 from fedemu.algorithms.interface import Batch, Facts
-from fedemu.algorithms.losses import Objective, cross_entropy, proximal
 from fedemu.algorithms.models import mlp
+from fedemu.algorithms.objective import Objective, cross_entropy, proximity
 
 ZERO = torch.tensor(0)
 FACTS = Facts(ZERO, ZERO, torch.tensor(0.1), ZERO, ZERO, torch.tensor(True), torch.tensor([1, 1, 1]))
@@ -39,7 +39,7 @@ def test_terms_add_to_the_criterion_and_leave_the_metric_alone() -> None:
     moved = {name: leaf + 0.5 for name, leaf in variables.items()}
     whole = batch([1.0] * 4)
     plain = Objective(model)(moved, whole, {"model": variables}, {}, FACTS)
-    held = Objective(model, terms=(proximal(2.0),))(moved, whole, {"model": variables}, {}, FACTS)
+    held = Objective(model, terms=(proximity(2.0),))(moved, whole, {"model": variables}, {}, FACTS)
     count = sum(leaf.numel() for leaf in variables.values())
     assert float(held.value - plain.value) == pytest.approx(0.25 * count, rel=1e-5)
     assert float(held.metrics["loss"]) == float(plain.value)
