@@ -1,4 +1,4 @@
-"""The losses of the papers as functions of tensors: differentiable, usable under ``torch.func.vmap``, means over a batch.
+"""The losses of the papers as pure functions of tensors: differentiable, usable under ``vmap``, means over a batch.
 
 How local training puts them together is in ``objective.py``.
 """
