@@ -1,14 +1,109 @@
 """The losses of the papers as pure functions of tensors: differentiable, usable under ``vmap``, means over a batch.
 
-How local training puts them together is in ``objective.py``.
+A mean is even, or weighted by ``weight [B]`` where that is given (0 marks padding; 0 for a batch of padding). Losses
+keep the dtype of the logits or features. How local training puts them together is in ``objective.py``.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedemu.algorithms.interface import Tree
+
+SMALLEST_NORM = 1e-8
+"""A shorter vector counts as this long in a cosine, as in torch."""
+
+
+def reweighted_cross_entropy(
+    logits: Tensor, targets: Tensor, proportions: Tensor, weight: Tensor | None = None
+) -> Tensor:
+    """The mean of ``-log(β_y exp z_y / Σ_c β_c exp z_c)``: cross-entropy by the re-weighted softmax, in nats.
+
+    ``logits [B, C]``, ``targets [B]``, ``proportions [C]`` of the classes in the device's data (β; a common factor does
+    not matter). Classes of proportion 0 take no part. ValueError where a target that counts is among them; under
+    ``vmap``, where nobody can look, the loss is then infinite. Legate et al. (2023), equation 4.
+    """
+    _require_present(targets, proportions, weight)
+    return mean_reweighted_cross_entropy(logits, targets, proportions, weight)
+
+
+def mean_reweighted_cross_entropy(
+    logits: Tensor, targets: Tensor, proportions: Tensor, weight: Tensor | None = None
+) -> Tensor:
+    """``reweighted_cross_entropy`` for steps of training, which may not look at values: no check, infinite instead."""
+    present = proportions > 0
+    # Infinities are put in and taken out by selection only, so that no gradient multiplies them by 0.
+    logarithms = torch.where(present, proportions, 1).to(logits.dtype).log()
+    likelihoods = torch.where(present, logits + logarithms, -torch.inf).log_softmax(-1)
+    return -_mean(torch.where(_true_class(logits, targets), likelihoods, 0).sum(-1), weight)
+
+
+def not_true_distillation(
+    logits: Tensor, teacher_logits: Tensor, targets: Tensor, temperature: float, weight: Tensor | None = None
+) -> Tensor:
+    """The mean of ``T² · KL(teacher ‖ student)``, softmax at temperature T over all classes but the true one.
+
+    ``logits`` and ``teacher_logits [B, C]``, ``targets [B]``. The true class's logits have no influence and so no
+    gradient. Lee et al. (2022), equation 11, times the T² of its equation 3.
+    """
+    true = _true_class(logits, targets)
+    student = torch.where(true, -torch.inf, logits / temperature).log_softmax(-1)
+    teacher = torch.where(true, -torch.inf, teacher_logits / temperature).log_softmax(-1)
+    divergence = (teacher.exp() * torch.where(true, 0, teacher - student)).sum(-1)
+    return temperature**2 * _mean(divergence, weight)
+
+
+def knowledge_weights(student_counts: Tensor, teacher_counts: Tensor) -> tuple[Tensor, Tensor]:
+    """How much student and teachers know of each class, as shares of the label counts of all of them.
+
+    ``student_counts [C]``, ``teacher_counts [K, C]`` to ``alpha_student [C]``, ``alpha_teachers [K, C]``, which add up
+    to 1 per class. Of a class that nobody counts the student knows all. Flashback, section 4.1.
+    """
+    known = student_counts + teacher_counts.sum(0)
+    anybody = known > 0
+    divisor = torch.where(anybody, known, 1)
+    return torch.where(anybody, student_counts / divisor, 1), teacher_counts / divisor
+
+
+def dynamic_distillation(
+    logits: Tensor,
+    targets: Tensor,
+    teacher_logits: Tensor,
+    alpha_student: Tensor,
+    alpha_teachers: Tensor,
+    temperature: float,
+    weight: Tensor | None = None,
+) -> Tensor:
+    """The mean of ``alpha_student[y] · CE + Σ_k Σ_c alpha_teachers[k, c] · p_k[c] · log(p_k[c] / q[c])``.
+
+    ``logits [B, C]``, ``targets [B]``, ``teacher_logits [K, B, C]``, ``alpha_student [C]``, ``alpha_teachers [K, C]``.
+    ``p_k`` and ``q`` are softmax at the temperature, cross-entropy is at 1, and nothing is multiplied by the squared
+    temperature. A divergence weighted by classes can be negative. Flashback, equation 3.
+    """
+    chosen = _true_class(logits, targets) * alpha_student
+    surprise = -(chosen * logits.log_softmax(-1)).sum(-1)
+    student = (logits / temperature).log_softmax(-1)
+    teachers = (teacher_logits / temperature).log_softmax(-1)
+    divergence = alpha_teachers[:, None] * teachers.exp() * (teachers - student)
+    return _mean(surprise + divergence.sum((0, -1)), weight).to(logits.dtype)
+
+
+def model_contrastive(
+    features: Tensor,
+    global_features: Tensor,
+    previous_features: Tensor,
+    temperature: float,
+    weight: Tensor | None = None,
+) -> Tensor:
+    """The mean of ``-log(exp(s_global) / (exp(s_global) + exp(s_previous)))``, ``s`` a cosine divided by temperature.
+
+    All features ``[B, width]``; those of the model in training are compared with those that the global model and the
+    device's previous one make of the same samples. MOON (Li et al., 2021), equation 3.
+    """
+    nearer = _cosine(features, global_features) - _cosine(features, previous_features)
+    return -_mean(functional.logsigmoid(nearer / temperature), weight)
 
 
 def proximal(params: Tree, reference: Tree) -> Tensor:
@@ -18,3 +113,58 @@ def proximal(params: Tree, reference: Tree) -> Tensor:
     """
     distance = sum((leaf - reference[name]).square().sum() for name, leaf in params.items())
     return torch.as_tensor(distance) / 2
+
+
+def curvature_penalty(params: Tree, fisher_sum: Tree, weighted_sum: Tree) -> Tensor:
+    """``⟨P, θ²⟩ - 2⟨Q, θ⟩`` over the leaves of ``params`` (θ), zero-dimensional.
+
+    P is the sum of the other devices' Fisher diagonals, Q that of the diagonals times their parameters; up to a
+    constant it is the distance from those parameters, weighted by the diagonals. FedCurv (Shoham et al., 2019).
+    """
+    penalty = sum(
+        (fisher_sum[name] * leaf.square() - 2 * weighted_sum[name] * leaf).sum() for name, leaf in params.items()
+    )
+    return torch.as_tensor(penalty)
+
+
+def _true_class(logits: Tensor, targets: Tensor) -> Tensor:
+    """Which of the logits are the targets' ``[B, C]``; by comparison, because one_hot reads values."""
+    return torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
+
+
+def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
+    if weight is None:
+        return values.mean()
+    total = weight.sum()
+    share = weight / torch.where(total > 0, total, 1)
+    return (values * share.to(values.dtype)).sum()
+
+
+def _cosine(left: Tensor, right: Tensor) -> Tensor:
+    """Over the last dimension. By hand, because torch's writes in place, which a recorded step pays for."""
+    return (left * right).sum(-1) * _inverse_norm(left) * _inverse_norm(right)
+
+
+def _inverse_norm(vectors: Tensor) -> Tensor:
+    return vectors.square().sum(-1).clamp(min=SMALLEST_NORM**2).rsqrt()
+
+
+def _require_present(targets: Tensor, proportions: Tensor, weight: Tensor | None) -> None:
+    absent = ~(_true_class(proportions, targets) & (proportions > 0)).any(-1)
+    if weight is not None:
+        absent = absent & (weight > 0)
+    if not _readable(absent) or not absent.any():
+        return
+    classes = ", ".join(map(str, sorted(set(targets[absent].tolist()))))
+    raise ValueError(
+        f"targets of class {classes}, whose proportion is 0; count the classes of the same data that the targets are of"
+    )
+
+
+def _readable(tensor: Tensor) -> bool:
+    """Whether a tensor has one value here, rather than one per element of what ``vmap`` maps over."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if torch._C._functorch.is_batchedtensor(tensor):
+            return False
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return True
