@@ -168,10 +168,16 @@ class Reducer:
     """How the replies' leaves under one payload key become one value.
 
     ``weighted_mean`` weighs by examples, ``mean`` evenly, ``total`` adds, ``collect`` keeps lazy handles per device.
-    Folds run in cohort order, in float64, and come back in the leaf's own dtype.
+    Folds run in cohort order, in float64, and come back in the leaf's own dtype. ``key`` is the payload's
+    where the reply goes by another, which lets one key be reduced in two ways.
     """
 
     kind: Literal["weighted_mean", "mean", "total", "collect"]
+    key: str | None = None
+
+    def of(self, key: str) -> Reducer:
+        """The same over the payload's ``key``, whatever the reply calls it."""
+        return Reducer(self.kind, key)
 
 
 weighted_mean = Reducer("weighted_mean")

@@ -38,12 +38,13 @@ def reduce_replies(
     result: dict[str, Any] = {}
     loaded = [payload.load() for payload in payloads]
     for key, reducer in reducers.items():
-        prefix = f"{key}/"
+        sent = reducer.key or key
+        prefix = f"{sent}/"
         names = [name for name in payloads[0].leaves if name.startswith(prefix)]
         if not names:
-            raise ValueError(f"the replies have no tensors under the key {key!r} that is to be reduced")
+            raise ValueError(f"the replies have no tensors under the key {sent!r} that is to be reduced")
         if reducer.kind == "collect":
-            handles: list[Handle] = [Subtree(payload, key) for payload in payloads]
+            handles: list[Handle] = [Subtree(payload, sent) for payload in payloads]
             result[key] = handles
             continue
         weights, divisor = _weights(reducer, examples)

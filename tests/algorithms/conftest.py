@@ -124,7 +124,7 @@ class LittleFleet:
         return results
 
     def _reduce(self, key: str, reducer: Reducer) -> Any:
-        trees = {i: payload[key] for i, payload in self.payloads.items()}
+        trees = {i: payload[reducer.key or key] for i, payload in self.payloads.items()}
         if reducer.kind == "collect":
             return [_Loaded(DeviceId(i), tree) for i, tree in trees.items()]
         weights = {i: self.results[i].examples if reducer.kind == "weighted_mean" else 1 for i in trees}

@@ -153,6 +153,13 @@ def test_collect_gives_a_handle_per_device_in_the_given_order(payload_of):
     assert [handle.load()["w"].tolist() for handle in handles] == [[9.0, 9.0], [4.0, 4.0]]
 
 
+def test_one_key_can_be_reduced_in_two_ways(payload_of):
+    payloads = [payload_of(device, {"m/x": torch.tensor([float(device)])}) for device in (4, 2)]
+    reply = reduce_replies({"m": weighted_mean, "each": collect.of("m")}, payloads, [3, 1])
+    assert reply["m"]["x"].tolist() == [3.5]
+    assert [handle.load()["x"].tolist() for handle in reply["each"]] == [[4.0], [2.0]]
+
+
 def test_payloads_in_files_fold_like_payloads_in_memory(payload_of):
     generator = np.random.default_rng(3)
     large = [torch.from_numpy(generator.standard_normal(2**18 + 1, dtype=np.float32)) for _ in range(3)]
