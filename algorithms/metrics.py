@@ -40,11 +40,52 @@ def round_forgetting(class_accuracy: ArrayLike) -> Floats:
     losses.
     """
     accuracy = _array(class_accuracy)
-    accuracy = accuracy[:, ~np.isnan(accuracy).any(axis=0)]
-    if accuracy.shape[1] == 0:
-        return np.full(max(len(accuracy) - 1, 0), np.nan)
-    lost: Floats = np.maximum(0.0, -np.diff(accuracy, axis=0)).mean(axis=1)
-    return lost
+    return accuracy_lost(accuracy[:-1], accuracy[1:])
+
+
+def accuracy_lost(before: ArrayLike, after: ArrayLike) -> Floats:
+    """The mean over classes of what ``after [..., classes]`` lost against ``before [..., classes]``: ``[...]``.
+
+    The measure of ``round_forgetting`` between any two models, ``mean_c max(0, before_c - after_c)``: from the global
+    model to a device's it is local forgetting, from a device's to the next global one aggregation forgetting
+    (Flashback, section 3, which tells the two apart in words).
+    """
+    return _mean(np.maximum(0.0, _array(before) - _array(after)))
+
+
+def in_local(label_counts: ArrayLike) -> Floats:
+    """The in-local distribution ``[..., classes]`` of devices with ``label_counts [..., classes]``: their proportions.
+
+    Lee et al. (FedNTD), definition 1, eq. 6. NaN for a device without samples.
+    """
+    counts = _array(label_counts)
+    with np.errstate(invalid="ignore"):
+        proportions: Floats = counts / counts.sum(axis=-1, keepdims=True)
+    return proportions
+
+
+def out_local(label_counts: ArrayLike) -> Floats:
+    """The out-local distribution ``[..., classes]``: ``(1 - p_c) / (C - 1)``, most where the device holds least.
+
+    Lee et al. (FedNTD), definition 1, eq. 7; ``p`` is ``in_local``. NaN with a single class.
+    """
+    proportions = in_local(label_counts)
+    with np.errstate(invalid="ignore"):
+        rest: Floats = (1.0 - proportions) / np.float64(proportions.shape[-1] - 1)
+    return rest
+
+
+def over_distribution(by_class: ArrayLike, distribution: ArrayLike) -> Floats:
+    """What ``by_class [..., classes]``, accuracies or losses, is where classes come as in ``distribution``: ``[...]``.
+
+    Classes of which ``by_class`` is NaN are left out, and the rest of the distribution counts as the whole.
+    """
+    values, weights = np.broadcast_arrays(_array(by_class), _array(distribution))
+    known = ~np.isnan(values)
+    weights = np.where(known, weights, 0.0)
+    with np.errstate(invalid="ignore"):
+        mean: Floats = (np.where(known, values, 0.0) * weights).sum(axis=-1) / weights.sum(axis=-1)
+    return mean
 
 
 def local_forgetting(global_accuracy: ArrayLike, local_accuracy: ArrayLike) -> Floats:
@@ -59,10 +100,12 @@ def local_forgetting(global_accuracy: ArrayLike, local_accuracy: ArrayLike) -> F
 
 
 def mean_local_forgetting(local_forgetting: ArrayLike) -> Floats:
-    """Average forgetting ``[K]`` of each client's model over the other clients' data (eq. 6 of the same paper)."""
+    """Average forgetting ``[K]`` of each client's model over the other clients' data (eq. 6 of the same paper).
+
+    Clients without test data (NaN) take no part.
+    """
     losses = _array(local_forgetting)
-    others = len(losses) - 1
-    return (losses.sum(axis=1) - np.diagonal(losses)) / others if others else np.full(1, np.nan)
+    return _mean(np.where(np.eye(len(losses), dtype=bool), np.nan, losses))
 
 
 def gradient_diversity(gradients: ArrayLike) -> float:
@@ -71,9 +114,12 @@ def gradient_diversity(gradients: ArrayLike) -> float:
     Lee et al. (FedNTD), definition 2, eq. 8: the mean of the squared norms over the squared norm of the mean.
     """
     rows = _array(gradients)
-    of_mean = float(np.sum(rows.mean(axis=0) ** 2))
-    mean_of = float(np.mean(np.sum(rows**2, axis=1)))
-    return mean_of / of_mean if of_mean else math.inf
+    return diversity_of_norms(np.sum(rows**2, axis=1), float(np.sum(rows.mean(axis=0) ** 2)))
+
+
+def diversity_of_norms(squared_norms: ArrayLike, squared_norm_of_mean: float) -> float:
+    """``gradient_diversity`` by the ``squared_norms [K]`` of gradients and the squared norm of their mean."""
+    return float(np.mean(_array(squared_norms))) / squared_norm_of_mean if squared_norm_of_mean else math.inf
 
 
 def weight_divergence(params: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
@@ -98,6 +144,14 @@ def _preference(activations: Floats, labels: NDArray[Any]) -> NDArray[np.int64]:
     means = np.stack([flat[labels == label].mean(axis=0) for label in np.unique(labels)])
     preferred: NDArray[np.int64] = means.argmax(axis=0)
     return preferred
+
+
+def _mean(values: Floats) -> Floats:
+    """Over the last axis, NaN left out; NaN where nothing is left."""
+    known = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        mean: Floats = np.where(known, values, 0.0).sum(axis=-1) / known.sum(axis=-1)
+    return mean
 
 
 def _array(values: Any) -> Floats:

@@ -5,10 +5,15 @@ import pytest
 import torch
 
 from fedemu.algorithms.metrics import (
+    accuracy_lost,
+    diversity_of_norms,
     forgetting,
     gradient_diversity,
+    in_local,
     local_forgetting,
     mean_local_forgetting,
+    out_local,
+    over_distribution,
     round_forgetting,
     weight_alignment,
     weight_divergence,
@@ -121,3 +126,56 @@ def test_weight_alignment_averages_over_positions_of_a_feature_map():
 
 def test_a_neuron_that_prefers_no_class_counts_for_the_lowest():
     assert weight_alignment([[0.0], [0.0]], [[1.0], [0.0]], [0, 1]) == 1.0
+
+
+def test_accuracy_lost_is_the_mean_over_classes_and_gains_do_not_make_up_for_losses():
+    lost = accuracy_lost([0.5, 0.5, 0.5, 0.5], [[0.25, 1.0, 0.5, 0.0], [0.5, 0.5, 0.5, 0.5]])
+    assert lost.tolist() == [0.1875, 0.0]
+
+
+def test_accuracy_lost_takes_many_models_before_one_after():
+    assert accuracy_lost([[1.0, 0.0], [0.0, 1.0]], [0.5, 0.25]).tolist() == [0.25, 0.375]
+
+
+def test_a_class_without_test_samples_takes_no_part_in_what_was_lost():
+    assert accuracy_lost([0.5, np.nan], [0.25, np.nan]) == 0.25
+    assert np.isnan(accuracy_lost([np.nan], [np.nan]))
+
+
+def test_in_local_and_out_local_distributions_add_up_to_one_and_weigh_classes_against_each_other():
+    counts = [[4, 0, 12], [1, 1, 1], [0, 0, 7]]
+    assert in_local(counts).tolist() == [[0.25, 0.0, 0.75], [1 / 3, 1 / 3, 1 / 3], [0.0, 0.0, 1.0]]
+    assert out_local(counts).tolist() == [[0.375, 0.5, 0.125], [pytest.approx(1 / 3)] * 3, [0.5, 0.5, 0.0]]
+
+
+def test_a_device_without_samples_has_no_distribution():
+    assert np.isnan(in_local([0, 0])).all()
+    assert np.isnan(out_local([0, 0])).all()
+
+
+def test_with_a_single_class_nothing_is_out_of_the_local_distribution():
+    assert np.isnan(out_local([5])).all()
+
+
+def test_a_distribution_weighs_what_is_known_by_class():
+    by_class = [[1.0, 0.5, 0.0], [0.0, 1.0, 0.25]]
+    assert over_distribution(by_class, [0.25, 0.25, 0.5]).tolist() == [0.375, 0.375]
+    assert over_distribution([1.0, 0.5, 0.0], in_local([[4, 0, 12], [0, 8, 0]])).tolist() == [0.25, 0.5]
+
+
+def test_a_class_without_test_samples_leaves_its_part_of_a_distribution_to_the_others():
+    assert over_distribution([1.0, np.nan, 0.5], [0.25, 0.5, 0.25]) == 0.75
+    assert np.isnan(over_distribution([np.nan, 1.0], [1.0, 0.0]))
+
+
+def test_clients_without_test_data_take_no_part_in_mean_local_forgetting():
+    assert mean_local_forgetting([[0.0, 0.5, np.nan], [0.25, 0.0, np.nan], [0.25, 0.75, np.nan]]).tolist() == [
+        0.5,
+        0.25,
+        0.5,
+    ]
+
+
+def test_gradient_diversity_needs_norms_only():
+    assert diversity_of_norms([1.0, 1.0], 0.5) == gradient_diversity([[1.0, 0.0], [0.0, 1.0]])
+    assert diversity_of_norms([1.0, 1.0], 0.0) == math.inf
