@@ -1,79 +1,121 @@
-"""Accuracy and loss of the global model on the test split."""
+"""Accuracy and loss of a model on the test split, or on any other samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedemu.algorithms.corpus import Corpus
+from fedemu.algorithms.corpus import Corpus, Split
 from fedemu.algorithms.interface import Model, Tree
 
 CACHE_LIMIT = 256 * 2**20
 """Bytes up to which the normalised test split is kept in memory."""
 
 
+BATCH_SIZE = 512
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """``accuracy`` is over samples, ``loss`` the mean cross-entropy of plain logits in nats.
 
-    ``class_accuracy [classes]`` is NaN (null in the run directory) for a class that the test split does not hold.
+    ``class_accuracy`` and ``class_loss`` ``[classes]`` are NaN (null in the run directory) for a class without samples.
     """
 
     accuracy: float
     loss: float
     class_accuracy: tuple[float, ...]
+    class_loss: tuple[float, ...]
+
+
+class Answers(NamedTuple):
+    """What a model made of each sample: ``hits [n]``, whether it was right, and its cross-entropy ``losses [n]``."""
+
+    hits: NDArray[np.bool_]
+    losses: NDArray[np.float64]
 
 
 class Evaluator:
-    """Evaluates one model on one corpus, in chunks of ``batch_size`` samples, as often as asked.
+    """Evaluates one model on one corpus's test split, in chunks of ``batch_size`` samples, as often as asked.
 
-    Sums are kept in float64 over per-sample losses, so chunks change a loss by no more than the model's own rounding.
+    With ``samples`` it takes so many of them, evenly spaced; 0 is all. Sums are kept in float64 over per-sample losses,
+    so chunks change a loss by no more than the model's own rounding.
     """
 
-    def __init__(self, model: Model, corpus: Corpus, batch_size: int = 512) -> None:
+    def __init__(self, model: Model, corpus: Corpus, batch_size: int = BATCH_SIZE, samples: int = 0) -> None:
         if len(corpus.test) == 0:
             raise ValueError(f"the data set {corpus.name!r} has no test samples to evaluate on")
         self._model = model
         self._corpus = corpus
         self._batch_size = batch_size
-        small = 4 * int(np.prod(corpus.input_shape)) * len(corpus.test) <= CACHE_LIMIT
+        self._indices = evenly_spaced(len(corpus.test), samples)
+        self._labels = corpus.test.y[self._indices]
+        small = 4 * int(np.prod(corpus.input_shape)) * len(self) <= CACHE_LIMIT
         self._cache = list(self._read()) if small else None
 
-    @torch.inference_mode()
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self._indices)
+
     def evaluate(self, variables: Tree) -> Evaluation:
-        classes = self._corpus.classes
-        laid_out = {name: self._laid_out(tensor) for name, tensor in variables.items()}
-        loss = torch.zeros((), dtype=torch.float64)
-        right = torch.zeros(classes, dtype=torch.int64)
-        seen = torch.zeros(classes, dtype=torch.int64)
-        for x, y in self._cache if self._cache is not None else self._read():
-            outputs, _ = self._model.apply(laid_out, x, False)
-            logits = outputs.logits.double()
-            loss += torch.nn.functional.cross_entropy(logits, y, reduction="sum")
-            hits = logits.argmax(1) == y
-            right += torch.bincount(y[hits], minlength=classes)
-            seen += torch.bincount(y, minlength=classes)
-        total = int(seen.sum())
+        hits, losses = answer(self._model, variables, self._cache if self._cache is not None else self._read())
         return Evaluation(
-            accuracy=int(right.sum()) / total,
-            loss=float(loss) / total,
-            class_accuracy=tuple(
-                hit / count if count else float("nan") for hit, count in zip(right.tolist(), seen.tolist(), strict=True)
-            ),
+            accuracy=float(hits.mean()),
+            loss=float(losses.mean()),
+            class_accuracy=self._by_class(hits),
+            class_loss=self._by_class(losses),
         )
 
-    def _read(self) -> Iterator[tuple[Tensor, Tensor]]:
-        indices = np.arange(len(self._corpus.test))
-        for start in range(0, len(indices), self._batch_size):
-            x, y = self._corpus.batch(self._corpus.test, indices[start : start + self._batch_size])
-            yield self._laid_out(x), y
+    def _by_class(self, values: NDArray[Any]) -> tuple[float, ...]:
+        return tuple(mean_by(self._labels, values, self._corpus.classes).tolist())
 
-    def _laid_out(self, tensor: Tensor) -> Tensor:
-        """Convolutions on a CPU are faster on channels-last memory."""
-        if self._model.kind == "convolutional" and tensor.dim() == 4:
-            return tensor.contiguous(memory_format=torch.channels_last)
-        return tensor
+    def _read(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return read(self._model, self._corpus, self._corpus.test, self._indices, self._batch_size)
+
+
+@torch.inference_mode()
+def answer(model: Model, variables: Tree, batches: Iterable[tuple[Tensor, Tensor]]) -> Answers:
+    """What the model makes of batches of ``read``, sample by sample, in their order."""
+    laid_out = {name: _laid_out(model, tensor) for name, tensor in variables.items()}
+    hits, losses = [torch.empty(0, dtype=torch.bool)], [torch.empty(0, dtype=torch.float64)]
+    for x, y in batches:
+        outputs, _ = model.apply(laid_out, x, False)
+        logits = outputs.logits.double()
+        hits.append(logits.argmax(1) == y)
+        losses.append(torch.nn.functional.cross_entropy(logits, y, reduction="none"))
+    return Answers(torch.cat(hits).numpy(), torch.cat(losses).numpy())
+
+
+def read(
+    model: Model, corpus: Corpus, split: Split, indices: NDArray[np.int64], batch_size: int = BATCH_SIZE
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The split's samples at these indices, in batches as the model takes them, and their labels."""
+    for start in range(0, len(indices), batch_size):
+        x, y = corpus.batch(split, indices[start : start + batch_size])
+        yield _laid_out(model, x), y
+
+
+def mean_by(groups: NDArray[np.int64], values: NDArray[Any], count: int) -> NDArray[np.float64]:
+    """The mean ``[count]`` of the ``values [n]`` of each of the ``groups [n]``; NaN for a group without values."""
+    with np.errstate(invalid="ignore"):
+        means: NDArray[np.float64] = np.bincount(groups, values, count) / np.bincount(groups, minlength=count)
+    return means
+
+
+def evenly_spaced(total: int, wanted: int) -> NDArray[np.int64]:
+    """``wanted`` positions out of ``total``, from the first on; all of them where ``wanted`` is 0 or more than that."""
+    count = min(wanted, total) or total
+    return np.arange(count) * total // count
+
+
+def _laid_out(model: Model, tensor: Tensor) -> Tensor:
+    """Convolutions on a CPU are faster on channels-last memory."""
+    if model.kind == "convolutional" and tensor.dim() == 4:
+        return tensor.contiguous(memory_format=torch.channels_last)
+    return tensor

@@ -90,7 +90,7 @@ class Judge:
 
     def evaluate(self, variables: Tree) -> Evaluation:
         value = float(variables["w"][0])
-        return Evaluation(value / 100, value, (value / 100, 0.5))
+        return Evaluation(value / 100, value, (value / 100, 0.5), (value, 1.0))
 
 
 # ── the fleet ─────────────────────────────────────────────────────────────────
