@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -26,17 +26,15 @@ from fedemu.protocol.errors import ConfigurationError
 if TYPE_CHECKING:
     from fedemu.algorithms.interface import Tree
 
-_LOGS = ("metrics", "events")
-
 
 class RunDirectory:
     """Writes one run's files. Every row and event is on its way to the disk when its call returns.
 
     A new run needs a folder that is absent or empty; ``resume`` needs one that holds a run. ConfigurationError
-    otherwise.
+    otherwise. Only a run that is ``diagnosed`` gets a ``diagnosis.jsonl``.
     """
 
-    def __init__(self, path: Path, resume: bool = False) -> None:
+    def __init__(self, path: Path, resume: bool = False, diagnosed: bool = False) -> None:
         self.path = path
         self.config = path / "config.toml"
         self.checkpoint = path / "checkpoint"
@@ -51,7 +49,7 @@ class RunDirectory:
             self._lock = _locked(path)
             self._logs: dict[str, BinaryIO] = {
                 log: open(path / f"{log}.jsonl", "ab", buffering=0)  # noqa: SIM115 - held open for the whole run
-                for log in _LOGS
+                for log in ("metrics", "events", *(["diagnosis"] if diagnosed else []))
             }
         except OSError as error:
             raise ConfigurationError(f"Cannot write to {path}: {error.strerror}; choose another --out.") from error
@@ -63,6 +61,10 @@ class RunDirectory:
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Append one round's row."""
         self._append("metrics", row)
+
+    def diagnosis(self, line: Mapping[str, Any]) -> None:
+        """Append what one round's diagnosis found."""
+        self._append("diagnosis", line)
 
     def event(self, name: str, virtual_time: float, wall_time: float, /, **fields: Any) -> None:
         """Append one event; times in seconds since the run's start."""
@@ -79,11 +81,11 @@ class RunDirectory:
     def rewind(self, cursor: Mapping[str, int]) -> None:
         """Forget what was written after ``cursor`` (all, where it is empty), and the results of an earlier end."""
         reached = self.cursor()
-        for log in _LOGS:
+        for log, size in reached.items():
             wanted = cursor.get(log, 0)
-            if wanted > reached[log]:
+            if wanted > size:
                 raise ConfigurationError(
-                    f"{self.path / log}.jsonl has {reached[log]} bytes where the checkpoint knows of {wanted}: it was "
+                    f"{self.path / log}.jsonl has {size} bytes where the checkpoint knows of {wanted}: it was "
                     "changed, so the run cannot be resumed."
                 )
         for log, file in self._logs.items():
@@ -124,13 +126,17 @@ class RunDirectory:
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its directory tells it; ``summary`` is None while it is unfinished."""
+    """A run as its directory tells it; ``summary`` is None while it is unfinished.
+
+    ``diagnosis`` are the lines of ``diagnosis.jsonl``, none where the run was not diagnosed.
+    """
 
     path: Path
     config: str
     rows: list[dict[str, Any]]
     events: list[dict[str, Any]]
     summary: dict[str, Any] | None
+    diagnosis: list[dict[str, Any]] = field(default_factory=list)
 
 
 def read_run(path: Path) -> Run:
@@ -146,6 +152,7 @@ def read_run(path: Path) -> Run:
             rows=_read_lines(path / "metrics.jsonl"),
             events=_read_lines(path / "events.jsonl"),
             summary=json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else None,
+            diagnosis=_read_lines(path / "diagnosis.jsonl"),
         )
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"The run in {path} cannot be read: {error}.") from error

@@ -108,6 +108,28 @@ def test_a_resumed_run_goes_on_where_its_cursor_is(tmp_path: Path):
     assert read_run(tmp_path).rows == [{"round": 1}, {"round": 2, "again": True}]
 
 
+def test_only_a_diagnosed_run_has_a_log_of_diagnoses(run: RunDirectory, tmp_path: Path):
+    assert not (run.path / "diagnosis.jsonl").exists()
+    assert read_run(run.path).diagnosis == []
+    with RunDirectory(tmp_path / "diagnosed", diagnosed=True) as other:
+        other.write_config("")
+        assert read_run(other.path).diagnosis == []
+        other.diagnosis({"round": 1, "gradient_diversity": math.inf})
+    assert read_run(other.path).diagnosis == [{"round": 1, "gradient_diversity": None}]
+
+
+def test_diagnoses_after_the_cursor_are_forgotten_too(tmp_path: Path):
+    with RunDirectory(tmp_path, diagnosed=True) as first:
+        first.write_config("")
+        first.diagnosis({"round": 1})
+        cursor = first.cursor()
+        first.diagnosis({"round": 2})
+    with RunDirectory(tmp_path, resume=True, diagnosed=True) as second:
+        second.rewind(cursor)
+        second.diagnosis({"round": 2, "again": True})
+    assert read_run(tmp_path).diagnosis == [{"round": 1}, {"round": 2, "again": True}]
+
+
 def summary(run: RunDirectory, **facts):
     settings = {"name": "digits", "outcome": "completed", "seed": 1, "model_digest": "ab" * 32, **facts}
     return summarize(run.rows(), **settings)
