@@ -16,12 +16,14 @@ from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from fedemu.algorithms.fedavg import fedavg, fedprox
+from fedemu.algorithms.fednova import fednova
 from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Algorithm, Model
 from fedemu.algorithms.models import cnn, lenet, mlp
 from fedemu.algorithms.module_model import from_module
 from fedemu.algorithms.objective import Criterion, cross_entropy
 from fedemu.algorithms.resnet import resnet18
+from fedemu.algorithms.scaffold import scaffold
 from fedemu.protocol.errors import ConfigurationError
 
 MODELS: Mapping[str, Callable[..., Any]] = {"mlp": mlp, "cnn": cnn, "lenet": lenet, "resnet18": resnet18}
@@ -32,6 +34,8 @@ CRITERIA: Mapping[str, Criterion] = {
 ALGORITHMS: Mapping[str, Callable[..., Any]] = {
     "fedavg": fedavg,
     "fedprox": fedprox,
+    "scaffold": scaffold,
+    "fednova": fednova,
 }
 """(ingredients, options) -> algorithm."""
 

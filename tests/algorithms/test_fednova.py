@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from fedemu.algorithms.fedavg import fedavg
-from fedemu.algorithms.fednova import FedNova, NormalisedSGD, effective_steps, fednova
+from fedemu.algorithms.fednova import FedNova, NormalisedSGD, effective_steps, fednova, minus_own
 from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import (
     Batch,
@@ -193,8 +192,7 @@ def test_a_device_without_samples_changes_nothing(little_fleet: Callable[..., An
 
 def test_the_previous_direction_is_subtracted_from_the_second_visit_on() -> None:
     # The first visit follows 3; the second 3 - 3 = 0; the third 3 - 0 again.
-    program = slope(0.5, direction=fednova(ingredients(), subtract_previous=True).programs["train"].direction)
-    program = replace(program, subtract_previous=True)
+    program = slope(0.5, direction=minus_own, subtract_previous=True)
     own = program.initial_own({"model": program.model.init(0)})
     assert own == {"w": torch.tensor(0.0)}
     followed = []
