@@ -26,10 +26,10 @@ def reweighted_cross_entropy(
     ``vmap``, where nobody can look, the loss is then infinite. Legate et al. (2023), equation 4.
     """
     _require_present(targets, proportions, weight)
-    return mean_reweighted_cross_entropy(logits, targets, proportions, weight)
+    return unchecked_reweighted_cross_entropy(logits, targets, proportions, weight)
 
 
-def mean_reweighted_cross_entropy(
+def unchecked_reweighted_cross_entropy(
     logits: Tensor, targets: Tensor, proportions: Tensor, weight: Tensor | None = None
 ) -> Tensor:
     """``reweighted_cross_entropy`` for steps of training, which may not look at values: no check, infinite instead."""
@@ -137,7 +137,8 @@ def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
         return values.mean()
     total = weight.sum()
     share = weight / torch.where(total > 0, total, 1)
-    return (values * share.to(values.dtype)).sum()
+    # Padding may be infinite, which a weight of 0 would not take away.
+    return (torch.where(weight > 0, values, 0) * share.to(values.dtype)).sum()
 
 
 def _cosine(left: Tensor, right: Tensor) -> Tensor:
