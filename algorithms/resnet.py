@@ -1,7 +1,8 @@
 """ResNet-18 for small images (He et al., 2016): a 3×3 stem, no max-pooling, group or batch normalisation.
 
 With ``norm="group"`` and ``conv_bias=True`` it has the 11,178,762 parameters of the network that the authors of
-re-weighted softmax use on CIFAR-10; without biases 11,173,962.
+re-weighted softmax use on CIFAR-10; without biases 11,173,962. Theirs ends in a 3×3 average pooling of stride 2, which
+leaves out a row and a column of the last 4×4 maps; here the mean is over all of each map.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from functools import cached_property
 from typing import Literal
 
 import torch
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from fedemu.algorithms.interface import Outputs, Tree
 from fedemu.algorithms.layers import BatchNorm, Convolution, GroupNorm, Linear, batch_statistics
-from fedemu.algorithms.models import image_shape
+from fedemu.algorithms.models import Projection, image_shape, projection_head
 from fedemu.algorithms.trees import only
 
 Norm = Literal["group", "batch"]
@@ -53,6 +54,7 @@ class ResNet:
 
     stem: Unit
     blocks: tuple[Block, ...]
+    projection: Projection | None
     head: Linear
     statistics: bool = False
     kind: Literal["convolutional"] = "convolutional"
@@ -66,6 +68,8 @@ class ResNet:
         variables: dict[str, Tensor] = {}
         for unit in self._units():
             variables |= unit.convolution.init(generator) | unit.norm.init(generator)
+        if self.projection is not None:
+            variables |= self.projection.init(generator)
         return variables | self.head.init(generator)
 
     def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
@@ -85,6 +89,8 @@ class ResNet:
             shortcut = x if block.shortcut is None else run(block.shortcut, x)
             x = (run(block.second, run(block.first, x).relu()) + shortcut).relu()
         features = x.mean((2, 3))
+        if self.projection is not None:
+            features = self.projection(variables, features)
         return Outputs(self.head(variables, features), features, statistics), buffers
 
     def _units(self) -> Iterator[Unit]:
@@ -100,8 +106,12 @@ def resnet18(
     conv_bias: bool = False,
     statistics: bool = False,
     width: PositiveInt = 64,
+    projection: NonNegativeInt = 0,
 ) -> ResNet:
-    """``width`` is the number of channels after the stem; it doubles from stage to stage."""
+    """``width`` is the number of channels after the stem; it doubles from stage to stage.
+
+    ``projection`` is the width of a projection head before the classifier, as in ``models``; 0 for none.
+    """
     channels, _, _ = image_shape("resnet18", input_shape, smallest=8)
 
     def unit(name: str, inputs: int, outputs: int, kernel: int, stride: int = 1) -> Unit:
@@ -126,4 +136,10 @@ def resnet18(
                 )
             )
             inputs = outputs
-    return ResNet(unit("stem", channels, width, 3), tuple(blocks), Linear("head", inputs, classes), statistics)
+    return ResNet(
+        unit("stem", channels, width, 3),
+        tuple(blocks),
+        projection_head(inputs, projection),
+        Linear("head", projection or inputs, classes),
+        statistics,
+    )

@@ -32,10 +32,51 @@ def parameters(model: Model) -> int:
         (resnet18((3, 32, 32), 10), 11_173_962),
         (resnet18((3, 32, 32), 10, norm="batch"), 11_173_962),
         (resnet18((3, 32, 32), 10, conv_bias=True), 11_178_762),
+        (resnet18((3, 32, 32), 10, norm="group", conv_bias=True), 11_178_762),
     ],
 )
 def test_models_have_the_published_number_of_parameters(model: Model, count: int) -> None:
     assert parameters(model) == count
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "width", "classifier"),
+    [
+        (mlp, (1, 8, 8), 64, "fc2"),
+        (cnn, (3, 32, 32), 512, "fc2"),
+        (lenet, (3, 32, 32), 84, "fc3"),
+        (resnet18, (3, 32, 32), 512, "head"),
+    ],
+)
+def test_a_projection_head_lies_before_the_classifier(
+    build: Any, shape: tuple[int, ...], width: int, classifier: str
+) -> None:
+    plain, projected = build(shape, 10), build(shape, 10, projection=256)
+    added = (width * width + width) + (width * 256 + 256) + 256 * 10 - width * 10
+    assert parameters(projected) == parameters(plain) + added
+    variables, x = projected.init(0), torch.randn(2, *shape)
+    outputs = projected.apply(variables, x, False)[0]
+    assert outputs.features.shape == (2, 256)
+    head = nn.functional.linear(outputs.features, variables[f"{classifier}.weight"], variables[f"{classifier}.bias"])
+    torch.testing.assert_close(outputs.logits, head)
+
+
+def test_a_projection_is_two_layers_with_one_relu() -> None:
+    model = mlp((3,), 2, (2,), projection=2)
+    variables = {
+        "fc1.weight": torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]),
+        "fc1.bias": torch.zeros(2),
+        "projection.hidden.weight": torch.tensor([[1.0, 0.0], [0.0, -1.0]]),
+        "projection.hidden.bias": torch.tensor([0.0, 1.0]),
+        "projection.output.weight": torch.tensor([[-1.0, 0.0], [1.0, 1.0]]),
+        "projection.output.bias": torch.zeros(2),
+        "fc2.weight": torch.eye(2),
+        "fc2.bias": torch.zeros(2),
+    }
+    # ReLU of (2, 3) stays; hidden (2, 1 - 3), of which ReLU leaves (2, 0); output (-2, 2), negative as it is.
+    outputs = model.apply(variables, torch.tensor([[2.0, 3.0, 9.0]]), True)[0]
+    assert outputs.features.tolist() == [[-2.0, 2.0]]
+    assert outputs.logits.tolist() == [[-2.0, 2.0]]
 
 
 def small_models() -> list[Any]:
@@ -44,6 +85,7 @@ def small_models() -> list[Any]:
         pytest.param(cnn((2, 8, 8), 5), (2, 8, 8), id="cnn"),
         pytest.param(lenet((2, 14, 14), 5), (2, 14, 14), id="lenet"),
         pytest.param(lenet((2, 32, 32), 5), (2, 32, 32), id="lenet-32"),
+        pytest.param(mlp((2, 8, 8), 5, (16,), projection=6), (2, 8, 8), id="mlp-projection"),
         pytest.param(resnet18((2, 8, 8), 5, width=4), (2, 8, 8), id="resnet-group"),
         pytest.param(resnet18((2, 8, 8), 5, norm="batch", width=4), (2, 8, 8), id="resnet-batch"),
         pytest.param(from_module(_Module), (2, 8, 8), id="module"),

@@ -85,7 +85,7 @@ def test_built_in_models_take_their_options() -> None:
         ("mlp", {"hidden": ["wide"]}, "model.hidden.0 = 'wide' does not fit 'mlp'"),
         ("mlp", {"hidden": 64}, "model.hidden = 64 does not fit 'mlp'"),
         ("mlp", {"hidden": [0]}, "model.hidden.0 = 0 does not fit 'mlp'"),
-        ("cnn", {"hidden": [3]}, "'cnn' has no option model.hidden; it has no options"),
+        ("cnn", {"hidden": [3]}, "'cnn' has no option model.hidden; it has projection"),
         ("resnet18", {"norm": "layer"}, "model.norm = 'layer' does not fit 'resnet18'"),
     ],
 )
