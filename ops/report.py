@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import base64
-import io
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from fedemu.coordinator.run_directory import Run, read_run
-from fedemu.ops.plots import PLOTS, readable_bytes, time_unit
+from fedemu.ops.plot_style import readable_bytes, rendered, time_unit
+from fedemu.ops.plots import PLOTS
+from fedemu.ops.plots_diagnosis import DIAGNOSIS_PLOTS
 
 CSS = """
 :root { --ink: #22303c; --soft: #66737f; --line: #e3e8ec; --blue: #2f6fb2; }
@@ -26,7 +29,8 @@ h1 { font-size: 26px; margin: 0 0 2px } h2 { font-size: 17px; margin: 34px 0 10p
 .card { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 12px 14px }
 .card b { display: block; font-size: 20px; font-weight: 650; letter-spacing: -.01em; white-space: nowrap }
 .card span { color: var(--soft); font-size: 13px }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 16px }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 16px;
+  align-items: start }
 .plots img { width: 100%; background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 8px }
 table { border-collapse: collapse; background: #fff; border: 1px solid var(--line); border-radius: 10px }
 td, th { padding: 5px 14px; text-align: left; border-bottom: 1px solid var(--line);
@@ -48,37 +52,51 @@ def write_report(directory: Path) -> Path:
     run = read_run(directory)
     plots = directory / "plots"
     plots.mkdir(exist_ok=True)
-    images: dict[str, bytes] = {}
-    for name, draw in PLOTS.items():
-        figure = draw(run.rows)
-        if figure is not None:
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format="png", dpi=120)
-            images[name] = buffer.getvalue()
-            (plots / f"{name}.png").write_bytes(images[name])
+    images = draw_all(PLOTS, run.rows, plots)
+    diagnosis = draw_all(DIAGNOSIS_PLOTS, run.diagnosis, plots)
     page = directory / "report.html"
-    partial = page.with_suffix(".tmp")
-    partial.write_text(_page(directory.name, run, images), encoding="utf-8")
-    os.replace(partial, page)
+    replace_text(page, _page(directory.name, run, images, diagnosis))
     return page
 
 
-def _page(name: str, run: Run, images: Mapping[str, bytes]) -> str:
+def draw_all(plots: Mapping[str, Callable[[Any], Figure | None]], data: Any, folder: Path) -> dict[str, bytes]:
+    """Draw every plot for which there is data as a PNG, keep it in ``folder``, and return it by its name."""
+    drawn = {name: rendered(draw, data) for name, draw in plots.items()}
+    images = {name: image for name, image in drawn.items() if image is not None}
+    for name, image in images.items():
+        (folder / f"{name}.png").write_bytes(image)
+    return images
+
+
+def embedded(images: Mapping[str, bytes]) -> str:
+    """The pictures as elements of a page that needs no other file."""
+    return "".join(
+        f'<img alt="{escape(name)}" src="data:image/png;base64,{base64.b64encode(image).decode()}">'
+        for name, image in images.items()
+    )
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_suffix(".tmp")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _page(name: str, run: Run, images: Mapping[str, bytes], diagnosis: Mapping[str, bytes]) -> str:
     summary = run.summary or {}
     title = str(summary.get("name") or name)
     outcome = str(summary.get("outcome") or "unfinished")
     perturbed = " · <span class=bad>perturbed</span>" if summary.get("perturbed") else ""
-    pictures = "".join(
-        f'<img alt="{escape(key)}" src="data:image/png;base64,{base64.b64encode(image).decode()}">'
-        for key, image in images.items()
-    )
+    diagnosed = f'<h2>Diagnosed rounds</h2><div class="plots">{embedded(diagnosis)}</div>' if diagnosis else ""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)} · fedemu</title><style>{CSS}</style></head><body><main>
 <h1>{escape(title)}</h1>
 <p class="sub">outcome <b>{escape(outcome)}</b>{perturbed} · run directory <code>{escape(name)}</code></p>
 <div class="cards">{_cards(run.rows, summary)}</div>
-<h2>Plots</h2><div class="plots">{pictures or "<p>No round has finished yet.</p>"}</div>
+<h2>Plots</h2><div class="plots">{embedded(images) or "<p>No round has finished yet.</p>"}</div>
+{diagnosed}
 <h2>Outcomes of selected devices</h2>{_table(_outcome_rows(run.rows), ("outcome", "devices", "share"))}
 <h2>Events</h2>{_table(_event_rows(run.events), ("event", "count"))}
 <h2>Facts</h2>{_table(_facts(summary), ("fact", "value"))}

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.ops import plots
+from fedemu.ops import plot_style, plots, report
+from fedemu.ops.plots_diagnosis import DIAGNOSIS_PLOTS
 from fedemu.ops.report import write_report
 from fedemu.protocol.errors import ConfigurationError
 
@@ -46,9 +47,31 @@ def test_the_page_of_an_unfinished_run_holds_its_plots_and_numbers(run_directory
     assert '<td>dropout</td><td class="n">1</td>' in page
     assert page.count("data:image/png;base64,") == len(plots.PLOTS)
     assert {path.stem for path in (run_directory / "plots").iterdir()} == set(plots.PLOTS)
+    assert "Diagnosed rounds" not in page
 
 
-def test_what_a_run_says_of_itself_is_never_taken_for_markup(run_directory: Path) -> None:
+def test_a_diagnosed_run_has_the_papers_pictures_too(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "PLOTS", {})
+    model = {"loss": 1.0, "class_accuracy": [0.5, None]}
+    diagnosed = {
+        "round": 2,
+        "devices": [7],
+        "before": model,
+        "after": model,
+        "locals": {"loss": [2.0], "class_accuracy": [[0.25, None]], "in_local": [0.5], "out_local": [None]},
+        "round_forgetting": 0.0,
+        "validation": {"forgetting": [[0.25]]},
+    }
+    (run_directory / "diagnosis.jsonl").write_text(json.dumps(diagnosed) + "\n")
+    page = write_report(run_directory).read_text()
+    assert "Diagnosed rounds" in page
+    assert page.count("data:image/png;base64,") == len(DIAGNOSIS_PLOTS)
+
+
+def test_what_a_run_says_of_itself_is_never_taken_for_markup(
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "PLOTS", {})
     page = write_report(run_directory).read_text()
     assert "a &lt;b&gt;" in page
     assert "a <b>" not in page
@@ -71,11 +94,11 @@ def test_a_plot_without_data_is_left_out() -> None:
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (123_456, "123 kB"), (2.5e6, "2.5 MB"), (3e12, "3.0 TB")],
 )
 def test_bytes_are_written_as_people_read_them(size: float, text: str) -> None:
-    assert plots.readable_bytes(size) == text
+    assert plot_style.readable_bytes(size) == text
 
 
 def test_a_span_is_given_in_the_unit_in_which_it_reads_well() -> None:
-    assert [plots.time_unit(seconds) for seconds in (10.0, 600.0, 20000.0, 5e5)] == [
+    assert [plot_style.time_unit(seconds) for seconds in (10.0, 600.0, 20000.0, 5e5)] == [
         (1.0, "seconds"),
         (60.0, "minutes"),
         (3600.0, "hours"),
