@@ -145,3 +145,13 @@ def shuffled_epochs(epochs: int, batch_size: int) -> Plan:
         return positions.reshape(epochs * batches, batch_size)
 
     return plan
+
+
+def first_batches(most: int, batch_size: int) -> Plan:
+    """One epoch of ``shuffled_epochs``, cut off after ``most`` batches."""
+    epoch = shuffled_epochs(1, batch_size)
+
+    def plan(examples: int, generator: np.random.Generator) -> NDArray[np.int64]:
+        return epoch(examples, generator)[:most]
+
+    return plan
