@@ -39,6 +39,7 @@ from fedemu.ops.metrics import CoordinatorMetrics, Exporter
 from fedemu.ops.processes import STOP_SIGNALS
 from fedemu.ops.progress import open_progress
 from fedemu.ops.progress_state import ProgressState
+from fedemu.ops.public_data import open_public
 from fedemu.ops.run_together import conclude
 from fedemu.protocol.blobs import encode_tree
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError
@@ -149,6 +150,7 @@ def assemble(
         directory=directory,
         config=experiment.to_toml(),
         resume=True,
+        public=open_public(corpus, experiment.data, experiment.seed),
         observers=observers,
     )
 

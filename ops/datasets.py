@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import assert_never
+from typing import Any, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedemu.algorithms import partitioners
 from fedemu.algorithms.corpus import Corpus
-from fedemu.algorithms.partition import Partition
+from fedemu.algorithms.partition import Indices, Partition
 from fedemu.ops import config
 from fedemu.ops.datasets_cache import Progress, cache_folder, locked, read, write
 from fedemu.ops.datasets_source import LABEL, Place, Source, built_in, entry_of, locate, own
+from fedemu.ops.public_data import split_public
 from fedemu.protocol import seeds
-from fedemu.protocol.errors import DataError
+from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.ids import Digest
 
 
@@ -100,12 +105,33 @@ def _store(entry: Path, source: Source, place: Place, progress: Progress | None)
 
 
 def build_partition(corpus: Corpus, data: config.Data, *, devices: int, seed: int) -> Partition:
-    """Divide the training samples over devices by ``data.partition``, with ``data.validation`` of each held back."""
-    labels = corpus.train.y
+    """Divide the training samples over devices by ``data.partition``, with ``data.validation`` of each held back.
+
+    Public data are left out. Raises ConfigurationError or DataError where the samples can't be divided so.
+    """
+    train = corpus.train
+    public = split_public(corpus, data, seed)
+    if public is None:
+        shares = _shares(train.y, train.columns, data.partition, devices, seed)
+    else:
+        rest = public.rest
+        columns = {name: column[rest] for name, column in train.columns.items()}
+        try:
+            shares = [rest[share] for share in _shares(train.y[rest], columns, data.partition, devices, seed)]
+        except ConfigurationError as error:
+            taken = len(train) - len(rest)
+            raise type(error)(f"{error} (public data took {taken} of {len(train)} training samples)") from error
+    return Partition.of(shares, data.validation, seeds.generator(seed, purpose="validation"))
+
+
+def _shares(
+    labels: NDArray[np.int64], columns: Mapping[str, NDArray[Any]], wanted: config.Partition, devices: int, seed: int
+) -> list[Indices]:
+    """Each device's positions among these samples, ascending."""
     random = seeds.generator(seed, purpose="partition")
-    match data.partition:
+    match wanted:
         case config.Dirichlet(alpha=alpha, min_samples=min_samples, balanced=balanced, retry=retry):
-            shares = partitioners.dirichlet(
+            return partitioners.dirichlet(
                 labels,
                 devices,
                 alpha=alpha,
@@ -115,19 +141,17 @@ def build_partition(corpus: Corpus, data: config.Data, *, devices: int, seed: in
                 balanced=balanced,
             )
         case config.DirichletEqual(alpha=alpha):
-            shares = partitioners.dirichlet_equal(labels, devices, alpha=alpha, generator=random)
+            return partitioners.dirichlet_equal(labels, devices, alpha=alpha, generator=random)
         case config.Shards(per_device=per_device):
-            shares = partitioners.shards(labels, devices, shards_per_device=per_device, generator=random)
+            return partitioners.shards(labels, devices, shards_per_device=per_device, generator=random)
         case config.Natural(column=column):
-            shares = partitioners.by_id(corpus.train.columns[column], devices)
+            return partitioners.by_id(columns[column], devices)
         case config.Iid():
-            shares = partitioners.iid(len(labels), devices, generator=random)
+            return partitioners.iid(len(labels), devices, generator=random)
         case config.Flwr(partitioner=name, options=options):
             # Imports flwr-datasets, which takes seconds.
             from fedemu.ops.datasets_flwr import flwr_shares
 
-            chosen = seeds.integer(seed, purpose="partition")
-            shares = flwr_shares(corpus.train, devices, name, options, chosen)
+            return flwr_shares(labels, columns, devices, name, options, seeds.integer(seed, purpose="partition"))
         case _:
-            assert_never(data.partition)
-    return Partition.of(shares, data.validation, seeds.generator(seed, purpose="validation"))
+            assert_never(wanted)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 # Nothing is reported to its makers.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -16,7 +17,6 @@ os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 from datasets import Dataset  # type: ignore[import-untyped]
 from flwr_datasets import partitioner as flwr  # type: ignore[import-untyped]
 
-from fedemu.algorithms.corpus import Split
 from fedemu.algorithms.partition import Indices
 from fedemu.ops.datasets_source import LABEL
 from fedemu.protocol.errors import ConfigurationError, DataError
@@ -25,7 +25,14 @@ _INDEX = "index"
 _NOT_ROWS = ("Partitioner", "VerticalEvenPartitioner", "VerticalSizePartitioner")
 
 
-def flwr_shares(split: Split, devices: int, name: str, options: Mapping[str, Any], seed: int) -> list[Indices]:
+def flwr_shares(
+    labels: NDArray[np.int64],
+    columns: Mapping[str, NDArray[Any]],
+    devices: int,
+    name: str,
+    options: Mapping[str, Any],
+    seed: int,
+) -> list[Indices]:
     """The shares of the partitioner called ``name``, constructed with ``options``.
 
     What it takes and is not given is filled in: ``num_partitions`` is the number of devices, ``partition_by`` the
@@ -39,7 +46,7 @@ def flwr_shares(split: Split, devices: int, name: str, options: Mapping[str, Any
     if unknown := [option for option in options if option not in takes]:
         raise ConfigurationError(f"{name} of flwr-datasets takes {', '.join(takes)}, but not {', '.join(unknown)}")
     given = {"num_partitions": devices, "partition_by": LABEL, "seed": seed} | dict(options)
-    table = {LABEL: split.y, **split.columns, _INDEX: np.arange(len(split))}
+    table = {LABEL: labels, **columns, _INDEX: np.arange(len(labels))}
     with warnings.catch_warnings():
         # It warns at every draw that it takes again, and says so once more when it gives up.
         warnings.simplefilter("ignore")
@@ -56,7 +63,7 @@ def flwr_shares(split: Split, devices: int, name: str, options: Mapping[str, Any
             raise
         except Exception as error:
             words = " ".join(str(error).split()) or type(error).__name__
-            raise DataError(f"{name} of flwr-datasets can't divide {len(split)} samples: {words}") from error
+            raise DataError(f"{name} of flwr-datasets can't divide {len(labels)} samples: {words}") from error
     if empty := sum(not len(share) for share in shares):
         raise DataError(f"{name} of flwr-datasets leaves {empty} of {devices} devices without samples")
     return [np.asarray(share, dtype=np.int64) for share in shares]

@@ -12,6 +12,7 @@ from fedemu.algorithms.registry import build_algorithm, build_model, find_criter
 from fedemu.device.training import Trainer
 from fedemu.ops.config import Experiment
 from fedemu.ops.datasets import open_corpus
+from fedemu.ops.public_data import open_public
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
 
@@ -64,13 +65,14 @@ def open_trainer(experiment: bytes, device_type: str) -> Trainer:
         device_type=device_type,
         executor=settings.local.executor,
         kind=model.kind,
-        examples=_first_asks(model, algorithm, settings, corpus.classes),
+        examples=_first_asks(model, algorithm, settings, corpus),
     )
 
 
-def _first_asks(model: Model, algorithm: Algorithm[Any], settings: Experiment, classes: int) -> dict[str, Forest]:
+def _first_asks(model: Model, algorithm: Algorithm[Any], settings: Experiment, corpus: Corpus) -> dict[str, Forest]:
     """What the first request of the first round shares, by program; nothing where a round begins at the coordinator."""
-    context = Context(round=1, task=0, seed=settings.seed, classes=classes)
+    public = open_public(corpus, settings.data, settings.seed)
+    context = Context(round=1, task=0, seed=settings.seed, classes=corpus.classes, public=public)
     script = algorithm.round(algorithm.init(model.init(0), context), context)
     try:
         request = next(script)

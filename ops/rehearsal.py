@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fedemu.algorithms.interface import Context
 from fedemu.ops.config import Experiment
 from fedemu.ops.datasets import build_partition, open_corpus
 from fedemu.ops.datasets_apart import decode_apart
 from fedemu.ops.learning import initial_variables, open_algorithm
+from fedemu.ops.public_data import open_public
 
 
 def rehearse(experiment: Experiment, say: Callable[[str], None]) -> dict[str, str]:
@@ -19,12 +21,17 @@ def rehearse(experiment: Experiment, say: Callable[[str], None]) -> dict[str, st
     """
     decode_apart(experiment, say)
     corpus = open_corpus(experiment.data)
-    model, _ = open_algorithm(experiment, corpus)
+    model, algorithm = open_algorithm(experiment, corpus)
     variables = initial_variables(experiment, model)
     partition = build_partition(corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)
+    public = open_public(corpus, experiment.data, experiment.seed)
+    algorithm.init(variables, Context(0, 0, experiment.seed, corpus.classes, public))
     sizes = np.diff(partition.train_offsets)
-    return {
-        "samples": f"{len(corpus.train)} to train on ({sizes.min()} to {sizes.max()} a device), {len(corpus.test)} to "
+    facts = {
+        "samples": f"{sizes.sum()} to train on ({sizes.min()} to {sizes.max()} a device), {len(corpus.test)} to "
         f"test on, {corpus.classes} classes",
         "variables": f"{sum(leaf.numel() for leaf in variables.values())} numbers in the model",
     }
+    if public is not None:
+        facts["public"] = f"{len(public.train)} samples to train on, {len(public.validation)} for validation"
+    return facts

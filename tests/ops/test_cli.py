@@ -146,6 +146,13 @@ def test_validate_says_what_an_experiment_comes_to(capsys: pytest.CaptureFixture
     assert "lr 0.5" in shown
 
 
+def test_validate_tells_how_much_is_public(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("validate", "digits-small", "--set", "data.public.fraction=0.1") == 0
+    shown = capsys.readouterr().out
+    assert "  samples      1293 to train on" in shown
+    assert "  public       108 samples to train on, 36 for validation" in shown
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
@@ -156,6 +163,7 @@ def test_validate_says_what_an_experiment_comes_to(capsys: pytest.CaptureFixture
         ("algorithm.loss=absent:loss", "'absent' can't be imported"),
         ("data.dataset=absent:make", "names a module 'absent' that can't be found"),
         ("fleet.devices=5000", "5000 devices"),
+        ("data.public.fraction=0.001", "data.public.fraction = 0.001 takes 1 of 1437 training samples"),
     ],
 )
 def test_validate_finds_what_only_data_model_and_method_can_tell(

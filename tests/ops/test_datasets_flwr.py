@@ -22,28 +22,32 @@ def label_counts(shares):
 @pytest.mark.parametrize("minimum", [0, 5])
 def test_dirichlet_with_retry_draws_what_flwr_draws_from_the_same_seed(minimum):
     theirs = flwr_shares(
-        SPLIT, 8, "DirichletPartitioner", {"alpha": 0.5, "min_partition_size": minimum, "self_balancing": False}, seed=3
+        LABELS,
+        {},
+        8,
+        "DirichletPartitioner",
+        {"alpha": 0.5, "min_partition_size": minimum, "self_balancing": False},
+        seed=3,
     )
     ours = dirichlet(LABELS, 8, alpha=0.5, min_samples=minimum, generator=np.random.default_rng(3), retry=True)
     assert label_counts(theirs) == label_counts(ours)
 
 
 def test_natural_ids_are_the_same_devices():
-    theirs = flwr_shares(SPLIT, 7, "NaturalIdPartitioner", {"partition_by": "writer"}, seed=3)
+    theirs = flwr_shares(LABELS, {"writer": WRITERS}, 7, "NaturalIdPartitioner", {"partition_by": "writer"}, seed=3)
     assert [share.tolist() for share in theirs] == [share.tolist() for share in by_id(WRITERS, 7)]
 
 
 def test_grouped_ids_are_the_same_devices_where_flwr_may_make_bigger_groups():
     options = {"partition_by": "writer", "group_size": 3, "mode": "allow-bigger", "sort_unique_ids": True}
-    theirs = flwr_shares(SPLIT, 2, "GroupedNaturalIdPartitioner", options, seed=3)
+    theirs = flwr_shares(LABELS, {"writer": WRITERS}, 2, "GroupedNaturalIdPartitioner", options, seed=3)
     assert [share.tolist() for share in theirs] == [share.tolist() for share in by_id(WRITERS, 2)]
 
 
 def test_shards_differ_because_flwr_cuts_them_across_classes():
     # 25 of one class and 15 of another: a quarter of all is 10, so flwr's third shard holds both.
     labels = np.repeat([0, 1], [25, 15])
-    split = Split(np.zeros((40, 1), dtype=np.float32), labels, {})
-    theirs = flwr_shares(split, 4, "ShardPartitioner", {"num_shards_per_partition": 1}, seed=3)
+    theirs = flwr_shares(labels, {}, 4, "ShardPartitioner", {"num_shards_per_partition": 1}, seed=3)
     ours = shards(labels, 4, shards_per_device=1, generator=np.random.default_rng(3))
     assert max(len(np.unique(labels[share])) for share in theirs) == 2
     assert max(len(np.unique(labels[share])) for share in ours) == 1
@@ -96,7 +100,7 @@ def test_the_column_to_divide_by_is_kept_with_the_data():
 )
 def test_what_flwr_can_not_draw_is_one_sentence(name, options, error, complaint):
     devices = 5
-    split = SPLIT if name != "ExponentialPartitioner" else Split(SPLIT.x[:6], LABELS[:6], {})
+    labels = LABELS if name != "ExponentialPartitioner" else LABELS[:6]
     with pytest.raises(error, match=complaint) as caught:
-        flwr_shares(split, devices, name, options, seed=1)
+        flwr_shares(labels, {"writer": WRITERS[: len(labels)]}, devices, name, options, seed=1)
     assert "\n" not in str(caught.value)
