@@ -1,0 +1,45 @@
+"""Adam as pure functions of tensors, beside ``local_sgd.SGD`` and of its shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedemu.algorithms.interface import Tree
+from fedemu.algorithms.trees import zeros_like
+
+
+@dataclass(frozen=True)
+class Adam:
+    """``m = β₁m + (1-β₁)g; v = β₂v + (1-β₂)g²; w -= lr · m̂ / (√v̂ + ε)``, with torch's defaults (Kingma & Ba, 2015).
+
+    The hats are divisions by ``1 - β^t``, t counting steps from 1. The memory is flat: ``mean/NAME``, ``square/NAME``
+    and ``steps``.
+    """
+
+    first_decay: float = 0.9
+    second_decay: float = 0.999
+    epsilon: float = 1e-8
+
+    def begin(self, trained: Tree) -> Tree:
+        zeros = zeros_like(trained)
+        return {
+            **{f"mean/{name}": leaf for name, leaf in zeros.items()},
+            **{f"square/{name}": leaf for name, leaf in zeros.items()},
+            "steps": torch.zeros((), dtype=torch.float64),
+        }
+
+    def step(self, trained: Tree, gradients: Tree, memory: Tree, lr: Tensor) -> tuple[Tree, Tree]:
+        """The next variables and memory; nothing is changed in place."""
+        steps = memory["steps"] + 1
+        after: dict[str, Tensor] = {}
+        kept: dict[str, Tensor] = {"steps": steps}
+        for name, leaf in trained.items():
+            mean = torch.lerp(memory[f"mean/{name}"], gradients[name], 1 - self.first_decay)
+            square = torch.lerp(memory[f"square/{name}"], gradients[name].square(), 1 - self.second_decay)
+            slope = mean / (1 - self.first_decay**steps)
+            after[name] = leaf - lr * slope / ((square / (1 - self.second_decay**steps)).sqrt() + self.epsilon)
+            kept[f"mean/{name}"], kept[f"square/{name}"] = mean, square
+        return after, kept
