@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from fedemu.ops.config_section import AUTO, Count, NotNegative, Positive, Section, Text
 
@@ -73,17 +73,36 @@ class Public(Section):
 class Data(Section):
     """``validation`` is the part of each device's samples that is kept from training.
 
-    ``test_fraction`` applies where the data set has no test split of its own.
+    ``train_split`` may join splits with ``+``. ``test_fraction`` applies where the data set has no test split of its
+    own, to each label or to each value of the id column (``test_by``). Values of that column with fewer than
+    ``id_min_samples`` are left out, with all their samples.
     """
 
     dataset: Text = "digits"
     image_column: Text = AUTO
     label_column: Text = AUTO
     id_column: Text = AUTO
+    id_min_samples: Annotated[int, Field(ge=0)] = 0
+    train_split: Text = AUTO
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    test_by: Literal["label", "id"] = "label"
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     partition: Partition = Dirichlet()
     public: Public = Public()
+
+    @property
+    def ids(self) -> str | None:
+        """The column that tells people apart: ``id_column``, or else that of a natural partition."""
+        if self.id_column != AUTO:
+            return self.id_column
+        return self.partition.column if isinstance(self.partition, Natural) else None
+
+    @model_validator(mode="after")
+    def _has_ids_where_needed(self) -> Data:
+        if self.ids is None and (self.test_by == "id" or self.id_min_samples):
+            setting = 'test_by = "id"' if self.test_by == "id" else f"id_min_samples = {self.id_min_samples}"
+            raise ValueError(f"data.{setting} needs a column that tells people apart; set data.id_column")
+        return self
 
 
 class Stream(Section):

@@ -17,7 +17,9 @@ from fedemu.algorithms.corpus import Corpus
 from fedemu.algorithms.partition import Indices, Partition
 from fedemu.ops import config
 from fedemu.ops.datasets_cache import Progress, cache_folder, locked, read, write
-from fedemu.ops.datasets_source import LABEL, Place, Source, built_in, entry_of, locate, own
+from fedemu.ops.datasets_leaf import decode_leaf, leaf_files
+from fedemu.ops.datasets_made import built_in, own
+from fedemu.ops.datasets_source import LABEL, Place, Source, entry_of, locate
 from fedemu.ops.public_data import split_public
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError, DataError
@@ -57,11 +59,19 @@ def source_of(data: config.Data) -> Source:
             wanted.add(column)
     return Source(
         dataset=data.dataset,
-        image_column=None if data.image_column == config.AUTO else data.image_column,
-        label_column=None if data.label_column == config.AUTO else data.label_column,
+        image_column=_chosen(data.image_column),
+        label_column=_chosen(data.label_column),
         columns=tuple(sorted(wanted)),
         test_fraction=data.test_fraction,
+        train_split=_chosen(data.train_split),
+        test_by=data.ids if data.test_by == "id" else None,
+        id_column=data.ids if data.id_min_samples else None,
+        id_min_samples=data.id_min_samples,
     )
+
+
+def _chosen(setting: str) -> str | None:
+    return None if setting == config.AUTO else setting
 
 
 def load_corpus(source: Source, *, cache: Path, data: Path | None = None, progress: Progress | None = None) -> Corpus:
@@ -89,15 +99,20 @@ def load_corpus(source: Source, *, cache: Path, data: Path | None = None, progre
 
 
 def _store(entry: Path, source: Source, place: Place, progress: Progress | None) -> None:
-    if place.kind == "built_in":
-        write(entry, source.name, built_in(place, source.test_fraction), progress)
-    elif place.kind == "function":
-        write(entry, source.name, own(place.where, source), progress)
-    else:
-        # Kept out of every process that finds the data decoded: it imports datasets, pyarrow and Pillow.
-        from fedemu.ops.datasets_decode import Coloured, decode
+    leaf = leaf_files(place)
+    if source.train_split is not None and (leaf or place.kind in ("built_in", "function")):
+        raise DataError(f"the data set {source.dataset!r} has no splits to choose from; leave out data.train_split")
+    with tempfile.TemporaryDirectory(prefix=f"{entry.name}.partial-", dir=entry.parent) as scratch:
+        if place.kind == "built_in":
+            write(entry, source.name, built_in(place, source), progress)
+        elif place.kind == "function":
+            write(entry, source.name, own(place.where, source), progress)
+        elif leaf:
+            write(entry, source.name, decode_leaf(source, leaf, Path(scratch)), progress)
+        else:
+            # Kept out of every process that finds the data decoded: it imports datasets, pyarrow and Pillow.
+            from fedemu.ops.datasets_decode import Coloured, decode
 
-        with tempfile.TemporaryDirectory(prefix=f"{entry.name}.partial-", dir=entry.parent) as scratch:
             try:
                 write(entry, source.name, decode(source, place, Path(scratch), grey=True), progress)
             except Coloured:

@@ -13,10 +13,12 @@ from fedemu.ops.datasets_source import Source
 from fedemu.protocol.errors import DataError
 
 _LABELS = ("label", "labels", "target", "class")
+_FINE, _COARSE = "fine_label", "coarse_label"
+"""CIFAR-100's: what is meant unless somebody asks for the other."""
 
 
 def label_column(source: Source, features: datasets.Features) -> str:
-    """The one given, the only column of class labels, or one that is named ``label``."""
+    """The one given, the only column of class labels, or one that is named ``label``; the finer one of CIFAR-100."""
     if source.label_column is not None:
         return require(source, features, source.label_column)
     others = [name for name in features if name not in source.columns]
@@ -24,6 +26,8 @@ def label_column(source: Source, features: datasets.Features) -> str:
     found = found or [name for name in others if name in _LABELS]
     if "label" in found:
         return "label"
+    if {*found} == {_FINE, _COARSE}:
+        return _FINE
     if len(found) == 1:
         return str(found[0])
     what = f"several columns of labels, {listed(found)}" if found else f"no column of labels among {listed(features)}"

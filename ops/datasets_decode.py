@@ -9,15 +9,18 @@ import re
 import socket
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import datasets  # type: ignore[import-untyped]
-import numpy as np
+from numpy.typing import NDArray
 
 from fedemu.ops.datasets_blocks import Coloured, blocks
-from fedemu.ops.datasets_cache import Decoded, Samples
+from fedemu.ops.datasets_cache import Decoded
 from fedemu.ops.datasets_columns import classes_of, input_columns, label_column, listed, require, values_of
-from fedemu.ops.datasets_source import Place, Source, stratified
+from fedemu.ops.datasets_source import Place, Source
+from fedemu.ops.datasets_split import Part, Rows, divided
 from fedemu.protocol.errors import DataError
 
 __all__ = ["Coloured", "decode"]
@@ -44,26 +47,16 @@ def decode(source: Source, place: Place, scratch: Path, grey: bool) -> Decoded:
     if test is not None:
         given["test"] = values_of(source, test, label)
     y, names = classes_of(source, label, train.features[label], given)
-    columns = {column: values_of(source, train, column) for column in source.columns}
-    if test is not None:
-        return Decoded(
-            names,
-            Samples(blocks(source, train, inputs, grey), y["train"], columns),
-            Samples(blocks(source, test, inputs, grey), y["test"], {}),
-        )
-    chosen = stratified(y["train"], source.test_fraction)
-    train_rows, test_rows = np.flatnonzero(~chosen), np.flatnonzero(chosen)
-    return Decoded(
-        names,
-        *(
-            Samples(
-                blocks(source, train.select(rows), inputs, grey),
-                y["train"][rows],
-                {column: values[rows] for column, values in columns.items()},
-            )
-            for rows in (train_rows, test_rows)
-        ),
-    )
+
+    def part(name: str, split: datasets.Dataset) -> Part:
+        def read(rows: Rows) -> Iterator[NDArray[Any]]:
+            # Without a selection it reads faster.
+            return blocks(source, split if len(rows) == len(split) else split.select(rows), inputs, grey)
+
+        columns = {column: values_of(source, split, column) for column in source.columns if column in split.features}
+        return Part(y[name], columns, read)
+
+    return divided(source, names, part("train", train), None if test is None else part("test", test))
 
 
 def _open(source: Source, place: Place, scratch: Path) -> datasets.DatasetDict:
@@ -137,14 +130,31 @@ def _reachable(endpoint: str) -> bool:
 
 
 def _splits(source: Source, opened: datasets.DatasetDict) -> tuple[datasets.Dataset, datasets.Dataset | None]:
-    """The training split, and the test split where there is one; a single split is for training."""
-    name = "train" if "train" in opened else next(iter(opened), None) if len(opened) == 1 else None
-    if name is None:
-        raise DataError(
-            f"the data set {source.dataset!r} has no split train; its splits are {listed(map(str, opened))}"
-        )
-    test = next((split for split in _TESTS if split in opened and split != name), None)
-    for split in (name, test):
+    """The training split, which may be several joined, and the test split where there is one."""
+    names = _training_splits(source, opened)
+    test = next((split for split in _TESTS if split in opened and split not in names), None)
+    for split in (*names, test):
         if split is not None and not len(opened[split]):
             raise DataError(f"the split {split} of {source.dataset!r} is empty")
-    return opened[name], None if test is None else opened[test]
+    if len(names) == 1:
+        return opened[names[0]], None if test is None else opened[test]
+    try:
+        train = datasets.concatenate_datasets([opened[name] for name in names])
+    except ValueError as error:
+        raise DataError(f"the splits {' and '.join(names)} of {source.dataset!r} have other columns") from error
+    return train, None if test is None else opened[test]
+
+
+def _training_splits(source: Source, opened: datasets.DatasetDict) -> list[str]:
+    """The splits asked for, or else ``train``, or the only one."""
+    known = listed(map(str, opened))
+    if source.train_split is not None:
+        names = [name.strip() for name in source.train_split.split("+")]
+        if missing := [name for name in names if name not in opened]:
+            raise DataError(f"the data set {source.dataset!r} has no split {missing[0]!r}; its splits are {known}")
+        return list(dict.fromkeys(names))
+    if "train" in opened:
+        return ["train"]
+    if len(opened) == 1:
+        return [str(next(iter(opened)))]
+    raise DataError(f"the data set {source.dataset!r} has no split train; its splits are {known}")

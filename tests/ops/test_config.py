@@ -84,7 +84,7 @@ def test_the_digest_of_the_defaults_is_what_it_has_been() -> None:
     assert Experiment().digest == EXPECTED_DIGEST
 
 
-EXPECTED_DIGEST = "70a2ddc8d7e16a3cf2296e6ed82a867f0779479083a89548a5c7444436b4363d"
+EXPECTED_DIGEST = "aa37cbca99336101207f33e808c3c9938bf38f9466b9da7c6a9e5cf3295b4e0a"
 
 
 def test_an_experiment_is_frozen() -> None:

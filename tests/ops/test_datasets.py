@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedemu.ops import config, datasets, datasets_cache
-from fedemu.ops.datasets_source import Source, stratified
+from fedemu.ops.datasets_source import Source
+from fedemu.ops.datasets_split import stratified
 from fedemu.protocol.errors import ConfigurationError, DataError
 
 DIGITS_DIGEST = "d0d0d09b3a1215a3217414f961d7570e6a34c1bc165dac2eebb1cd900c1ffabe"
