@@ -50,7 +50,7 @@ def accuracy_lost(before: ArrayLike, after: ArrayLike) -> Floats:
     model to a device's it is local forgetting, from a device's to the next global one aggregation forgetting
     (Flashback, section 3, which tells the two apart in words).
     """
-    return _mean(np.maximum(0.0, _array(before) - _array(after)))
+    return mean_known(np.maximum(0.0, _array(before) - _array(after)))
 
 
 def in_local(label_counts: ArrayLike) -> Floats:
@@ -105,7 +105,7 @@ def mean_local_forgetting(local_forgetting: ArrayLike) -> Floats:
     Clients without test data (NaN) take no part.
     """
     losses = _array(local_forgetting)
-    return _mean(np.where(np.eye(len(losses), dtype=bool), np.nan, losses))
+    return mean_known(np.where(np.eye(len(losses), dtype=bool), np.nan, losses))
 
 
 def gradient_diversity(gradients: ArrayLike) -> float:
@@ -120,6 +120,15 @@ def gradient_diversity(gradients: ArrayLike) -> float:
 def diversity_of_norms(squared_norms: ArrayLike, squared_norm_of_mean: float) -> float:
     """``gradient_diversity`` by the ``squared_norms [K]`` of gradients and the squared norm of their mean."""
     return float(np.mean(_array(squared_norms))) / squared_norm_of_mean if squared_norm_of_mean else math.inf
+
+
+def mean_known(values: ArrayLike) -> Floats:
+    """The mean over the last axis, NaN left out; NaN where nothing is left."""
+    numbers = _array(values)
+    known = ~np.isnan(numbers)
+    with np.errstate(invalid="ignore"):
+        mean: Floats = np.where(known, numbers, 0.0).sum(axis=-1) / known.sum(axis=-1)
+    return mean
 
 
 def weight_divergence(params: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
@@ -144,14 +153,6 @@ def _preference(activations: Floats, labels: NDArray[Any]) -> NDArray[np.int64]:
     means = np.stack([flat[labels == label].mean(axis=0) for label in np.unique(labels)])
     preferred: NDArray[np.int64] = means.argmax(axis=0)
     return preferred
-
-
-def _mean(values: Floats) -> Floats:
-    """Over the last axis, NaN left out; NaN where nothing is left."""
-    known = ~np.isnan(values)
-    with np.errstate(invalid="ignore"):
-        mean: Floats = np.where(known, values, 0.0).sum(axis=-1) / known.sum(axis=-1)
-    return mean
 
 
 def _array(values: Any) -> Floats:

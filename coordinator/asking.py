@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedemu.algorithms.interface import Algorithm, Ask, Context, Reply
+from fedemu.algorithms.interface import Algorithm, Ask, Context, Reply, Revealing
 from fedemu.coordinator.ask import AskMachine, Terms
 from fedemu.coordinator.ask_virtual import VirtualAsk
 from fedemu.coordinator.ask_wall import WallAsk
+from fedemu.coordinator.diagnosis import RoundDiagnosis
 from fedemu.coordinator.exchange import Exchange, Order
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.payload import PayloadTemplate
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 
 class Short(Exception):
-    """Too few replies. ``diverged`` says that there would have been enough if all of them had been finite.
+    """Too few replies. ``diverged`` says that there would have been enough if all had been finite and within the norm.
 
     ``failure`` is what a device said that failed without a plan, if one did.
     """
@@ -57,6 +58,8 @@ class Tally:
     perturbed: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
     measured: Counter[str] = field(default_factory=Counter)
+    diagnosis: RoundDiagnosis | None = None
+    """Of the attempt under way, if the round is to be diagnosed."""
 
 
 class Asking:
@@ -108,7 +111,9 @@ class Asking:
             accepted = len(machine.accepted)
             if accepted < needed:
                 said = next((text for text, _ in exchange.failures.most_common(1)), None)
-                raise Short(accepted, needed, diverged=accepted + exchange.nonfinite >= needed, failure=said)
+                raise Short(accepted, needed, diverged=accepted + exchange.exploded >= needed, failure=said)
+            if tally.diagnosis is not None:
+                await self._diagnose(exchange, ask, tally.diagnosis)
             return await self._compute(_fold, exchange, ask)
         finally:
             exchange.discard()
@@ -213,6 +218,15 @@ class Asking:
             for name, value in contribution.reply.metrics.items():
                 tally.metrics[name] = tally.metrics.get(name, 0.0) + value
                 tally.measured[name] += 1
+
+    async def _diagnose(self, exchange: Exchange, ask: Ask, diagnosis: RoundDiagnosis) -> None:
+        """Examine the accepted devices' models, each in a turn of its own, so that a signal is not kept waiting."""
+        program = self._algorithm.programs[ask.program]
+        if isinstance(program, Revealing):
+            contributions = exchange.contributions
+            diagnosis.begin([contribution.reply.device for contribution in contributions])
+            for contribution in contributions:
+                await self._compute(diagnosis.examine, program, ask.shared, contribution.payload)
 
     async def _compute(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._numerics, work, *arguments)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from fedemu.algorithms.interface import Algorithm, Tree
 from fedemu.algorithms.public import PublicData
+from fedemu.coordinator.diagnosis import Diagnosis
 from fedemu.coordinator.evaluate import Evaluation
 from fedemu.coordinator.observer import Observer
 from fedemu.coordinator.settings import Settings
@@ -43,5 +44,6 @@ class CoordinatorPlan:
     config: str
     resume: bool = False
     public: PublicData | None = None
+    diagnosis: Diagnosis | None = None
     observers: Sequence[Observer] = ()
     signals: bool = True

@@ -9,19 +9,18 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 
 from fedemu.algorithms.interface import Algorithm, Ask, Context, Reply, Script, ServerJob, Tree
-from fedemu.algorithms.metrics import round_forgetting
 from fedemu.algorithms.public import PublicData
 from fedemu.coordinator import checkpoint
-from fedemu.coordinator.ask import VERDICTS
 from fedemu.coordinator.asking import Asking, Short, Tally
+from fedemu.coordinator.diagnosis import Diagnosis, RoundDiagnosis
 from fedemu.coordinator.evaluate import Evaluation
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.outline import flatten, restore
 from fedemu.coordinator.plan import Evaluates
+from fedemu.coordinator.rows import round_row
 from fedemu.coordinator.run_directory import RunDirectory
 from fedemu.coordinator.server_job import run_server_job
 from fedemu.coordinator.service import Service
@@ -63,6 +62,7 @@ class Rounds(Generic[S]):
         asking: Asking,
         service: Service,
         evaluator: Evaluates,
+        diagnosis: Diagnosis | None,
         run: RunDirectory,
         progress: Progress[S],
         classes: int,
@@ -78,6 +78,7 @@ class Rounds(Generic[S]):
         self._asking = asking
         self._service = service
         self._evaluator = evaluator
+        self._diagnosis = diagnosis
         self._run = run
         self._classes = classes
         self._public = public
@@ -98,11 +99,12 @@ class Rounds(Generic[S]):
             tally = Tally()
             state = await self._attempts(context, tally)
             state, evaluation = await self._compute(self._settle, round, state)
-            row = self._row(context, tally, evaluation)
+            found = await self._conclude(tally.diagnosis, state)
+            row = round_row(context, tally, self._service.timeline, evaluation, self.progress.class_accuracy, found)
             row["round_seconds"] = self._service.timeline.spent - began
             now_sent, now_received = self._service.traffic()
             row["wire_bytes_down"], row["wire_bytes_up"] = now_sent - sent, now_received - received
-            self._committing = asyncio.ensure_future(self._commit(round, state, evaluation, row))
+            self._committing = asyncio.ensure_future(self._commit(round, state, evaluation, row, found))
             await asyncio.shield(self._committing)
 
     async def committed(self) -> None:
@@ -116,11 +118,14 @@ class Rounds(Generic[S]):
         own_states = roster.states()
         for attempt in range(self._settings.attempts):
             tally.attempts += 1
+            tally.diagnosis = self._open_diagnosis(context.round)
             try:
                 return await self._script(context, attempt, tally)
             except Short as short:
                 if short.diverged:
-                    raise Diverged(f"{short.needed} replies of round {context.round} were not finite") from None
+                    raise Diverged(
+                        f"{short.needed} replies of round {context.round} were not finite, or beyond limits.max_norm"
+                    ) from None
                 roster.restore_states(own_states)
                 last = short
                 short_of = {"accepted": short.accepted, "needed": short.needed}
@@ -179,37 +184,28 @@ class Rounds(Generic[S]):
         for name, tensor in variables.items():
             if not bool(torch.isfinite(tensor).all()):
                 raise Diverged(f"{name} has values that are not finite after round {round}")
-        due = round % self._settings.evaluate_every == 0 or round == self._settings.rounds
+        due = self._settings.due(round, self._settings.evaluate_every)
         return settled, self._evaluator.evaluate(variables) if due else None
 
-    def _row(self, context: Context, tally: Tally, evaluation: Evaluation | None) -> dict[str, Any]:
-        before = self.progress.class_accuracy
-        lost = None
-        if evaluation is not None and before is not None:
-            lost = float(round_forgetting(np.array([before, evaluation.class_accuracy]))[0])
-        return {
-            "round": context.round,
-            "task": context.task,
-            "virtual_time": self._service.timeline.time,
-            "wall_time": self._service.timeline.spent,
-            "accuracy": None if evaluation is None else evaluation.accuracy,
-            "loss": None if evaluation is None else evaluation.loss,
-            "class_accuracy": None if evaluation is None else evaluation.class_accuracy,
-            "round_forgetting": lost,
-            "online": tally.online,
-            "selected": sum(tally.outcomes.values()),
-            **{verdict: tally.outcomes[verdict] for verdict in VERDICTS},
-            "attempts": tally.attempts,
-            "bytes_down": tally.bytes_down,
-            "bytes_up": tally.bytes_up,
-            "device_metrics": {name: tally.metrics[name] / tally.measured[name] for name in sorted(tally.metrics)},
-        }
+    def _open_diagnosis(self, round: int) -> RoundDiagnosis | None:
+        if self._diagnosis is None or not self._settings.due(round, self._settings.diagnose_every):
+            return None
+        return self._diagnosis.open(round, self._algorithm.variables(self.progress.state))
 
-    async def _commit(self, round: int, state: S, evaluation: Evaluation | None, row: dict[str, Any]) -> None:
+    async def _conclude(self, diagnosis: RoundDiagnosis | None, state: S) -> dict[str, Any] | None:
+        if diagnosis is None:
+            return None
+        return await self._compute(diagnosis.conclude, self._algorithm.variables(state))
+
+    async def _commit(
+        self, round: int, state: S, evaluation: Evaluation | None, row: dict[str, Any], found: dict[str, Any] | None
+    ) -> None:
         """Make the round durable; begun once, it is carried to its end."""
         progress = self.progress
         class_accuracy = progress.class_accuracy if evaluation is None else evaluation.class_accuracy
         self._run.metrics(row)
+        if found is not None:
+            self._run.diagnosis(found)
         self._observers.event("checkpoint", round=round)
         timeline = self._service.timeline
         record = {

@@ -39,7 +39,7 @@ async def serve(plan: CoordinatorPlan) -> Summary:
     SIGINT or SIGTERM; ConfigurationError for an address or a directory that cannot be used. Once rounds can be played,
     each of these leaves a summary and a checkpoint.
     """
-    with RunDirectory(plan.directory, plan.resume) as run:
+    with RunDirectory(plan.directory, plan.resume, diagnosed=plan.diagnosis is not None) as run:
         if not plan.resume:
             run.write_config(plan.config)
         numerics = ThreadPoolExecutor(
@@ -105,6 +105,7 @@ class Coordinator:
             asking,
             self._service,
             plan.evaluator,
+            plan.diagnosis,
             run,
             progress,
             plan.classes,

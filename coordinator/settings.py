@@ -28,6 +28,8 @@ class Settings:
     attempts: int = 3
     clock: Literal["virtual", "wall"] = "virtual"
     evaluate_every: int = 1
+    diagnose_every: int = 0
+    """Rounds between two diagnoses, where the plan has one; 0 is never."""
     task_of_round: Callable[[int], int] = lambda round: 0
     heartbeat_seconds: float = 2.0
     """Real; a peer that is silent for ``heartbeat_seconds × patience`` is named dead."""
@@ -49,6 +51,10 @@ class Settings:
     def selected(self) -> int:
         """How many devices a selected ask draws: ``ceil(over_selection × K)``."""
         return ceil_share(self.over_selection, self.per_round)
+
+    def due(self, round: int, every: int) -> bool:
+        """Whether the round is one of ``every`` so many, or the last; 0 is never."""
+        return every > 0 and (round % every == 0 or round == self.rounds)
 
 
 def ceil_share(share: float, count: int) -> int:

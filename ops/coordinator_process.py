@@ -20,6 +20,7 @@ import torch
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
+from fedemu.coordinator.diagnosis import Diagnosis
 from fedemu.coordinator.evaluate import Evaluator
 from fedemu.coordinator.observer import Observer
 from fedemu.coordinator.plan import CoordinatorPlan
@@ -136,13 +137,19 @@ def assemble(
     corpus = open_corpus(experiment.data)
     model, algorithm = open_algorithm(experiment, corpus)
     partition = build_partition(corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)
+    evaluator = Evaluator(model, corpus)
+    diagnosis = None
+    if experiment.diagnose.every:
+        samples = experiment.diagnose.samples
+        tests = Evaluator(model, corpus, samples=samples) if samples else evaluator
+        diagnosis = Diagnosis(model, corpus, partition, tests)
     return CoordinatorPlan(
         address=address,
         network=network,
         settings=settings_of(experiment),
         algorithm=algorithm,
         variables=initial_variables(experiment, model),
-        evaluator=Evaluator(model, corpus),
+        evaluator=evaluator,
         experiment=experiment.to_bytes(),
         partition=encode_tree(partition.to_arrays()),
         data=corpus.digest,
@@ -151,6 +158,7 @@ def assemble(
         config=experiment.to_toml(),
         resume=True,
         public=open_public(corpus, experiment.data, experiment.seed),
+        diagnosis=diagnosis,
         observers=observers,
     )
 
@@ -170,6 +178,7 @@ def settings_of(experiment: Experiment) -> Settings:
         attempts=fleet.attempts,
         clock=experiment.clock.kind,
         evaluate_every=experiment.evaluate.every,
+        diagnose_every=experiment.diagnose.every,
         heartbeat_seconds=max(experiment.liveness.heartbeat_seconds, fleet.devices / MOST_HEARTBEATS),
         patience=experiment.liveness.patience,
         start_timeout=fleet.start_timeout,

@@ -1,0 +1,50 @@
+"""The row that a finished round leaves in ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedemu.algorithms.interface import Context
+from fedemu.algorithms.metrics import accuracy_lost
+from fedemu.coordinator.ask import VERDICTS
+from fedemu.coordinator.asking import Tally
+from fedemu.coordinator.evaluate import Evaluation
+from fedemu.coordinator.timeline import Timeline
+
+
+def round_row(
+    context: Context,
+    tally: Tally,
+    timeline: Timeline,
+    evaluation: Evaluation | None,
+    last: Sequence[float] | None,
+    diagnosis: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """``docs/run_directory.md`` explains the columns, of which the caller adds those about the round's real costs.
+
+    ``last`` is the class accuracy of the evaluation before, ``diagnosis`` the round's line of ``diagnosis.jsonl``.
+    """
+    lost = None
+    if evaluation is not None and last is not None:
+        lost = float(accuracy_lost(last, evaluation.class_accuracy))
+    found = diagnosis or {}
+    return {
+        "round": context.round,
+        "task": context.task,
+        "virtual_time": timeline.time,
+        "wall_time": timeline.spent,
+        "accuracy": None if evaluation is None else evaluation.accuracy,
+        "loss": None if evaluation is None else evaluation.loss,
+        "class_accuracy": None if evaluation is None else evaluation.class_accuracy,
+        "round_forgetting": lost,
+        "local_forgetting": found.get("local_forgetting"),
+        "aggregation_forgetting": found.get("aggregation_forgetting"),
+        "online": tally.online,
+        "selected": sum(tally.outcomes.values()),
+        **{verdict: tally.outcomes[verdict] for verdict in VERDICTS},
+        "attempts": tally.attempts,
+        "bytes_down": tally.bytes_down,
+        "bytes_up": tally.bytes_up,
+        "device_metrics": {name: tally.metrics[name] / tally.measured[name] for name in sorted(tally.metrics)},
+    }
