@@ -55,6 +55,7 @@ class Tally:
     outcomes: Counter[str] = field(default_factory=Counter)
     bytes_down: int = 0
     bytes_up: int = 0
+    server_seconds: float = 0.0
     perturbed: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
     measured: Counter[str] = field(default_factory=Counter)

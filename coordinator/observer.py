@@ -25,6 +25,10 @@ class Observer(Protocol):
         """Devices by state: ``enrolled``, ``connected``, ``online`` (by the experiment's clock), ``busy`` (asked)."""
         ...
 
+    def server_job(self, name: str, round: int, step: int, steps: int) -> None:
+        """``step`` of at most ``steps`` steps of a job at the coordinator are done; told a few times a second."""
+        ...
+
     def event(self, name: str, **fields: Any) -> None:
         """What ``events.jsonl`` gets."""
         ...
@@ -59,6 +63,10 @@ class Observers:
     def fleet(self, counts: Mapping[str, int]) -> None:
         for observer in self._observers:
             observer.fleet(counts)
+
+    def server_job(self, name: str, round: int, step: int, steps: int) -> None:
+        for observer in self._observers:
+            observer.server_job(name, round, step, steps)
 
     def event(self, name: str, **fields: Any) -> None:
         for observer in self._observers:

@@ -101,7 +101,7 @@ class Rounds(Generic[S]):
             state, evaluation = await self._compute(self._settle, round, state)
             found = await self._conclude(tally.diagnosis, state)
             row = round_row(context, tally, self._service.timeline, evaluation, self.progress.class_accuracy, found)
-            row["round_seconds"] = self._service.timeline.spent - began
+            row["round_seconds"], row["server_seconds"] = self._service.timeline.spent - began, tally.server_seconds
             now_sent, now_received = self._service.traffic()
             row["wire_bytes_down"], row["wire_bytes_up"] = now_sent - sent, now_received - received
             self._committing = asyncio.ensure_future(self._commit(round, state, evaluation, row, found))
@@ -158,15 +158,7 @@ class Rounds(Generic[S]):
                         answer = await self._asking.exchange(ask_id, request, context, tally)
                     case ServerJob():
                         # Before the first reply every attempt computes the same, so one result serves them all.
-                        answer = await run_server_job(
-                            request,
-                            self._run.checkpoint,
-                            context.round,
-                            ordinal,
-                            lambda step, steps: None,
-                            attempt=attempt if asked else 0,
-                            threads=self._settings.threads,
-                        )
+                        answer = await self._run_job(request, context.round, attempt if asked else 0, ordinal, tally)
                     case _:
                         raise ConfigurationError(
                             f"the algorithm's round yielded a {type(request).__name__}; it may yield Ask and ServerJob"
@@ -174,6 +166,24 @@ class Rounds(Generic[S]):
         finally:
             await self._compute(script.close)
         raise AssertionError("unreachable")
+
+    async def _run_job(self, job: ServerJob, round: int, attempt: int, ordinal: int, tally: Tally) -> Tree:
+        """Run a server job to its end; the observers see it advance."""
+        began, done = self._service.timeline.spent, 0
+
+        def stepped(step: int, steps: int) -> None:
+            nonlocal done
+            done = step
+            self._observers.server_job(job.name, round, step, steps)
+
+        threads = self._settings.threads
+        carry = await run_server_job(
+            job, self._run.checkpoint, round, ordinal, stepped, attempt=attempt, threads=threads
+        )
+        seconds = self._service.timeline.spent - began
+        tally.server_seconds += seconds
+        self._observers.event("server_job", job=job.name, round=round, steps=done, seconds=seconds)
+        return carry
 
     def _settle(self, round: int, state: S) -> tuple[S, Evaluation | None]:
         """The state as a checkpoint would give it back, so that a resumed run computes with the same; and its worth."""

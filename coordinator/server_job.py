@@ -21,7 +21,7 @@ from fedemu.coordinator.server_job_worker import Place, work
 from fedemu.protocol.errors import FedemuError
 
 Progress = Callable[[int, int], None]
-"""(steps done, steps at most), called on the event loop."""
+"""(steps done, steps at most), called on the event loop; the last call tells the steps that the job took."""
 
 _TRIES = 2
 _LOOK_MILLISECONDS = 500
@@ -55,17 +55,22 @@ async def run_server_job(
     def stepped(step: int) -> None:
         loop.call_soon_threadsafe(progress, step, job.steps)
 
+    def finished() -> Tree | None:
+        done = checkpoint.load_job(directory, round, ordinal, attempt=attempt)
+        if done is None or not done.finished:
+            return None
+        progress(done.step, job.steps)
+        return done.carry
+
     ended = _End(0, None)
     for _ in range(_TRIES):
-        done = checkpoint.load_job(directory, round, ordinal, attempt=attempt)
-        if done is not None and done.finished:
-            return done.carry
+        if (carry := finished()) is not None:
+            return carry
         ended = await _Child(job, place, threads, stepped).run(loop)
         if ended.error is not None:
             raise FedemuError(f"The server job {job.name!r} failed: {ended.error}")
-    done = checkpoint.load_job(directory, round, ordinal, attempt=attempt)
-    if done is not None and done.finished:
-        return done.carry
+    if (carry := finished()) is not None:
+        return carry
     raise FedemuError(
         f"The server job {job.name!r} of round {round} died {_TRIES} times, lastly by {_death(ended.status)}; "
         "its checkpoint is kept, so --resume goes on from there."

@@ -49,18 +49,26 @@ def log_crash(error: BaseException) -> Path:
 
 
 class LogObserver(Observers):
-    """Writes what a coordinator does to its log: rounds, refusals, and every event at the level ``debug``."""
+    """Writes what a coordinator does to its log: rounds, server jobs, refusals, and events at the level ``debug``."""
 
     def __init__(self) -> None:
         super().__init__()
         self._log = logging.getLogger("fedemu.coordinator")
         self._rejected: Counter[str] = Counter()
+        self._tenth: tuple[str, int, int] | None = None
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
         self._log.info("round %d, try %d, at %.3f s: %d devices asked", round, attempt + 1, virtual_time, selected)
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
         self._log.info("round %s finished: %s", row["round"], {key: row[key] for key in _TOLD if key in row})
+
+    def server_job(self, name: str, round: int, step: int, steps: int) -> None:
+        """Once for each tenth of a job's steps."""
+        tenth = (name, round, 10 * step // max(1, steps))
+        if tenth != self._tenth:
+            self._tenth = tenth
+            self._log.info("round %d, server job %s: step %d of at most %d", round, name, step, steps)
 
     def rejected(self, reason: str) -> None:
         """The first of a reason, the tenth, the hundredth, ...: a flood must not fill the disk."""
@@ -73,4 +81,7 @@ class LogObserver(Observers):
         self._log.debug("%s %s", name, fields)
 
 
-_TOLD = ("accuracy", "loss", "accepted", "cancelled", "late", "dropped", "failed", "rejected", "round_seconds")
+_TOLD = (
+    *("accuracy", "loss", "accepted", "cancelled", "late", "dropped", "failed", "rejected"),
+    *("round_seconds", "server_seconds"),
+)

@@ -65,6 +65,8 @@ class CoordinatorMetrics:
         self._virtual_time = gauge("fedemu_virtual_time_seconds", "The experiment's clock.")
         self._rejected = counter("fedemu_rejected_messages", "Messages that could not be used.", "reason")
         self._retries = counter("fedemu_round_retries", "Rounds tried again for want of a quorum.")
+        self._job_step = gauge("fedemu_server_job_step", "Steps done of the server job under way or last run.", "job")
+        self._job_seconds = counter("fedemu_server_job_seconds", "Real time that rounds spent on server jobs.")
         for outcome in ("accepted", "late", "dropped", "failed", "rejected", "cancelled"):
             self._results.labels(outcome)
 
@@ -76,6 +78,7 @@ class CoordinatorMetrics:
     def round_finished(self, row: Mapping[str, Any]) -> None:
         self._round.set(row["round"])
         self._duration.observe(row.get("round_seconds") or 0.0)
+        self._job_seconds.inc(row.get("server_seconds") or 0.0)
         self._virtual_time.set(row["virtual_time"])
         for direction in ("down", "up"):
             for key, kind in ((f"bytes_{direction}", "emulated"), (f"wire_bytes_{direction}", "wire")):
@@ -101,6 +104,9 @@ class CoordinatorMetrics:
 
     def rejected(self, reason: str) -> None:
         self._rejected.labels(reason).inc()
+
+    def server_job(self, name: str, round: int, step: int, steps: int) -> None:
+        self._job_step.labels(name).set(step)
 
     def event(self, name: str, **fields: Any) -> None:
         """Events go to the run directory; they are not counted here."""

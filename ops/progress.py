@@ -21,6 +21,8 @@ from fedemu.ops.progress_state import OUTCOMES, ProgressState, span
 
 LINE_SECONDS = 2.0
 """Plain lines come at most this often, but for the first and the last round."""
+JOB_LINE_SECONDS = 10.0
+"""Without any other plain line until one tells how far a server job is."""
 REFRESHES_PER_SECOND = 5
 BAR_WIDTH = 40
 
@@ -84,6 +86,12 @@ class PlainProgress:
             self._last_line = self._clock()
             self._print(f"devices {enrolled}/{self.state.devices}")
 
+    def server_job(self, name: str, round: int, step: int, steps: int) -> None:
+        self.state.server_job(name, round, step, steps)
+        if self.state.job is not None and self._clock() - self._last_line >= JOB_LINE_SECONDS:
+            self._last_line = self._clock()
+            self._print(self.state.job)
+
     def device_result(self, outcome: str) -> None:
         pass
 
@@ -91,7 +99,7 @@ class PlainProgress:
         pass
 
     def event(self, name: str, **fields: Any) -> None:
-        pass
+        self.state.event(name)
 
     def traffic(self, kind: str, direction: Direction, size: int) -> None:
         pass
@@ -127,6 +135,9 @@ class LiveProgress(PlainProgress):
 
     def fleet(self, counts: Mapping[str, int]) -> None:
         self.state.fleet(counts)
+
+    def server_job(self, name: str, round: int, step: int, steps: int) -> None:
+        self.state.server_job(name, round, step, steps)
 
 
 def round_line(state: ProgressState) -> str:
@@ -168,6 +179,8 @@ def draw(state: ProgressState) -> RenderableType:
         facts.add_row("fleet", _counted(state.states))
     if state.outcomes.total():
         facts.add_row("updates", _counted({outcome: state.outcomes[outcome] for outcome in OUTCOMES}))
+    if state.job is not None:
+        facts.add_row("server", Text(state.job))
     rate = state.updates_per_second
     if state.running:
         speed = "" if rate is None else f"   {rate:,.0f} device updates/s"

@@ -27,6 +27,8 @@ class ProgressState:
     best: float | None = None
     loss: float | None = None
     virtual_time: float = 0.0
+    job: str | None = None
+    """The server job under way, and how far it is, in words."""
     states: dict[str, int] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
     last_row: Mapping[str, Any] = field(default_factory=dict)
@@ -39,6 +41,14 @@ class ProgressState:
         self.running = True
         self.attempt = attempt
         self.virtual_time = virtual_time
+
+    def server_job(self, name: str, round: int, step: int, steps: int) -> None:
+        self.running = True
+        self.job = f"round {round} · {name} {step}/{steps}"
+
+    def event(self, name: str) -> None:
+        if name == "server_job":
+            self.job = None
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
         self.round = int(row["round"])

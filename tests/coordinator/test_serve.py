@@ -50,6 +50,7 @@ class Watcher(Observers):
         self.rows: list[Mapping[str, Any]] = []
         self.outcomes: Counter[str] = Counter()
         self.events: Counter[str] = Counter()
+        self.steps: list[tuple[str, int, int, int]] = []
         self.reasons: Counter[str] = Counter()
         self.bytes: Counter[tuple[str, str]] = Counter()
 
@@ -61,6 +62,9 @@ class Watcher(Observers):
 
     def device_result(self, outcome: str) -> None:
         self.outcomes[outcome] += 1
+
+    def server_job(self, name: str, round: int, step: int, steps: int) -> None:
+        self.steps.append((name, round, step, steps))
 
     def event(self, name: str, **fields: Any) -> None:
         self.events[name] += 1
@@ -305,6 +309,24 @@ async def test_a_server_job_of_a_round_is_done_once_however_often_the_round_is_t
     assert left.rows[0]["attempts"] == 2
     assert [carry["x"].item() for carry in plan.algorithm.carries] == [3.0, 3.0]  # type: ignore[attr-defined]
     assert log.read_text() == "0 1 2 "
+
+
+async def test_a_server_job_is_seen_to_advance_and_its_end_is_an_event(
+    make_plan: MakePlan, make_fleet: MakeFleet
+) -> None:
+    def step(carry: Tree, index: int) -> tuple[Tree, bool]:
+        return carry, index == 3
+
+    job = ServerJob("distil", lambda: {"x": torch.zeros(1)}, step, steps=50, checkpoint_every=10)
+    make_fleet()
+    watcher = Watcher()
+    _, left = await run(make_plan(rounds=2, job=job, observers=[watcher]))
+    assert {(name, steps) for name, _, _, steps in watcher.steps} == {("distil", 50)}
+    assert [step for _, round, step, _ in watcher.steps if round == 2][-1] == 4
+    ends = events(left, "server_job")
+    assert [(end["job"], end["round"], end["steps"]) for end in ends] == [("distil", 1, 4), ("distil", 2, 4)]
+    assert [row["server_seconds"] for row in left.rows] == [end["seconds"] for end in ends]
+    assert all(0 < row["server_seconds"] < row["round_seconds"] for row in left.rows)
 
 
 async def test_downloads_are_charged_by_what_a_device_has_seen(make_plan: MakePlan, make_fleet: MakeFleet) -> None:

@@ -70,6 +70,16 @@ async def test_a_job_runs_in_another_process_and_gives_its_last_carry(tmp_path: 
     assert not psutil.pid_exists(int(result["pid"]))
 
 
+async def test_the_last_step_is_told_even_where_the_job_was_done_before(tmp_path: Path):
+    job = ServerJob("a", lambda: {"n": torch.tensor(0)}, lambda carry, index: (carry, index == 2), 99, 1)
+    told = []
+    await run_server_job(job, tmp_path, 1, 0, lambda *place: told.append(place))
+    assert told[-1] == (3, 99)
+    told.clear()
+    await run_server_job(job, tmp_path, 1, 0, lambda *place: told.append(place))
+    assert told == [(3, 99)]
+
+
 async def test_a_job_may_finish_early_and_one_without_steps_gives_its_beginning(tmp_path: Path):
     def step(carry, index):
         return {"n": carry["n"] + 1}, index == 2

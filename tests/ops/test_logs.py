@@ -19,3 +19,14 @@ def test_a_flood_of_rejected_messages_is_logged_by_powers_of_ten(caplog: pytest.
         "a message was rejected: encoding (100 so far)",
         "a message was rejected: depth (1 so far)",
     ]
+
+
+def test_a_server_job_is_logged_once_for_each_tenth_of_its_steps(caplog: pytest.LogCaptureFixture) -> None:
+    observer = LogObserver()
+    with caplog.at_level(logging.INFO, "fedemu.coordinator"):
+        for step in range(1, 31):
+            observer.server_job("distil", 3, step, 200)
+    assert [record.getMessage() for record in caplog.records] == [
+        "round 3, server job distil: step 1 of at most 200",
+        "round 3, server job distil: step 20 of at most 200",
+    ]

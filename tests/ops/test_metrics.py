@@ -52,6 +52,17 @@ def test_outcomes_are_there_before_anything_happened() -> None:
     assert registry.get_sample_value("fedemu_results_total", {"outcome": "late"}) == 1
 
 
+def test_a_server_job_shows_its_step_and_its_time_adds_up() -> None:
+    registry = CollectorRegistry()
+    metrics = CoordinatorMetrics(registry)
+    metrics.server_job("distil", 1, 12, 50)
+    metrics.server_job("distil", 2, 3, 50)
+    for round in (1, 2):
+        metrics.round_finished({"round": round, "virtual_time": 0.0, "server_seconds": 1.5})
+    assert registry.get_sample_value("fedemu_server_job_step", {"job": "distil"}) == 3
+    assert registry.get_sample_value("fedemu_server_job_seconds_total") == 3.0
+
+
 def test_the_exporter_serves_its_registry_and_frees_its_port() -> None:
     registry = CollectorRegistry()
     SupervisorMetrics(registry).queue_depth(5)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedemu.ops.progress import LINE_SECONDS, LiveProgress, PlainProgress, draw, open_progress
+from fedemu.ops.progress import JOB_LINE_SECONDS, LINE_SECONDS, LiveProgress, PlainProgress, draw, open_progress
 from fedemu.ops.progress_state import ProgressState, span
 
 
@@ -90,6 +90,29 @@ def test_a_round_that_is_tried_again_is_said(state: ProgressState, clock: Clock)
     progress, written = plain(state, clock)
     progress.round_started(7, 1, 0.0, 39)
     assert written.getvalue() == "round 7: too few replies, try 2 with other devices\n"
+
+
+def test_a_long_server_job_is_told_now_and_then_and_a_short_one_not_at_all(state: ProgressState, clock: Clock) -> None:
+    progress, written = plain(state, clock)
+    progress.round_finished(row(6))
+    for step in range(51):
+        progress.server_job("distilling", 7, step, 50)
+        clock.now += 0.25 * JOB_LINE_SECONDS if step < 10 else 0.0
+    assert written.getvalue().splitlines()[1:] == ["round 7 · distilling 4/50", "round 7 · distilling 8/50"]
+
+
+def test_the_live_picture_shows_a_server_job_until_it_is_done(state: ProgressState) -> None:
+    progress = LiveProgress(state, Console(file=io.StringIO(), force_terminal=True))
+    progress.server_job("distilling", 7, 12, 50)
+
+    def shown() -> str:
+        console = Console(file=io.StringIO(), width=120, record=True)
+        console.print(draw(state))
+        return console.export_text()
+
+    assert "server  round 7 · distilling 12/50" in shown()
+    progress.event("server_job", job="distilling", round=7, steps=12, seconds=0.5)
+    assert "distilling" not in shown()
 
 
 def test_the_arrival_of_the_fleet_is_counted_until_it_is_complete(state: ProgressState, clock: Clock) -> None:
