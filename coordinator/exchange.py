@@ -72,8 +72,8 @@ class Exchange:
         self.machine = machine
         self.text = str(order.ask)
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.nonfinite = 0
-        """Replies rejected because they hold values that are not finite."""
+        self.exploded = 0
+        """Replies rejected because their values are not finite, or beyond the largest norm."""
         self.bytes_down = 0
         """What the devices are charged for downloading."""
         self.bytes_up = 0
@@ -154,7 +154,8 @@ class Exchange:
             counts = _label_counts(result, order.label_counts)
             check(result.tensors, frames, order.template, order.max_norm)
         except PayloadError as error:
-            self.nonfinite += error.reason == "nonfinite"
+            # A model that diverges step by step passes the largest norm before it stops being finite.
+            self.exploded += error.reason in ("nonfinite", "norm")
             self._observers.rejected(error.reason)
             self._perform(self.machine.rejected(device, error.reason, str(error), now))
             return

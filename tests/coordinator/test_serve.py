@@ -248,6 +248,16 @@ async def test_replies_that_are_not_finite_end_the_run_as_diverged(make_plan: Ma
     assert (summary.outcome, summary.rounds, len(events(left, "retry"))) == ("diverged", 2, 0)
 
 
+async def test_replies_beyond_the_largest_norm_end_the_run_as_diverged(
+    make_plan: MakePlan, make_fleet: MakeFleet
+) -> None:
+    make_fleet()
+    summary, left = await run(make_plan(max_norm=1e-6))
+    assert (summary.outcome, summary.rounds, len(events(left, "retry"))) == ("diverged", 0, 0)
+    (diverged,) = events(left, "diverged")
+    assert "beyond limits.max_norm" in diverged["detail"]
+
+
 async def test_every_ask_of_a_script_is_an_exchange_of_its_own(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
     asks: set[str] = set()
     make_fleet(script=lambda index, work: asks.add(work.ask) or act(10.0))
