@@ -18,23 +18,29 @@ from torch import nn
 from fedemu.algorithms.fedavg import fedavg, fedprox
 from fedemu.algorithms.fedcurv import fedcurv
 from fedemu.algorithms.fednova import fednova
+from fedemu.algorithms.fedntd import fedntd
 from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Algorithm, Model
 from fedemu.algorithms.models import cnn, lenet, mlp
 from fedemu.algorithms.module_model import from_module
+from fedemu.algorithms.moon import moon
 from fedemu.algorithms.objective import Criterion, cross_entropy
 from fedemu.algorithms.resnet import resnet18
 from fedemu.algorithms.scaffold import scaffold
+from fedemu.algorithms.wsm import reweighted_softmax
 from fedemu.protocol.errors import ConfigurationError
 
 MODELS: Mapping[str, Callable[..., Any]] = {"mlp": mlp, "cnn": cnn, "lenet": lenet, "resnet18": resnet18}
 """(input shape, classes, options) -> model, or ``torch.nn.Module``."""
 CRITERIA: Mapping[str, Criterion] = {
     "cross_entropy": cross_entropy,
+    "wsm": reweighted_softmax,
 }
 ALGORITHMS: Mapping[str, Callable[..., Any]] = {
     "fedavg": fedavg,
     "fedprox": fedprox,
+    "fedntd": fedntd,
+    "moon": moon,
     "scaffold": scaffold,
     "fednova": fednova,
     "fedcurv": fedcurv,
