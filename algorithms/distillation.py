@@ -160,9 +160,8 @@ def predict(model: Model, variables: Tree, x: Tensor) -> Tensor:
     """The logits ``[n, classes]`` of samples ``x [n, ...]`` in evaluation mode, without gradients."""
     variables = map_leaves(_channels_last, variables)
     with torch.no_grad():
-        return torch.cat(
-            [model.apply(variables, _channels_last(part), False)[0].logits for part in torch.split(x, _ROWS)]
-        )
+        outputs = [model.apply(variables, _channels_last(part), False)[0] for part in torch.split(x, _ROWS)]
+    return torch.cat([part.logits for part in outputs])
 
 
 def positions(samples: int, batch_size: int, first: int, count: int, context: Context) -> Iterator[Tensor]:

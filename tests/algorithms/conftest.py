@@ -22,7 +22,7 @@ from fedemu.algorithms.interface import (
     ServerJob,
     Tree,
 )
-from fedemu.algorithms.public import PublicData
+from fedemu.algorithms.public import Labelled, PublicData
 from fedemu.device.executors import Executor, Job, JobResult, Source
 from fedemu.device.executors_serial import Serial
 from fedemu.protocol.ids import DeviceId, Digest
@@ -50,7 +50,7 @@ class LittleFleet:
     """Plays an algorithm's script; ``shares[i]`` are the samples of device ``i`` in ``corpus.train``.
 
     After each round ``state`` is the algorithm's, ``own`` what devices keep, ``payloads`` those of the last ask by
-    device, ``jobs`` the names of server jobs so far, ``asks`` the requests so far.
+    device, ``jobs`` the names of server jobs so far and ``carries`` their results, ``asks`` the requests so far.
     """
 
     algorithm: Algorithm[Any]
@@ -66,6 +66,7 @@ class LittleFleet:
     payloads: dict[int, Mapping[str, Tree]] = field(default_factory=dict)
     results: dict[int, JobResult] = field(default_factory=dict)
     jobs: list[str] = field(default_factory=list)
+    carries: list[Tree] = field(default_factory=list)
     asks: list[Ask] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -142,6 +143,7 @@ class LittleFleet:
             carry, finished = job.step(carry, index)
             if finished:
                 break
+        self.carries.append(carry)
         return carry
 
 
@@ -157,6 +159,13 @@ class _Loaded:
 @pytest.fixture(scope="session")
 def corpus() -> Corpus:
     return noisy_corpus()
+
+
+@pytest.fixture(scope="session")
+def public(corpus: Corpus) -> PublicData:
+    """40 samples to train on and 60 for validation, the last ones of ``corpus.train``."""
+    train, validation = (corpus.batch(corpus.train, np.arange(*ends)) for ends in ((300, 340), (340, 400)))
+    return PublicData(Labelled(*train), Labelled(*validation))
 
 
 @pytest.fixture

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.corpus import Corpus
 from fedemu.algorithms.distillation import ServerTraining, Trained, by_passes, clipped, positions, predict
 from fedemu.algorithms.finetuning import labelled
 from fedemu.algorithms.interface import Context, Model, Outputs, ServerJob, Tree
@@ -19,7 +19,7 @@ from fedemu.algorithms.trees import from_arrays, to_arrays
 
 
 class Clock:
-    """Its one parameter grows by 1 per batch under ``forward``; ``right[w]`` of the validation samples are then right."""
+    """Its parameter ``w`` grows by 1 per batch under ``forward``; it is right about ``right[w]`` validation samples."""
 
     kind: Literal["dense"] = "dense"
     buffers: frozenset[str] = frozenset()
@@ -70,14 +70,6 @@ def context(public: PublicData, round: int = 3) -> Context:
     return Context(round=round, task=0, seed=7, classes=4, public=public)
 
 
-@pytest.fixture
-def public(corpus: Corpus) -> PublicData:
-    x = corpus.train.x[:100].astype("float32")
-    samples = (torch.from_numpy(x) - 88) / 57
-    labels = torch.from_numpy(corpus.train.y[:100])
-    return PublicData(Labelled(samples[:50], labels[:50]), Labelled(samples[50:], labels[50:]))
-
-
 def norms() -> Model:
     return from_module(
         lambda: torch.nn.Sequential(
@@ -122,7 +114,7 @@ def test_passes_go_over_all_samples_in_orders_of_their_own() -> None:
     where = context(CLOCK_DATA)
     batches = [rows.tolist() for rows in positions(5, 2, 0, 6, where)]
     assert [len(rows) for rows in batches] == [2, 2, 1, 2, 2, 1]
-    assert sorted(sum(batches[:3], [])) == sorted(sum(batches[3:], [])) == [0, 1, 2, 3, 4]
+    assert sorted(chain(*batches[:3])) == sorted(chain(*batches[3:])) == [0, 1, 2, 3, 4]
     assert batches[:3] != batches[3:]
 
 
@@ -157,9 +149,7 @@ def test_long_gradients_are_shortened_and_short_ones_left() -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("build", [norms, lambda: cnn((1, 12, 12), 4)])
-def test_a_job_that_goes_on_from_its_checkpoint_gives_the_same_bits(
-    build: Any, momentum: float, public: PublicData
-) -> None:
+def test_a_job_that_goes_on_from_its_carry_gives_the_same_bits(build: Any, momentum: float, public: PublicData) -> None:
     torch.set_num_threads(1)
     model = build()
     training = by_passes(model, labelled, 0.05, momentum, 16, 3, 5)
@@ -191,7 +181,7 @@ def test_training_makes_a_model_better_on_the_validation_part(public: PublicData
 
 def test_running_statistics_are_carried_and_not_trained(public: PublicData) -> None:
     model = norms()
-    training = by_passes(model, labelled, 0.05, 0.9, 25, 1, 5)
+    training = by_passes(model, labelled, 0.05, 0.9, 20, 1, 5)
     after, _ = run(training.job("tune", model.init(0), lambda train: {}, context(public)))
     assert int(after["model/1.num_batches_tracked"]) == 2
     assert not any(name.startswith("memory/1.running") for name in after)
