@@ -17,8 +17,11 @@ from torch import nn
 
 from fedemu.algorithms.fedavg import fedavg, fedprox
 from fedemu.algorithms.fedcurv import fedcurv
+from fedemu.algorithms.feddf import feddf
 from fedemu.algorithms.fednova import fednova
 from fedemu.algorithms.fedntd import fedntd
+from fedemu.algorithms.finetuning import fedavg_finetuned
+from fedemu.algorithms.flashback import flashback
 from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Algorithm, Model
 from fedemu.algorithms.models import cnn, lenet, mlp
@@ -44,6 +47,9 @@ ALGORITHMS: Mapping[str, Callable[..., Any]] = {
     "scaffold": scaffold,
     "fednova": fednova,
     "fedcurv": fedcurv,
+    "fedavg_finetuned": fedavg_finetuned,
+    "feddf": feddf,
+    "flashback": flashback,
 }
 """(ingredients, options) -> algorithm."""
 
