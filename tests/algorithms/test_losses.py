@@ -221,6 +221,20 @@ def test_gradients_of_penalties_agree_with_finite_differences() -> None:
     assert torch.autograd.gradcheck(lambda w, p, q: curvature_penalty({"w": w}, {"w": p}, {"w": q}), leaves)
 
 
+def test_knowledge_and_penalties_mapped_over_devices_are_those_of_a_loop() -> None:
+    stacks = random(3, 4).abs(), random(3, 2, 4).abs()
+    for mapped, expected in zip(
+        vmap(knowledge_weights)(*stacks),
+        zip(*(knowledge_weights(student, teachers) for student, teachers in zip(*stacks, strict=True)), strict=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(mapped, torch.stack(expected))
+    models = [{"w": leaf, "b": leaf.sum(-1)} for leaf in (random(3, 5), random(3, 6)[:, 1:], random(3, 7)[:, 2:])]
+    for penalty in (lambda *trees: proximal(*trees[:2]), curvature_penalty):
+        loop = [penalty(*({name: leaf[i] for name, leaf in tree.items()} for tree in models)) for i in range(3)]
+        torch.testing.assert_close(vmap(penalty)(*models), torch.stack(loop))
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_padding_counts_for_nothing(name: str) -> None:
     loss, rows = LOSSES[name]

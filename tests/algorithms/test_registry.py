@@ -139,6 +139,24 @@ def test_an_own_method_that_can_not_be_used_is_named(
     assert sentence in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("fedavg", {"mu": 1.0}, "'fedavg' has no option algorithm.options.mu; it has no options"),
+        ("fedntd", {"tau": 0.0}, "algorithm.options.tau = 0.0 does not fit 'fedntd'"),
+        ("fedntd", {"beta": -1.0}, "algorithm.options.beta = -1.0 does not fit 'fedntd'"),
+        ("moon", {"temperature": 0.0}, "algorithm.options.temperature = 0.0 does not fit 'moon'"),
+        ("moon", {"mu": -0.1}, "algorithm.options.mu = -0.1 does not fit 'moon'"),
+    ],
+)
+def test_a_wrong_option_of_a_built_in_method_is_named(
+    ingredients: Ingredients, name: str, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        build_algorithm(name, options, ingredients)
+    assert sentence in str(caught.value)
+
+
 def test_an_unknown_option_of_a_method_is_named(own: str, ingredients: Ingredients) -> None:
     with pytest.raises(ConfigurationError, match=r"has no option algorithm.options.mus; did you mean 'mu'\?"):
         build_algorithm(f"{own}:FedProx", {"mus": 0.5}, ingredients)
