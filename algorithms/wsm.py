@@ -2,8 +2,8 @@
 
 Equation 4 with the proportions of classes in the device's own training data; classes that it lacks take no part, so
 their rows of the classifier are left alone. The true class's proportion in the numerator is a constant: no gradient
-depends on it, but with it evenly held classes give cross-entropy itself. The authors' code counts the validation part of
-a device's data too. There are no options. Evaluation goes by the plain logits.
+depends on it, but with it evenly held classes give cross-entropy itself. The authors' code counts the validation part
+of a device's data too. There are no options. Evaluation goes by the plain logits.
 """
 
 from __future__ import annotations
