@@ -16,6 +16,7 @@ from fedemu.ops.cli_options import Format
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.config_sources import load_experiment
 from fedemu.ops.datasets_apart import find_data
+from fedemu.ops.presets import methods
 from fedemu.ops.presets import presets as shipped
 
 
@@ -35,12 +36,21 @@ def report(
 
 @guarded
 def presets(format: options.FormatOption = Format.TEXT) -> int:
-    """List the experiments that come with fedemu."""
+    """List the experiments that come with fedemu, and the methods to put into them."""
+    settings, added = shipped(), methods()
     if format is Format.JSON:
-        print(json.dumps([{"name": name, "description": text} for name, text in shipped()]))
+        kinds = {"experiment": settings, "method": added}
+        print(
+            json.dumps(
+                [{"name": name, "kind": kind, "description": text} for kind, of in kinds.items() for name, text in of]
+            )
+        )
         return 0
-    width = max(len(name) for name, _ in shipped())
-    for name, text in shipped():
+    width = max(len(name) for name, _ in (*settings, *added))
+    for name, text in settings:
+        print(f"{name:<{width}}  {text}")
+    print("\nMethods, to follow any of them after a +, one or several, as in NAME+METHOD:\n")
+    for name, text in added:
         print(f"{name:<{width}}  {text}")
     return 0
 

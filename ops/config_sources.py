@@ -14,8 +14,9 @@ from typing import Any
 
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.config_errors import shown
+from fedemu.ops.config_layers import merge
 from fedemu.ops.config_traces import TRACES_FILE, traces_text, with_traces
-from fedemu.ops.presets import DEFAULT, preset_path, presets
+from fedemu.ops.presets import DEFAULT, is_preset, preset
 from fedemu.protocol.errors import ConfigurationError
 
 PREFIX = "FEDEMU_"
@@ -38,7 +39,7 @@ def load_experiment(
     folder, table = _open(source)
     layers = [_from_environment(environment), _from_overrides(overrides)]
     for layer in layers:
-        table = _merge(table, layer)
+        table = merge(table, layer)
     runtime = Runtime.parse(_section(table.pop("runtime", {}), "runtime"))
     experiment = Experiment.parse(table)
     folders = [folder or Path.cwd()]
@@ -77,7 +78,7 @@ def check_resume(
 
     Any other setting that differs raises ConfigurationError: it would make another experiment.
     """
-    table = _merge(_merge(frozen.table(), _from_environment(environment)), _from_overrides(overrides))
+    table = merge(merge(frozen.table(), _from_environment(environment)), _from_overrides(overrides))
     runtime = Runtime.parse(_section(table.pop("runtime", {}), "runtime"))
     wanted = Experiment.parse(table)
     for path, old, new in _differences(frozen.table(), wanted.table()):
@@ -104,8 +105,8 @@ def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, d
     """
     if isinstance(source, Mapping):
         return None, dict(source)
-    if source is None or str(source) in dict(presets()):
-        return None, _read_toml(preset_path(str(source or DEFAULT)))
+    if source is None or is_preset(str(source)):
+        return None, preset(str(source or DEFAULT))
     path = Path(source)
     if path.is_file():
         return path.parent, _read_toml(path)
@@ -115,7 +116,7 @@ def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, d
         raise ConfigurationError(f"{path} is a folder, not an experiment's file")
     if path.suffix == ".toml" and path.parent != Path("."):
         raise ConfigurationError(f"there is no file {path}")
-    return None, _read_toml(preset_path(str(source)))
+    return None, preset(str(source))
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -184,29 +185,6 @@ def _section(value: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"{name} = {value} must be a table")
     return value
-
-
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Settings of ``above`` over those of ``below``, table by table.
-
-    A table that becomes another kind (or a model or method that becomes another) starts from its own defaults, and
-    ``per_round`` and ``participation`` displace each other: so one setting on the command line is enough to change
-    them.
-    """
-    kept = dict(below)
-    if "kind" in above and above["kind"] != below.get("kind"):
-        kept = {}
-    if path == "model" and above.get("name", below.get("name")) != below.get("name"):
-        kept = {}
-    if path == "algorithm" and above.get("name", below.get("name")) != below.get("name"):
-        kept.pop("options", None)
-    if path == "fleet" and above.keys() & {"per_round", "participation"}:
-        kept = {key: value for key, value in kept.items() if key not in {"per_round", "participation"}}
-    for key, value in above.items():
-        old = kept.get(key)
-        inner = f"{path}.{key}" if path else key
-        kept[key] = _merge(old, value, inner) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return kept
 
 
 def _differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:

@@ -11,7 +11,7 @@ import pytest
 from fedemu.ops import cli_commands, cli_errors, cli_look
 from fedemu.protocol import errors
 
-COMMANDS = ("run", "coordinator", "device", "report", "presets", "validate", "stress", "bench", "doctor")
+COMMANDS = ("run", "coordinator", "device", "report", "compare", "presets", "validate", "stress", "bench", "doctor")
 
 
 def call(*arguments: str) -> int:
@@ -56,6 +56,8 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (("device", "--n", "0"), "--n"),
         (("device", "--metrics-port", "70000"), "65535"),
         (("report",), "DIR"),
+        (("compare",), "RUN"),
+        (("compare", "here", "--target", "50"), "--target"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_names_what_was_wrong(
@@ -87,6 +89,7 @@ def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture
         (("run", "digits", "--resume", "nowhere"), "leave out an experiment"),
         (("run", "--out", "new", "--resume", "nowhere"), "leave out --out"),
         (("report", "nowhere"), "nowhere holds no run"),
+        (("compare", "nowhere"), "nowhere is no folder"),
         (("validate", "--set", "data.dataset=./absent"), "there is no data set './absent'"),
     ],
 )
@@ -131,11 +134,14 @@ def test_a_coordinator_that_is_interrupted_before_it_began_leaves_nothing(
 
 def test_presets_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("presets") == 0
-    assert capsys.readouterr().out.startswith("digits ")
+    shown = capsys.readouterr().out
+    assert shown.startswith("digits ")
+    assert shown.index("\nfedntd-mnist-shards2 ") < shown.index("\nMethods, ") < shown.index("\nscaffold ")
     assert call("presets", "--format", "json") == 0
-    names = [preset["name"] for preset in json.loads(capsys.readouterr().out)]
-    assert names[0] == "digits"
-    assert "digits-small" in names
+    listed = json.loads(capsys.readouterr().out)
+    assert listed[0]["name"] == "digits"
+    assert {entry["kind"] for entry in listed if entry["name"] in ("digits-small", "churn")} == {"experiment"}
+    assert {entry["kind"] for entry in listed if entry["name"] in ("scaffold", "wsm")} == {"method"}
 
 
 def test_validate_says_what_an_experiment_comes_to(capsys: pytest.CaptureFixture[str]) -> None:

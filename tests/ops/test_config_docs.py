@@ -8,10 +8,11 @@ import pytest
 
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.config_errors import setting_paths
-from fedemu.ops.presets import presets
+from fedemu.ops.presets import methods, presets
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## \[?([\w ]+)\]?\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
+NAME = re.compile(r"`([a-z0-9.-]+)`")
 PATHS = [*setting_paths(Experiment), *(f"runtime.{path}" for path in setting_paths(Runtime))]
 
 
@@ -53,5 +54,6 @@ def test_keys_of_kinds_have_their_defaults_in_brackets() -> None:
         assert all(f"`{key}` ({value})" in SECTIONS["availability"] for key, value in keys.items())
 
 
-def test_every_preset_is_listed() -> None:
-    assert all(f"| `{name}` |" in SECTIONS["Presets"] for name, _ in presets())
+def test_every_preset_and_every_method_is_listed() -> None:
+    told = {name for line in SECTIONS["Presets"].splitlines() if line.startswith("|") for name in NAME.findall(line)}
+    assert {name for name, _ in (*presets(), *methods())} <= told
