@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fedemu.ops import cli_bench, cli_fleet, cli_look, cli_stress
+from fedemu.ops import cli_bench, cli_compare, cli_fleet, cli_look, cli_stress
 from fedemu.ops.cli_errors import EXIT_CODES, complain
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -74,6 +74,7 @@ for _name, _command, _summary in (
     ("coordinator", cli_fleet.coordinator, "Run a coordinator, to which devices come."),
     ("device", cli_fleet.device, "Run the devices of one machine."),
     ("report", cli_look.report, "Write the report of a run."),
+    ("compare", cli_compare.compare, "Put runs in one table and one set of plots."),
     ("presets", cli_look.presets, "List the experiments that come with fedemu."),
     ("validate", cli_look.validate, "Check an experiment without running it."),
     ("stress", cli_stress.stress, "Try to break a real fleet."),

@@ -1,4 +1,7 @@
-"""The plots of one run, drawn from the rows of ``metrics.jsonl``; a plot is None for want of data."""
+"""The plots of one run, drawn from the rows of ``metrics.jsonl``; a plot is None for want of data.
+
+Figures are named of Aljahdali et al., "Understanding and Mitigating Forgetting in Federated Learning".
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ def accuracy_and_loss(rows: Rows) -> Figure | None:
 
 
 def class_accuracy(rows: Rows) -> Figure | None:
-    """A heat map: classes upwards, rounds to the right (Flashback, figure 1b)."""
+    """A heat map: classes upwards, rounds to the right (Aljahdali et al., figure 1b)."""
     rows = [row for row in rows if row.get("class_accuracy")]
     if not rows:
         return None
@@ -86,7 +89,7 @@ def round_forgetting(rows: Rows) -> Figure | None:
 
 
 def round_forgetting_ecdf(rows: Rows) -> Figure | None:
-    """The share of rounds that forgot at most so much (Flashback, figure 4)."""
+    """The share of rounds that forgot at most so much (Aljahdali et al., figure 4)."""
     _, values = series(rows, "round_forgetting")
     if not values:
         return None

@@ -1,6 +1,8 @@
 """The papers' pictures of what training and aggregation forget, drawn from the rows of ``diagnosis.jsonl``.
 
-Each takes the diagnosed rounds and is None for want of data.
+Each takes the diagnosed rounds and is None for want of data. The papers: Aljahdali et al., "Understanding and
+Mitigating Forgetting in Federated Learning"; Lee et al., "Preservation of the Global Knowledge by Not-True Distillation
+in Federated Learning"; Legate et al., "Re-Weighted Softmax Cross-Entropy to Control Forgetting in Federated Learning".
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ def forgetting_by_stage(rows: Rows) -> Figure | None:
 
 
 def loss_transition(rows: Rows) -> Figure | None:
-    """The global model's loss, the mean loss of the local models made from it, and so on (Flashback, figure 5)."""
+    """The global model's loss, the local models' mean loss, the next global model's (Aljahdali et al., figure 5)."""
     path: list[tuple[float, float]] = []
     local_points, global_points = [], []
     last = None
@@ -96,7 +98,7 @@ def loss_transition(rows: Rows) -> Figure | None:
 
 
 def in_and_out_local(rows: Rows) -> Figure | None:
-    """Accuracy on the devices' own classes, and on the others, before and after training (FedNTD, figure 7)."""
+    """Accuracy on the devices' own classes, and on the others, before and after training (Lee et al., figure 7)."""
     figure = bare_figure(6.6, 3.6)
     for axes, part, title in zip(
         figure.subplots(1, 2, sharey=True), ("in_local", "out_local"), ("In-local", "Out-local"), strict=True
@@ -137,7 +139,7 @@ def rows_of_last_round(rows: Rows) -> Figure | None:
 
 
 def local_forgetting_matrix(rows: Rows) -> Figure | None:
-    """What each device's training lost on each other device's validation data (WSM, figure 3)."""
+    """What each device's training lost on each other device's validation data (Legate et al., figure 3)."""
     known = [row for row in rows if (row.get("validation") or {}).get("forgetting")]
     if not known:
         return None
@@ -178,7 +180,7 @@ def mean_over_devices(row: Row, key: str) -> float:
 
 
 def _rows_of(row: Row, why: str) -> Figure:
-    """One round as rows of accuracy by class: global model, local models, new global model (Flashback, figure 2)."""
+    """Accuracies by class of the old global model, the local ones, the new one (Aljahdali et al., figure 2)."""
     table = numbers([row["before"]["class_accuracy"], *row["locals"]["class_accuracy"], row["after"]["class_accuracy"]])
     models, classes = table.shape
     figure, axes = new_figure(

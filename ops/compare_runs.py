@@ -1,0 +1,195 @@
+"""Which runs a comparison is about, which of them are one experiment with several seeds, and what to call each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedemu.coordinator.run_directory import Run, read_run
+from fedemu.ops.config import Experiment
+from fedemu.protocol.errors import ConfigurationError
+
+_NOT_SCIENCE = ("name", "seed", "diagnose")
+"""Two experiments that differ only in these are compared as one; what is measured of a run does not change it."""
+_INCOMPARABLE = (("data", "dataset"), ("data", "test_fraction"), ("model",))
+_LONGEST_LABEL = 60
+
+Keys = tuple[str, ...]
+Table = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one experiment, which differ by their seeds; ``experiment`` is empty where no config.toml tells it.
+
+    ``place`` is the folder that was named, and that holds the runs or is the run.
+    """
+
+    place: Path
+    experiment: Table
+    runs: tuple[Run, ...]
+    seeds: tuple[int | None, ...]
+
+
+def find_runs(path: Path) -> list[Path]:
+    """The run directory ``path``, or those directly inside it; ConfigurationError where there is none."""
+    if not path.is_dir():
+        raise ConfigurationError(f"{path} is no folder; name run directories, or folders of run directories")
+    if is_run(path):
+        return [path]
+    inside = sorted((child for child in path.iterdir() if is_run(child)), key=_in_counting_order)
+    if not inside:
+        raise ConfigurationError(f"{path} holds neither a run nor a group of runs; name run directories")
+    return inside
+
+
+def is_run(path: Path) -> bool:
+    return (path / "config.toml").is_file() or (path / "metrics.jsonl").is_file()
+
+
+def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
+    """The runs of all ``paths`` by experiment, in the order of their first run, and what there is to warn of."""
+    found: dict[str, list[tuple[Path, Table, Run, int | None]]] = {}
+    seen: dict[Path, None] = {}
+    warnings = []
+    for place in paths:
+        for directory in find_runs(place):
+            if directory.resolve() in seen:
+                continue
+            seen[directory.resolve()] = None
+            run = read_run(directory)
+            experiment, seed = _experiment(run)
+            members = found.setdefault(json.dumps(experiment, sort_keys=True) if experiment else str(directory), [])
+            twin = next((other.path for _, _, other, known in members if known == seed and experiment), None)
+            if twin is None:
+                members.append((place, experiment, run, seed))
+            else:
+                warnings.append(f"{directory} is left out: it is the same experiment and seed as {twin}")
+    groups = [
+        Group(members[0][0], members[0][1], tuple(run for _, _, run, _ in members), tuple(seed for *_, seed in members))
+        for members in found.values()
+    ]
+    return groups, warnings + _incomparable(groups)
+
+
+def labels(groups: Sequence[Group]) -> list[str]:
+    """For each group its method and loss, and the settings in which groups differ; no two are the same.
+
+    Where that would be long, or nothing is known, the folder's name takes its place.
+    """
+    differing = _differing([group.experiment for group in groups])
+    named = [_label(group, differing) for group in groups]
+    for more in (_folder, lambda group: str(group.runs[0].path)):
+        named = [
+            f"{label} ({more(group)})" if named.count(label) > 1 else label
+            for label, group in zip(named, groups, strict=True)
+        ]
+    return named
+
+
+def _experiment(run: Run) -> tuple[Table, int | None]:
+    """What was run, defaults written out, without what does not tell rows apart; and the seed."""
+    if not run.config:
+        return {}, None
+    try:
+        table = tomllib.loads(run.config)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{run.path / 'config.toml'} is not valid TOML: {error}") from None
+    with contextlib.suppress(ConfigurationError):  # frozen by another version; comparable as it stands
+        table = Experiment.parse(table).table()
+    seed = table.get("seed")
+    return {key: value for key, value in table.items() if key not in _NOT_SCIENCE}, seed
+
+
+def _incomparable(groups: Sequence[Group]) -> list[str]:
+    warnings = []
+    for keys in _INCOMPARABLE:
+        values = dict.fromkeys(_shown(_at(group.experiment, keys)) for group in groups if group.experiment)
+        if len(values) > 1:
+            what = ".".join(keys)
+            warnings.append(f"the runs differ in {what} ({', '.join(values)}), so their accuracies do not compare")
+    return warnings
+
+
+def _label(group: Group, differing: set[Keys]) -> str:
+    if not group.experiment:
+        return _folder(group)
+    algorithm = group.experiment.get("algorithm") or {}
+    label = str(algorithm.get("name"))
+    if algorithm.get("loss", "cross_entropy") != "cross_entropy":
+        label += f" + {algorithm['loss']}"
+    shown = {path: _name(path) for path in sorted(differing - {("algorithm", "name"), ("algorithm", "loss")})}
+    settings = []
+    for path, name in shown.items():
+        value = _at(group.experiment, path)
+        if value is not None:
+            unique = list(shown.values()).count(name) == 1
+            settings.append(f"{name if unique else '.'.join(path)} {_shown(value)}")
+    whole = ", ".join([label, *settings])
+    return whole if len(whole) <= _LONGEST_LABEL else f"{label} ({_folder(group)})"
+
+
+def _name(path: Keys) -> str:
+    """Of a setting, as short as can be: ``lr`` for local.lr, ``partition`` for data.partition.kind."""
+    return path[-2] if len(path) > 1 and path[-1] in {"kind", "name"} else path[-1]
+
+
+def _differing(tables: Sequence[Table], path: Keys = ()) -> set[Keys]:
+    """The settings that tell ``tables`` apart.
+
+    Tables of another kind (a partition, a model, a method) have other settings, so only tables of one kind are
+    compared in them.
+    """
+    tag = "kind" if any("kind" in table for table in tables) else "name"
+    kinds = [table.get(tag) for table in tables]
+    found = {(*path, tag)} if len(set(kinds)) > 1 else set()
+    for kind in set(kinds):
+        alike = [table for table, other in zip(tables, kinds, strict=True) if other == kind]
+        for key in {key for table in alike for key in table} - {tag}:
+            values = [table.get(key) for table in alike]
+            if any(isinstance(value, Mapping) for value in values):
+                found |= _differing([value if isinstance(value, Mapping) else {} for value in values], (*path, key))
+            elif any(value != values[0] for value in values):
+                found.add((*path, key))
+    return found
+
+
+def _at(table: Table, path: Keys) -> Any:
+    value: Any = table
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case bool() | None:
+            return str(value).lower()
+        case float():
+            return f"{value:g}"
+        case Mapping():
+            first = [str(value[key]) for key in ("name", "kind") if key in value]
+            return " ".join(
+                [*first, *(f"{key} {_shown(item)}" for key, item in value.items() if key not in {"name", "kind"})]
+            )
+        case list() | tuple():
+            return "[" + ", ".join(map(_shown, value)) + "]"
+    return str(value)
+
+
+def _folder(group: Group) -> str:
+    """The folder that holds the seeds of one experiment, or else its first run."""
+    own = len(group.runs) > 1 and not is_run(group.place)
+    return (group.place if own else group.runs[0].path).resolve().name
+
+
+def _in_counting_order(path: Path) -> tuple[str, int, str]:
+    """seed-2 before seed-10."""
+    stem = path.name.rstrip("0123456789")
+    number = path.name[len(stem) :]
+    return stem, int(number) if number else -1, path.name
