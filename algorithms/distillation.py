@@ -17,7 +17,7 @@ from torch import Tensor
 from fedemu.algorithms.interface import Context, Model, Script, ServerJob, Tree
 from fedemu.algorithms.local_sgd import SGD
 from fedemu.algorithms.public import Labelled
-from fedemu.algorithms.trees import flatten, map_leaves, only, scale, squared_norm, unflatten, without
+from fedemu.algorithms.trees import flatten, map_leaves, scale, squared_norm, unflatten, without
 from fedemu.protocol.seeds import generator
 
 LessonLoss = Callable[[Tensor, Tensor, Tree, Tensor], Tensor]
@@ -134,15 +134,13 @@ class ServerTraining:
 
     def _gradients(self, variables: Tree, lessons: Tree, data: Labelled, rows: Tensor) -> tuple[Tree, Tree]:
         """Of the loss on these samples by the trained variables, clipped; and the buffers after the forward pass."""
-        fixed = only(variables, self.model.buffers)
-        x = _channels_last(data.x[rows])
-
-        def value(trained: Tree) -> tuple[Tensor, Tree]:
-            outputs, buffers = self.model.apply({**trained, **fixed}, x, True)
-            return self.loss(outputs.logits, data.y[rows], lessons, rows), buffers
-
-        gradients, buffers = torch.func.grad(value, has_aux=True)(without(variables, self.model.buffers))
-        return clipped(gradients, self.clip_norm), buffers
+        # Not torch.func.grad, whose first use imports a compiler: a second in the process of every job.
+        trained = map_leaves(lambda leaf: leaf.detach().requires_grad_(), without(variables, self.model.buffers))
+        outputs, buffers = self.model.apply({**variables, **trained}, _channels_last(data.x[rows]), True)
+        loss = self.loss(outputs.logits, data.y[rows], lessons, rows)
+        gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+        named = dict(zip(trained, gradients, strict=True))
+        return clipped(named, self.clip_norm), map_leaves(Tensor.detach, buffers)
 
     def _right(self, variables: Tree, data: Labelled) -> Tensor:
         """The number of samples that the model classifies rightly, int64: it compares exactly, as a mean would not."""
