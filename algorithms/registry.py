@@ -20,6 +20,7 @@ from fedemu.algorithms.fedcurv import fedcurv
 from fedemu.algorithms.feddf import feddf
 from fedemu.algorithms.fednova import fednova
 from fedemu.algorithms.fedntd import fedntd
+from fedemu.algorithms.fedreg import fedreg
 from fedemu.algorithms.finetuning import fedavg_finetuned
 from fedemu.algorithms.flashback import flashback
 from fedemu.algorithms.ingredients import Ingredients
@@ -47,6 +48,7 @@ ALGORITHMS: Mapping[str, Callable[..., Any]] = {
     "scaffold": scaffold,
     "fednova": fednova,
     "fedcurv": fedcurv,
+    "fedreg": fedreg,
     "fedavg_finetuned": fedavg_finetuned,
     "feddf": feddf,
     "flashback": flashback,
