@@ -55,7 +55,7 @@ def effective_steps(steps: Tensor | float, momentum: float) -> Tensor | float:
     """How many plain steps a device's local steps of momentum SGD are worth: the ``a_i`` of FedNova.
 
     ``a = (t - m(1 - m^t)/(1 - m)) / (1 - m)`` for ``t`` steps with momentum ``m``, which is the sum of the weights of
-    all gradients in the device's move (Wang et al., 2020, section 4). ``t`` without momentum, 0 for no steps.
+    all gradients in the device's move (Wang et al., 2020). ``t`` without momentum, 0 for no steps.
 
     A number gives a float. A tensor of any shape gives one of the same shape and its own floating dtype, float32 for
     integers. ValueError unless ``0 <= momentum < 1``.
