@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedemu.algorithms.adam import Adam
 from fedemu.algorithms.distillation import ServerTraining, Trained, by_passes, clipped, positions, predict
 from fedemu.algorithms.finetuning import labelled
 from fedemu.algorithms.interface import Context, Model, Outputs, ServerJob, Tree
@@ -147,12 +148,12 @@ def test_long_gradients_are_shortened_and_short_ones_left() -> None:
     assert clipped(gradients, float("inf")) is gradients
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("build", [norms, lambda: cnn((1, 12, 12), 4)])
-def test_a_job_that_goes_on_from_its_carry_gives_the_same_bits(build: Any, momentum: float, public: PublicData) -> None:
+@pytest.mark.parametrize("optimiser", [SGD(), SGD(momentum=0.9), Adam()], ids=["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("build", [norms, lambda: cnn((1, 12, 12), 4)], ids=["norms", "cnn"])
+def test_a_job_that_goes_on_from_its_carry_gives_the_same_bits(build: Any, optimiser: Any, public: PublicData) -> None:
     torch.set_num_threads(1)
     model = build()
-    training = by_passes(model, labelled, 0.05, momentum, 16, 3, 5)
+    training = ServerTraining(model, labelled, optimiser, lambda batch: 0.05, batch_size=16, steps=3, patience=5)
 
     def job() -> ServerJob:
         return training.job("tune", model.init(0), lambda train: {"x": train.x[:2]}, context(public))
