@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +28,7 @@ class CoordinatorPlan:
     """``experiment``, ``partition`` and ``data`` are what the fleet has to agree on; ``config`` is for ``config.toml``.
 
     With ``resume``, ``directory`` holds the run to go on with. ``signals`` says whether SIGINT and SIGTERM end the run.
+    ``opened`` is called once, when all has been put together and devices are waited for.
     """
 
     address: str
@@ -47,3 +48,4 @@ class CoordinatorPlan:
     diagnosis: Diagnosis | None = None
     observers: Sequence[Observer] = ()
     signals: bool = True
+    opened: Callable[[], None] = lambda: None

@@ -121,6 +121,7 @@ class Coordinator:
             with _stop_signals(self._plan.signals) as stopped:
                 try:
                     if self._rounds.progress.round < self._plan.settings.rounds:
+                        self._plan.opened()
                         await self._unless(stopped, self._gather())
                         await self._unless(stopped, self._rounds.play())
                 except Exception as error:

@@ -12,8 +12,9 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -37,11 +38,11 @@ from fedemu.ops.datasets_apart import decode_apart
 from fedemu.ops.learning import initial_variables, open_algorithm
 from fedemu.ops.logs import LogObserver, open_log
 from fedemu.ops.metrics import CoordinatorMetrics, Exporter
-from fedemu.ops.processes import STOP_SIGNALS
+from fedemu.ops.processes import STOP_SIGNALS, announce
 from fedemu.ops.progress import open_progress
 from fedemu.ops.progress_state import ProgressState
 from fedemu.ops.public_data import open_public
-from fedemu.ops.run_together import conclude
+from fedemu.ops.run_together import conclude, say
 from fedemu.protocol.blobs import encode_tree
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError
 from fedemu.protocol.memory_transport import MemoryNetwork
@@ -60,29 +61,34 @@ def coordinate_alone(
     directory: Path, experiment: Experiment, runtime: Runtime, *, new: bool, print_summary: bool
 ) -> int:
     """``fedemu coordinator``: run until the experiment is over; returns the exit code."""
-    print(
+    begins = (
         f"{experiment.name}: {experiment.fleet.devices} devices, {experiment.rounds} rounds, seed {experiment.seed}\n"
         f"  process  {os.getpid()}\n"
         f"  address  {runtime.bind}   (fedemu device --n {experiment.fleet.devices} --connect {runtime.bind})\n"
-        f"  results  {directory}",
-        file=sys.stderr,
-        flush=True,
+        f"  results  {directory}"
     )
-    code = exit_code_of(lambda: coordinate(directory, experiment, runtime))
+    code = exit_code_of(lambda: coordinate(directory, experiment, runtime, lambda: say(begins)))
     return conclude(directory, code, "coordinator", new=new, print_summary=print_summary)
 
 
-def coordinate(directory: Path, experiment: Experiment, runtime: Runtime) -> int:
+def coordinate(directory: Path, experiment: Experiment, runtime: Runtime, opened: Callable[[], None]) -> int:
     """Play the run in a claimed directory to its end and write its report; returns the exit code.
 
-    Raises what ends a run early, but for an interruption, which is the code 4.
+    ``opened`` is called once devices are waited for, before anything is shown. Until then an experiment may turn out
+    to be none. Raises what ends a run early, but for an interruption, which is the code 4.
     """
     open_log(directory / "logs" / "coordinator.log", runtime.log_level)
     allow_files(experiment.fleet.devices + SPARE_FILES)
     state = ProgressState(experiment.name, experiment.rounds, experiment.fleet.devices, time.monotonic)
     try:
-        with _metrics(runtime.metrics_port) as metrics, open_progress(state, Console(stderr=True)) as progress:
-            asyncio.run(_serve(directory, experiment, runtime, [LogObserver(), *metrics, progress]))
+        with _metrics(runtime.metrics_port) as metrics, ExitStack() as shown:
+            progress = open_progress(state, Console(stderr=True))
+
+            def begin() -> None:
+                opened()
+                shown.enter_context(progress)
+
+            asyncio.run(_serve(directory, experiment, runtime, [LogObserver(), *metrics, progress], begin))
     except QuorumError:
         _report(directory)
         raise
@@ -91,10 +97,16 @@ def coordinate(directory: Path, experiment: Experiment, runtime: Runtime) -> int
     return _report(directory)
 
 
-async def _serve(directory: Path, experiment: Experiment, runtime: Runtime, observers: Sequence[Observer]) -> Summary:
+async def _serve(
+    directory: Path,
+    experiment: Experiment,
+    runtime: Runtime,
+    observers: Sequence[Observer],
+    opened: Callable[[], None],
+) -> Summary:
     network = MemoryNetwork() if runtime.transport == "memory" else ZmqNetwork()
     try:
-        plan = assemble(directory, experiment, network, runtime.bind, observers)
+        plan = replace(assemble(directory, experiment, network, runtime.bind, observers), opened=opened)
         return await (serve_embedded(plan, runtime) if runtime.transport == "memory" else serve(plan))
     finally:
         network.close()
@@ -235,6 +247,11 @@ def _metrics(port: int) -> Iterator[list[Observer]]:
 
 
 def main(words: Sequence[str]) -> int:
-    """What ``fedemu run`` starts: ``directory runtime``, the latter as JSON."""
-    directory, runtime = Path(words[0]), words[1]
-    return exit_code_of(lambda: coordinate(directory, read_frozen(directory), Runtime.model_validate_json(runtime)))
+    """What ``fedemu run`` starts: ``directory runtime line``, the runtime as JSON and the line to ``announce`` by."""
+    directory, line = Path(words[0]), int(words[2])
+
+    def action() -> int:
+        runtime = Runtime.model_validate_json(words[1])
+        return coordinate(directory, read_frozen(directory), runtime, lambda: announce(line))
+
+    return exit_code_of(action)

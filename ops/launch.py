@@ -1,4 +1,4 @@
-"""Starts a coordinator and a machine full of devices as child processes, and sees both to their end.
+"""Starts a coordinator and then a machine full of devices as child processes, and sees both to their end.
 
 Decisions are ``launch_rules.py``'s; here are the processes, the signals and the waiting. The children live in sessions
 of their own, so that Ctrl-C reaches only this process, and they end if it ends.
@@ -19,8 +19,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from signal import Signals
 from types import FrameType
+from typing import IO
 
-from fedemu.ops.launch_rules import Action, Child, Launch, Patience, Restart, Say, Send
+from fedemu.ops.launch_rules import Action, Child, Launch, Patience, Say, Send, StartDevices
 from fedemu.ops.processes import STOP_SIGNALS
 from fedemu.protocol.errors import ConfigurationError
 
@@ -40,44 +41,86 @@ def launch(
 ) -> Launch:
     """Run both commands to their end; returns how it ended, with the ``exit_code`` of the whole.
 
-    ``terminal`` names the file that takes a child's stderr, None lets it share this process's. ``started`` is told
-    the process ids. Call it in the main thread: it takes over the stop signals while it runs.
+    The coordinator gets the number of a descriptor as one more argument, by which it has to ``announce`` itself;
+    then the devices are started, and ``started`` is told the process ids. ``terminal`` names the file that takes a
+    child's stderr, None lets it share this process's. Call it in the main thread: it takes over the stop signals.
     """
     rules = Launch(patience)
-    children: dict[Child, subprocess.Popen[bytes]] = {}
-    with _signals() as (readable, received):
+    children = _Children(commands, terminal)
+    line, far_end = socket.socketpair()
+    with line, far_end, _signals() as (readable, received):
         try:
-            for child in ("devices", "coordinator"):  # the devices first: they are ready sooner
-                children[child] = _start(commands[child], terminal[child])
-            started({child: process.pid for child, process in children.items()})
-            ended: set[Child] = set()
+            children.start("coordinator", far_end)
+            far_end.close()
+            watched: list[int | socket.socket] = [readable, line]
+            awake: Sequence[int | socket.socket] = ()
             while rules.exit_code is None:
                 actions: list[Action] = []
                 for sign in received():
                     actions += rules.signalled(sign, time.monotonic())
-                for child, process in children.items():
-                    if child not in ended and (code := process.poll()) is not None:
-                        ended.add(child)
-                        react = rules.coordinator_ended if child == "coordinator" else rules.devices_ended
-                        actions += react(code, time.monotonic())
+                for child, code in children.endings():
+                    react = rules.coordinator_ended if child == "coordinator" else rules.devices_ended
+                    actions += react(code, time.monotonic())
+                if announced := line in awake:
+                    watched.remove(line)
+                    actions += rules.coordinator_opened() if line.recv(1) else []
                 actions += rules.tick(time.monotonic())
                 for action in actions:
                     match action:
                         case Say(text):
                             say(text)
                         case Send(child, sign):
-                            _send(children[child], sign)
-                        case Restart():
-                            children["devices"] = _start(commands["devices"], terminal["devices"])
-                            ended.discard("devices")
+                            children.send(child, sign)
+                        case StartDevices():
+                            children.start("devices")
+                if announced:
+                    if "devices" in children.pids:
+                        started(children.pids)
+                    line.close()  # the answer for which the coordinator waits
+                awake = ()
                 if rules.exit_code is None and not actions:
                     left = _LONGEST_SLEEP if rules.wake is None else max(0.0, rules.wake - time.monotonic())
-                    select.select([readable], [], [], min(left, _LONGEST_SLEEP))
+                    awake, _, _ = select.select(watched, [], [], min(left, _LONGEST_SLEEP))
         finally:
-            for process in children.values():
-                _send(process, signal.SIGKILL)
-                process.wait()
+            children.kill()
     return rules
+
+
+class _Children:
+    """The processes of one launch."""
+
+    def __init__(self, commands: Mapping[Child, Sequence[str]], terminal: Mapping[Child, Path | None]) -> None:
+        self._commands = commands
+        self._terminal = terminal
+        self._processes: dict[Child, subprocess.Popen[bytes]] = {}
+        self._ended: set[Child] = set()
+
+    @property
+    def pids(self) -> dict[Child, int]:
+        return {child: process.pid for child, process in self._processes.items()}
+
+    def start(self, child: Child, line: socket.socket | None = None) -> None:
+        """Start a child, or start it again. It inherits ``line`` and finds its number in its last argument."""
+        kept = () if line is None else (line.fileno(),)
+        self._processes[child] = _start([*self._commands[child], *map(str, kept)], self._terminal[child], kept)
+        self._ended.discard(child)
+
+    def endings(self) -> list[tuple[Child, int]]:
+        """Who ended since the last call, with which code."""
+        codes = [(child, process.poll()) for child, process in self._processes.items() if child not in self._ended]
+        new = [(child, code) for child, code in codes if code is not None]
+        self._ended.update(child for child, _ in new)
+        return new
+
+    def send(self, child: Child, sign: Signals) -> None:
+        if self._processes[child].poll() is None:
+            self._processes[child].send_signal(sign)
+
+    def kill(self) -> None:
+        """Leave nobody behind."""
+        for child, process in self._processes.items():
+            self.send(child, signal.SIGKILL)
+            process.wait()
 
 
 def last_words(path: Path) -> str:
@@ -104,24 +147,28 @@ def free_address() -> str:
     raise ConfigurationError("found no free port on 127.0.0.1; name one with --bind tcp://127.0.0.1:PORT")
 
 
-def _start(command: Sequence[str], terminal: Path | None) -> subprocess.Popen[bytes]:
-    """The child begins with the stop signals blocked; ``begin_child`` unblocks them once it can answer to them."""
+def _start(command: Sequence[str], terminal: Path | None, kept: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    """The child begins with the stop signals blocked; ``begin_child`` unblocks them once it can answer to them.
+
+    It inherits the descriptors ``kept``.
+    """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         if terminal is None:
-            return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
-            )
+            return _popen(command, kept, subprocess.DEVNULL, None)
         terminal.parent.mkdir(parents=True, exist_ok=True)
         with terminal.open("ab") as file:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+            return _popen(command, kept, file, file)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _send(process: subprocess.Popen[bytes], sign: Signals) -> None:
-    if process.poll() is None:
-        process.send_signal(sign)
+def _popen(
+    command: Sequence[str], kept: Sequence[int], stdout: int | IO[bytes], stderr: IO[bytes] | None
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, pass_fds=kept, start_new_session=True
+    )
 
 
 @contextmanager

@@ -1,6 +1,7 @@
-"""How ``fedemu run`` reacts to the ends of its two children and to signals: events in, actions out, no I/O.
+"""How ``fedemu run`` reacts to what its two children do and to signals: events in, actions out, no I/O.
 
-The coordinator is never revived: its end is the end of the run. A supervisor that was killed is started again, as an
+The coordinator comes first, and the devices once it waits for them: an experiment that can't be put together starts no
+device. It is never revived: its end is the end of the run. A supervisor that was killed is started again, as an
 operator of a real fleet would, because an unplanned death must not change the outcome.
 """
 
@@ -45,8 +46,8 @@ class Send:
 
 
 @dataclass(frozen=True)
-class Restart:
-    """Start the devices' supervisor again."""
+class StartDevices:
+    """Start the devices' supervisor, for the first time or again."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Say:
     text: str
 
 
-Action = Send | Restart | Say
+Action = Send | StartDevices | Say
 
 
 class Stage(Enum):
@@ -65,7 +66,7 @@ class Stage(Enum):
 
 @dataclass
 class Launch:
-    """The state of one launch; ``exit_code`` is set once both children are gone."""
+    """The state of one launch; ``exit_code`` is set once every child is gone that was started."""
 
     patience: Patience = Patience()
     exit_code: int | None = None
@@ -74,6 +75,8 @@ class Launch:
     """When ``tick`` has to be called at the latest, on the caller's clock."""
     devices_gave_up: bool = False
     """Whether the end began with the devices, by an error of theirs."""
+    _started: bool = False
+    """Whether the devices have been; the coordinator is from the beginning."""
     _ended: dict[Child, int] = field(default_factory=dict)
     _restarts: int = 0
     _sent: set[Send] = field(default_factory=set)
@@ -86,6 +89,13 @@ class Launch:
             self.wake = now + self.patience.termination
             return [self._send("coordinator", signal.SIGKILL)]
         return [self._send("devices", signal.SIGTERM)]
+
+    def coordinator_opened(self) -> list[Action]:
+        """It has put the experiment together and waits for devices."""
+        if self.stage is not Stage.RUNNING:
+            return []
+        self._started = True
+        return [StartDevices()]
 
     def coordinator_ended(self, code: int, now: float) -> list[Action]:
         """``code`` as subprocess gives it: negative for a signal."""
@@ -104,7 +114,7 @@ class Launch:
         if self.stage is Stage.RUNNING and code < 0 and self._restarts < MOST_RESTARTS:
             self._restarts += 1
             name = Signals(-code).name
-            return [Say(f"the devices' supervisor was ended by {name}; starting it again"), Restart()]
+            return [Say(f"the devices' supervisor was ended by {name}; starting it again"), StartDevices()]
         self._ended["devices"] = code
         if self.stage is Stage.RUNNING and code != 0:
             self.devices_gave_up = True
@@ -136,7 +146,7 @@ class Launch:
         return send
 
     def _unless_over(self, actions: list[Action]) -> list[Action]:
-        if len(self._ended) < 2:
+        if "coordinator" not in self._ended or (self._started and "devices" not in self._ended):
             return actions
         self.wake = None
         self.exit_code = self._verdict(self._ended["coordinator"])

@@ -1,11 +1,13 @@
-"""What the processes that ``fedemu run`` starts have in common: a name, an early answer to signals, an end with it."""
+"""What the processes that ``fedemu run`` starts share with it: a name, an early answer to signals, an end with it."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import socket
 import sys
+from contextlib import suppress
 from types import FrameType
 
 from fedemu.device.kernel import name_process
@@ -29,6 +31,13 @@ def begin_child(name: str, parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(LEFT_EARLY)
+
+
+def announce(line: int) -> None:
+    """Tell ``launch`` by its socket ``line`` that the devices may come; returns once it has acted on that."""
+    with socket.socket(fileno=line) as launcher, suppress(OSError):  # a launcher that is gone ends this process too
+        launcher.send(b"!")
+        launcher.recv(1)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

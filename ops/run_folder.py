@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fedemu.coordinator.run_directory import RunDirectory
@@ -40,6 +41,9 @@ def give_back(directory: Path) -> bool:
     if (rows.exists() and rows.stat().st_size) or (checkpoint.exists() and any(checkpoint.iterdir())):
         return False
     shutil.rmtree(directory, ignore_errors=True)
+    if directory.parent == RUNS:
+        with suppress(OSError):  # other runs are in it
+            RUNS.rmdir()
     return True
 
 

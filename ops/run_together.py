@@ -35,8 +35,8 @@ def run_together(directory: Path, experiment: Experiment, runtime: Runtime, *, n
             # torch is imported only by the process that computes; here that is this one.
             from fedemu.ops.coordinator_process import coordinate
 
-            say(f"{begins}\n  everything in process {os.getpid()}\n  results      {directory}")
-            code = exit_code_of(lambda: coordinate(directory, experiment, runtime))
+            place = f"{begins}\n  everything in process {os.getpid()}\n  results      {directory}"
+            code = exit_code_of(lambda: coordinate(directory, experiment, runtime, lambda: say(place)))
         else:
             code = _launch_both(directory, experiment, runtime, begins)
     except KeyboardInterrupt:

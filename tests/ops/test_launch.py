@@ -14,7 +14,9 @@ from fedemu.ops.launch import free_address, last_words, launch
 from fedemu.ops.launch_rules import Child, Patience
 
 BEGIN = "import signal, sys; from fedemu.ops.processes import begin_child; begin_child('toy', int(sys.argv[1]))\n"
-WAITS_FOR_SIGTERM = BEGIN + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nwhile True: signal.pause()"
+OPEN = "import sys; from fedemu.ops.processes import announce; announce(int(sys.argv[2]))\n"
+WAIT = "while True: signal.pause()"
+WAITS_FOR_SIGTERM = BEGIN + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n" + WAIT
 
 
 QUICK = Patience(departure=0.05, retreat=0.05)
@@ -38,14 +40,20 @@ def run(coordinator: str, devices: str, said: list[str] | None = None) -> tuple[
 
 
 def test_the_code_of_the_coordinator_is_the_code_of_the_run_and_nothing_is_left() -> None:
-    code, pids = run("raise SystemExit(3)", WAITS_FOR_SIGTERM)
+    code, pids = run(OPEN + "raise SystemExit(3)", WAITS_FOR_SIGTERM)
     assert code == 3
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
 
 
+def test_no_device_is_started_before_the_coordinator_has_opened(tmp_path: Path) -> None:
+    leaves_a_mark = f"import pathlib; pathlib.Path({str(tmp_path / 'mark')!r}).touch()"
+    code, pids = run("raise SystemExit(2)", leaves_a_mark)
+    assert (code, pids, list(tmp_path.iterdir())) == (2, {}, [])
+
+
 def test_a_killed_coordinator_is_an_interruption_and_takes_the_devices_along() -> None:
     said: list[str] = []
-    code, pids = run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", WAITS_FOR_SIGTERM, said)
+    code, pids = run(OPEN + "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", WAITS_FOR_SIGTERM, said)
     assert code == 4
     assert said == ["the coordinator was ended by SIGKILL"]
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
@@ -67,7 +75,7 @@ def test_a_killed_supervisor_is_started_again(tmp_path: Path) -> None:
     while not pathlib.Path({str(tmp_path / "again")!r}).exists() and time.monotonic() < end:
         time.sleep(0.01)
     """
-    code, _ = run(textwrap.dedent(waits), textwrap.dedent(dies_once))
+    code, _ = run(OPEN + textwrap.dedent(waits), textwrap.dedent(dies_once))
     assert code == 0
     assert (tmp_path / "again").exists()
 
@@ -98,7 +106,7 @@ def start_launcher(coordinator: str, devices: str) -> tuple[subprocess.Popen[str
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_signal_reaches_the_coordinator_as_sigint(sign: signal.Signals) -> None:
-    checkpoints = BEGIN + "signal.signal(signal.SIGINT, lambda *_: sys.exit(4))\nwhile True: signal.pause()"
+    checkpoints = BEGIN + "signal.signal(signal.SIGINT, lambda *_: sys.exit(4))\n" + OPEN + WAIT
     process, pids = start_launcher(checkpoints, WAITS_FOR_SIGTERM)
     process.send_signal(sign)
     assert process.wait(timeout=20) == 4
@@ -106,7 +114,7 @@ def test_a_stop_signal_reaches_the_coordinator_as_sigint(sign: signal.Signals) -
 
 
 def test_the_children_end_when_the_launcher_is_killed() -> None:
-    process, pids = start_launcher(WAITS_FOR_SIGTERM, WAITS_FOR_SIGTERM)
+    process, pids = start_launcher(BEGIN + OPEN + WAIT, WAITS_FOR_SIGTERM)
     children = [psutil.Process(pid) for pid in pids]
     process.kill()
     process.wait(timeout=10)

@@ -64,7 +64,13 @@ def test_a_claim_without_a_round_is_given_back() -> None:
     directory = claim(EXPERIMENT, None)
     (directory / "logs").mkdir()
     assert give_back(directory)
-    assert not directory.exists()
+    assert not Path("runs").exists()
+
+
+def test_a_claim_beside_another_run_is_given_back_alone() -> None:
+    kept, directory = claim(EXPERIMENT, None), claim(EXPERIMENT, None)
+    assert give_back(directory)
+    assert list(Path("runs").iterdir()) == [kept]
 
 
 def test_a_run_with_a_round_is_kept() -> None:
