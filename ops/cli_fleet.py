@@ -16,6 +16,7 @@ from fedemu.ops.config_sources import load_experiment
 from fedemu.ops.datasets_apart import find_data
 from fedemu.ops.run_folder import claim, give_back, reopen
 from fedemu.ops.run_together import conclude, is_complete, run_together
+from fedemu.ops.seed_group import SeedGroup, is_group, new_group, parse_seeds, reopen_group, run_group
 from fedemu.protocol.errors import ConfigurationError
 
 Bind = Annotated[
@@ -31,6 +32,14 @@ def run(
     experiment: options.Experiment = None,
     out: options.Out = None,
     seed: options.Seed = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SEEDS",
+            help="Run with each of these seeds, as in 0,1,2 or 0-4, into DIR/seed-N of --out DIR, and compare them.",
+            show_default=False,
+        ),
+    ] = None,
     rounds: options.Rounds = None,
     devices: options.Devices = None,
     resume: options.Resume = None,
@@ -51,7 +60,8 @@ def run(
 ) -> int:
     """Run an experiment on this machine: coordinator, devices, progress, report. Ctrl-C stops it with a checkpoint.
 
-    The address is a free port of this machine unless --bind says otherwise.
+    The address is a free port of this machine unless --bind says otherwise. With --seeds there is a run for each,
+    one after another; --resume goes on with what is left of them.
     """
     overrides = overrides_of(
         settings,
@@ -66,6 +76,9 @@ def run(
         runtime__device_type=device_type,
         runtime__log_level=log_level,
     )
+    if seeds is not None or (resume is not None and is_group(resume)):
+        group = _open_group(experiment, out, resume, seeds, overrides)
+        return run_group(group, print_summaries=format is Format.JSON)
     directory, checked, runtime = _open(experiment, out, resume, overrides)
     if resume is not None and is_complete(directory, checked):
         return conclude(directory, 0, "run", new=False, print_summary=format is Format.JSON)
@@ -159,10 +172,27 @@ def _open(
         experiment, runtime = load_experiment(source, overrides, os.environ)
         find_data(experiment)
         return claim(experiment, out), experiment, runtime
+    _refuse_beside_resume(resume, source, out)
+    experiment, runtime = reopen(resume, overrides, os.environ)
+    return resume, experiment, runtime
+
+
+def _open_group(
+    source: str | None, out: Path | None, resume: Path | None, seeds: str | None, overrides: list[str]
+) -> SeedGroup:
+    """The run directories of several seeds, new or continued."""
+    if any(override.partition("=")[0].strip() == "seed" for override in overrides):
+        raise ConfigurationError("--seed is for one run, and here are several seeds; leave out --seed")
+    chosen = None if seeds is None else parse_seeds(seeds)
+    if resume is None:
+        return new_group(source, chosen or [], out, overrides, os.environ)
+    _refuse_beside_resume(resume, source, out)
+    return reopen_group(resume, chosen, overrides, os.environ)
+
+
+def _refuse_beside_resume(resume: Path, source: str | None, out: Path | None) -> None:
     for given, name in ((source, "an experiment"), (out, "--out")):
         if given is not None:
             raise ConfigurationError(
                 f"--resume goes on with the experiment and the folder of {resume}; leave out {name}"
             )
-    experiment, runtime = reopen(resume, overrides, os.environ)
-    return resume, experiment, runtime
