@@ -6,22 +6,20 @@ Mitigating Forgetting in Federated Learning".
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from fedemu.coordinator.run_directory import Run
 from fedemu.ops.compare import Comparison, Entry
+from fedemu.ops.compare_curves import MOVED, Curve, class_table, curve
 from fedemu.ops.plot_style import (
     GREY,
     INK,
     LINE_STYLES,
     PALETTE,
-    Floats,
     bare_figure,
     class_map,
     marker,
@@ -34,14 +32,6 @@ from fedemu.ops.plot_style import (
 _WIDTH = 6.6
 _SMOOTH_FROM = 20
 """From so many rounds on, a jagged curve is drawn as a running mean."""
-
-
-class Curve(NamedTuple):
-    """The mean and the sample deviation over the seeds, by round; the deviation is 0 where only one has the round."""
-
-    rounds: Floats
-    mean: Floats
-    deviation: Floats
 
 
 def accuracy(comparison: Comparison) -> Figure | None:
@@ -67,7 +57,7 @@ def accuracy_by_bytes(comparison: Comparison) -> Figure | None:
     """Accuracy against what all devices together have sent and received, as a real fleet would have moved it."""
     figure, axes = new_figure("Accuracy by traffic", height=_height(comparison))
     for entry, look in _looks(comparison):
-        spent, reached = curve(entry, _MOVED), curve(entry, "accuracy")
+        spent, reached = curve(entry, MOVED), curve(entry, "accuracy")
         both, of_spent, of_reached = np.intersect1d(spent.rounds, reached.rounds, return_indices=True)
         if len(both):
             axes.plot(spent.mean[of_spent], reached.mean[of_reached], linewidth=1.8, **look)
@@ -157,7 +147,7 @@ def round_forgetting(comparison: Comparison) -> Figure | None:
 
 def class_accuracy(comparison: Comparison) -> Figure | None:
     """One heat map per experiment, the mean over its seeds; all of one scale (Aljahdali et al., figure 1b)."""
-    maps = [(entry.label, *_class_table(entry)) for entry in comparison.entries]
+    maps = [(entry.label, *class_table(entry)) for entry in comparison.entries]
     maps = [(label, rounds, table) for label, rounds, table in maps if rounds]
     if not maps:
         return None
@@ -186,45 +176,6 @@ COMPARISON_PLOTS: Mapping[str, Callable[[Comparison], Figure | None]] = {
     "round_forgetting": round_forgetting,
 }
 WIDE_COMPARISON_PLOTS: Mapping[str, Callable[[Comparison], Figure | None]] = {"class_accuracy": class_accuracy}
-
-_MOVED = "moved"
-
-
-def curve(entry: Entry, key: str) -> Curve:
-    """A column of ``metrics.jsonl`` over the rounds in which at least one run has it; ``moved`` adds up all bytes."""
-    by_round: dict[int, list[float]] = defaultdict(list)
-    for run in entry.runs:
-        for round, value in _column(run, key):
-            by_round[round].append(value)
-    rounds = sorted(by_round)
-    values = [np.array(by_round[round]) for round in rounds]
-    return Curve(
-        np.array(rounds, dtype=np.float64),
-        np.array([np.mean(column) for column in values]),
-        np.array([np.std(column, ddof=1) if len(column) > 1 else 0.0 for column in values]),
-    )
-
-
-def _column(run: Run, key: str) -> Iterator[tuple[int, float]]:
-    moved = 0.0
-    for row in run.rows:
-        moved += float(row.get("bytes_down") or 0) + float(row.get("bytes_up") or 0)
-        value = moved if key == _MOVED else row.get(key)
-        if value is not None:
-            yield int(row["round"]), float(value)
-
-
-def _class_table(entry: Entry) -> tuple[list[int], Floats]:
-    """The rounds that all runs with accuracies by class have, and the mean over those runs ``[classes, rounds]``."""
-    tables = [
-        {int(row["round"]): row["class_accuracy"] for row in run.rows if row.get("class_accuracy")}
-        for run in entry.runs
-    ]
-    tables = [table for table in tables if table]
-    rounds = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
-    return rounds, np.mean(
-        [numbers([table[round] for round in rounds]).T for table in tables], axis=0
-    ) if rounds else np.empty(0)
 
 
 def _looks(comparison: Comparison) -> Iterator[tuple[Entry, dict[str, Any]]]:

@@ -149,7 +149,7 @@ def _conclude(group: SeedGroup, print_summaries: bool) -> None:
 
 
 def _say_how_to_go_on(group: SeedGroup) -> None:
-    say("go on with all seeds, of which those that are done are kept, by")
+    say("or go on with all seeds, of which those that are done are kept:")
     say(f"fedemu run --resume {shlex.quote(str(group.folder))}")
 
 

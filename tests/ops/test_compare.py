@@ -9,12 +9,13 @@ import pytest
 
 from fedemu.ops import cli_commands
 from fedemu.ops.compare import Comparison, Statistic, compare
+from fedemu.ops.compare_curves import MOVED, class_table, curve
 from fedemu.ops.compare_page import claim_folder, write_comparison
 from fedemu.ops.compare_text import columns, text
 from fedemu.ops.config import Experiment
 from fedemu.ops.config_sources import write_frozen
 from fedemu.ops.plot_style import rendered
-from fedemu.ops.plots_compare import COMPARISON_PLOTS, WIDE_COMPARISON_PLOTS, curve
+from fedemu.ops.plots_compare import COMPARISON_PLOTS, WIDE_COMPARISON_PLOTS
 from fedemu.protocol.errors import ConfigurationError
 
 PLOTS = {**COMPARISON_PLOTS, **WIDE_COMPARISON_PLOTS}
@@ -230,7 +231,10 @@ def test_a_curve_is_the_mean_over_the_seeds_that_have_the_round(tmp_path: Path) 
     assert rounds.tolist() == [1.0, 3.0]
     assert mean.tolist() == [0.375, 0.75]
     assert deviation.tolist() == pytest.approx([0.25 / 2**0.5, 0.0])
-    assert curve(entry, "moved").mean.tolist() == [2000.0, 4000.0, 6000.0]
+    assert curve(entry, MOVED).mean.tolist() == [2000.0, 4000.0, 6000.0]
+    rounds_with_classes, table = class_table(entry)
+    assert rounds_with_classes == [1, 3]
+    assert table.tolist() == [[0.375, 0.75], [0.5, 0.5]]
 
 
 def test_a_comparison_is_a_page_with_its_pictures_and_numbers_for_programs(seeds: Path, tmp_path: Path) -> None:
