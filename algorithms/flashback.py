@@ -217,7 +217,7 @@ def _require_sense(distil: str, local: str) -> None:
     if local == "not_true" and distil == "server":
         raise ConfigurationError(
             "algorithm.options.local = 'not_true' distils at the devices, but distil = 'server' leaves that out; "
-            "leave out one of the two"
+            "drop one of the two"
         )
     if local == "not_true" and distil == "devices":
         raise ConfigurationError(
