@@ -12,9 +12,12 @@ from fedemu.ops.plots_diagnosis import (
     DIAGNOSIS_PLOTS,
     forgetting_by_stage,
     in_and_out_local,
-    local_forgetting_matrix,
     loss_transition,
     mean_over_devices,
+)
+from fedemu.ops.plots_round import (
+    local_forgetting_of_last_round,
+    local_forgetting_of_worst_round,
     rows_of_last_round,
     rows_of_worst_round,
 )
@@ -45,7 +48,7 @@ def diagnosed(round: int, **more: Any) -> dict[str, Any]:
         "local_forgetting": 0.2,
         "aggregation_forgetting": 0.1,
         "round_forgetting": 0.05,
-        "validation": {"forgetting": [[-0.25, 0.5], [0.25, None]]},
+        "validation": {"forgetting": [[-0.25, 0.5], [0.25, None]], "mean_forgetting": 0.375},
     } | more
 
 
@@ -118,12 +121,19 @@ def test_the_worst_round_is_the_one_with_the_largest_round_forgetting() -> None:
 
 
 def test_the_matrix_of_local_forgetting_is_coloured_evenly_around_zero() -> None:
-    figure = local_forgetting_matrix([diagnosed(1), diagnosed(2, validation=None)])
+    figure = local_forgetting_of_last_round([diagnosed(1), diagnosed(2, validation=None)])
     assert figure is not None
     image = figure.axes[0].images[0]
     assert image.get_clim() == (-0.5, 0.5)
     assert np.ma.filled(image.get_array(), np.nan)[0].tolist() == [-0.25, 0.5]
     assert "round 1" in figure.axes[0].get_title()
+
+
+def test_the_worst_matrix_is_that_of_the_round_with_the_largest_mean_forgetting() -> None:
+    less = {"forgetting": [[0.0, 0.1], [0.1, 0.0]], "mean_forgetting": 0.1}
+    figure = local_forgetting_of_worst_round([diagnosed(1), diagnosed(2, validation=less)])
+    assert figure is not None
+    assert figure.axes[0].get_title() == "Local forgetting, round 1 (most forgotten)"
 
 
 def test_a_stage_without_numbers_has_no_line() -> None:

@@ -60,7 +60,7 @@ def test_a_diagnosed_run_has_the_papers_pictures_too(run_directory: Path, monkey
         "after": model,
         "locals": {"loss": [2.0], "class_accuracy": [[0.25, None]], "in_local": [0.5], "out_local": [None]},
         "round_forgetting": 0.0,
-        "validation": {"forgetting": [[0.25]]},
+        "validation": {"forgetting": [[0.25]], "mean_forgetting": 0.0},
     }
     (run_directory / "diagnosis.jsonl").write_text(json.dumps(diagnosed) + "\n")
     page = write_report(run_directory).read_text()
