@@ -10,7 +10,8 @@ which up to a constant is ``loss + penalty · (⟨P, θ²⟩ - 2⟨Q, θ⟩)`` w
 
 The coordinator keeps the sums over the latest terms of all devices that it has heard of. A device keeps its own terms,
 subtracts them from the sums that it is sent, and sends how they changed, so that the sums stay those of what the
-accepted devices keep, whoever takes part. Both ways this is three models' traffic in place of one.
+accepted devices keep, whoever takes part. Both ways this is three models' traffic in place of one. The gradients of
+single samples take a step each; with 5 epochs of training a round takes two to three times that of federated averaging.
 
 Defaults: λ = 1, and at most 500 samples for the diagonal (FedNTD's comparison); models are averaged by examples.
 

@@ -19,6 +19,9 @@ That code means to keep made data within the values of the batch, but the call h
 samples themselves along with the data made from them; here neither happens. It makes data from all batches of a device;
 here from ``rehearsals`` batches at most (10), which are held in memory of fixed size and used in turn, one per step.
 Momentum, which the authors do without, belongs to the gradient in 1 and is not corrected.
+
+A step takes three gradients in place of one, and making data two gradients by inputs per iteration, in float64. With
+the defaults and 5 epochs of a convolutional model that comes to about ten times the computing of federated averaging.
 """
 
 from __future__ import annotations
