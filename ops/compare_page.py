@@ -14,9 +14,9 @@ from fedemu.protocol.errors import ConfigurationError
 
 NUMBERS, PAGE = "compare.json", "compare.html"
 _CSS = """
-main { max-width: 1500px } .wide + .sub { margin-top: 8px } .wide { overflow-x: auto; font-size: 14px }
-.wide td { white-space: nowrap; padding: 5px 9px } .wide th { padding: 5px 9px; vertical-align: bottom }
-.wide td:first-child { font-weight: 600 } th.n { text-align: right }
+main { max-width: 1500px } .wide + .sub { margin-top: 8px } .wide { overflow-x: auto; font-size: 13px }
+.wide td { white-space: nowrap; padding: 5px 6px } .wide th { padding: 5px 6px; vertical-align: bottom }
+.wide td:first-child { font-weight: 600; white-space: normal; min-width: 150px } th.n { text-align: right }
 .one img { max-width: 100%; background: #fff;
   border: 1px solid var(--line); border-radius: 10px; padding: 8px }
 """

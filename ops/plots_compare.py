@@ -27,6 +27,7 @@ from fedemu.ops.plot_style import (
     numbers,
     readable_bytes,
     round_ticks,
+    time_unit,
 )
 
 _WIDTH = 6.6
@@ -56,16 +57,19 @@ def accuracy(comparison: Comparison) -> Figure | None:
 def accuracy_by_bytes(comparison: Comparison) -> Figure | None:
     """Accuracy against what all devices together have sent and received, as a real fleet would have moved it."""
     figure, axes = new_figure("Accuracy by traffic", height=_height(comparison))
-    for entry, look in _looks(comparison):
-        spent, reached = curve(entry, MOVED), curve(entry, "accuracy")
-        both, of_spent, of_reached = np.intersect1d(spent.rounds, reached.rounds, return_indices=True)
-        if len(both):
-            axes.plot(spent.mean[of_spent], reached.mean[of_reached], linewidth=1.8, **look)
+    _draw_accuracy_against(axes, comparison, MOVED, 1.0)
     axes.set_xlabel("bytes down and up, emulated")
-    axes.xaxis.set_major_locator(round_ticks(6))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: readable_bytes(value)))
-    axes.set_xlim(left=0)
-    _scale_accuracy(axes, comparison)
+    return _with_legend(figure, axes)
+
+
+def accuracy_by_time(comparison: Comparison) -> Figure | None:
+    """Accuracy against the experiment's clock, which goes by the devices' emulated speed."""
+    figure, axes = new_figure("Accuracy by time", height=_height(comparison))
+    spans = [value for entry in comparison.entries for value in entry.figures["virtual_time"].known]
+    divisor, unit = time_unit(max(spans, default=0.0))
+    _draw_accuracy_against(axes, comparison, "virtual_time", divisor)
+    axes.set_xlabel(f"time of the experiment [{unit}]")
     return _with_legend(figure, axes)
 
 
@@ -170,10 +174,11 @@ def class_accuracy(comparison: Comparison) -> Figure | None:
 
 COMPARISON_PLOTS: Mapping[str, Callable[[Comparison], Figure | None]] = {
     "accuracy": accuracy,
-    "accuracy_by_bytes": accuracy_by_bytes,
     "forgetting_and_accuracy": forgetting_and_accuracy,
-    "round_forgetting_ecdf": round_forgetting_ecdf,
     "round_forgetting": round_forgetting,
+    "round_forgetting_ecdf": round_forgetting_ecdf,
+    "accuracy_by_bytes": accuracy_by_bytes,
+    "accuracy_by_time": accuracy_by_time,
 }
 WIDE_COMPARISON_PLOTS: Mapping[str, Callable[[Comparison], Figure | None]] = {"class_accuracy": class_accuracy}
 
@@ -189,6 +194,17 @@ def _draw(axes: Any, drawn: Curve, look: dict[str, Any]) -> None:
         axes.plot(drawn.rounds, drawn.mean, linewidth=1.8, marker=marker(len(drawn.rounds)), **look)
         low, high = drawn.mean - drawn.deviation, drawn.mean + drawn.deviation
         axes.fill_between(drawn.rounds, low, high, color=look["color"], alpha=0.16, linewidth=0)
+
+
+def _draw_accuracy_against(axes: Any, comparison: Comparison, key: str, divisor: float) -> None:
+    for entry, look in _looks(comparison):
+        spent, reached = curve(entry, key), curve(entry, "accuracy")
+        both, of_spent, of_reached = np.intersect1d(spent.rounds, reached.rounds, return_indices=True)
+        if len(both):
+            axes.plot(spent.mean[of_spent] / divisor, reached.mean[of_reached], linewidth=1.8, **look)
+    axes.xaxis.set_major_locator(round_ticks(6))
+    axes.set_xlim(left=0)
+    _scale_accuracy(axes, comparison)
 
 
 def _scale_accuracy(axes: Any, comparison: Comparison) -> None:
