@@ -28,8 +28,6 @@ from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.serve import serve
 from fedemu.coordinator.settings import Settings
 from fedemu.coordinator.summary import Summary
-from fedemu.device.embedded import EmbeddedPlan, embed
-from fedemu.device.trainer_process import open_runner
 from fedemu.ops.cli_errors import INTERRUPTED, complain, exit_code_of
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.config_sources import read_frozen
@@ -43,14 +41,13 @@ from fedemu.ops.progress import open_progress
 from fedemu.ops.progress_state import ProgressState
 from fedemu.ops.public_data import open_public
 from fedemu.ops.run_together import conclude, say
+from fedemu.ops.serve_embedded import serve_embedded
 from fedemu.protocol.blobs import encode_tree
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError
 from fedemu.protocol.memory_transport import MemoryNetwork
 from fedemu.protocol.transport import Network
 from fedemu.protocol.zmq_transport import ZmqNetwork
 
-DEPARTURE_SECONDS = 10.0
-"""How long devices of this process may take to leave after the end."""
 MOST_HEARTBEATS = 500
 """Per second of the whole fleet: a larger one beats less often, or nothing else would be heard."""
 SPARE_FILES = 256
@@ -110,34 +107,6 @@ async def _serve(
         return await (serve_embedded(plan, runtime) if runtime.transport == "memory" else serve(plan))
     finally:
         network.close()
-
-
-async def serve_embedded(plan: CoordinatorPlan, runtime: Runtime) -> Summary:
-    """Serve with all devices in this process; raises what either side does, the devices' complaint first."""
-    serving = asyncio.create_task(serve(plan))
-    embedding = asyncio.create_task(
-        embed(
-            EmbeddedPlan(
-                network=plan.network,
-                address=plan.address,
-                count=plan.settings.devices,
-                state=plan.directory / "devices",
-                open_runner=open_runner,
-                device_type=runtime.device_type,
-            )
-        )
-    )
-    await asyncio.wait({serving, embedding}, return_when=asyncio.FIRST_COMPLETED)
-    devices_failed = embedding.done() and embedding.exception() is not None
-    if devices_failed and not serving.done():
-        serving.cancel()
-    await asyncio.wait({serving})
-    await asyncio.wait({embedding}, timeout=DEPARTURE_SECONDS)
-    embedding.cancel()
-    await asyncio.wait({embedding})
-    if serving.cancelled():
-        await embedding
-    return await serving
 
 
 def assemble(

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from fedemu.ops.config import Runtime
 from fedemu.ops.config_sources import load_experiment
-from fedemu.ops.coordinator_process import assemble, serve_embedded
+from fedemu.ops.coordinator_process import assemble
 from fedemu.ops.run_folder import claim
+from fedemu.ops.serve_embedded import serve_embedded
 from fedemu.protocol.codec import Buffer, Decoder, Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.ids import AskId

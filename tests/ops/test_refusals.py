@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedemu.ops import cli_commands, launch
+from fedemu.ops import cli_commands, launch, serve_embedded
 from fedemu.ops.config import Experiment
 from fedemu.ops.datasets import prepare
 from fedemu.ops.logs import LogFile
@@ -21,6 +22,17 @@ IMPOSSIBLE = [
     ("algorithm.options.muu=1", "has no option algorithm.options.muu"),
     ("data.partition.min_samples=90", "20 devices with at least 90 samples each need 1800, but there are 1437"),
 ]
+REFUSES = """
+    from fedemu.algorithms.fedavg import FedAvg
+    from fedemu.protocol.errors import ConfigurationError
+
+    class Refuses(FedAvg):
+        def __init__(self, ingredients):
+            super().__init__(ingredients.local_sgd())
+
+        def init(self, variables, context):
+            raise ConfigurationError("this method wants more classes")
+"""
 ALONE = {"coordinator": ("coordinator",), "memory": ("run", "--transport", "memory")}
 
 
@@ -81,6 +93,18 @@ def test_a_coordinator_by_itself_refuses_in_the_same_words(
     setting: str, said: str, command: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert said in refused(capfd, *ALONE[command], "--set", setting)
+
+
+def test_a_method_may_refuse_as_late_as_in_its_first_state(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path_factory.mktemp("own") / "method.py"
+    own.write_text(textwrap.dedent(REFUSES))
+    embedded: list[object] = []
+    monkeypatch.setattr(serve_embedded, "embed", embedded.append)
+    said = refused(capfd, "run", "--transport", "memory", "--set", f"algorithm.name={own}:Refuses")
+    assert said == "fedemu: this method wants more classes\n"
+    assert embedded == []
 
 
 def test_a_folder_that_was_asked_for_is_not_left_behind(capfd: pytest.CaptureFixture[str]) -> None:
