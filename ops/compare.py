@@ -16,11 +16,13 @@ from fedemu.ops.compare_runs import grouped, labels
 
 SHARES = (0.5, 0.75, 0.95)
 """Of the target accuracy; the rounds to each are counted (Aljahdali et al., table 1)."""
+_BY_ROUND = ("round_forgetting", "local_forgetting", "aggregation_forgetting")
+"""Of these a run's figure is the mean over the rounds that have them; the last two only diagnosed rounds do."""
 FIGURES = (
     "final_accuracy",
     "best_accuracy",
     "forgetting",
-    "round_forgetting",
+    *_BY_ROUND,
     *(f"rounds_to_{share * 100:.0f}" for share in SHARES),
     "bytes_down",
     "bytes_up",
@@ -126,12 +128,11 @@ def _figures_of(run: Run, target: float | None) -> dict[str, float | None]:
     reached = accuracies(run)
     classes = [row["class_accuracy"] for row in run.rows if row.get("class_accuracy")]
     forgot = forgetting(classes) if len(classes) > 1 else math.nan
-    round_forgetting = [row["round_forgetting"] for row in run.rows if row.get("round_forgetting") is not None]
     return {
         "final_accuracy": reached[-1] if reached else None,
         "best_accuracy": best_accuracy(run),
         "forgetting": None if math.isnan(forgot) else forgot,
-        "round_forgetting": statistics.fmean(round_forgetting) if round_forgetting else None,
+        **{key: _mean(run, key) for key in _BY_ROUND},
         **{
             f"rounds_to_{share * 100:.0f}": None if target is None else rounds_to(run, share * target)
             for share in SHARES
@@ -139,6 +140,12 @@ def _figures_of(run: Run, target: float | None) -> dict[str, float | None]:
         **{key: float(sum(row.get(key) or 0 for row in run.rows)) for key in ("bytes_down", "bytes_up")},
         **{key: run.rows[-1].get(key) if run.rows else None for key in ("virtual_time", "wall_time")},
     }
+
+
+def _mean(run: Run, key: str) -> float | None:
+    """Of a column of ``metrics.jsonl``; None where no round has it."""
+    known = [row[key] for row in run.rows if row.get(key) is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _row(entry: Entry) -> dict[str, Any]:

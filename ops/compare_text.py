@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from fedemu.ops.compare import SHARES, Comparison, Statistic
 
 NEVER = "–"
+_ONLY_DIAGNOSED = ("local_forgetting", "aggregation_forgetting")
 _PIPE_WIDTH = 400
 """Columns of what is no terminal: the table stays in one piece."""
 
@@ -25,7 +27,9 @@ def columns(comparison: Comparison) -> dict[str, list[str]]:
         "runs": [str(len(entry.runs)) for entry in comparison.entries],
     }
     for title, (key, cell) in _columns(comparison.target).items():
-        table[title] = [cell(entry.figures[key]) for entry in comparison.entries]
+        cells = [cell(entry.figures[key]) for entry in comparison.entries]
+        if key not in _ONLY_DIAGNOSED or set(cells) != {NEVER}:
+            table[title] = cells
     table["outcome"] = [entry.outcome for entry in comparison.entries]
     return table
 
@@ -70,6 +74,8 @@ def _columns(target: float | None) -> Mapping[str, tuple[str, Cell]]:
         "best": ("best_accuracy", _percent),
         "forgetting": ("forgetting", _share),
         "round forgetting": ("round_forgetting", _share),
+        "local forgetting": ("local_forgetting", _share),
+        "aggregation forgetting": ("aggregation_forgetting", _share),
         **{f"to {_reached(share, target)}": (f"rounds_to_{share * 100:.0f}", _count) for share in SHARES},
         "bytes down": ("bytes_down", _bytes),
         "bytes up": ("bytes_up", _bytes),
@@ -130,5 +136,5 @@ def _table(parts: list[tuple[str, list[str]]]) -> Table:
     for title, _ in parts:
         table.add_column(title, justify="left" if title in {"experiment", "outcome"} else "right", no_wrap=True)
     for row in zip(*(cells for _, cells in parts), strict=True):
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     return table

@@ -213,6 +213,19 @@ def test_the_table_shows_mean_deviation_and_how_many_seeds_got_there(seeds: Path
     }
 
 
+def test_what_only_diagnosed_runs_know_is_a_column_where_one_of_them_is_compared(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "a", [0.5]), write_run(tmp_path / "b", [0.5, 0.5], rounds=2)]
+    assert not {"local forgetting", "aggregation forgetting"} & columns(compare(runs)).keys()
+    lines = [{"round": 1, "local_forgetting": 0.5}, {"round": 2, "local_forgetting": 0.25}]
+    (runs[1] / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert columns(compare(runs))["local forgetting"] == ["–", "0.375"]
+
+
+def test_a_list_in_a_label_is_no_markup(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, [0.5], local={"augment": [name]}) for name in ("crop", "flip")]
+    assert "fedavg, augment [crop]" in text(compare(runs), 400)
+
+
 def test_the_table_is_parted_where_the_terminal_is_narrow(seeds: Path) -> None:
     comparison = compare([seeds])
     whole, parted = text(comparison, 400).splitlines(), text(comparison, 80).splitlines()
