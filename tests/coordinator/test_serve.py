@@ -302,6 +302,14 @@ async def test_other_cohorts_take_everyone_who_is_on_line_and_replies(
     assert left.rows[0]["virtual_time"] == 600.0
 
 
+async def test_it_says_that_it_has_opened_unless_no_round_is_left(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    opened: list[str] = []
+    make_fleet()
+    await run(make_plan(opened=lambda: opened.append("first")))
+    await run(make_plan(resume=True, network=MemoryNetwork(), opened=lambda: opened.append("again")))
+    assert opened == ["first"]
+
+
 async def test_a_server_job_of_a_round_is_done_once_however_often_the_round_is_tried(
     make_plan: MakePlan, make_fleet: MakeFleet, tmp_path: Path
 ) -> None:
