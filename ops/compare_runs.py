@@ -54,25 +54,24 @@ def is_run(path: Path) -> bool:
 
 def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
     """The runs of all ``paths`` by experiment, in the order of their first run, and what there is to warn of."""
-    found: dict[str, list[tuple[Path, Table, Run, int | None]]] = {}
-    seen: dict[Path, None] = {}
+    by_experiment: dict[str, list[_Found]] = {}
+    seen: set[Path] = set()
     warnings = []
     for place in paths:
         for directory in find_runs(place):
             if directory.resolve() in seen:
                 continue
-            seen[directory.resolve()] = None
-            run = read_run(directory)
-            experiment, seed = _experiment(run)
-            members = found.setdefault(json.dumps(experiment, sort_keys=True) if experiment else str(directory), [])
-            twin = next((other.path for _, _, other, known in members if known == seed and experiment), None)
+            seen.add(directory.resolve())
+            found = _read(directory, place)
+            alike = by_experiment.setdefault(found.key, [])
+            twin = next((other for other in alike if other.seed == found.seed), None)
             if twin is None:
-                members.append((place, experiment, run, seed))
+                alike.append(found)
             else:
-                warnings.append(f"{directory} is left out: it is the same experiment and seed as {twin}")
+                warnings.append(f"{directory} is left out: it is the same experiment and seed as {twin.run.path}")
     groups = [
-        Group(members[0][0], members[0][1], tuple(run for _, _, run, _ in members), tuple(seed for *_, seed in members))
-        for members in found.values()
+        Group(alike[0].place, alike[0].experiment, tuple(one.run for one in alike), tuple(one.seed for one in alike))
+        for alike in by_experiment.values()
     ]
     return groups, warnings + _incomparable(groups)
 
@@ -92,18 +91,32 @@ def labels(groups: Sequence[Group]) -> list[str]:
     return named
 
 
-def _experiment(run: Run) -> tuple[Table, int | None]:
-    """What was run, defaults written out, without what does not tell rows apart; and the seed."""
-    if not run.config:
-        return {}, None
+@dataclass(frozen=True)
+class _Found:
+    """A run, where it was found, and its experiment: defaults written out, without what does not tell rows apart."""
+
+    run: Run
+    place: Path
+    experiment: Table
+    seed: int | None
+
+    @property
+    def key(self) -> str:
+        """The same for runs of one experiment; a run that does not tell its experiment is alone."""
+        return json.dumps(self.experiment, sort_keys=True) if self.experiment else str(self.run.path)
+
+
+def _read(directory: Path, place: Path) -> _Found:
+    run = read_run(directory)
     try:
         table = tomllib.loads(run.config)
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{run.path / 'config.toml'} is not valid TOML: {error}") from None
-    with contextlib.suppress(ConfigurationError):  # frozen by another version; comparable as it stands
-        table = Experiment.parse(table).table()
-    seed = table.get("seed")
-    return {key: value for key, value in table.items() if key not in _NOT_SCIENCE}, seed
+    if table:
+        with contextlib.suppress(ConfigurationError):  # frozen by another version; comparable as it stands
+            table = Experiment.parse(table).table()
+    experiment = {key: value for key, value in table.items() if key not in _NOT_SCIENCE}
+    return _Found(run, place, experiment, table.get("seed"))
 
 
 def _incomparable(groups: Sequence[Group]) -> list[str]:
@@ -146,7 +159,7 @@ def _differing(tables: Sequence[Table], path: Keys = ()) -> set[Keys]:
     compared in them.
     """
     tag = "kind" if any("kind" in table for table in tables) else "name"
-    kinds = [table.get(tag) for table in tables]
+    kinds = [str(table.get(tag)) for table in tables]
     found = {(*path, tag)} if len(set(kinds)) > 1 else set()
     for kind in set(kinds):
         alike = [table for table, other in zip(tables, kinds, strict=True) if other == kind]
