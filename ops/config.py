@@ -223,7 +223,8 @@ class Experiment(Section):
 class Runtime(Section):
     """How this machine takes part in a run; free to differ between machines and between a run and its resumption.
 
-    ``trainers = 0`` means one per core, or per GPU; ``metrics_port = 0`` means none.
+    ``trainers = 0`` means one per core, or per GPU; ``metrics_port = 0`` means none; ``report`` says whether a run draws
+    its plots and writes its page when it ends.
     """
 
     bind: Text = "tcp://127.0.0.1:5577"
@@ -234,6 +235,7 @@ class Runtime(Section):
     device_type: Literal["auto", "cpu", "cuda"] = "auto"
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    report: bool = True
 
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> Runtime:

@@ -69,7 +69,7 @@ def coordinate_alone(
 
 
 def coordinate(directory: Path, experiment: Experiment, runtime: Runtime, opened: Callable[[], None]) -> int:
-    """Play the run in a claimed directory to its end and write its report; returns the exit code.
+    """Play the run in a claimed directory to its end and report it; returns the exit code.
 
     ``opened`` is called once devices are waited for, before anything is shown. Until then an experiment may turn out
     to be none. Raises what ends a run early, but for an interruption, which is the code 4.
@@ -87,11 +87,12 @@ def coordinate(directory: Path, experiment: Experiment, runtime: Runtime, opened
 
             asyncio.run(_serve(directory, experiment, runtime, [LogObserver(), *metrics, progress], begin))
     except QuorumError:
-        _report(directory)
+        if runtime.report:
+            _report(directory)
         raise
     except Interrupted:
         return INTERRUPTED
-    return _report(directory)
+    return _report(directory) if runtime.report else 0
 
 
 async def _serve(

@@ -32,6 +32,7 @@ def test_the_devices_may_come_first_and_everyone_ends_with_exit_0(
     summary = fleet.summary()
     assert summary["outcome"] == "completed"
     assert not summary["perturbed"]
+    assert not (fleet.run_directory / "report.html").exists(), "these fleets have runtime.report = false"
     assert summary["model_digest"] == undisturbed["model_digest"]
 
 

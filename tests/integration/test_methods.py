@@ -1,0 +1,99 @@
+"""Every method over a real fleet that comes and goes, with processes killed meanwhile: the same model as if nothing had
+been."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedemu.coordinator.summary import Summary
+from fedemu.ops.config import Runtime
+from fedemu.ops.config_sources import load_experiment, write_frozen
+from fedemu.ops.coordinator_process import assemble
+from fedemu.ops.serve_embedded import serve_embedded
+from fedemu.ops.stress.fleet import LiveFleet
+from fedemu.ops.stress.invariants import outcomes_add_up
+from fedemu.ops.stress.scenarios import SHORT
+from fedemu.protocol.memory_transport import MemoryNetwork
+
+ROUNDS = 14
+CHURN = (
+    f"rounds={ROUNDS}",
+    "availability={kind='exponential', mean_online=600.0, mean_offline=300.0}",
+    "faults.crash_rate=0.1",
+    *SHORT.overrides[1:],
+    # Momentum and weight decay, because methods meet them differently; a small model, because this is about processes.
+    "local.momentum=0.5",
+    "local.weight_decay=1e-4",
+    "local.lr=0.05",
+    "model.hidden=[16]",
+)
+PUBLIC = "data.public={fraction=0.1}"
+METHODS = {
+    "fedprox": (),
+    "scaffold": (),
+    "fednova": (),
+    "moon": (),
+    "fedcurv": ("algorithm.options.samples=8", "algorithm.options.penalty=0.01"),
+    "fedreg": (),
+    "feddf": (PUBLIC, "algorithm.options.server_batches=60", "algorithm.options.evaluate_every=20"),
+    "fedntd": (),
+    "flashback": (PUBLIC, "algorithm.options.server_epochs=3"),
+    "wsm": (),
+}
+KEEP_STATE = {"scaffold", "moon", "fedcurv"}
+"""Methods whose devices keep something between rounds."""
+
+
+def settings(name: str) -> tuple[str, ...]:
+    chosen = "algorithm.loss='wsm'" if name == "wsm" else f"algorithm.name='{name}'"
+    return (*CHURN, chosen, *METHODS[name])
+
+
+def undisturbed(directory: Path, name: str) -> Summary:
+    """The run in this very process, where nothing can be killed."""
+    experiment, _ = load_experiment("digits-small", list(settings(name)), {})
+    directory.mkdir()
+    write_frozen(experiment, directory)
+    network = MemoryNetwork()
+    try:
+        plan = assemble(directory, experiment, network, "inproc://methods")
+        return asyncio.run(serve_embedded(plan, Runtime(transport="memory")))
+    finally:
+        network.close()
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_kills_of_devices_trainers_and_the_coordinator_leave_the_model_as_it_would_be(
+    name: str, tmp_path: Path, new_fleet: Callable[..., LiveFleet]
+) -> None:
+    expected = undisturbed(tmp_path / "undisturbed", name)
+    fleet = new_fleet(*settings(name))
+    coordinator = fleet.start_coordinator()
+    fleet.start_devices(SHORT.devices, "--trainers", "1")
+    fleet.wait_for_round(2)
+    for process in fleet.processes("device")[::3]:
+        fleet.signal(process, signal.SIGKILL)
+    fleet.wait_for_round(4)
+    for process in fleet.processes("trainer"):
+        fleet.signal(process, signal.SIGKILL)
+    fleet.wait_for_round(6)
+    fleet.signal(coordinator, signal.SIGKILL)
+    coordinator.wait(10)
+    fleet.start_coordinator()
+    assert fleet.wait_for_end(100) == 0, fleet.tail()
+    rows, summary = fleet.rows(), fleet.summary()
+    assert (len(rows), summary["perturbed"]) == (ROUNDS, False)
+    assert outcomes_add_up(rows) == []
+    assert sum(row["dropped"] for row in rows) > 0, "the churn shows"
+    assert summary["model_digest"] == expected.model_digest
+    assert any(_own_states(fleet)) == (name in KEEP_STATE)
+
+
+def _own_states(fleet: LiveFleet) -> list[Any]:
+    return list(fleet.run_directory.parent.glob("state/**/own-*.safetensors"))
