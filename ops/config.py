@@ -223,8 +223,8 @@ class Experiment(Section):
 class Runtime(Section):
     """How this machine takes part in a run; free to differ between machines and between a run and its resumption.
 
-    ``trainers = 0`` means one per core, or per GPU; ``metrics_port = 0`` means none; ``report`` says whether a run draws
-    its plots and writes its page when it ends.
+    ``trainers = 0`` means one per core, or per GPU; ``metrics_port = 0`` means none; ``report`` says whether a run
+    draws its plots and writes its page when it ends.
     """
 
     bind: Text = "tcp://127.0.0.1:5577"
