@@ -42,7 +42,15 @@ class Ingredients:
         return self.training(LocalSGD, *terms, **settings)
 
     def training(self, program: type[P], *terms: Term, **settings: Any) -> P:
-        """The same as a subclass of LocalSGD, whose own fields are among ``settings``."""
+        """The same as a subclass of LocalSGD, whose own fields are among ``settings``.
+
+        ConfigurationError where the model normalises by batches, but a batch is a single sample.
+        """
+        if self.batch_size < 2 and self._normalises_by_batches:
+            raise ConfigurationError(
+                f"batch normalisation can't work with local.batch_size = {self.batch_size}, because a single sample "
+                "has no variance; set a larger local.batch_size, or choose a model without it"
+            )
         fields = {
             "model": self.model,
             "loss": Objective(self.model, self.criterion, terms),
@@ -84,8 +92,13 @@ class Ingredients:
 
     def require_no_batch_statistics(self, method: str, why: str) -> None:
         """ConfigurationError where the model normalises by batches; ``why`` completes "can't work, because ..."."""
-        if self.model.buffers:
+        if self._normalises_by_batches:
             raise ConfigurationError(
                 f"the method {method!r} can't work with batch normalisation, because {why}; "
                 "choose a model without it, or norm = 'group'"
             )
+
+    @property
+    def _normalises_by_batches(self) -> bool:
+        """Running variances are what tells batch normalisation from other buffers, in torch's modules as in ours."""
+        return any(name.endswith("running_var") for name in self.model.buffers)
