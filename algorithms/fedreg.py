@@ -39,7 +39,7 @@ from fedemu.algorithms.fednova import AVERAGES, Weights
 from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Ask, Batch, Context, Facts, Forest, Outcome, Reducer, Reply, Script, Stage, Tree
 from fedemu.algorithms.local_sgd import LocalSGD, Training, first_batches, shuffled_epochs
-from fedemu.algorithms.trees import add, map_leaves, subtract
+from fedemu.algorithms.trees import add, map_leaves, only, subtract, without
 
 SMALLEST = 1e-30
 """A gradient with a smaller squared norm counts as one of this."""
@@ -68,7 +68,8 @@ class Rehearsing(NamedTuple):
 class RegularisedSGD(LocalSGD):
     """Makes data from ``rehearsals`` batches at most, then trains under both constraints; without any, under neither.
 
-    For a model without buffers. ``sample_shape`` and ``classes`` are the shape of the data's inputs and logits.
+    Buffers, if the model has any, stay as they are. ``sample_shape`` and ``classes`` are the shape of the data's inputs
+    and logits.
     """
 
     gamma: float
@@ -125,17 +126,20 @@ class RegularisedSGD(LocalSGD):
     def train(
         self, carry: Rehearsing, batch: Batch, shared: Forest, own: Tree, facts: Facts, noise: Tree
     ) -> tuple[Rehearsing, Tree]:
-        before, start = carry.training, shared["model"]
-        gradients, loss = self.gradients(between(start, before.variables, self.gamma), batch, shared, own, facts)
-        trained, momentum = self.optimiser.step(before.variables, gradients, before.momentum, facts.lr)
+        fixed, start = only(shared["model"], self.model.buffers), without(shared["model"], self.model.buffers)
+        before = without(carry.training.variables, self.model.buffers)
+        point = {**fixed, **between(start, before, self.gamma)}
+        gradients, loss = self.gradients(point, batch, shared, own, facts)
+        trained, momentum = self.optimiser.step(before, gradients, carry.training.momentum, facts.lr)
         if self.rehearsals:
             slot = carry.used % carry.filled.clamp(min=1)
             at = between(start, trained, self.beta)
             way: Tree = subtract(trained, start)
             for rehearsal in (carry.pseudo, carry.perturbed):
-                way = without_rise(way, self._slope(at, _slot(rehearsal, slot)))
+                way = without_rise(way, self._slope(at, fixed, _slot(rehearsal, slot)))
             trained = add(start, way)
-        return carry._replace(training=Training(trained, momentum), used=carry.used + 1), loss.metrics
+        training = Training({**carry.training.variables, **trained}, momentum)
+        return carry._replace(training=training, used=carry.used + 1), loss.metrics
 
     def finish(self, carry: Any, shared: Forest, own: Tree, facts: Facts) -> Outcome:
         return super().finish(carry.training, shared, own, facts)
@@ -143,7 +147,8 @@ class RegularisedSGD(LocalSGD):
     def _climbed(self, variables: Tree, x: Tensor, targets: Tensor, step: float) -> Tensor:
         """The samples where the loss of each is higher, by the fast gradient sign method."""
         # In float64, because where rounding decides on a sign, the executors would make different data.
-        exact, climbing = map_leaves(Tensor.double, variables), x.double()
+        exact = map_leaves(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, variables)
+        climbing = x.double()
         lowest, highest = climbing.amin(), climbing.amax()
 
         def loss(x: Tensor) -> Tensor:
@@ -153,14 +158,14 @@ class RegularisedSGD(LocalSGD):
             climbing = torch.add(climbing, torch.func.grad(loss)(climbing).sign(), alpha=step).clamp(lowest, highest)
         return climbing.to(x.dtype)
 
-    def _slope(self, variables: Tree, data: Rehearsal) -> Tree:
-        """The gradient of the mean cross-entropy of made data, by the variables."""
+    def _slope(self, trained: Tree, fixed: Tree, data: Rehearsal) -> Tree:
+        """The gradient of the mean cross-entropy of made data, by the trained variables."""
         share = data.weight / data.weight.sum().clamp(min=1)
 
-        def loss(variables: Tree) -> Tensor:
-            return (surprise(self._logits(variables, data.x), data.targets) * share).sum()
+        def loss(trained: Tree) -> Tensor:
+            return (surprise(self._logits({**fixed, **trained}, data.x), data.targets) * share).sum()
 
-        slope: Tree = torch.func.grad(loss)(dict(variables))
+        slope: Tree = torch.func.grad(loss)(dict(trained))
         return slope
 
     def _logits(self, variables: Tree, x: Tensor) -> Tensor:

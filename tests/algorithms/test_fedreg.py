@@ -223,3 +223,24 @@ def test_it_is_built_by_name() -> None:
     assert isinstance(build_algorithm("fedreg", {"gamma": 0.4, "iterations": 2}, ingredients()), FedReg)
     with pytest.raises(ConfigurationError, match=r"algorithm\.options\.beta = 1\.5 does not fit 'fedreg'"):
         build_algorithm("fedreg", {"beta": 1.5}, ingredients())
+
+
+class Centred(nn.Module):
+    """Has a buffer that no training changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("offset", torch.tensor(0.5))
+        self.layer = nn.Linear(144, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layer(x.flatten(1) - self.offset)
+        return logits
+
+
+def test_a_constant_of_the_model_is_no_obstacle_and_stays(little_fleet: Callable[..., Any]) -> None:
+    model = from_module(Centred)
+    fleet = little_fleet(fedreg(ingredients(model), rehearsals=2, iterations=1), model.init(0), SHARES)
+    fleet.play([0, 1])
+    assert float(fleet.model["offset"]) == 0.5
+    assert not torch.equal(fleet.model["layer.weight"], model.init(0)["layer.weight"])
