@@ -109,7 +109,7 @@ def shards(labels: Labels, devices: int, *, shards_per_device: int, generator: n
         if len(members) < count:
             raise ConfigurationError(
                 f"class {label} has {len(members)} samples, too few for its {count} shards; "
-                "lower devices or shards_per_device"
+                "lower fleet.devices or data.partition.per_device"
             )
         pieces.extend(np.array_split(members, count))
     order = generator.permutation(total).reshape(devices, shards_per_device)

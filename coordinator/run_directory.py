@@ -151,11 +151,11 @@ def read_run(path: Path) -> Run:
             config=config.read_text(encoding="utf-8") if config.is_file() else "",
             rows=_read_lines(path / "metrics.jsonl"),
             events=_read_lines(path / "events.jsonl"),
-            summary=json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else None,
+            summary=_read_object(summary.read_bytes(), summary) if summary.is_file() else None,
             diagnosis=_read_lines(path / "diagnosis.jsonl"),
         )
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"The run in {path} cannot be read: {error}.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"The run in {path} cannot be read: {error}") from error
 
 
 def plain(value: Any) -> Any:
@@ -200,4 +200,16 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     text = path.read_bytes()
-    return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines() if line]
+    lines = text[: text.rfind(b"\n") + 1].splitlines()
+    return [_read_object(line, f"line {number} of {path}") for number, line in enumerate(lines, 1) if line]
+
+
+def _read_object(text: bytes, place: Path | str) -> dict[str, Any]:
+    """The JSON object that is ``text``; ConfigurationError naming ``place`` where it is none."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{place} cannot be read: {error}; mend the file or leave out the run") from error
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{place} cannot be read: it holds no JSON object; mend the file or leave out the run")
+    return value

@@ -158,8 +158,10 @@ def _abandon(group: SeedGroup) -> None:
     for member in group.members:
         if member.new and member.directory.exists():
             give_back(member.directory)
-    with suppress(OSError):
+    with suppress(OSError):  # other runs are in it
         group.folder.rmdir()
+        if group.folder.parent == RUNS:
+            RUNS.rmdir()
 
 
 def _claim(folder: Path, experiment: Experiment) -> Member:

@@ -175,9 +175,18 @@ def test_a_folder_without_a_run_is_not_read(tmp_path: Path):
         read_run(tmp_path)
 
 
-def test_a_damaged_log_is_one_sentence(run: RunDirectory):
-    (run.path / "metrics.jsonl").write_text("nonsense\n")
-    with pytest.raises(ConfigurationError, match="cannot be read"):
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "diagnosis.jsonl"])
+@pytest.mark.parametrize("line", ["nonsense", "[1]", "5", "null", '{"round": 2, "accu'])
+def test_a_damaged_log_is_one_sentence_that_names_the_line(run: RunDirectory, name: str, line: str):
+    (run.path / name).write_text('{"round": 1}\n' + line + "\n")
+    with pytest.raises(ConfigurationError, match=rf"^line 2 of .*/{name} cannot be read: "):
+        read_run(run.path)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", ""])
+def test_a_damaged_summary_is_one_sentence_that_names_the_file(run: RunDirectory, text: str):
+    (run.path / "summary.json").write_text(text)
+    with pytest.raises(ConfigurationError, match=r"^.*/summary\.json cannot be read: "):
         read_run(run.path)
 
 

@@ -130,9 +130,10 @@ def test_a_group_may_grow_by_rounds_and_by_seeds(runs: FakeRuns) -> None:
     assert read_frozen(Path("group/seed-0")).rounds == 3
 
 
-def test_a_group_that_could_not_begin_leaves_nothing(runs: FakeRuns, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [[], ["--out", "group"]], ids=["numbered", "named"])
+def test_a_group_that_could_not_begin_leaves_nothing(runs: FakeRuns, tmp_path: Path, place: list[str]) -> None:
     runs.codes = {0: 2}
-    assert call("digits-small", "--seeds", "0-2", "--out", "group") == 2
+    assert call("digits-small", "--seeds", "0-2", *place) == 2
     assert list(tmp_path.iterdir()) == []
 
 
