@@ -27,7 +27,8 @@ def directions(gradients: ArrayLike) -> Floats:
     """
     rows = np.asarray(gradients, dtype=np.float64)
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.divide(rows, norms, out=np.zeros_like(rows), where=norms != 0.0)
+    scaled: Floats = np.divide(rows, norms, out=np.zeros_like(rows), where=norms != 0.0)
+    return scaled
 
 
 def objective(gram: ArrayLike, chosen: ArrayLike) -> float:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fedemu.coordinator.summary import machine, versions
 from fedemu.ops.bench.measure import QUICK, Effort, Figure, Spread
+from fedemu.ops.bench.selection import Study, study
 from fedemu.ops.bench.subjects import SUBJECTS
 from fedemu.ops.cli_errors import guarded
 from fedemu.ops.cli_options import Format, FormatOption
@@ -20,17 +21,25 @@ from fedemu.protocol.errors import ConfigurationError
 
 WIDTH = 150
 """Columns where there is no terminal that has any."""
+SELECTION = "selection"
+"""Measures how good choices are rather than how fast; only where it is named."""
 
 
 @guarded
 def bench(
     subjects: Annotated[
-        list[str] | None, typer.Argument(help=f"Of {', '.join(SUBJECTS)}; all if none is named.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            help=f"Of {', '.join(SUBJECTS)}; all of these if none is named. Or {SELECTION}: how good the selections of "
+            "replay samples are.",
+            show_default=False,
+        ),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A tenth of the work: shows that it runs, proves nothing.")
     ] = False,
     large: Annotated[bool, typer.Option("--large", help="Also measure a fleet of 1,000 devices.")] = False,
+    problems: Annotated[int, typer.Option(help=f"Of {SELECTION}: how many problems to solve.", min=1)] = 50,
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Measure this machine's fleet, wire, training, aggregation and the whole system, each beside its floor.
@@ -39,8 +48,8 @@ def bench(
     look at the ratio of CPU times. Takes about five minutes.
     """
     for name in subjects or ():
-        if name not in SUBJECTS:
-            raise ConfigurationError(f"there is no benchmark {name!r}; choose from {', '.join(SUBJECTS)}")
+        if name not in (*SUBJECTS, SELECTION):
+            raise ConfigurationError(f"there is no benchmark {name!r}; choose from {', '.join((*SUBJECTS, SELECTION))}")
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         console.width = WIDTH
@@ -48,16 +57,24 @@ def bench(
     about = _facts()
     console.print(_in_words(about))
     figures: list[Figure] = []
+    choices: Study | None = None
     with console.status("") as status:
 
         def tell(line: str) -> None:
             status.update(line) if console.is_terminal else console.print(f"{line} ...", markup=False)
 
         for name in dict.fromkeys(subjects or SUBJECTS):
-            figures += SUBJECTS[name](effort, tell)
-    console.print(table(figures))
+            if name == SELECTION:
+                choices = study(effort, problems, tell)
+            else:
+                figures += SUBJECTS[name](effort, tell)
+    if figures:
+        console.print(table(figures))
+    if choices:
+        console.print(choices)
     if format is Format.JSON:
-        print(json.dumps(about | {"quick": quick, "figures": [figure.table() for figure in figures]}, indent=1))
+        said = about | {"quick": quick, "figures": [figure.table() for figure in figures]}
+        print(json.dumps(said | ({SELECTION: choices.table()} if choices else {}), indent=1))
     return 0
 
 

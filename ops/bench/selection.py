@@ -1,0 +1,206 @@
+"""How good the selections of replay samples are: against the best subset, and over devices that coordinate.
+
+Repeats figure 1 of Good et al., "Coordinated Replay Sample Selection for Continual Federated Learning", with every
+strategy, and follows the objective of their algorithm 1 over its iterations. It measures no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+from rich.console import Console, Group
+from rich.table import Table
+
+from fedemu.algorithms.selection import (
+    STRATEGIES,
+    Strategy,
+    gradient_diversity,
+    objective,
+    select_top,
+    solve_capped_simplex,
+    targets,
+)
+from fedemu.algorithms.selection_diversity import RESTARTS
+from fedemu.ops.bench.measure import Effort, Tell
+from fedemu.ops.bench.selection_data import Floats, Size, candidates, cosines, fleet, least_objective, mixture
+from fedemu.protocol import seeds
+
+DEVICES: Final = 100
+MANY_DEVICES: Final = 1000
+SHOWN: Final = (0, 1, 4, 16)
+"""Iterations of the coordination whose objective is shown."""
+FLEETS: Final = {"as in the paper": (0.0, 0.0), "shifted": (0.3, 0.7)}
+"""How far all devices' vectors together, and each device's by themselves, are moved away from a mean of zero."""
+
+QUALITY: Final = (
+    "Sum of the cosines of all pairs of kept vectors, divided by the least one of all subsets: 1 is the best. Expected "
+    "of the medians: diversity < gss_greedy, gss_cluster < naive_uniform. The convex relaxation isn't expected to beat "
+    "a random choice here: these vectors add up to zero, so that x in proportion to their norms has the objective 0, "
+    "and its largest are the vectors with the largest norms, whatever their directions. There is no buffer yet, so "
+    "approximation_of_uniform, fixed_proportion and reservoir are uniform draws too."
+)
+COORDINATION: Final = (
+    "Squared norm of the sum over all devices' kept vectors, divided by that of the uncoordinated selection (the "
+    "relaxation without diagonal). relaxed: by the x of the convex relaxation, before any choice; top N: by its "
+    "largest; final: the devices choose without diagonal against the targets so far. In the paper's data each device's "
+    "relaxed sum is 0 from the start, which leaves nothing to coordinate; shifted: all vectors moved by 0.3 times a "
+    "random vector, and each device's by 0.7 times one of its own."
+)
+
+
+@dataclass(frozen=True)
+class Quartiles:
+    least: float
+    lower: float
+    median: float
+    upper: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """The objective after one iteration, as multiples of the uncoordinated selection's.
+
+    ``drift`` is the norm of the targets' sum, divided by the norms' sum; ``descends`` says whether up to here
+    ``S_{t+1} <= M sum_m ||G_m x_m - h_m||^2 <= S_t`` at every iteration, S being that of the relaxed x.
+    """
+
+    data: str
+    devices: int
+    iteration: int
+    relaxed: float
+    top: float
+    final: float
+    drift: float
+    descends: bool
+
+
+@dataclass(frozen=True)
+class Study:
+    """What came out: quartiles of the ratios by strategy, and the steps of the coordination."""
+
+    problems: int
+    ratios: Mapping[str, Quartiles]
+    steps: list[Step]
+
+    @property
+    def as_expected(self) -> bool:
+        """Whether the medians are ordered as the relaxation without diagonal, GSS, random."""
+        medians = {name: ratio.median for name, ratio in self.ratios.items()}
+        gss = medians["gss_greedy"], medians["gss_cluster"]
+        return medians["diversity"] < min(gss) and max(gss) < medians["naive_uniform"]
+
+    def table(self) -> dict[str, Any]:
+        """The study for JSON."""
+        return asdict(self) | {"as_expected": self.as_expected}
+
+    def __rich_console__(self, console: Console, options: Any) -> Iterator[Group]:
+        ratios = _table(f"problems: {self.problems}", "least", "lower quartile", "median", "upper quartile", "most")
+        for name, ratio in self.ratios.items():
+            ratios.add_row(name, *(f"{value:.3f}" for value in asdict(ratio).values()))
+        steps = _table("data", "devices", "iteration", "relaxed", "top N", "final", "sum of targets", "descends")
+        for step in self.steps:
+            steps.add_row(
+                step.data,
+                str(step.devices),
+                str(step.iteration),
+                *(f"{value:.3f}" for value in (step.relaxed, step.top, step.final)),
+                f"{step.drift:.0e}",
+                "yes" if step.descends else "[bold red]no[/]",
+            )
+        verdict = "[green]reached[/]" if self.as_expected else "[bold red]missed[/]"
+        yield Group(ratios, f"{QUALITY} Here: {verdict}.", "", steps, COORDINATION)
+
+
+def study(effort: Effort, problems: int, tell: Tell, size: Size | None = None) -> Study:
+    """Measure both; with ``effort.large`` also 1,000 devices, of which a fleet takes a minute or two."""
+    size = size or Size()
+    count = effort.count(problems)
+    ratios = _ratios(count, size, tell)
+    fleets = [effort.count(DEVICES), *([MANY_DEVICES] if effort.large else [])]
+    steps = [step for devices in fleets for data in FLEETS for step in coordination(data, devices, size, tell)]
+    return Study(count, ratios, steps)
+
+
+def _ratios(problems: int, size: Size, tell: Tell) -> dict[str, Quartiles]:
+    """Of each strategy's objective to the least; the budget's trivial case, none, is left out."""
+    strategies: dict[str, Strategy] = {name: each for name, each in STRATEGIES.items() if name != "none"}
+    strategies |= {
+        "diversity, no restarts": gradient_diversity(restarts=0),
+        "diversity, 10 restarts": gradient_diversity(restarts=10),
+    }
+    found: dict[str, list[float]] = {name: [] for name in strategies}
+    for problem in range(problems):
+        if problem % max(1, problems // 10) == 0:
+            tell(f"selection: problem {problem + 1} of {problems}")
+        vectors, origins = mixture(size, seeds.generator(0, round=problem, purpose="bench/mixture"))
+        gram = cosines(vectors)
+        offered = candidates(vectors, origins, gram)
+        least = least_objective(gram, size.budget)
+        for name, strategy in strategies.items():
+            kept = strategy(offered, size.budget, seeds.generator(0, round=problem, purpose=f"bench/{name}"))
+            found[name].append(objective(gram, kept) / least)
+    return {name: Quartiles(*np.quantile(of, [0.0, 0.25, 0.5, 0.75, 1.0]).tolist()) for name, of in found.items()}
+
+
+def coordination(data: str, devices: int, size: Size, tell: Tell) -> Iterator[Step]:
+    """The iterations of algorithm 1 over one fleet; each device begins from its last x."""
+    rows = fleet(devices, size, *FLEETS[data], seeds.generator(0, purpose=f"bench/fleet/{data}"))
+    aims = np.zeros((devices, size.dimensions))
+    alone = _shared(_chosen(rows, aims, size.budget))
+    x = np.full((devices, size.samples), size.budget / size.samples)
+    before, descends = np.inf, True
+    for iteration in range(max(SHOWN) + 1):
+        if iteration % 4 == 0:
+            tell(f"selection: {devices} devices, {data}, iteration {iteration} of {max(SHOWN)}")
+        x = np.array(
+            [
+                solve_capped_simplex(own @ own.T, size.budget, own @ aim, start=last)
+                for own, aim, last in zip(rows, aims, x, strict=True)
+            ]
+        )
+        sums = np.einsum("mn,mnd->md", x, rows)
+        shared, apart = _shared(sums), devices * float(np.square(sums - aims).sum())
+        slack = 1e-9 * alone
+        descends &= shared <= apart + slack and apart <= before + slack
+        if iteration in SHOWN:
+            top = np.array([own[select_top(each, size.budget)].sum(axis=0) for own, each in zip(rows, x, strict=True)])
+            final = _chosen(rows, aims, size.budget)
+            drift = np.linalg.norm(aims.sum(axis=0)) / (np.linalg.norm(aims, axis=1).sum() or 1.0)
+            yield Step(
+                data=data,
+                devices=devices,
+                iteration=iteration,
+                relaxed=shared / alone,
+                top=_shared(top) / alone,
+                final=_shared(final) / alone,
+                drift=float(drift),
+                descends=descends,
+            )
+        aims, before = targets(sums), shared
+
+
+def _chosen(rows: Floats, aims: Floats, budget: int) -> Floats:
+    """The sums ``[devices, dimensions]`` over what each device keeps without diagonal, for its target."""
+    sums = []
+    for device, (own, aim) in enumerate(zip(rows, aims, strict=True)):
+        draws = seeds.generator(0, device=device, purpose="bench/restarts")
+        x = solve_capped_simplex(own @ own.T, budget, own @ aim, zero_diagonal=True, restarts=RESTARTS, generator=draws)
+        sums.append(own[select_top(x, budget)].sum(axis=0))
+    return np.array(sums)
+
+
+def _shared(sums: Floats) -> float:
+    """The coordinated objective, problem 6."""
+    return float(np.square(sums.sum(axis=0)).sum())
+
+
+def _table(first: str, *columns: str) -> Table:
+    drawn = Table(box=None, pad_edge=False)
+    drawn.add_column(first)
+    for column in columns:
+        drawn.add_column(column, justify="right")
+    return drawn
