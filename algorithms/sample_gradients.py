@@ -47,8 +47,8 @@ class SampleGradients:
     """``g_i``: the gradient of the criterion for sample i of the batch by all trained variables.
 
     ``batch.weight`` is not looked at. ``memory``, in bytes, bounds what is kept of all samples together with the
-    gradients of a block of them. A few matrices ``[n, n]`` of float64 and the forward and backward pass of 32 samples
-    come on top. The model has to run under ``torch.func.vmap`` and in forward mode.
+    gradients of blocks of them; a block has one sample at least. A few matrices ``[n, n]`` of float64 and the forward
+    and backward pass of 32 samples come on top. The model has to run under ``torch.func.vmap`` and in forward mode.
     """
 
     model: Model
@@ -66,8 +66,7 @@ class SampleGradients:
         """The inner products ``[n, n]`` of the gradients, symmetric, summed in float64."""
         total = torch.zeros(len(self), len(self), dtype=torch.float64, device=self.batch.y.device)
         for parts in self._passes():
-            for kept in self._keep(parts):
-                total += kept.products(self.memory // 2)
+            self._add_products(parts, total)
         return _floats((total + total.t()) / 2)
 
     @torch.enable_grad()
@@ -153,12 +152,18 @@ class SampleGradients:
             self.model.apply(self.variables, self.batch.x[:1], False)
         return {name: found[0] for name, found in watch.uses.items() if len(found) == 1 and found[0] is not None}
 
+    def _add_products(self, parts: Sequence[_Part], total: Tensor) -> None:
+        """To ``total``, in place; what was kept for it is let go before the next pass."""
+        for kept in self._keep(parts):
+            total += kept.products(self.memory // 4)
+
     def _keep(self, parts: Sequence[_Part]) -> list[_Kept]:
         """What the parts are, of all samples."""
         leaves = {part.name: self.variables[part.name] for part in parts if isinstance(part, _Columns)}
         values = sum(leaf.numel() * leaf.element_size() for leaf in leaves.values())
         kept = [_Kept(part, len(self)) for part in parts]
-        for rows in self._blocks(max(1, min(_ROWS, self.memory // 2 // max(1, values)))):
+        # A quarter each for the gradients of a block and of the one before, which are still there.
+        for rows in self._blocks(max(1, min(_ROWS, self.memory // 4 // max(1, values)))):
             gradients, inputs = self._block(rows, leaves, [part for part in parts if isinstance(part, LinearLayer)])
             for one in kept:
                 one.store(rows, gradients[one.part.name], inputs.get(one.part.name))
