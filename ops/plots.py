@@ -122,10 +122,10 @@ def outcomes(rows: Rows) -> Figure | None:
 
 def fleet_online(rows: Rows) -> Figure | None:
     """Devices on-line when a round began, against the experiment's clock."""
-    points = [(float(r["virtual_time"]), float(r["online"])) for r in rows if r.get("online") is not None]
-    if not points:
+    known = [row for row in rows if row.get("online") is not None and row.get("virtual_time") is not None]
+    if not known:
         return None
-    times, online = np.array(points).T
+    times, online = np.array([(float(row["virtual_time"]), float(row["online"])) for row in known]).T
     divisor, unit = time_unit(float(times[-1]))
     figure, axes = new_figure("Fleet on-line")
     axes.xaxis.set_major_locator(round_ticks())

@@ -63,7 +63,7 @@ def loss_transition(rows: Rows) -> Figure | None:
     local_points, global_points = [], []
     last = None
     for row in rows:
-        round, before, after = int(row["round"]), _loss(row["before"]), _loss(row["after"])
+        round, before, after = int(row["round"]), _loss(row.get("before")), _loss(row.get("after"))
         between = mean_over_devices(row, "loss")
         if round - 1 != last and before is not None:
             path.append((round - 1, np.nan))  # rounds between the two were not diagnosed

@@ -92,18 +92,19 @@ def _local_forgetting(row: Row, why: str) -> Figure:
 
 
 def _with_classes(rows: Rows) -> Rows:
-    """The rounds that have the accuracy by class of every model."""
+    """The rounds that have their devices and the accuracy by class of every model."""
     return [
         row
         for row in rows
-        if (row.get("locals") or {}).get("class_accuracy")
+        if row.get("devices")
+        and (row.get("locals") or {}).get("class_accuracy")
         and all((row.get(which) or {}).get("class_accuracy") for which in ("before", "after"))
     ]
 
 
 def _with_matrix(rows: Rows) -> Rows:
-    """The rounds in which the devices had validation data."""
-    return [row for row in rows if (row.get("validation") or {}).get("forgetting")]
+    """The rounds that have their devices, which had validation data."""
+    return [row for row in rows if row.get("devices") and (row.get("validation") or {}).get("forgetting")]
 
 
 def _name_ticks(axis: Any, names: list[str], rotation: int = 0) -> None:

@@ -52,8 +52,8 @@ def write_report(directory: Path) -> Path:
     run = read_run(directory)
     plots = directory / "plots"
     plots.mkdir(exist_ok=True)
-    images = draw_all(PLOTS, run.rows, plots)
-    diagnosis = draw_all(DIAGNOSIS_PLOTS, run.diagnosis, plots)
+    images = draw_all(PLOTS, _of_rounds(run.rows), plots)
+    diagnosis = draw_all(DIAGNOSIS_PLOTS, _of_rounds(run.diagnosis), plots)
     page = directory / "report.html"
     replace_text(page, _page(directory.name, run, images, diagnosis))
     return page
@@ -103,6 +103,11 @@ def _page(name: str, run: Run, images: Mapping[str, bytes], diagnosis: Mapping[s
 <details><summary>Configuration</summary><pre>{escape(run.config)}</pre></details>
 </main></body></html>
 """
+
+
+def _of_rounds(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows that tell their round; no other can be drawn."""
+    return [row for row in rows if row.get("round") is not None]
 
 
 def _cards(rows: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:

@@ -75,6 +75,14 @@ def test_a_picture_without_data_is_left_out(name: str) -> None:
     empty = {"round": 1, "devices": [], "before": None, "locals": None, "after": None, "validation": None}
     assert rendered(DIAGNOSIS_PLOTS[name], []) is None
     assert rendered(DIAGNOSIS_PLOTS[name], [empty]) is None
+    assert DIAGNOSIS_PLOTS[name]([{"round": 1}]) is None
+    assert DIAGNOSIS_PLOTS[name]([diagnosed(1), {"round": 2}]) is not None
+
+
+@pytest.mark.parametrize("name", ["rows_worst_round", "rows_last_round", "local_forgetting_worst_round"])
+def test_a_map_of_devices_is_left_out_where_no_device_is_told(name: str) -> None:
+    unnamed = {key: value for key, value in diagnosed(1).items() if key != "devices"}
+    assert DIAGNOSIS_PLOTS[name]([unnamed]) is None
 
 
 def test_the_loss_goes_from_the_global_model_to_the_local_ones_and_back() -> None:

@@ -68,6 +68,14 @@ def test_a_diagnosed_run_has_the_papers_pictures_too(run_directory: Path, monkey
     assert page.count("data:image/png;base64,") == len(DIAGNOSIS_PLOTS)
 
 
+def test_lines_that_lack_what_a_picture_needs_are_not_drawn(run_directory: Path) -> None:
+    for log in ("metrics", "diagnosis"):
+        (run_directory / f"{log}.jsonl").write_text('{}\n{"loss": 1.0}\n{"round": 1}\n{"round": 2, "online": 3}\n')
+    page = write_report(run_directory).read_text()
+    assert "data:image/png" not in page
+    assert "Diagnosed rounds" not in page
+
+
 def test_what_a_run_says_of_itself_is_never_taken_for_markup(
     run_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
