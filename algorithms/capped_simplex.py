@@ -102,11 +102,11 @@ class _Problem:
         full = np.where(x >= 1.0 - AT_BOUND, np.inf, 0.0)
         empty = np.where(x <= AT_BOUND, -np.inf, 0.0)
         for _ in range(STEPS_PER_COORDINATE * len(x) + 10_000):
-            up = int((gradient + full).argmin())
-            fall = gradient - gradient[up]
-            if (fall + empty).max() > self.gap:
-                moves, gains = self._transfers(x, gradient, up, slice(None))
-                down = int(gains.argmax())
+            rising = gradient + full
+            up = int(rising.argmin())
+            moves, gains = self._transfers(x, gradient, up, slice(None))
+            down = int(gains.argmax())
+            if (gradient + empty).max() - rising[up] > self.gap or (self.indefinite and gains[down] > self.gap):
                 moved = moves[down]
             elif not fresh:
                 # Updated step by step, the gradient drifts by rounding: only a fresh one may end the descent.
@@ -129,6 +129,8 @@ class _Problem:
     def _best_pair(self, x: Floats, gradient: Floats) -> tuple[int, int, float] | None:
         """The transfer between any two coordinates that lowers the objective most, if by more than the gap."""
         rising, falling = np.flatnonzero(x < 1.0 - AT_BOUND), np.flatnonzero(x > AT_BOUND)
+        if not (len(rising) and len(falling)):
+            return None
         moves, gains = self._transfers(x, gradient, rising[:, None], falling[None, :])
         best = np.unravel_index(gains.argmax(), gains.shape)
         return (int(rising[best[0]]), int(falling[best[1]]), float(moves[best])) if gains[best] > self.gap else None

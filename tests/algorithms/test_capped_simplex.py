@@ -72,6 +72,17 @@ def test_no_budget_takes_nothing_and_a_large_one_everything(
     assert solve_capped_simplex(np.eye(3), budget, [0.0, 0.0, -9.0], zero_diagonal).tolist() == [expected] * 3
 
 
+@pytest.mark.parametrize("zero_diagonal", [False, True])
+@pytest.mark.parametrize("budget", [1e-14, 3 - 1e-14])
+def test_a_budget_that_is_nothing_or_everything_by_rounding_is_met(budget: float, zero_diagonal: bool) -> None:
+    assert_feasible(solve_capped_simplex(np.eye(3), budget, [0.0, 0.0, -9.0], zero_diagonal), budget)
+
+
+def test_many_equal_samples_are_no_burden() -> None:
+    x = solve_capped_simplex(np.ones((300, 300)), 40, zero_diagonal=True)
+    assert sorted(x.tolist()) == [0.0] * 260 + [1.0] * 40
+
+
 @pytest.mark.parametrize("budget", [0, 2])
 def test_no_samples_have_an_empty_solution(budget: float) -> None:
     assert solve_capped_simplex(np.zeros((0, 0)), budget).shape == (0,)
