@@ -176,9 +176,12 @@ class Rounds(Generic[S]):
             done = step
             self._observers.server_job(job.name, round, step, steps)
 
+        def died(cause: str) -> None:
+            self._observers.event("server_job_died", job=job.name, round=round, cause=cause)
+
         threads = self._settings.threads
         carry = await run_server_job(
-            job, self._run.checkpoint, round, ordinal, stepped, attempt=attempt, threads=threads
+            job, self._run.checkpoint, round, ordinal, stepped, attempt=attempt, threads=threads, died=died
         )
         seconds = self._service.timeline.spent - began
         tally.server_seconds += seconds

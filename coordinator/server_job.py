@@ -37,11 +37,13 @@ async def run_server_job(
     *,
     attempt: int = 0,
     threads: int = 1,
+    died: Callable[[str], None] = lambda cause: None,
 ) -> Tree:
     """The job's last carry, from the start or from where an earlier process left it in ``directory``.
 
     A finished job is not run again. A process that dies is replaced once; FedemuError if the second dies too or if the
-    job raises. Cancelling kills the process and keeps its checkpoint. ``threads`` are torch's in that process.
+    job raises. ``died`` is told the cause of each death. Cancelling kills the process and keeps its checkpoint.
+    ``threads`` are torch's in that process.
 
     The process is forked, because a job is made of closures that no other start method can carry over. What makes that
     safe beside the threads of ZeroMQ and OpenMP: the child is born of a thread that has never computed, so OpenMP finds
@@ -62,17 +64,19 @@ async def run_server_job(
         progress(done.step, job.steps)
         return done.carry
 
-    ended = _End(0, None)
+    if (carry := finished()) is not None:
+        return carry
+    cause = ""
     for _ in range(_TRIES):
-        if (carry := finished()) is not None:
-            return carry
         ended = await _Child(job, place, threads, stepped).run(loop)
         if ended.error is not None:
             raise FedemuError(f"The server job {job.name!r} failed: {ended.error}")
-    if (carry := finished()) is not None:
-        return carry
+        if (carry := finished()) is not None:
+            return carry
+        cause = _death(ended.status)
+        died(cause)
     raise FedemuError(
-        f"The server job {job.name!r} of round {round} died {_TRIES} times, lastly by {_death(ended.status)}; "
+        f"The server job {job.name!r} of round {round} died {_TRIES} times, lastly by {cause}; "
         "its checkpoint is kept, so --resume goes on from there."
     )
 

@@ -49,7 +49,10 @@ def log_crash(error: BaseException) -> Path:
 
 
 class LogObserver(Observers):
-    """Writes what a coordinator does to its log: rounds, server jobs, refusals, and events at the level ``debug``."""
+    """Writes what a coordinator does to its log: rounds, server jobs, refusals, and events at the level ``debug``.
+
+    Where a server job's process died, that is a warning: the run goes on as if nothing had been.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +81,7 @@ class LogObserver(Observers):
             self._log.warning("a message was rejected: %s (%d so far)", reason, count)
 
     def event(self, name: str, **fields: Any) -> None:
-        self._log.debug("%s %s", name, fields)
+        self._log.log(logging.WARNING if name == "server_job_died" else logging.DEBUG, "%s %s", name, fields)
 
 
 _TOLD = (

@@ -347,6 +347,23 @@ async def test_a_server_job_is_seen_to_advance_and_its_end_is_an_event(
     assert all(0 < row["server_seconds"] < row["round_seconds"] for row in left.rows)
 
 
+async def test_the_death_of_a_server_job_is_an_event(
+    make_plan: MakePlan, make_fleet: MakeFleet, tmp_path: Path
+) -> None:
+    def step(carry: Tree, index: int) -> tuple[Tree, bool]:
+        if not (tmp_path / "killed").exists():
+            (tmp_path / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return carry, True
+
+    job = ServerJob("distil", lambda: {"x": torch.zeros(1)}, step, steps=5, checkpoint_every=1)
+    make_fleet()
+    _, left = await run(make_plan(rounds=1, job=job))
+    (death,) = events(left, "server_job_died")
+    assert (death["job"], death["round"], death["cause"]) == ("distil", 1, "signal SIGKILL")
+    assert len(events(left, "server_job")) == 1
+
+
 async def test_downloads_are_charged_by_what_a_device_has_seen(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
     sizes: dict[str, set[int]] = {}
 

@@ -113,6 +113,14 @@ async def test_a_killed_job_goes_on_from_its_checkpoint(tmp_path: Path):
     assert log.read_text().split() == [*map(str, range(8)), *map(str, range(5, 12))]
 
 
+async def test_the_cause_of_every_death_is_told(tmp_path: Path):
+    causes: list[str] = []
+    await run_server_job(train(kill_once(tmp_path / "killed", 7)), tmp_path / "a", 1, 0, ignore, died=causes.append)
+    assert causes == ["signal SIGKILL"]
+    await run_server_job(train(), tmp_path / "b", 1, 0, ignore, died=causes.append)
+    assert causes == ["signal SIGKILL"]
+
+
 async def test_a_finished_job_is_not_run_again(tmp_path: Path):
     first = await run_server_job(train(), tmp_path, 1, 0, ignore)
 

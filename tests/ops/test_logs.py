@@ -30,3 +30,13 @@ def test_a_server_job_is_logged_once_for_each_tenth_of_its_steps(caplog: pytest.
         "round 3, server job distil: step 1 of at most 200",
         "round 3, server job distil: step 20 of at most 200",
     ]
+
+
+def test_the_death_of_a_server_job_is_a_warning_and_another_event_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    observer = LogObserver()
+    with caplog.at_level(logging.WARNING, "fedemu.coordinator"):
+        observer.event("checkpoint", round=3)
+        observer.event("server_job_died", job="distil", round=3, cause="signal SIGKILL")
+    assert [record.getMessage() for record in caplog.records] == [
+        "server_job_died {'job': 'distil', 'round': 3, 'cause': 'signal SIGKILL'}"
+    ]
