@@ -157,7 +157,7 @@ def _call(
 
 
 def _checked(table: str, name: str, builder: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as the types that the builder's annotations ask for."""
+    """The options as the types that the builder's annotations ask for; true is no number."""
     try:
         types = get_type_hints(builder.__init__ if inspect.isclass(builder) else builder, include_extras=True)
     except NameError:
@@ -165,7 +165,8 @@ def _checked(table: str, name: str, builder: Callable[..., Any], options: Mappin
     checked = {}
     for option, value in options.items():
         try:
-            checked[option] = TypeAdapter(types.get(option, Any)).validate_python(value)
+            strict = isinstance(value, bool)
+            checked[option] = TypeAdapter(types.get(option, Any)).validate_python(value, strict=strict)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, (table, option, *first["loc"])))

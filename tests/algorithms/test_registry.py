@@ -147,6 +147,7 @@ def test_an_own_method_that_can_not_be_used_is_named(
         ("fedntd", {"beta": -1.0}, "algorithm.options.beta = -1.0 does not fit 'fedntd'"),
         ("moon", {"temperature": 0.0}, "algorithm.options.temperature = 0.0 does not fit 'moon'"),
         ("moon", {"mu": -0.1}, "algorithm.options.mu = -0.1 does not fit 'moon'"),
+        ("moon", {"mu": True}, "algorithm.options.mu = True does not fit 'moon': Input should be a valid number"),
     ],
 )
 def test_a_wrong_option_of_a_built_in_method_is_named(
