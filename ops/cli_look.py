@@ -87,7 +87,8 @@ def _facts(experiment: Experiment, runtime: Runtime) -> dict[str, Any]:
         f"deadline {fleet.deadline:g} s, quorum {fleet.quorum:g}",
         "partition": _kind(experiment.data.partition.model_dump()),
         "model": _kind({"kind": experiment.model.name, **experiment.model.options}),
-        "algorithm": f"{experiment.algorithm.name}, loss {experiment.algorithm.loss}",
+        "algorithm": _kind({"kind": experiment.algorithm.name, **experiment.algorithm.options})
+        + f", loss {experiment.algorithm.loss}",
         "local": f"{experiment.local.epochs} epochs, batch {experiment.local.batch_size}, lr {experiment.local.lr:g}",
         "churn": _kind(experiment.availability.model_dump()),
         "faults": ", ".join(

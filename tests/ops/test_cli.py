@@ -145,11 +145,13 @@ def test_presets_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFi
 
 
 def test_validate_says_what_an_experiment_comes_to(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("validate", "digits-small", "--set", "local.lr=0.5") == 0
+    method = ("--set", "algorithm.name=fedprox", "--set", "algorithm.options.mu=0.25")
+    assert call("validate", "digits-small", "--set", "local.lr=0.5", *method) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("digits-small: ok\n")
     assert "20 devices, 5 a round" in shown
     assert "lr 0.5" in shown
+    assert "  algorithm    fedprox (mu 0.25), loss cross_entropy\n" in shown
 
 
 def test_validate_tells_how_much_is_public(capsys: pytest.CaptureFixture[str]) -> None:
