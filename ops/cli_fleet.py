@@ -77,7 +77,7 @@ def run(
         runtime__log_level=log_level,
     )
     if seeds is not None or (resume is not None and is_group(resume)):
-        group = _open_group(experiment, out, resume, seeds, overrides)
+        group = _open_group(experiment, out, resume, seeds, seed, overrides)
         return run_group(group, print_summaries=format is Format.JSON)
     directory, checked, runtime = _open(experiment, out, resume, overrides)
     if resume is not None and is_complete(directory, checked):
@@ -178,11 +178,18 @@ def _open(
 
 
 def _open_group(
-    source: str | None, out: Path | None, resume: Path | None, seeds: str | None, overrides: list[str]
+    source: str | None,
+    out: Path | None,
+    resume: Path | None,
+    seeds: str | None,
+    seed: int | None,
+    overrides: list[str],
 ) -> SeedGroup:
     """The run directories of several seeds, new or continued."""
-    if any(override.partition("=")[0].strip() == "seed" for override in overrides):
-        raise ConfigurationError("--seed is for one run, and here are several seeds; leave out --seed")
+    among_settings = any(override.partition("=")[0].strip() == "seed" for override in overrides)
+    for given, name in ((seed is not None, "--seed"), (among_settings, "--set seed")):
+        if given:
+            raise ConfigurationError(f"{name} is for one run, and here are several seeds; leave out {name}")
     chosen = None if seeds is None else parse_seeds(seeds)
     if resume is None:
         return new_group(source, chosen or [], out, overrides, os.environ)

@@ -25,11 +25,24 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def run_together(directory: Path, experiment: Experiment, runtime: Runtime, *, new: bool, print_summary: bool) -> int:
-    """Run to the end and say what came of it; returns the exit code. ``new``: the directory was claimed just now."""
+def run_together(
+    directory: Path,
+    experiment: Experiment,
+    runtime: Runtime,
+    *,
+    new: bool,
+    print_summary: bool,
+    heading: str | None = None,
+) -> int:
+    """Run to the end and say what came of it; returns the exit code. ``new``: the directory was claimed just now.
+
+    ``heading`` is a line for people that is said once the run begins.
+    """
     begins = (
         f"{experiment.name}: {experiment.fleet.devices} devices, {experiment.rounds} rounds, seed {experiment.seed}"
     )
+    if heading is not None:
+        begins = f"{heading}\n{begins}"
     try:
         if runtime.transport == "memory":
             # torch is imported only by the process that computes; here that is this one.

@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,15 +48,20 @@ class SeedGroup:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """``0,1,2``, ``0-4`` or both, each seed once; raises ConfigurationError."""
-    seeds: dict[int, None] = {}
+    """``0,1,2``, ``0-4`` or both; raises ConfigurationError, also where a seed comes twice."""
+    seeds: list[int] = []
     for part in text.split(","):
         found = _SEEDS.fullmatch(part.strip())
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
-        if not 0 <= last - first < _MOST_SEEDS:
+        if last < first:
             raise ConfigurationError(f"--seeds {text} is no list of seeds; write it as in 0,1,2 or 0-4")
-        seeds |= dict.fromkeys(range(first, last + 1))
-    return list(seeds)
+        if len(seeds) + last - first >= _MOST_SEEDS:
+            raise ConfigurationError(f"--seeds {text} names more than {_MOST_SEEDS:,} seeds; name at most so many")
+        seeds += range(first, last + 1)
+    twice = next((seed for seed, count in Counter(seeds).items() if count > 1), None)
+    if twice is not None:
+        raise ConfigurationError(f"--seeds {text} names the seed {twice} more than once; name every seed once")
+    return seeds
 
 
 def is_group(folder: Path) -> bool:
@@ -109,9 +115,10 @@ def run_group(group: SeedGroup, *, print_summaries: bool) -> int:
             if _is_over(member):
                 say(f"{what}: finished already, in {member.directory}")
                 continue
-            say(what)
             first = place == 1 and member.new
-            code = run_together(member.directory, member.experiment, group.runtime, new=first, print_summary=False)
+            code = run_together(
+                member.directory, member.experiment, group.runtime, new=first, print_summary=False, heading=what
+            )
             if code == USAGE and first:
                 _abandon(group)
                 return code

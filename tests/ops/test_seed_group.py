@@ -11,6 +11,7 @@ from fedemu.ops.cli_errors import INTERRUPTED
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.config_sources import read_frozen
 from fedemu.ops.run_folder import give_back
+from fedemu.ops.run_together import say
 from fedemu.ops.seed_group import is_group, parse_seeds
 from fedemu.protocol.errors import ConfigurationError
 
@@ -24,11 +25,13 @@ class FakeRuns:
         self.outcome = "completed"
 
     def __call__(
-        self, directory: Path, experiment: Experiment, runtime: Runtime, *, new: bool, print_summary: bool
+        self, directory: Path, experiment: Experiment, runtime: Runtime, *, new: bool, print_summary: bool, heading: str
     ) -> int:
         assert not print_summary
         self.ran.append((experiment.seed, new))
         code = self.codes.get(experiment.seed, 0)
+        if code != 2:
+            say(heading)
         if code == 2 and new:
             give_back(directory)
         elif code == 0:
@@ -57,16 +60,32 @@ def call(*arguments: str) -> int:
 
 @pytest.mark.parametrize(
     ("text", "seeds"),
-    [("0", [0]), ("0,1,2", [0, 1, 2]), ("0-3", [0, 1, 2, 3]), ("7, 1-2,2,7", [7, 1, 2])],
+    [("0", [0]), ("0,1,2", [0, 1, 2]), ("0-3", [0, 1, 2, 3]), ("7, 1-2", [7, 1, 2])],
 )
 def test_seeds_are_a_list_with_ranges(text: str, seeds: list[int]) -> None:
     assert parse_seeds(text) == seeds
 
 
-@pytest.mark.parametrize("text", ["", "a", "1,", "3-1", "-1", "1.5", "0-999999999"])
+@pytest.mark.parametrize("text", ["", "a", "1,", "3-1", "-1", "1.5"])
 def test_what_is_no_list_of_seeds_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="is no list of seeds; write it as in 0,1,2 or 0-4"):
         parse_seeds(text)
+
+
+@pytest.mark.parametrize(("text", "seed"), [("0,0", 0), ("7,1-2,2", 2)])
+def test_a_seed_that_is_named_twice_is_refused(text: str, seed: int) -> None:
+    with pytest.raises(ConfigurationError, match=f"--seeds {text} names the seed {seed} more than once"):
+        parse_seeds(text)
+
+
+@pytest.mark.parametrize("text", ["0-100000000", "0-999,2000"])
+def test_more_seeds_than_a_thousand_are_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"--seeds {text} names more than 1,000 seeds; name at most so many"):
+        parse_seeds(text)
+
+
+def test_a_thousand_seeds_are_no_more_than_a_thousand() -> None:
+    assert len(parse_seeds("0-998,2000")) == 1000
 
 
 def test_every_seed_is_a_run_of_its_own_and_the_group_ends_with_their_comparison(
@@ -131,9 +150,12 @@ def test_a_group_may_grow_by_rounds_and_by_seeds(runs: FakeRuns) -> None:
 
 
 @pytest.mark.parametrize("place", [[], ["--out", "group"]], ids=["numbered", "named"])
-def test_a_group_that_could_not_begin_leaves_nothing(runs: FakeRuns, tmp_path: Path, place: list[str]) -> None:
+def test_a_group_that_could_not_begin_leaves_nothing_and_says_no_more_than_why(
+    runs: FakeRuns, tmp_path: Path, place: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     runs.codes = {0: 2}
     assert call("digits-small", "--seeds", "0-2", *place) == 2
+    assert capsys.readouterr().err == ""
     assert list(tmp_path.iterdir()) == []
 
 
@@ -158,7 +180,10 @@ def test_ctrl_c_between_two_runs_says_how_to_go_on(
     ("arguments", "said"),
     [
         (("--seeds", "0,1", "--seed", "3"), "--seed is for one run, and here are several seeds; leave out --seed"),
-        (("--seeds", "0,1", "--set", "seed=3"), "leave out --seed"),
+        (
+            ("--seeds", "0,1", "--set", "seed=3"),
+            "--set seed is for one run, and here are several seeds; leave out --set seed",
+        ),
         (("--seeds", "zero"), "--seeds zero is no list of seeds"),
         (("--seeds", "0", "--out", "group"), "choose another --out, or go on with its seeds by --resume group"),
         (("--seeds", "0", "--resume", "nowhere"), "nowhere holds no group of seeds"),
