@@ -16,6 +16,7 @@ from fedemu.coordinator.run_directory import Run, read_run
 from fedemu.ops.plot_style import readable_bytes, rendered, time_unit
 from fedemu.ops.plots import PLOTS
 from fedemu.ops.plots_diagnosis import DIAGNOSIS_PLOTS
+from fedemu.ops.progress_state import span
 
 CSS = """
 :root { --ink: #22303c; --soft: #66737f; --line: #e3e8ec; --blue: #2f6fb2; }
@@ -152,11 +153,21 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = []
     for key in ("seed", "model_digest", "wall_time", "virtual_time", "versions", "machine"):
         value = summary.get(key)
-        if isinstance(value, Mapping):
-            value = ", ".join(f"{name} {item}" for name, item in value.items())
         if value is not None:
-            facts.append((key.replace("_", " "), _number(value) if isinstance(value, float) else str(value)))
+            facts.append((key.replace("_", " "), _fact(key, value)))
     return facts
+
+
+def _fact(key: str, value: Any) -> str:
+    """A value of the summary as people read it, with its unit."""
+    match value:
+        case Mapping():
+            return ", ".join(f"{name.removesuffix('_bytes')} {_fact(name, item)}" for name, item in value.items())
+        case int() | float() if key.endswith("_bytes"):
+            return readable_bytes(value)
+        case int() | float() if key.endswith("_time"):
+            return span(value)
+    return str(value)
 
 
 def _table(rows: Iterable[tuple[str, ...]], header: tuple[str, ...]) -> str:

@@ -86,6 +86,18 @@ def test_what_a_run_says_of_itself_is_never_taken_for_markup(
     assert "http" not in page.replace("http-equiv", "")
 
 
+def test_facts_have_units(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "PLOTS", {})
+    machine = {"system": "Linux", "cores": 2, "memory_bytes": 16_800_000_000}
+    summary = {"wall_time": 200.5, "virtual_time": 7200.0, "seed": 3, "machine": machine}
+    (run_directory / "summary.json").write_text(json.dumps(summary))
+    page = write_report(run_directory).read_text()
+    assert '<td>wall time</td><td class="n">3 min 20 s</td>' in page
+    assert '<td>virtual time</td><td class="n">2.0 h</td>' in page
+    assert "system Linux, cores 2, memory 16.8 GB" in page
+    assert '<td>seed</td><td class="n">3</td>' in page
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError):
         write_report(tmp_path)
