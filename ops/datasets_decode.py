@@ -99,6 +99,7 @@ def _open_folder(place: Place, scratch: Path) -> datasets.DatasetDict | datasets
 
 def _open_hub(place: Place) -> datasets.DatasetDict:
     name, offline = place.where, datasets.config.HF_HUB_OFFLINE
+    folders = " or ".join(map(repr, place.looked_in or (name,)))
     # The hub's client tries again and again; where nothing answers, only what it has downloaded before is looked at.
     datasets.config.HF_HUB_OFFLINE = offline or not _reachable(datasets.config.HF_ENDPOINT)
     try:
@@ -106,11 +107,11 @@ def _open_hub(place: Place) -> datasets.DatasetDict:
     except (ConnectionError, FileNotFoundError) as error:
         if datasets.config.HF_HUB_OFFLINE:
             raise DataError(
-                f"there is no folder {name!r}, and the Hugging Face hub can't be reached to look there; "
+                f"there is no folder {folders}, and the Hugging Face hub can't be reached to look there; "
                 "name a folder, or set FEDEMU_DATA to the folder above it"
             ) from error
         raise DataError(
-            f"there is no folder {name!r}, and no such data set on the Hugging Face hub, or none open to this user"
+            f"there is no folder {folders}, and no such data set on the Hugging Face hub, or none open to this user"
         ) from error
     finally:
         datasets.config.HF_HUB_OFFLINE = offline

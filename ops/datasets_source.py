@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,12 +51,14 @@ class Source:
 class Place:
     """``kind`` tells how to read it; ``where`` is a folder, a hub id or ``module:Name``.
 
-    ``subset`` is one of the configurations that some Hugging Face data sets come in.
+    ``subset`` is one of the configurations that some Hugging Face data sets come in. ``looked_in`` are the folders
+    that were not there, where only the hub is left.
     """
 
     kind: Literal["built_in", "function", "folder", "hub"]
     where: str
     subset: str | None = None
+    looked_in: tuple[str, ...] = field(default=(), compare=False)
 
 
 def locate(dataset: str, data: Path | None) -> Place:
@@ -71,7 +73,7 @@ def locate(dataset: str, data: Path | None) -> Place:
         if folder.is_dir():
             return Place("folder", str(folder.resolve()), subset or None)
     if _HUB_ID.fullmatch(name):
-        return Place("hub", name, subset or None)
+        return Place("hub", name, subset or None, tuple(map(str, folders)))
     raise DataError(
         f"there is no data set {dataset!r}: no folder {' or '.join(map(str, folders))}, "
         "and it is no Hugging Face id; check data.dataset"
@@ -80,7 +82,8 @@ def locate(dataset: str, data: Path | None) -> Place:
 
 def entry_of(source: Source, place: Place, cache: Path) -> Path:
     """The cache entry for a source: another one when files, columns or the test split's share are others."""
-    settings = asdict(source) | {"dataset": asdict(place), "format": FORMAT}
+    dataset = {"kind": place.kind, "where": place.where, "subset": place.subset}
+    settings = asdict(source) | {"dataset": dataset, "format": FORMAT}
     match place.kind:
         case "folder":
             settings["content"] = _fingerprint(Path(place.where))

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from fedemu.ops.datasets import load_corpus
-from fedemu.ops.datasets_source import Source
+from fedemu.ops.datasets_decode import decode
+from fedemu.ops.datasets_source import Source, entry_of, locate
 from fedemu.protocol.errors import DataError
 
 RED, GREY, WHITE = (250, 10, 20), (90, 90, 90), (255, 255, 255)
@@ -356,6 +357,18 @@ def test_a_hub_id_without_a_network_fails_at_once_in_one_sentence(tmp_path, no_h
     assert "\n" not in str(caught.value)
     assert time.monotonic() - before < 10
     assert not hugging_face.config.HF_HUB_OFFLINE
+
+
+def test_a_data_set_that_is_nowhere_is_told_with_every_folder_that_was_looked_for(tmp_path, no_hub):
+    place = locate("no-such-data", tmp_path / "data")
+    with pytest.raises(DataError, match=f"there is no folder '{tmp_path}/data/no-such-data' or 'no-such-data', and"):
+        decode(Source("no-such-data"), place, tmp_path, grey=False)
+
+
+def test_where_a_data_set_was_looked_for_does_not_change_where_it_is_stored(tmp_path):
+    source = Source("somebody/data")
+    entries = {entry_of(source, locate(source.dataset, data), tmp_path) for data in (None, tmp_path / "data")}
+    assert len(entries) == 1
 
 
 # The real data sets
