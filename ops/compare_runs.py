@@ -16,7 +16,10 @@ from fedemu.protocol.errors import ConfigurationError
 
 _NOT_SCIENCE = ("name", "seed", "diagnose")
 """Two experiments that differ only in these are compared as one; what is measured of a run does not change it."""
-_INCOMPARABLE = (("data", "dataset"), ("data", "test_fraction"), ("model",))
+_TEST_DATA = ("dataset", "test_fraction", "test_by", "id_min_samples", "train_split")
+"""The settings of ``data`` that decide which samples are tested on."""
+_INCOMPARABLE = (*(("data", key) for key in _TEST_DATA), ("model",))
+_NAMED_OTHERWISE = {("algorithm", "name"), ("algorithm", "loss"), ("rounds",)}
 _LONGEST_LABEL = 60
 
 Keys = tuple[str, ...]
@@ -53,8 +56,11 @@ def is_run(path: Path) -> bool:
 
 
 def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
-    """The runs of all ``paths`` by experiment, in the order of their first run, and what there is to warn of."""
-    by_experiment: dict[str, list[_Found]] = {}
+    """The runs of all ``paths`` by experiment, in the order of their first run, and what there is to warn of.
+
+    Of several runs of one experiment and seed the one that got furthest counts, or else the first.
+    """
+    by_experiment: dict[str, dict[int | None, _Found]] = {}
     seen: set[Path] = set()
     warnings = []
     for place in paths:
@@ -63,15 +69,19 @@ def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
                 continue
             seen.add(directory.resolve())
             found = _read(directory, place)
-            alike = by_experiment.setdefault(found.key, [])
-            twin = next((other for other in alike if other.seed == found.seed), None)
-            if twin is None:
-                alike.append(found)
-            else:
-                warnings.append(f"{directory} is left out: it is the same experiment and seed as {twin.run.path}")
+            alike = by_experiment.setdefault(found.key, {})
+            twin = alike.get(found.seed)
+            kept, left_out = (found, twin) if twin is None or found.reached > twin.reached else (twin, found)
+            alike[found.seed] = kept
+            if left_out is not None:
+                got = ", which got further" if kept is found else ""
+                warnings.append(
+                    f"{left_out.run.path} is left out: it is the same experiment and seed as {kept.run.path}{got}"
+                )
     groups = [
-        Group(alike[0].place, alike[0].experiment, tuple(one.run for one in alike), tuple(one.seed for one in alike))
+        Group(first.place, first.experiment, tuple(one.run for one in alike.values()), tuple(alike))
         for alike in by_experiment.values()
+        for first in [next(iter(alike.values()))]
     ]
     return groups, warnings + _incomparable(groups)
 
@@ -79,11 +89,15 @@ def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
 def labels(groups: Sequence[Group]) -> list[str]:
     """For each group its method and loss, and the settings in which groups differ; no two are the same.
 
-    Where that would be long, or nothing is known, the folder's name takes its place.
+    What is usual among the groups is not named, and rounds are only where nothing else tells two groups apart. Where
+    the label would be long, or nothing is known, the folder's name takes its place.
     """
-    differing = _differing([group.experiment for group in groups])
-    named = [_label(group, differing) for group in groups]
-    for more in (_folder, lambda group: str(group.runs[0].path)):
+    tables = [group.experiment for group in groups if group.experiment]
+    differing = _differing(tables)
+    usual = {path: _usual(tables, path) for path in differing - _NAMED_OTHERWISE}
+    named = [_label(group, usual) for group in groups]
+    rounds = [_rounds] if ("rounds",) in differing else []
+    for more in (*rounds, _folder, lambda group: str(group.runs[0].path)):
         named = [
             f"{label} ({more(group)})" if named.count(label) > 1 else label
             for label, group in zip(named, groups, strict=True)
@@ -104,6 +118,11 @@ class _Found:
     def key(self) -> str:
         """The same for runs of one experiment; a run that does not tell its experiment is alone."""
         return json.dumps(self.experiment, sort_keys=True) if self.experiment else str(self.run.path)
+
+    @property
+    def reached(self) -> tuple[bool, int]:
+        """How far the run got: whether it was completed, and its rounds."""
+        return (self.run.summary or {}).get("outcome") == "completed", len(self.run.rows)
 
 
 def _read(directory: Path, place: Path) -> _Found:
@@ -129,18 +148,19 @@ def _incomparable(groups: Sequence[Group]) -> list[str]:
     return warnings
 
 
-def _label(group: Group, differing: set[Keys]) -> str:
+def _label(group: Group, usual: Mapping[Keys, Any]) -> str:
+    """``usual`` has every setting to be named, and the value that goes without."""
     if not group.experiment:
         return _folder(group)
     algorithm = group.experiment.get("algorithm") or {}
     label = str(algorithm.get("name"))
     if algorithm.get("loss", "cross_entropy") != "cross_entropy":
         label += f" + {algorithm['loss']}"
-    shown = {path: _name(path) for path in sorted(differing - {("algorithm", "name"), ("algorithm", "loss")})}
+    shown = {path: _name(path) for path in sorted(usual)}
     settings = []
     for path, name in shown.items():
         value = _at(group.experiment, path)
-        if value is not None:
+        if value is not None and value != usual[path]:
             unique = list(shown.values()).count(name) == 1
             settings.append(f"{name if unique else '.'.join(path)} {_shown(value)}")
     whole = ", ".join([label, *settings])
@@ -150,6 +170,16 @@ def _label(group: Group, differing: set[Keys]) -> str:
 def _name(path: Keys) -> str:
     """Of a setting, as short as can be: ``lr`` for local.lr, ``partition`` for data.partition.kind."""
     return path[-2] if len(path) > 1 and path[-1] in {"kind", "name"} else path[-1]
+
+
+def _usual(tables: Sequence[Table], path: Keys) -> Any:
+    """The value of a setting in at least two thirds of the tables; None where there is none, or one lacks the setting.
+
+    Without the last, a table that lacks it would be called the same as those that have the usual value.
+    """
+    values = [_at(table, path) for table in tables]
+    most = max(values, key=values.count)
+    return most if None not in values and 3 * values.count(most) >= 2 * len(values) else None
 
 
 def _differing(tables: Sequence[Table], path: Keys = ()) -> set[Keys]:
@@ -193,6 +223,10 @@ def _shown(value: Any) -> str:
         case list() | tuple():
             return "[" + ", ".join(map(_shown, value)) + "]"
     return str(value)
+
+
+def _rounds(group: Group) -> str:
+    return f"{group.experiment.get('rounds')} rounds"
 
 
 def _folder(group: Group) -> str:

@@ -118,12 +118,38 @@ def test_rows_are_named_by_method_loss_and_the_settings_in_which_they_differ(tmp
         write_run(tmp_path / "e", [0.5], data={"partition": {"kind": "iid"}}, algorithm={"options": {"tau": 3}}),
     ]
     assert labels(compare(runs)) == [
-        "fedavg, alpha 0.1, partition dirichlet",
-        "fedavg + wsm, alpha 0.5, partition dirichlet",
-        "x, mu 0.1, alpha 0.1, partition dirichlet",
-        "x, mu 1, alpha 0.1, partition dirichlet",
+        "fedavg, alpha 0.1",
+        "fedavg + wsm, alpha 0.5",
+        "x, mu 0.1, alpha 0.1",
+        "x, mu 1, alpha 0.1",
         "fedavg, tau 3, partition iid",
     ]
+
+
+def test_a_value_that_is_usual_among_the_rows_is_named_in_none_of_them(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / "a", [0.5]),
+        write_run(tmp_path / "b", [0.5], algorithm={"name": "fedprox"}),
+        write_run(tmp_path / "c", [0.5], data={"validation": 0.25}, local={"lr": 0.5}),
+    ]
+    assert labels(compare(runs)) == ["fedavg", "fedprox", "fedavg, validation 0.25, lr 0.5"]
+    write_run(tmp_path / "d", [0.5], data={"validation": 0.25})
+    assert labels(compare([tmp_path])) == [
+        "fedavg, validation 0",
+        "fedprox, validation 0",
+        "fedavg, validation 0.25, lr 0.5",
+        "fedavg, validation 0.25",
+    ]
+
+
+def test_rounds_are_named_only_where_nothing_else_tells_rows_apart(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / "a", [0.5], rounds=8),
+        write_run(tmp_path / "b", [0.5], algorithm={"name": "fedprox"}, rounds=9),
+    ]
+    assert labels(compare(runs)) == ["fedavg", "fedprox"]
+    runs.append(write_run(tmp_path / "c", [0.5], rounds=10))
+    assert labels(compare(runs)) == ["fedavg (8 rounds)", "fedprox", "fedavg (10 rounds)"]
 
 
 def test_rows_with_long_differences_are_named_by_their_folders(tmp_path: Path) -> None:
@@ -157,6 +183,38 @@ def test_a_run_counts_once(seeds: Path, tmp_path: Path) -> None:
     assert comparison.entries[0].seeds == (0, 1)
     (warning,) = comparison.warnings
     assert warning == f"{again} is left out: it is the same experiment and seed as {seeds / 'seed-1'}"
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_of_two_runs_of_one_experiment_and_seed_the_one_that_got_further_counts(tmp_path: Path, last: int) -> None:
+    begun = write_run(tmp_path / "begun", [], outcome=None)
+    stopped = write_run(tmp_path / "stopped", [0.25] * 3, outcome="interrupted")
+    done = write_run(tmp_path / "done", [0.5, 0.75])
+    runs = [begun, stopped, done]
+    comparison = compare([*runs[last + 1 :], *runs[: last + 1]])
+    (entry,) = comparison.entries
+    assert [run.path for run in entry.runs] == [done]
+    assert {warning.partition(" is left out")[0] for warning in comparison.warnings} == {str(begun), str(stopped)}
+    assert (f"as {done}, which got further" in "".join(comparison.warnings)) == (last != 1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "shown"),
+    [
+        ("test_by", "id", "label, id"),
+        ("id_min_samples", 5, "0, 5"),
+        ("train_split", "train+extra", "auto, train+extra"),
+    ],
+)
+def test_another_test_set_is_a_warning(tmp_path: Path, setting: str, value: Any, shown: str) -> None:
+    data = {"dataset": "mine", "id_column": "writer"}
+    runs = [
+        write_run(tmp_path / "a", [0.5], data=data),
+        write_run(tmp_path / "b", [0.5], data=data | {setting: value}),
+    ]
+    assert compare(runs).warnings == (
+        f"the runs differ in data.{setting} ({shown}), so their accuracies do not compare",
+    )
 
 
 def test_other_data_or_another_model_is_a_warning(tmp_path: Path) -> None:
