@@ -15,8 +15,8 @@ from fedemu.protocol.errors import ConfigurationError
 NUMBERS, PAGE = "compare.json", "compare.html"
 _CSS = """
 main { max-width: 1500px } .wide + .sub { margin-top: 8px } .wide { overflow-x: auto; font-size: 13px }
-.wide td { white-space: nowrap; padding: 5px 6px } .wide th { padding: 5px 6px; vertical-align: bottom }
-.wide td:first-child { font-weight: 600; white-space: normal; min-width: 150px } th.n { text-align: right }
+.wide td, .wide th { padding: 5px } .wide th { vertical-align: bottom } th.n { text-align: right }
+.wide td:first-child { font-weight: 600; min-width: 130px }
 .one img { max-width: 100%; background: #fff;
   border: 1px solid var(--line); border-radius: 10px; padding: 8px }
 """
@@ -67,10 +67,18 @@ def _table(comparison: Comparison) -> str:
     to_the_right = ["" if title in {"experiment", "outcome"} else " class=n" for title in table]
     head = "".join(f"<th{side}>{escape(title)}</th>" for title, side in zip(table, to_the_right, strict=True))
     lines = (
-        "".join(f"<td{side}>{escape(cell)}</td>" for cell, side in zip(row, to_the_right, strict=True))
+        "".join(f"<td{side}>{_cell(cell)}</td>" for cell, side in zip(row, to_the_right, strict=True))
         for row in zip(*table.values(), strict=True)
     )
     return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _cell(text: str) -> str:
+    """Lines end only after a comma and before a deviation or a bracket, so that no number loses its unit or name."""
+    kept = escape(text).replace(" ", "&nbsp;")
+    for parted in ("&nbsp;±", "&nbsp;(", ",&nbsp;"):
+        kept = kept.replace(parted, parted.replace("&nbsp;", " "))
+    return kept
 
 
 def _runs(comparison: Comparison) -> str:
