@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,8 +96,10 @@ def labels(groups: Sequence[Group]) -> list[str]:
     differing = _differing(tables)
     usual = {path: _usual(tables, path) for path in differing - _NAMED_OTHERWISE}
     named = [_label(group, usual) for group in groups]
-    rounds = [_rounds] if ("rounds",) in differing else []
-    for more in (*rounds, _folder, lambda group: str(group.runs[0].path)):
+    further: list[Callable[[Group], str]] = [_folder, lambda group: str(group.runs[0].path)]
+    if ("rounds",) in differing:
+        further.insert(0, _rounds)
+    for more in further:
         named = [
             f"{label} ({more(group)})" if named.count(label) > 1 else label
             for label, group in zip(named, groups, strict=True)
