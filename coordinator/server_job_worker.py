@@ -38,7 +38,7 @@ def work(job: ServerJob, place: Place, threads: int, pipe: int, parent: int) -> 
     """Live as the child of process ``parent``: run the job, report by lines of JSON on ``pipe``, and exit."""
     code = 1
     try:
-        _settle(pipe, parent)
+        settle(pipe, parent)
         torch.set_num_threads(threads)
         run(job, place, lambda step: _tell(pipe, {"step": step}))
         code = 0
@@ -79,7 +79,7 @@ def run(job: ServerJob, place: Place, stepped: Callable[[int], None]) -> None:
     stepped(step)
 
 
-def _settle(pipe: int, parent: int) -> None:
+def settle(pipe: int, parent: int) -> None:
     """Become a process of its own: die with the parent, hear no signals of its loop, hold none of its connections."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):

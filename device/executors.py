@@ -111,7 +111,8 @@ class Checked:
         if isinstance(expected, TrainingError) or isinstance(result, TrainingError):
             if type(expected) is type(result):
                 return result
-            return TrainingError(f"one executor fails where the other does not: {expected!r} against {result!r}")
+            failure = expected if isinstance(expected, TrainingError) else result
+            return TrainingError(f"one executor fails where the other does not: {failure}")
         if difference := self._difference(expected, result):
             return TrainingError(f"the executors disagree on {difference}")
         return result

@@ -104,12 +104,13 @@ def open_device(device_type: str) -> torch.device:
     return torch.device("cuda")
 
 
-def open_executor(name: str, kind: Kind, device_type: DeviceType) -> Executor:
-    """The executor of this name; ``auto`` follows the compute rule."""
+def open_executor(name: str, kind: Kind, device_type: DeviceType, stack_size: int | None = None) -> Executor:
+    """The executor of this name; ``auto`` follows the compute rule. Stacks have its size unless another is given."""
     if name not in get_args(ExecutorName):
         raise ConfigurationError(f"local.executor = {name!r} is none of {', '.join(get_args(ExecutorName))}")
     rule = compute_rule(kind, device_type)
-    stack_size = rule.stack_size if rule.executor == "vmapped" else STACK_SIZE_WHERE_FORCED
+    if stack_size is None:
+        stack_size = rule.stack_size if rule.executor == "vmapped" else STACK_SIZE_WHERE_FORCED
     if name == "checked":
         return Checked(Serial(), Vmapped(stack_size))
     if name == "vmapped" or (name == "auto" and rule.executor == "vmapped"):

@@ -42,6 +42,7 @@ from fedemu.ops.progress_state import ProgressState
 from fedemu.ops.public_data import open_public
 from fedemu.ops.run_together import conclude, say
 from fedemu.ops.serve_embedded import serve_embedded
+from fedemu.ops.trial import try_out
 from fedemu.protocol.blobs import encode_tree
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError
 from fedemu.protocol.memory_transport import MemoryNetwork
@@ -119,6 +120,9 @@ def assemble(
     corpus = open_corpus(experiment.data)
     model, algorithm = open_algorithm(experiment, corpus)
     partition = build_partition(corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)
+    variables = initial_variables(experiment, model)
+    public = open_public(corpus, experiment.data, experiment.seed)
+    try_out(experiment, corpus, model, algorithm, variables, public)
     evaluator = Evaluator(model, corpus)
     diagnosis = None
     if experiment.diagnose.every:
@@ -130,7 +134,7 @@ def assemble(
         network=network,
         settings=settings_of(experiment),
         algorithm=algorithm,
-        variables=initial_variables(experiment, model),
+        variables=variables,
         evaluator=evaluator,
         experiment=experiment.to_bytes(),
         partition=encode_tree(partition.to_arrays()),
@@ -139,7 +143,7 @@ def assemble(
         directory=directory,
         config=experiment.to_toml(),
         resume=True,
-        public=open_public(corpus, experiment.data, experiment.seed),
+        public=public,
         diagnosis=diagnosis,
         observers=observers,
     )

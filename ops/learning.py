@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fedemu.algorithms.augment import augmentation
 from fedemu.algorithms.corpus import Corpus
 from fedemu.algorithms.ingredients import Ingredients
-from fedemu.algorithms.interface import Algorithm, Ask, Context, Forest, Model, Tree
+from fedemu.algorithms.interface import Algorithm, Ask, Context, Model, Tree
 from fedemu.algorithms.registry import build_algorithm, build_model, find_criterion
 from fedemu.device.training import Trainer
 from fedemu.ops.config import Experiment
@@ -44,8 +45,7 @@ def initial_variables(experiment: Experiment, model: Model) -> Tree:
     try:
         return model.init(seeds.integer(experiment.seed, purpose="model"))
     except (RuntimeError, MemoryError) as error:
-        # torch has no type of its own for a failed allocation in host memory.
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        if lacks_memory(error):
             raise ConfigurationError(
                 f"the model {experiment.model.name!r} does not fit into this machine's memory; "
                 "make it smaller in [model], or use a larger machine"
@@ -53,11 +53,18 @@ def initial_variables(experiment: Experiment, model: Model) -> Tree:
         raise
 
 
+def lacks_memory(error: Exception) -> bool:
+    """Whether an allocation in host memory failed, for which torch has no type of its own."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
 def open_trainer(experiment: bytes, device_type: str) -> Trainer:
     """A trainer of the experiment's programs; ``warm_up`` gets it ready for the first round's first ask."""
     settings = Experiment.from_bytes(experiment)
     corpus = open_corpus(settings.data)
     model, algorithm = open_algorithm(settings, corpus)
+    public = open_public(corpus, settings.data, settings.seed)
+    ask = first_ask(algorithm, model.init(0), Context(0, 0, settings.seed, corpus.classes, public))
     return Trainer(
         algorithm.programs,
         corpus,
@@ -65,19 +72,20 @@ def open_trainer(experiment: bytes, device_type: str) -> Trainer:
         device_type=device_type,
         executor=settings.local.executor,
         kind=model.kind,
-        examples=_first_asks(model, algorithm, settings, corpus),
+        examples={} if ask is None else {ask.program: ask.shared},
     )
 
 
-def _first_asks(model: Model, algorithm: Algorithm[Any], settings: Experiment, corpus: Corpus) -> dict[str, Forest]:
-    """What the first request of the first round shares, by program; nothing where a round begins at the coordinator."""
-    public = open_public(corpus, settings.data, settings.seed)
-    context = Context(round=1, task=0, seed=settings.seed, classes=corpus.classes, public=public)
-    script = algorithm.round(algorithm.init(model.init(0), context), context)
+def first_ask(algorithm: Algorithm[Any], variables: Tree, context: Context) -> Ask | None:
+    """The first request of the first round; None where a round begins at the coordinator.
+
+    ``context`` is that of the time before the first round.
+    """
+    script = algorithm.round(algorithm.init(variables, context), replace(context, round=1))
     try:
         request = next(script)
     except StopIteration:
-        return {}
+        return None
     finally:
         script.close()
-    return {request.program: request.shared} if isinstance(request, Ask) else {}
+    return request if isinstance(request, Ask) else None

@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedemu.algorithms.interface import Context
 from fedemu.ops.config import Experiment
 from fedemu.ops.datasets import build_partition, open_corpus
 from fedemu.ops.datasets_apart import decode_apart
 from fedemu.ops.learning import initial_variables, open_algorithm
 from fedemu.ops.public_data import open_public
+from fedemu.ops.trial import try_out
 
 
 def rehearse(experiment: Experiment, say: Callable[[str], None]) -> dict[str, str]:
-    """Decode the data, build model and method, and draw the partition; returns what that came to, for people.
+    """Decode the data, build model and method, draw the partition, try a first step; what that came to, for people.
 
     Raises ConfigurationError or DataError, as a run would after its start.
     """
@@ -25,7 +25,7 @@ def rehearse(experiment: Experiment, say: Callable[[str], None]) -> dict[str, st
     variables = initial_variables(experiment, model)
     partition = build_partition(corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)
     public = open_public(corpus, experiment.data, experiment.seed)
-    algorithm.init(variables, Context(0, 0, experiment.seed, corpus.classes, public))
+    try_out(experiment, corpus, model, algorithm, variables, public)
     sizes = np.diff(partition.train_offsets)
     facts = {
         "samples": f"{sizes.sum()} to train on ({sizes.min()} to {sizes.max()} a device), {len(corpus.test)} to "

@@ -33,6 +33,25 @@ REFUSES = """
         def init(self, variables, context):
             raise ConfigurationError("this method wants more classes")
 """
+OWN = """
+    from torch import nn
+
+    class Fewer(nn.Sequential):
+        def __init__(self, input_shape, classes):
+            super().__init__(nn.Flatten(), nn.Linear(64, classes - 1))
+
+    def vector(logits, batch, facts):
+        return logits.logsumexp(-1)
+"""
+UNFIT = [
+    ("model.name", "Fewer", "model '{}' gives logits [2, 9] where the data have 10 classes; they must be [2, 10]"),
+    (
+        "algorithm.loss",
+        "vector",
+        "'fedavg' can't train the model 'mlp' by the loss '{}': the program failed: "
+        "grad_and_value(f)(*args): Expected f(*args) to return a scalar Tensor, got tensor with 1 dims",
+    ),
+]
 ALONE = {"coordinator": ("coordinator",), "memory": ("run", "--transport", "memory")}
 
 
@@ -105,6 +124,23 @@ def test_a_method_may_refuse_as_late_as_in_its_first_state(
     said = refused(capfd, "run", "--transport", "memory", "--set", f"algorithm.name={own}:Refuses")
     assert said == "fedemu: this method wants more classes\n"
     assert embedded == []
+
+
+@pytest.fixture(scope="module")
+def unfit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    own = tmp_path_factory.mktemp("own") / "unfit.py"
+    own.write_text(textwrap.dedent(OWN))
+    return own
+
+
+@pytest.mark.parametrize("command", [*ALONE, "validate"])
+@pytest.mark.parametrize(("key", "name", "said"), UNFIT)
+def test_a_model_or_a_loss_that_does_not_fit_is_found_by_a_trial(
+    key: str, name: str, said: str, command: str, unfit: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = f"{unfit}:{name}"
+    words = ALONE.get(command, (command,))
+    assert refused(capfd, *words, "--set", f"{key}={own}") == f"fedemu: {said.format(own)}\n"
 
 
 def test_a_folder_that_was_asked_for_is_not_left_behind(capfd: pytest.CaptureFixture[str]) -> None:
