@@ -27,7 +27,7 @@ class Schedule:
 
     ``offsets [devices + 1]``. ``indices [samples]`` point into ``Corpus.train``, none of them twice. ``periods
     [samples]`` never fall within a device, and ``seconds [samples]``, after the period's beginning, never fall within a
-    device's period. A device may have nothing in a period, or in none.
+    device's period. A device may have nothing in some period, or in any.
     """
 
     offsets: Indices
