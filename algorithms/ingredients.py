@@ -19,8 +19,8 @@ P = TypeVar("P", bound=LocalSGD)
 class Ingredients:
     """The model, the criterion, how devices train, and what is known of the fleet and the data.
 
-    ``devices`` is the size of the fleet, ``public`` whether there is public data (``Context.public``), and
-    ``input_shape`` that of one sample.
+    ``devices`` is the size of the fleet, ``public`` whether there is public data (``Context.public``),
+    ``input_shape`` that of one sample, and ``labelled`` whether samples have labels.
     """
 
     model: Model
@@ -36,6 +36,7 @@ class Ingredients:
     devices: int = 0
     public: bool = False
     input_shape: tuple[int, ...] = ()
+    labelled: bool = True
 
     def local_sgd(self, *terms: Term, **settings: Any) -> LocalSGD:
         """Local training by the criterion plus these terms; ``settings`` are further fields of LocalSGD."""

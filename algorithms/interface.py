@@ -140,15 +140,31 @@ class Revealing(Protocol):
 
 @dataclass(frozen=True)
 class Memory:
-    """What a device holds when it is asked: samples of its stream that have arrived, and its replay buffer."""
+    """What a device holds when it is asked: its replay buffer R_t, and what of the period's samples X_t has arrived.
+
+    ``batch`` holds both, the buffer's first, each part in the order of its arrival. ``indices [n]`` point into the
+    training split, ``fresh [n]`` is true for X_t, and ``periods [n]`` tell when a sample came. ``period`` is that of
+    X_t, ``budget`` how many samples may be kept after it, ``seen`` how many the device ever had, X_t included.
+    ``generator`` is the device's own in this period: the same whenever it is asked.
+    """
 
     batch: Batch
     indices: NDArray[np.int64]
+    fresh: NDArray[np.bool_]
+    periods: NDArray[np.int64]
+    period: int
     budget: int
+    seen: int
+    generator: np.random.Generator
 
 
 class Query(Protocol):
-    """A question to a device's memory, answered at once; the second value names the positions of samples to keep."""
+    """A question to a device's memory, answered at once.
+
+    The second value names the positions of the samples to keep; with it the period is over for the device, and the
+    rest is gone. ``own`` is what the last question of this period left behind, empty at first; ``facts.steps`` and
+    ``facts.lr`` are 0.
+    """
 
     @property
     def passes(self) -> float: ...
@@ -156,11 +172,21 @@ class Query(Protocol):
     @property
     def declares_label_counts(self) -> bool: ...
 
-    def initial_own(self, shared: Forest) -> Tree: ...
-
     def payload(self, shared: Forest) -> Forest: ...
 
     def ask(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> tuple[Outcome, Tensor | None]: ...
+
+
+@runtime_checkable
+class Selecting(Protocol):
+    """An Algorithm whose devices have replay buffers.
+
+    A device that was away when a period ended keeps its samples sealed. At its next work, of whatever program, it first
+    asks itself ``selection``, with what that work shares with all devices, once for each such period, oldest first.
+    """
+
+    @property
+    def selection(self) -> Query: ...
 
 
 @dataclass(frozen=True)
@@ -188,13 +214,18 @@ collect = Reducer("collect")
 
 @dataclass(frozen=True)
 class Ask:
-    """A request to a cohort, each device of which gets its part. ``shared`` becomes one blob per top-level key."""
+    """A request to a cohort, each device of which gets its part. ``shared`` becomes one blob per top-level key.
+
+    The round can't do without enough replies, by the experiment's quorum. An ``optional`` ask is content with any
+    number; where nobody replied, ``Reply.values`` is empty.
+    """
 
     program: str
     shared: Forest
     reduce: Mapping[str, Reducer]
     cohort: Literal["selected", "online"] | Sequence[DeviceId] = "selected"
     each: Mapping[DeviceId, Tree] | None = None
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -241,13 +272,18 @@ class ServerJob:
 
 @dataclass(frozen=True)
 class Context:
-    """What a script may know of the run at one round."""
+    """What a script may know of the run at one round.
+
+    ``task`` counts the periods of the stream from 0; ``task_ends`` says that this is its last round and that another
+    one follows.
+    """
 
     round: int
     task: int
     seed: int
     classes: int
     public: PublicData | None = None
+    task_ends: bool = False
 
 
 S = TypeVar("S")
@@ -277,6 +313,15 @@ class Outputs(NamedTuple):
     logits: Tensor
     features: Tensor
     statistics: Tree
+
+
+@runtime_checkable
+class Remarking(Protocol[S]):
+    """An Algorithm that has something to put on record after a round."""
+
+    def remarks(self, state: S) -> Mapping[str, Any]:
+        """Plain numbers and lists of numbers by name, for the column ``remarks`` of the round's row; may be empty."""
+        ...
 
 
 class Model(Protocol):
