@@ -51,10 +51,22 @@ class Corpus:
     mean: NDArray[np.float64]
     std: NDArray[np.float64]
     digest: Digest
+    vocabulary: tuple[str, ...] = ()
+    """Of language data: the tokens by number."""
 
     @property
     def classes(self) -> int:
         return len(self.class_names)
+
+    @property
+    def language(self) -> bool:
+        """Whether samples are tokens and what is to be predicted of them: ``x [2, length]``."""
+        return bool(self.vocabulary)
+
+    @property
+    def outputs(self) -> int:
+        """What a model's last layer has: a logit for each token of the vocabulary, or for each class."""
+        return len(self.vocabulary) or self.classes
 
     def batch(self, split: Split, indices: NDArray[np.integer[Any]]) -> tuple[Tensor, Tensor]:
         """The samples at ``indices [...]``: normalised float32 ``[..., *input_shape]`` and int64 ``[...]``.
