@@ -31,6 +31,8 @@ class Settings:
     diagnose_every: int = 0
     """Rounds between two diagnoses, where the plan has one; 0 is never."""
     task_of_round: Callable[[int], int] = lambda round: 0
+    task_begins: Callable[[int], float] = lambda task: 0.0
+    """When the task's data begin to arrive; its first round does not begin earlier."""
     heartbeat_seconds: float = 2.0
     """Real; a peer that is silent for ``heartbeat_seconds × patience`` is named dead."""
     patience: int = 5
@@ -44,6 +46,8 @@ class Settings:
     """The largest payload that is taken."""
     max_norm: float = math.inf
     """The largest Euclidean norm of a payload that is taken."""
+    replay: bool = False
+    """Devices have replay buffers, which every accepted reply may have changed."""
     threads: int = 1
     """Threads of the coordinator's tensor work; their number changes the last bits."""
 

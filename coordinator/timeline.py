@@ -36,6 +36,6 @@ class Timeline:
         return self._spent_before + (self.now() - self._origin)
 
     def advance(self, time: float) -> None:
-        """An ask ended at ``time``, or nobody is on-line before it. The virtual clock never goes back; wall time goes
-        by itself."""
+        """An ask ended at ``time``, or nothing can happen before it: nobody is on-line, no data are there. The virtual
+        clock never goes back; wall time goes by itself."""
         self._virtual = max(self._virtual, time)

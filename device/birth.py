@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedemu.algorithms.partition import Partition
+from fedemu.algorithms.streams_plan import StreamPlan
 from fedemu.device.behaviour import Behaviour
 from fedemu.device.membership import Membership
 from fedemu.device.runtime import DeviceRuntime
 from fedemu.device.store import OwnStore
-from fedemu.device.stream import StaticStream
+from fedemu.device.stream import DeviceStream
 from fedemu.protocol.ids import DeviceId
 
 OpenBehaviours = Callable[[bytes], Callable[[int], Behaviour]]
@@ -26,16 +26,15 @@ class Birthplace:
     heartbeat_seconds: float
     patience: int
     behaviour: Callable[[int], Behaviour]
-    partition: Partition
+    stream: StreamPlan
     folder: Path
 
     def runtime(self, device: int, incarnation: int) -> DeviceRuntime:
         """A new life, which finds the own state of the former ones."""
-        train, _ = self.partition.device(device)
         return DeviceRuntime(
             Membership(DeviceId(device), incarnation, self.lease, self.heartbeat_seconds, self.patience),
             self.behaviour(device),
-            StaticStream(train),
+            DeviceStream(self.stream, device),
             OwnStore(self.folder / str(device)),
         )
 

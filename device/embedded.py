@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Never
 
-from fedemu.algorithms.partition import Partition
+from fedemu.algorithms.streams_plan import StreamPlan
 from fedemu.device.birth import Birthplace
 from fedemu.device.broker import Broker
 from fedemu.device.bus import Attach, Finished, Train
@@ -118,7 +118,7 @@ async def _run(plan: EmbeddedPlan, stack: AsyncExitStack) -> None:
         heartbeat_seconds=granted.heartbeat_seconds,
         patience=granted.patience,
         behaviour=load(plan.behaviours)(content),
-        partition=Partition.from_arrays(decode_tree(partition)),
+        stream=StreamPlan.from_arrays(decode_tree(partition)),
         folder=folder.devices,
     )
     first = folder.first_incarnation + BIRTH_STRIDE

@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from fedemu.algorithms.partition import Partition
+from fedemu.algorithms.streams_plan import StreamPlan
 from fedemu.device import process
 from fedemu.device.birth import Birthplace
 from fedemu.device.factories import load
@@ -83,7 +83,7 @@ class Zygote:
                 heartbeat_seconds=setup.heartbeat_seconds,
                 patience=setup.patience,
                 behaviour=open_behaviours(Path(setup.experiment).read_bytes()),
-                partition=Partition.from_arrays(decode_tree(Path(setup.partition))),
+                stream=StreamPlan.from_arrays(decode_tree(Path(setup.partition))),
                 folder=Path(setup.devices),
             )
         except FedemuError as error:

@@ -45,11 +45,10 @@ from fedemu.ops.config_learning import (
     Natural,
     Partition,
     Public,
-    Replay,
     Shards,
-    Stream,
 )
 from fedemu.ops.config_section import AUTO, Count, Positive, Section, Text
+from fedemu.ops.config_stream import Classes, Drift, Periods, Replay, Static, Stream, Window
 from fedemu.ops.toml_text import toml_text
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import Digest, digest_of
@@ -60,6 +59,7 @@ __all__ = [
     "Always",
     "Availability",
     "AvailabilityTrace",
+    "Classes",
     "Clock",
     "ComputeTrace",
     "Data",
@@ -68,6 +68,7 @@ __all__ = [
     "DirichletEqual",
     "Diurnal",
     "Drawn",
+    "Drift",
     "Evaluate",
     "Experiment",
     "Exponential",
@@ -85,6 +86,7 @@ __all__ = [
     "NetworkTrace",
     "Normal",
     "Partition",
+    "Periods",
     "Profile",
     "ProfileRows",
     "Public",
@@ -92,10 +94,12 @@ __all__ = [
     "Runtime",
     "Server",
     "Shards",
+    "Static",
     "Stream",
     "Traces",
     "Uniform",
     "Weibull",
+    "Window",
 ]
 
 
@@ -146,7 +150,7 @@ class Experiment(Section):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
     rounds: Count = 40
     data: Data = Data()
-    stream: Stream = Stream()
+    stream: Stream = Static()
     model: ModelSpec = Field(default_factory=lambda: ModelSpec.model_validate({"name": "mlp", "hidden": [64]}))
     algorithm: AlgorithmSpec = AlgorithmSpec()
     local: Local = Local()
@@ -169,6 +173,17 @@ class Experiment(Section):
             raise ValueError(
                 f"fleet.per_round = {self.fleet.per_round} is more than fleet.devices = {self.fleet.devices}; "
                 "lower fleet.per_round, or set fleet.participation instead"
+            )
+        replays = f'replay.strategy = "{self.replay.strategy}"'
+        if self.replay.kept and self.stream.period_count == 1:
+            raise ValueError(
+                f"{replays} has nothing to replay in a stream of one period; "
+                'set stream.kind and more periods, or replay.strategy = "none"'
+            )
+        if self.replay.kept and self.stream.cumulative:
+            raise ValueError(
+                f"{replays} has nothing to replay where stream.cumulative = true keeps all samples; "
+                'set stream.cumulative = false, or replay.strategy = "none"'
             )
         return self
 

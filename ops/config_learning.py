@@ -1,4 +1,4 @@
-"""The tables of an experiment that say what is learnt: data, stream, model, algorithm, local training, replay."""
+"""The tables of an experiment that say what is learnt: data, model, algorithm, local training."""
 
 from __future__ import annotations
 
@@ -105,10 +105,6 @@ class Data(Section):
         return self
 
 
-class Stream(Section):
-    kind: Literal["static"] = "static"
-
-
 class ModelSpec(Section):
     """A model by name, or as ``module:Name``; every other key is an option, checked by the model's builder."""
 
@@ -141,10 +137,3 @@ class Local(Section):
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     augment: tuple[Literal["crop", "flip", "cutout"], ...] = ()
     executor: Literal["auto", "serial", "vmapped", "checked"] = "auto"
-
-
-class Replay(Section):
-    """``capacity`` in samples per device."""
-
-    strategy: Literal["none"] = "none"
-    capacity: Annotated[int, Field(ge=0)] = 0

@@ -21,6 +21,7 @@ import torch
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
+from fedemu.algorithms.streams_plan import StreamPlan
 from fedemu.coordinator.diagnosis import Diagnosis
 from fedemu.coordinator.evaluate import Evaluator
 from fedemu.coordinator.observer import Observer
@@ -42,6 +43,7 @@ from fedemu.ops.progress_state import ProgressState
 from fedemu.ops.public_data import open_public
 from fedemu.ops.run_together import conclude, say
 from fedemu.ops.serve_embedded import serve_embedded
+from fedemu.ops.streams import open_stream
 from fedemu.ops.trial import try_out
 from fedemu.protocol.blobs import encode_tree
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError
@@ -117,9 +119,10 @@ def assemble(
     """The plan of a run whose directory has been claimed, so that starting it and resuming it are the same."""
     torch.set_num_threads(experiment.server.threads)
     decode_apart(experiment, lambda text: print(text, file=sys.stderr, flush=True))
-    corpus = open_corpus(experiment.data)
+    corpus = open_corpus(experiment)
     model, algorithm = open_algorithm(experiment, corpus)
     partition = build_partition(corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)
+    stream, _ = open_stream(experiment, corpus, partition)
     variables = initial_variables(experiment, model)
     public = open_public(corpus, experiment.data, experiment.seed)
     try_out(experiment, corpus, model, algorithm, variables, public)
@@ -132,12 +135,12 @@ def assemble(
     return CoordinatorPlan(
         address=address,
         network=network,
-        settings=settings_of(experiment),
+        settings=settings_of(experiment, stream),
         algorithm=algorithm,
         variables=variables,
         evaluator=evaluator,
         experiment=experiment.to_bytes(),
-        partition=encode_tree(partition.to_arrays()),
+        partition=encode_tree(stream.to_arrays()),
         data=corpus.digest,
         classes=corpus.classes,
         directory=directory,
@@ -149,7 +152,7 @@ def assemble(
     )
 
 
-def settings_of(experiment: Experiment) -> Settings:
+def settings_of(experiment: Experiment, stream: StreamPlan) -> Settings:
     """The rules of the run in the coordinator's terms."""
     fleet = experiment.fleet
     return Settings(
@@ -165,6 +168,8 @@ def settings_of(experiment: Experiment) -> Settings:
         clock=experiment.clock.kind,
         evaluate_every=experiment.evaluate.every,
         diagnose_every=experiment.diagnose.every,
+        task_of_round=stream.period_of,
+        task_begins=stream.begins,
         heartbeat_seconds=max(experiment.liveness.heartbeat_seconds, fleet.devices / MOST_HEARTBEATS),
         patience=experiment.liveness.patience,
         start_timeout=fleet.start_timeout,

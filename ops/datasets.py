@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -36,22 +36,23 @@ def prepare(experiment: bytes, progress: Progress | None = None) -> Digest:
 
 def load(experiment: bytes, progress: Progress | None = None) -> Corpus:
     """Map the experiment's data; decodes first what is not in the cache."""
-    return open_corpus(config.Experiment.from_bytes(experiment).data, progress)
+    return open_corpus(config.Experiment.from_bytes(experiment), progress)
 
 
-def open_corpus(data: config.Data, progress: Progress | None = None) -> Corpus:
-    """The data set of a configuration, with the folders that the environment names."""
+def open_corpus(experiment: config.Experiment, progress: Progress | None = None) -> Corpus:
+    """The data set of an experiment, with the columns that it reads, in the folders that the environment names."""
     folder = os.environ.get("FEDEMU_DATA")
     return load_corpus(
-        source_of(data),
+        source_of(experiment.data, experiment.stream.columns),
         cache=cache_folder(os.environ),
         data=Path(folder).expanduser() if folder else None,
         progress=progress,
     )
 
 
-def source_of(data: config.Data) -> Source:
-    wanted = {data.id_column} - {config.AUTO}
+def source_of(data: config.Data, columns: Collection[str] = ()) -> Source:
+    """What is to be decoded: the data set, with the columns that its partition reads and those that are named."""
+    wanted = {data.id_column, *columns} - {config.AUTO}
     match data.partition:
         case config.Natural(column=column):
             wanted.add(column)

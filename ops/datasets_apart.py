@@ -30,7 +30,7 @@ def decode_apart(experiment: Experiment, say: Callable[[str], None]) -> None:
 
     Another process takes along what decoding imports and leaves in memory.
     """
-    source = source_of(experiment.data)
+    source = source_of(experiment.data, experiment.stream.columns)
     if read(entry_of(source, find_data(experiment), cache_folder(os.environ))) is not None:
         return
     say(f"decoding the data set {experiment.data.dataset}, once on this machine")

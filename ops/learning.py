@@ -61,7 +61,7 @@ def lacks_memory(error: Exception) -> bool:
 def open_trainer(experiment: bytes, device_type: str) -> Trainer:
     """A trainer of the experiment's programs; ``warm_up`` gets it ready for the first round's first ask."""
     settings = Experiment.from_bytes(experiment)
-    corpus = open_corpus(settings.data)
+    corpus = open_corpus(settings)
     model, algorithm = open_algorithm(settings, corpus)
     public = open_public(corpus, settings.data, settings.seed)
     ask = first_ask(algorithm, model.init(0), Context(0, 0, settings.seed, corpus.classes, public))

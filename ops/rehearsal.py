@@ -20,7 +20,7 @@ def rehearse(experiment: Experiment, say: Callable[[str], None]) -> dict[str, st
     Raises ConfigurationError or DataError, as a run would after its start.
     """
     decode_apart(experiment, say)
-    corpus = open_corpus(experiment.data)
+    corpus = open_corpus(experiment)
     model, algorithm = open_algorithm(experiment, corpus)
     variables = initial_variables(experiment, model)
     partition = build_partition(corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)

@@ -38,7 +38,7 @@ class FleetHost:
 
     def __init__(self, folder: Path, address: str, devices: int) -> None:
         experiment, _ = load_experiment("digits", [f"fleet.devices={devices}", "fleet.per_round=1"], {})
-        corpus = open_corpus(experiment.data)
+        corpus = open_corpus(experiment)
         partition = build_partition(corpus, experiment.data, devices=devices, seed=experiment.seed)
         self._store = BlobStore(folder / "host")
         self._devices = devices

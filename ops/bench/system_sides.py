@@ -20,7 +20,7 @@ def plain(cohorts: Sequence[Sequence[int]], overrides: Sequence[str]) -> Callabl
     torch.set_num_threads(1)
     experiment, _ = load_experiment("digits", list(overrides), {})
     devices = experiment.fleet.devices
-    corpus = open_corpus(experiment.data)
+    corpus = open_corpus(experiment)
     partition = build_partition(corpus, experiment.data, devices=devices, seed=experiment.seed)
     local = experiment.local
     data = [corpus.batch(corpus.train, partition.device(device)[0]) for device in range(devices)]

@@ -43,7 +43,7 @@ class Task:
 def digits_task(cohorts: int) -> Task:
     """The preset's 300 devices with their real partition, round and round in cohorts of 30."""
     experiment, _ = load_experiment("digits", [], {})
-    corpus = open_corpus(experiment.data)
+    corpus = open_corpus(experiment)
     devices = experiment.fleet.devices
     partition = build_partition(corpus, experiment.data, devices=devices, seed=experiment.seed)
     members = [partition.device(device % devices)[0] for device in range(cohorts * PER_COHORT)]

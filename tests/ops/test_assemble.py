@@ -38,7 +38,7 @@ def test_a_diagnosis_goes_by_the_partition_that_devices_get(tmp_path: Path) -> N
     assert plan.diagnosis is not None
     assert plan.diagnosis.validates
     published = decode_tree(plan.partition)
-    labels = open_corpus(load_experiment("digits-small", list(settings), {})[0].data).train.y
+    labels = open_corpus(load_experiment("digits-small", list(settings), {})[0]).train.y
     start, stop = published["train_offsets"][3:5]
     expected = np.bincount(labels[published["train_indices"][start:stop]], minlength=plan.classes)
     assert plan.diagnosis.label_counts([DeviceId(3)]).tolist() == [expected.tolist()]

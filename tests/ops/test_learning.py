@@ -23,7 +23,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 
 def test_the_default_experiment_is_fedavg_on_digits() -> None:
     experiment = Experiment()
-    model, algorithm = open_algorithm(experiment, open_corpus(experiment.data))
+    model, algorithm = open_algorithm(experiment, open_corpus(experiment))
     assert isinstance(algorithm, FedAvg)
     local = algorithm.programs["train"]
     assert isinstance(local, LocalSGD)
@@ -34,7 +34,7 @@ def test_the_default_experiment_is_fedavg_on_digits() -> None:
 def test_a_trainer_of_the_default_experiment_is_warm_and_trains() -> None:
     trainer = open_trainer(Experiment().to_bytes(), "cpu")
     trainer.warm_up()
-    model, _ = open_algorithm(Experiment(), open_corpus(Experiment().data))
+    model, _ = open_algorithm(Experiment(), open_corpus(Experiment()))
     (result,) = trainer.run("train", {"model": model.init(0)}, [Job(0, 1, 0, np.arange(23))])
     assert isinstance(result, JobResult)
     assert (result.examples, result.steps) == (23, 15)
@@ -54,7 +54,7 @@ def test_local_settings_reach_the_program() -> None:
             },
         }
     )
-    corpus = open_corpus(experiment.data)
+    corpus = open_corpus(experiment)
     _, algorithm = open_algorithm(experiment, corpus)
     local = algorithm.programs["train"]
     assert isinstance(local, LocalSGD)
@@ -77,5 +77,5 @@ def test_local_settings_reach_the_program() -> None:
 def test_what_is_wrong_with_an_experiment_is_named(table: dict[str, object], sentence: str) -> None:
     experiment = Experiment.parse(table)
     with pytest.raises(ConfigurationError) as caught:
-        open_algorithm(experiment, open_corpus(experiment.data))
+        open_algorithm(experiment, open_corpus(experiment))
     assert sentence in str(caught.value)

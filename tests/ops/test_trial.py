@@ -118,7 +118,7 @@ def opened(
 ) -> tuple[Experiment, Corpus, Model, Algorithm[Any], Tree, PublicData | None]:
     """What a trial takes."""
     experiment, _ = load_experiment(preset, list(settings), {})
-    corpus = open_corpus(experiment.data)
+    corpus = open_corpus(experiment)
     model, algorithm = open_algorithm(experiment, corpus)
     variables = initial_variables(experiment, model)
     return experiment, corpus, model, algorithm, variables, open_public(corpus, experiment.data, experiment.seed)

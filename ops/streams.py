@@ -1,0 +1,77 @@
+"""An experiment's stream: which device sees which sample when, and what each period is tested on."""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedemu.algorithms import streams_periods
+from fedemu.algorithms.corpus import Corpus, Split
+from fedemu.algorithms.partition import Partition
+from fedemu.algorithms.streams import PeriodTests, Schedule
+from fedemu.algorithms.streams_arrivals import poisson
+from fedemu.algorithms.streams_plan import StreamPlan
+from fedemu.algorithms.streams_tasks import ClassTasks, class_incremental
+from fedemu.ops import config
+from fedemu.ops.config_stream import INDEX, LABEL
+from fedemu.protocol import seeds
+from fedemu.protocol.errors import ConfigurationError, DataError
+
+
+def open_stream(experiment: config.Experiment, corpus: Corpus, partition: Partition) -> tuple[StreamPlan, PeriodTests]:
+    """What devices are told of the stream, and what its periods are tested on: a function of the experiment alone.
+
+    Raises ConfigurationError or DataError where the samples make no such stream.
+    """
+    stream = experiment.stream
+    try:
+        schedule, tests = _divided(stream, corpus, partition, experiment.seed)
+    except ConfigurationError as error:
+        raise ConfigurationError(f'stream.kind = "{stream.kind}": {error}') from error
+    if stream.arrivals == "poisson":
+        schedule = poisson(
+            schedule, stream.seconds, generator=seeds.generator(experiment.seed, purpose="stream arrivals")
+        )
+    plan = StreamPlan(
+        schedule,
+        rounds_per_period=stream.rounds_each,
+        period_seconds=stream.seconds,
+        cumulative=stream.cumulative,
+        budget=experiment.replay.kept,
+    )
+    return plan, tests
+
+
+def _divided(stream: config.Stream, corpus: Corpus, partition: Partition, seed: int) -> tuple[Schedule, PeriodTests]:
+    random = seeds.generator(seed, purpose="stream")
+    train, test = corpus.train, corpus.test
+    match stream:
+        case config.Static():
+            return streams_periods.static(partition, len(test))
+        case config.Periods(order=order, periods=periods, cut=cut, test_fraction=fraction):
+            times = np.arange(len(train)) if order == INDEX else _column(corpus, train, order)
+            return streams_periods.consecutive(times, partition, periods, cut=cut, test_fraction=fraction)
+        case config.Drift(column=column, periods=periods, alpha=alpha, cut=cut):
+            values = _column(corpus, train, column), _column(corpus, test, column)
+            return streams_periods.dirichlet_drift(*values, partition, periods, alpha=alpha, generator=random, cut=cut)
+        case config.Window(column=column, periods=periods, width=width, cut=cut):
+            values = _column(corpus, train, column), _column(corpus, test, column)
+            return streams_periods.window_drift(*values, partition, periods, width=width, generator=random, cut=cut)
+        case config.Classes(tasks=count, order=given):
+            tasks = ClassTasks.of(corpus.classes, count, given or random.permutation(corpus.classes))
+            return class_incremental(train.y, test.y, partition, tasks, generator=random)
+        case _:
+            assert_never(stream)
+
+
+def _column(corpus: Corpus, split: Split, name: str) -> NDArray[Any]:
+    """The values of a column, ``[samples]``, or the labels."""
+    if name == LABEL:
+        return split.y
+    if name not in split.columns:
+        raise DataError(
+            f"the data set {corpus.name!r} has no column {name!r} in both of its splits; choose another for the stream"
+        )
+    return split.columns[name]
