@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedemu.algorithms.interface import Algorithm, Ask, Context, Reply, Revealing
+from fedemu.algorithms.interface import Algorithm, Ask, Context, LocalProgram, Query, Reply, Revealing
 from fedemu.coordinator.ask import AskMachine, Terms
 from fedemu.coordinator.ask_virtual import VirtualAsk
 from fedemu.coordinator.ask_wall import WallAsk
@@ -108,7 +108,7 @@ class Asking:
         try:
             await self._service.perform(exchange)
             self._conclude(exchange, tally)
-            needed = max(1, ceil_share(settings.quorum, wanted))
+            needed = 0 if ask.optional else max(1, ceil_share(settings.quorum, wanted))
             accepted = len(machine.accepted)
             if accepted < needed:
                 said = next((text for text, _ in exchange.failures.most_common(1)), None)
@@ -192,7 +192,7 @@ class Asking:
             parts={device: pack_tree(each[device]) for device in cohort if device in each},
             passes=program.passes,
             template=template,
-            keeps_state=bool(program.initial_own(ask.shared)),
+            keeps_state=self._settings.replay or _keeps_own_state(program, ask),
             label_counts=self._classes if program.declares_label_counts else None,
             max_norm=self._settings.max_norm,
             spill=self._spill,
@@ -233,8 +233,14 @@ class Asking:
         return await asyncio.get_running_loop().run_in_executor(self._numerics, work, *arguments)
 
 
+def _keeps_own_state(program: LocalProgram | Query, ask: Ask) -> bool:
+    return hasattr(program, "initial_own") and bool(program.initial_own(ask.shared))
+
+
 def _fold(exchange: Exchange, ask: Ask) -> Reply:
     contributions = exchange.contributions
+    if not contributions:  # of an ask that is optional
+        return Reply({}, ())
     replies = tuple(contribution.reply for contribution in contributions)
     payloads = [contribution.payload for contribution in contributions]
     values: Mapping[str, Any] = reduce_replies(ask.reduce, payloads, [reply.examples for reply in replies])

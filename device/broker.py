@@ -171,6 +171,8 @@ class Broker:
         if job is None:
             return
         self._tally.setdefault(trainer, [0, 0])[isinstance(answer, JobFailed)] += 1
+        if isinstance(answer, Done) and answer.buffered is not None and answer.buffered_bytes is not None:
+            self._observer.buffered(answer.device, answer.buffered, answer.buffered_bytes)
         if isinstance(job.origin, bytes):
             self._router.send(job.origin, answer, frames)
 
@@ -220,7 +222,11 @@ def train_message(group: Group, store: BlobStore) -> tuple[Train, list[memoryvie
         ),
         jobs=tuple(
             TrainJob(
-                device=job.submit.device, own=job.submit.own, next_own=job.submit.next_own, tensors=len(job.frames)
+                device=job.submit.device,
+                own=job.submit.own,
+                next_own=job.submit.next_own,
+                budget=job.submit.budget,
+                tensors=len(job.frames),
             )
             for job in group.jobs
         ),

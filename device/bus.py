@@ -28,7 +28,10 @@ from fedemu.protocol.messages import (
 FilePath = Annotated[str, Field(max_length=4096)]
 
 INDICES = "."
-"""The first tensor of a job: the device's samples. The others are its own part of the ask, with names unlike this."""
+"""The first tensor of a job: the device's samples of the period. Others have names unlike this."""
+SEALED = ".sealed."
+"""Begins the names of the tensors that follow: the samples of an earlier period, whose number ends the name, which the
+device has yet to select from. The rest is its own part of the ask."""
 LIMITS = Limits(header_bytes=64 * 2**20, frames=2**17, frame_bytes=2**40, message_bytes=2**40)
 """Nobody but the supervisor's own processes is heeded on the bus, so the limits only have to hold the largest group."""
 
@@ -69,8 +72,9 @@ class Joined(Message):
 class Submit(Message):
     """A job: run ``program`` on the device's samples.
 
-    ``own`` is the state to start from, ``next_own`` where the next one goes. The tensors are ``INDICES`` ``[examples]``
-    (int64) and the device's own part of the ask.
+    ``own`` is the state to start from, ``next_own`` where the next one goes. ``budget`` is how many samples the replay
+    buffer keeps, 0 where there is none. The tensors are ``INDICES`` ``[examples]``, those of ``SEALED`` periods (int64)
+    and the device's own part of the ask.
     """
 
     type: Literal["submit"] = "submit"
@@ -81,6 +85,7 @@ class Submit(Message):
     shared: Annotated[tuple[BlobRef, ...], Field(max_length=64)]
     own: FilePath | None
     next_own: FilePath
+    budget: Size = 0
     tensors: Tensors
 
 
@@ -101,6 +106,7 @@ class TrainJob(Message):
     device: Index
     own: FilePath | None
     next_own: FilePath
+    budget: Size
     tensors: Size
 
 
@@ -143,7 +149,8 @@ class Finished(Message):
 class Done(Message):
     """What became of one job; from a trainer, and passed on to the device as it is.
 
-    ``wrote_own`` says whether ``next_own`` was put in place: programs without own state write none.
+    ``wrote_own`` says whether ``next_own`` was put in place: programs without own state write none. ``buffered`` and
+    ``buffered_bytes`` are what the device's replay buffer, if it has one, holds now: samples, and bytes as stored.
     """
 
     type: Literal["done"] = "done"
@@ -154,6 +161,8 @@ class Done(Message):
     metrics: Annotated[dict[Name, float], Field(max_length=64)]
     label_counts: Annotated[tuple[Size, ...], Field(max_length=65536)] | None
     wrote_own: bool
+    buffered: Size | None = None
+    buffered_bytes: Size | None = None
     tensors: Tensors
 
 

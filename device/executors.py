@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedemu.algorithms.corpus import Corpus
 from fedemu.algorithms.interface import Forest, LocalProgram, Tree
+from fedemu.algorithms.replay_buffer import Buffer
 from fedemu.algorithms.trees import flatten
 from fedemu.device.executors_plan import Planner
 from fedemu.protocol.errors import TrainingError
@@ -26,7 +27,8 @@ class Job:
     """One device's part of an ask.
 
     ``indices`` ``[examples]`` are its samples in ``corpus.train``. ``each`` reaches the program as ``shared["each"]``.
-    ``own`` is None on a first visit. ``budget`` is the number of samples that a query may keep.
+    ``own`` is None on a first visit. ``buffer`` is the device's replay buffer, None where it has none, which keeps
+    ``budget`` samples of a period; ``sealed`` are the samples of earlier periods that it has yet to select from.
     """
 
     device: int
@@ -35,12 +37,14 @@ class Job:
     indices: NDArray[np.int64]
     each: Tree = field(default_factory=dict)
     own: Tree | None = None
+    buffer: Buffer | None = None
     budget: int = 0
+    sealed: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """``metrics`` are means over the steps, by their samples. ``keep`` are a query's positions into ``indices``.
+    """``metrics`` are means over the steps, by their samples. ``buffer`` is the replay buffer after the job.
 
     Non-finite values are results too; the coordinator judges them. Tensors lie in host memory, in C order.
     """
@@ -51,7 +55,7 @@ class JobResult:
     steps: int
     metrics: Mapping[str, float]
     label_counts: tuple[int, ...] | None
-    keep: NDArray[np.int64] | None = None
+    buffer: Buffer | None = None
 
 
 @dataclass(frozen=True)

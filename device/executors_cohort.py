@@ -79,7 +79,12 @@ def cohorts(
 def problem_of(job: Job, template: Tree, samples: int) -> str | None:
     if job.own is not None and _layout(job.own) != _layout(template):
         return f"its own state {_layout(job.own)} is not of the form {_layout(template)} that the program keeps"
-    if job.indices.size and not 0 <= int(job.indices.min()) <= int(job.indices.max()) < samples:
+    return sample_problem(job, samples)
+
+
+def sample_problem(job: Job, samples: int) -> str | None:
+    held = [job.indices, *job.sealed.values(), *([] if job.buffer is None else [job.buffer.indices])]
+    if any(part.size and not 0 <= int(part.min()) <= int(part.max()) < samples for part in held):
         return f"its sample indices reach beyond the {samples} training samples"
     return None
 

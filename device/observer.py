@@ -18,6 +18,9 @@ class Observer(Protocol):
     def trained(self, seconds: float, done: int, failed: int) -> None:
         """A trainer took so long for a group of jobs."""
 
+    def buffered(self, device: int, samples: int, size: int) -> None:
+        """What a device's replay buffer holds after a job, in samples and bytes."""
+
 
 class Silent:
     """An observer that keeps nothing."""
@@ -29,3 +32,5 @@ class Silent:
     def queue_depth(self, depth: int) -> None: ...
 
     def trained(self, seconds: float, done: int, failed: int) -> None: ...
+
+    def buffered(self, device: int, samples: int, size: int) -> None: ...

@@ -14,7 +14,7 @@ from fedemu.device.behaviour import Behaviour
 from fedemu.device.bus import Done, JobFailed, Joined, Withdraw
 from fedemu.device.membership import Membership
 from fedemu.device.store import OwnStore
-from fedemu.device.stream import Stream
+from fedemu.device.stream import DeviceStream
 from fedemu.device.tasks import Task, announcement, plan_task, replies, submission
 from fedemu.device.wall import WallClock
 from fedemu.protocol import messages as wire
@@ -28,7 +28,7 @@ REMEMBERED = 64
 class DeviceRuntime:
     """The events are ``start``, ``receive``, ``trained``, ``tick`` and ``quit``; each returns actions, in order."""
 
-    def __init__(self, member: Membership, behaviour: Behaviour, stream: Stream, store: OwnStore) -> None:
+    def __init__(self, member: Membership, behaviour: Behaviour, stream: DeviceStream, store: OwnStore) -> None:
         self.member = member
         self._behaviour = behaviour
         self._stream = stream
@@ -155,7 +155,7 @@ class DeviceRuntime:
         task = self._tasks.get(work.ask)
         if task is None or not task.asks_the_same(work):
             # Either new, or asked anew by a coordinator that had lost its latest round.
-            task = plan_task(work, frames, self._behaviour, self._stream)
+            task = plan_task(work, frames, self._behaviour, self._stream, self._store)
             stale = [t for t in self._tasks.values() if t.phase == "scheduled" and t.ask < task.ask]
             for other in stale:  # their verdicts were lost on the way
                 del self._tasks[other.work.ask]
@@ -192,7 +192,7 @@ class DeviceRuntime:
                 return []
             case "scheduled":
                 task.phase = "training"
-                return [submission(task, self.member.device, self._store)]
+                return [submission(task, self.member.device, self._stream, self._store)]
             case _:
                 assert_never(task.phase)
 

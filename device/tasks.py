@@ -5,30 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedemu.device.actions import Send, Tell
 from fedemu.device.behaviour import Assignment, Behaviour, Schedule
-from fedemu.device.bus import INDICES, Done, JobFailed, Submit
+from fedemu.device.bus import INDICES, SEALED, Done, JobFailed, Submit
 from fedemu.device.corruption import corrupt
+from fedemu.device.replay import Holding
 from fedemu.device.store import OwnStore
-from fedemu.device.stream import Stream
+from fedemu.device.stream import DeviceStream
 from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import Failed, Result, Scheduled, TensorSpec, Work
 
 
 @dataclass
 class Task:
-    """``indices`` ``[examples]`` are the device's samples at the time of the Work."""
+    """``holding`` are the device's samples at the time of the Work."""
 
     ask: AskId
     work: Work
     frames: Sequence[Any]
     schedule: Schedule
-    indices: NDArray[np.int64]
+    holding: Holding
     phase: Literal["scheduled", "training", "trained"] = "scheduled"
     replies: list[Send] = field(default_factory=list)
     """What is sent when the work is done, and again until it is answered."""
@@ -40,19 +41,19 @@ class Task:
         return self.work is work or self.work == work.model_copy(update={"durable_round": self.work.durable_round})
 
 
-def plan_task(work: Work, frames: Sequence[Any], behaviour: Behaviour, stream: Stream) -> Task:
+def plan_task(work: Work, frames: Sequence[Any], behaviour: Behaviour, stream: DeviceStream, store: OwnStore) -> Task:
     """What will come of a Work, by the device's data and behaviour."""
     ask = AskId.parse(work.ask)
-    indices = stream.arrived(work.start, ask.round)
+    holding = Holding.at(stream, Path(store.path(work.state)) if work.state else None, ask.round, work.start)
     assignment = Assignment(
         ask=ask,
         start=work.start,
         download_bytes=work.download_bytes,
         upload_bytes=work.upload_bytes,
-        samples=work.passes * len(indices),
+        samples=work.passes * len(holding),
         deadline=work.deadline,
     )
-    return Task(ask, work, frames, behaviour.schedule(assignment), indices)
+    return Task(ask, work, frames, behaviour.schedule(assignment), holding)
 
 
 def announcement(task: Task) -> Send:
@@ -62,9 +63,11 @@ def announcement(task: Task) -> Send:
     )
 
 
-def submission(task: Task, device: DeviceId, store: OwnStore) -> Tell:
+def submission(task: Task, device: DeviceId, stream: DeviceStream, store: OwnStore) -> Tell:
     """The job for a trainer."""
-    work = task.work
+    work, holding = task.work, task.holding
+    samples = {INDICES: holding.fresh, **{f"{SEALED}{period}": part for period, part in holding.sealed.items()}}
+    specs = [TensorSpec(name=name, dtype="int64", shape=part.shape) for name, part in samples.items()]
     job = Submit(
         device=device,
         ask=work.ask,
@@ -73,9 +76,11 @@ def submission(task: Task, device: DeviceId, store: OwnStore) -> Tell:
         shared=work.shared,
         own=store.path(work.state) if work.state else None,
         next_own=store.path(work.ask),
-        tensors=(TensorSpec(name=INDICES, dtype="int64", shape=task.indices.shape), *work.tensors),
+        budget=stream.budget,
+        tensors=(*specs, *work.tensors),
     )
-    return Tell(job, (np.ascontiguousarray(task.indices, dtype="<i8").tobytes(), *task.frames))
+    frames = [np.ascontiguousarray(part, dtype="<i8").tobytes() for part in samples.values()]
+    return Tell(job, (*frames, *task.frames))
 
 
 def replies(task: Task, answer: Done | JobFailed, frames: Sequence[Any]) -> list[Send]:

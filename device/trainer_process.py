@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,10 +17,11 @@ from torch import Tensor
 
 from fedemu.algorithms.interface import Forest, Tree
 from fedemu.algorithms.trees import flatten, from_arrays, to_arrays
-from fedemu.device.bus import Done, JobFailed, SharedFile, Train, TrainJob
+from fedemu.device.bus import INDICES, SEALED, Done, JobFailed, SharedFile, Train, TrainJob
 from fedemu.device.executors import Job, JobResult
 from fedemu.device.factories import load
 from fedemu.device.pipe import TrainerSetup
+from fedemu.device.replay import buffer_leaves, split_own
 from fedemu.device.store import read_own, write_own
 from fedemu.device.trainer_shell import Answer, run_trainer
 from fedemu.protocol.blobs import decode_tree
@@ -37,6 +39,9 @@ class Trainer(Protocol):
     """What the experiment's factory makes; see ``training.py``."""
 
     programs: Mapping[str, Any]
+
+    @property
+    def sample_bytes(self) -> int: ...
 
     def capacity(self, program: str) -> int: ...
 
@@ -76,10 +81,10 @@ class TorchRunner:
         for job, result in zip(waiting, results, strict=True):
             if isinstance(result, TrainingError):
                 yield _failed(train, job, "training", str(result))
-            elif result.own and job.own is not None and not Path(job.own).exists():
+            elif (result.own or result.buffer is not None) and job.own is not None and not Path(job.own).exists():
                 yield _failed(train, job, "own_state", f"the device's own state {job.own} is gone")
             else:
-                yield _encode(train, job, result)
+                yield _encode(train, job, result, self._trainer.sample_bytes)
 
     def _tree(self, blob: SharedFile) -> Tree:
         tree = self._trees.pop(blob.digest, None)
@@ -92,25 +97,35 @@ class TorchRunner:
 
 
 def _decode(train: Train, job: TrainJob, frames: Sequence[memoryview], part: slice) -> Job:
-    """The tensors of a job are its indices and then the device's own part of the ask."""
-    arrays = unpack(train.tensors[part], frames)
+    """The tensors of a job are its indices, those of sealed periods, and then the device's own part of the ask."""
     prefix = f"{job.device}/"
-    indices, *each = (name.removeprefix(prefix) for name in arrays)
+    arrays = {name.removeprefix(prefix): array for name, array in unpack(train.tensors[part], frames).items()}
+    indices = arrays.pop(INDICES)
+    sealed = {int(name.removeprefix(SEALED)): arrays.pop(name) for name in list(arrays) if name.startswith(SEALED)}
     own = Path(job.own) if job.own is not None else None
+    # A program without own state writes no versions, so there is none to read although an ask was accepted.
+    program, buffer = split_own(read_own(own) if own is not None and own.exists() else {})
+    answered = from_arrays(buffer.answered)
     return Job(
         device=job.device,
         round=AskId.parse(train.ask).round,
         task=train.task,
-        indices=arrays[prefix + indices],
-        each=from_arrays({name: arrays[prefix + name] for name in each}),
-        # A program without own state writes no versions, so there is none to read although an ask was accepted.
-        own=from_arrays(read_own(own)) if own is not None and own.exists() else None,
+        indices=indices,
+        each=from_arrays(arrays),
+        own=from_arrays(program) if program else None,
+        buffer=replace(buffer, answered=answered) if job.budget else None,
+        budget=job.budget,
+        sealed=sealed,
     )
 
 
-def _encode(train: Train, job: TrainJob, result: JobResult) -> Answer:
-    if result.own:
-        write_own(Path(job.next_own), to_arrays(result.own), _bfloat16(result.own))
+def _encode(train: Train, job: TrainJob, result: JobResult, sample_bytes: int) -> Answer:
+    kept, buffered = dict(result.own), None
+    if result.buffer is not None:
+        kept |= {name: torch.as_tensor(leaf) for name, leaf in buffer_leaves(result.buffer).items()}
+        buffered = len(result.buffer)
+    if kept:
+        write_own(Path(job.next_own), to_arrays(kept), _bfloat16(kept))
     payload = flatten(result.payload)
     specs, frames = pack(to_arrays(payload), _bfloat16(payload))
     done = Done(
@@ -120,7 +135,9 @@ def _encode(train: Train, job: TrainJob, result: JobResult) -> Answer:
         steps=result.steps,
         metrics={name: float(value) for name, value in result.metrics.items()},
         label_counts=result.label_counts,
-        wrote_own=bool(result.own),
+        wrote_own=bool(kept),
+        buffered=buffered,
+        buffered_bytes=None if buffered is None else buffered * sample_bytes,
         tensors=specs,
     )
     return done, frames

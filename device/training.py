@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -10,10 +11,11 @@ import torch
 
 from fedemu.algorithms.corpus import Corpus
 from fedemu.algorithms.interface import Forest, LocalProgram, Query, Tree
+from fedemu.algorithms.replay_buffer import Buffer
 from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute_rule import STACK_SIZE_WHERE_FORCED, DeviceType, Kind, compute_rule
 from fedemu.device.executors import Checked, Executor, Job, JobResult, Source
-from fedemu.device.executors_query import run_query
+from fedemu.device.executors_query import catch_up, run_query
 from fedemu.device.executors_serial import Serial
 from fedemu.device.executors_vmapped import Vmapped
 from fedemu.protocol.errors import ConfigurationError, TrainingError
@@ -24,7 +26,10 @@ KEPT_TREES = 8
 
 
 class Trainer:
-    """``kind`` is that of the model; ``examples`` are shared forests by program, in the shapes to expect."""
+    """``kind`` is that of the model; ``examples`` are shared forests by program, in the shapes to expect.
+
+    ``selection`` is asked for sealed periods, where devices have replay buffers.
+    """
 
     def __init__(
         self,
@@ -35,8 +40,10 @@ class Trainer:
         executor: str = "auto",
         kind: Kind = "convolutional",
         examples: Mapping[str, Forest] | None = None,
+        selection: Query | None = None,
     ) -> None:
         self.programs = programs
+        self._selection = selection
         self.device = open_device(device_type)
         self._source = Source(corpus, seed, self.device)
         self._executor = open_executor(executor, kind, "cuda" if self.device.type == "cuda" else "cpu")
@@ -68,11 +75,26 @@ class Trainer:
         found: Any = self.programs[program]
         placed = {key: self._place(tree) for key, tree in shared.items()}
         try:
-            if _is_query(found):
-                return [run_query(found, placed, job, self._source) for job in jobs]
-            return self._executor.run(found, placed, jobs, self._source)
+            ready = [self._caught_up(placed, job) for job in jobs]
+            results = iter(self._run(found, placed, [job for job in ready if isinstance(job, Job)]))
+            return [next(results) if isinstance(job, Job) else job for job in ready]
         except Exception as error:
             return [TrainingError(f"device {job.device}: program {program!r} failed: {error}") for job in jobs]
+
+    @property
+    def sample_bytes(self) -> int:
+        """What a sample takes in a device's storage, its label included."""
+        split = self._source.corpus.train
+        return int(split.x.dtype.itemsize * np.prod(split.x.shape[1:]) + split.y.dtype.itemsize)
+
+    def _caught_up(self, shared: Forest, job: Job) -> Job | TrainingError:
+        return job if self._selection is None else catch_up(self._selection, shared, job, self._source)
+
+    def _run(self, program: Any, shared: Forest, jobs: Sequence[Job]) -> list[JobResult | TrainingError]:
+        if _is_query(program):
+            return [run_query(program, shared, job, self._source) for job in jobs]
+        results = self._executor.run(program, shared, [_over_all(job) for job in jobs], self._source)
+        return [_with_buffer(result, job.buffer) for result, job in zip(results, jobs, strict=True)]
 
     def _place(self, tree: Tree) -> Tree:
         """The tree on the compute device; one that comes again is not copied again."""
@@ -116,6 +138,17 @@ def open_executor(name: str, kind: Kind, device_type: DeviceType, stack_size: in
     if name == "vmapped" or (name == "auto" and rule.executor == "vmapped"):
         return Vmapped(stack_size)
     return Serial()
+
+
+def _over_all(job: Job) -> Job:
+    """The job over R_t and X_t, the buffer's samples first; in training every sample counts the same."""
+    return job if job.buffer is None else replace(job, indices=np.concatenate([job.buffer.indices, job.indices]))
+
+
+def _with_buffer(result: JobResult | TrainingError, buffer: Buffer | None) -> JobResult | TrainingError:
+    if buffer is None or isinstance(result, TrainingError):
+        return result
+    return replace(result, buffer=buffer, metrics={**result.metrics, "replay_samples": float(len(buffer))})
 
 
 def _is_query(program: LocalProgram | Query | None) -> bool:

@@ -84,6 +84,9 @@ class Told(Observer):
     def trained(self, seconds: float, done: int, failed: int) -> None:
         self._metrics.trained(seconds, done, failed)
 
+    def buffered(self, device: int, samples: int, size: int) -> None:
+        self._metrics.buffered(device, samples, size)
+
 
 def say(text: str) -> None:
     """A line for people."""

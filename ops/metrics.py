@@ -61,7 +61,6 @@ class CoordinatorMetrics:
         self._loss = gauge("fedemu_loss", "Test loss of the global model.")
         self._class_accuracy = gauge("fedemu_class_accuracy", "Test accuracy by class.", "label")
         self._round_forgetting = gauge("fedemu_round_forgetting", "Mean accuracy that classes lost in the last round.")
-        self._replay = gauge("fedemu_replay_samples", "Samples held in the fleet's replay buffers.")
         self._virtual_time = gauge("fedemu_virtual_time_seconds", "The experiment's clock.")
         self._rejected = counter("fedemu_rejected_messages", "Messages that could not be used.", "reason")
         self._retries = counter("fedemu_round_retries", "Rounds tried again for want of a quorum.")
@@ -87,7 +86,6 @@ class CoordinatorMetrics:
             ("accuracy", self._accuracy),
             ("loss", self._loss),
             ("round_forgetting", self._round_forgetting),
-            ("replay_samples", self._replay),
         ):
             if row.get(key) is not None:
                 metric.set(row[key])
@@ -126,6 +124,13 @@ class SupervisorMetrics:
             "fedemu_train_seconds", "Time of one group of jobs at a trainer.", buckets=TRAIN_BUCKETS, registry=registry
         )
         self._jobs = Counter("fedemu_jobs", "Training jobs by result.", ("result",), registry=registry)
+        self._samples = Gauge(
+            "fedemu_replay_samples", "Samples held in the replay buffers of this machine's devices.", registry=registry
+        )
+        self._bytes = Gauge(
+            "fedemu_replay_bytes", "What these samples take in the devices' storage.", registry=registry
+        )
+        self._buffers: dict[int, tuple[int, int]] = {}
         for kind in ("device", "trainer", "zygote"):
             self._restarts.labels(kind)
 
@@ -143,3 +148,9 @@ class SupervisorMetrics:
         self._train.observe(seconds)
         self._jobs.labels("done").inc(done)
         self._jobs.labels("failed").inc(failed)
+
+    def buffered(self, device: int, samples: int, size: int) -> None:
+        before, bytes_before = self._buffers.get(device, (0, 0))
+        self._buffers[device] = samples, size
+        self._samples.inc(samples - before)
+        self._bytes.inc(size - bytes_before)

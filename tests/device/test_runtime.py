@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedemu.algorithms import streams
+from fedemu.algorithms.replay_buffer import Buffer
+from fedemu.algorithms.streams_plan import StreamPlan
 from fedemu.device.actions import Action, Connect, Crash, Disconnect, Leave, Retire, Send, Tell
 from fedemu.device.behaviour import Assignment, Schedule
 from fedemu.device.bus import Done, JobFailed, Joined, Submit, Withdraw
 from fedemu.device.membership import Membership
+from fedemu.device.replay import buffer_leaves
 from fedemu.device.runtime import DeviceRuntime
 from fedemu.device.store import OwnStore, write_own
-from fedemu.device.stream import StaticStream
+from fedemu.device.stream import DeviceStream
 from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import (
     Accepted,
@@ -94,17 +98,28 @@ PAYLOAD = [np.array([1.0, 2.0], np.float32).tobytes()]
 RESULT = Result(ask="3.0.0", examples=3, steps=2, metrics={"loss": 0.5}, label_counts=None, tensors=(WEIGHT,))
 
 
+def a_plan(*periods: tuple[int, ...], **rules: Any) -> StreamPlan:
+    """The stream of one device, period by period, a round each."""
+    indices = np.array([index for period in periods for index in period], np.int64)
+    numbers = np.repeat(np.arange(len(periods)), [len(period) for period in periods])
+    offsets = np.array([0, len(indices)])
+    return StreamPlan(streams.Schedule(offsets, indices, numbers, np.zeros(len(indices)), len(periods)), **rules)
+
+
+PLAN = a_plan((4, 5, 6))
+
+
 class Device:
     """A runtime with an injected clock that keeps what it said."""
 
-    def __init__(self, folder: Path, behaviour: Scripted, incarnation: int = 5) -> None:
+    def __init__(self, folder: Path, behaviour: Scripted, incarnation: int = 5, plan: StreamPlan | None = None) -> None:
         self.now = 0.0
         self.behaviour = behaviour
         self.store = OwnStore(folder)
         self.machine = DeviceRuntime(
             Membership(DeviceId(7), incarnation, "lease", heartbeat_seconds=2.0, patience=5),
             behaviour,  # type: ignore[arg-type]
-            StaticStream(np.array([4, 5, 6])),
+            DeviceStream(plan or PLAN, 0),
             self.store,
         )
 
@@ -138,8 +153,8 @@ def messages(actions: Sequence[Action]) -> list[Any]:
 
 @pytest.fixture
 def new(tmp_path: Path) -> Callable[..., Device]:
-    def make(schedule: Schedule = FINISH, **options: Any) -> Device:
-        return Device(tmp_path / "7", Scripted(schedule, **options))
+    def make(schedule: Schedule = FINISH, plan: StreamPlan | None = None, **options: Any) -> Device:
+        return Device(tmp_path / "7", Scripted(schedule, **options), plan=plan)
 
     return make
 
@@ -188,6 +203,52 @@ def test_a_job_carries_samples_own_part_and_paths(new: Callable[..., Device]) ->
     )
     assert np.frombuffer(tell.frames[0], np.int64).tolist() == [4, 5, 6]
     assert tell.frames[1] == b"\0\0\x80\x3f"
+
+
+def submitted(device: Device, work: Work) -> tuple[Submit, dict[str, list[int]]]:
+    """The job that comes of a work, and the samples that it names."""
+    device.get(work)
+    (tell,) = device.get(Proceed(ask=work.ask))
+    assert isinstance(tell, Tell)
+    assert isinstance(tell.message, Submit)
+    named = zip(tell.message.tensors, tell.frames, strict=True)
+    return tell.message, {spec.name: np.frombuffer(frame, np.int64).tolist() for spec, frame in named}
+
+
+def test_a_device_names_the_samples_of_the_period_and_nothing_of_earlier_ones(new: Callable[..., Device]) -> None:
+    device = new(plan=a_plan((1, 2), (3,), (4, 5), (6,)))
+    device.join()
+    job, samples = submitted(device, a_work())
+    assert samples == {".": [4, 5]}
+    assert job.budget == 0
+
+
+def test_periods_without_a_selection_stay_sealed_until_the_next_work(new: Callable[..., Device]) -> None:
+    """The emulated time is that of the samples trained on: two of the period, and a full buffer."""
+    device = new(plan=a_plan((1, 2), (3,), (4, 5), (6,), budget=2))
+    device.join()
+    job, samples = submitted(device, a_work())
+    assert samples == {".": [4, 5], ".sealed.0": [1, 2], ".sealed.1": [3]}
+    assert job.budget == 2
+    assert device.behaviour.asked[-1].samples == 5.0 * (2 + 2)
+
+
+def test_a_buffer_counts_as_far_as_its_version_has_come(new: Callable[..., Device]) -> None:
+    device = new(plan=a_plan((1, 2), (3,), (4, 5), (6,), budget=3))
+    device.join()
+    buffer = Buffer(np.array([2]), np.array([0]), period=1, seen=2)
+    write_own(Path(device.store.path("2.0.0")), buffer_leaves(buffer))
+    _, samples = submitted(device, a_work(state="2.0.0"))
+    assert samples == {".": [4, 5], ".sealed.1": [3]}
+    assert device.behaviour.asked[-1].samples == 5.0 * (2 + 2)
+
+
+def test_what_arrived_after_the_last_question_of_a_period_is_not_selected_from(new: Callable[..., Device]) -> None:
+    device = new(plan=a_plan((1, 2, 7), (3,), (4, 5), budget=9))
+    device.join()
+    write_own(Path(device.store.path("1.0.1")), buffer_leaves(Buffer(asked=2)))
+    _, samples = submitted(device, a_work(state="1.0.1"))
+    assert samples == {".": [4, 5], ".sealed.0": [1, 2], ".sealed.1": [3]}
 
 
 def test_a_result_is_sent_once_trained_and_forgotten_once_accepted(new: Callable[..., Device]) -> None:

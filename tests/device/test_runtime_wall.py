@@ -10,18 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedemu.algorithms import streams
+from fedemu.algorithms.streams_plan import StreamPlan
 from fedemu.device.actions import Action, Connect, Crash, Disconnect, Leave, Send, Tell
 from fedemu.device.behaviour import Assignment, Schedule
 from fedemu.device.bus import Done, Joined, Submit
 from fedemu.device.membership import Membership
 from fedemu.device.runtime import DeviceRuntime
 from fedemu.device.store import OwnStore
-from fedemu.device.stream import StaticStream
+from fedemu.device.stream import DeviceStream
 from fedemu.device.wall import WallClock
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Beat, Bye, Hello, Result, Welcome, Work
 
 START = 500.0
+PLAN = StreamPlan(streams.Schedule(np.array([0, 1]), np.array([1]), np.array([0]), np.zeros(1), period_count=1))
 """What the monotonic clock shows when the experiment begins."""
 ALWAYS = ((0.0, math.inf),)
 
@@ -44,7 +47,7 @@ class Device:
         self.machine = DeviceRuntime(
             Membership(DeviceId(0), 1, "lease", heartbeat_seconds=2.0, patience=5),
             Scripted(schedule, presence),  # type: ignore[arg-type]
-            StaticStream(np.array([1])),
+            DeviceStream(PLAN, 0),
             OwnStore(folder),
         )
         self.machine.start(START)

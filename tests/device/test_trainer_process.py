@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 import torch
 
 from fedemu.algorithms.interface import Forest
+from fedemu.algorithms.replay_buffer import Buffer
 from fedemu.device.bus import Done, JobFailed, SharedFile, Train, TrainJob
 from fedemu.device.executors import Job, JobResult
+from fedemu.device.replay import split_own
 from fedemu.device.store import read_own, write_own
 from fedemu.device.trainer_process import TorchRunner
 from fedemu.protocol.blobs import BlobStore, encode_tree
@@ -28,6 +31,8 @@ class Recorder:
         self.programs = {"train": None, "ask": None}
         self.calls: list[tuple[str, Forest, list[Job]]] = []
         self._answer = answer
+
+    sample_bytes = 12
 
     def capacity(self, program: str) -> int:
         return {"train": 16, "ask": 2}[program]
@@ -50,12 +55,20 @@ def train(tmp_path: Path) -> Callable[..., tuple[Train, list[memoryview]]]:
     store = BlobStore(tmp_path / "blobs")
     digest = store.put(encode_tree({"w": np.array([1.0, 2.0], np.float32)}))
 
-    def make(*devices: int, own: str | None = None) -> tuple[Train, list[memoryview]]:
+    def make(
+        *devices: int,
+        own: str | None = None,
+        budget: int = 0,
+        sealed: Mapping[int, Sequence[int]] = MappingProxyType({}),
+    ) -> tuple[Train, list[memoryview]]:
         specs, frames = [], []
         for device in devices:
             specs.append(TensorSpec(name=f"{device}/.", dtype="int64", shape=(2,)))
             specs.append(TensorSpec(name=f"{device}/c", dtype="float32", shape=(1,)))
             frames.append(memoryview(np.array([device, device + 1]).tobytes()))
+            for period, indices in sealed.items():
+                specs.insert(-1, TensorSpec(name=f"{device}/.sealed.{period}", dtype="int64", shape=(len(indices),)))
+                frames.append(memoryview(np.array(indices, np.int64).tobytes()))
             frames.append(memoryview(np.array([device], np.float32).tobytes()))
         message = Train(
             group=1,
@@ -68,7 +81,8 @@ def train(tmp_path: Path) -> Callable[..., tuple[Train, list[memoryview]]]:
                     device=device,
                     own=str(tmp_path / str(device) / own) if own else None,
                     next_own=str(tmp_path / str(device) / "next"),
-                    tensors=2,
+                    budget=budget,
+                    tensors=2 + len(sealed),
                 )
                 for device in devices
             ),
@@ -101,7 +115,7 @@ def test_a_result_carries_payload_counts_and_metrics(train: Any) -> None:
     assert isinstance(done, Done)
     assert done.model_dump(exclude={"type", "tensors"}) == {
         "device": 3, "ask": "4.0.1", "examples": 2, "steps": 3, "metrics": {"loss": 0.25}, "label_counts": (1, 2),
-        "wrote_own": False,
+        "wrote_own": False, "buffered": None, "buffered_bytes": None,
     }  # fmt: skip
     assert unpack(done.tensors, frames)["model/w"].tolist() == [3.0, 3.0]
 
@@ -166,3 +180,34 @@ def test_shared_trees_are_decoded_once_per_blob(train: Any) -> None:
 
 def test_capacities_are_told_by_program() -> None:
     assert TorchRunner(Recorder(a_result)).capacity == {"train": 16, "ask": 2}
+
+
+def test_a_buffer_is_part_of_the_own_state_beside_what_the_program_keeps(train: Any, tmp_path: Path) -> None:
+    first = Buffer(np.array([3, 8]), np.array([0, 1]), period=2, seen=9, asked=4, answered={"x": torch.tensor([0.5])})
+
+    def remember(job: Job) -> JobResult:
+        return JobResult({}, {"m": torch.tensor([9.0])}, 2, 0, {}, None, buffer=first)
+
+    ((done, _),) = TorchRunner(Recorder(remember)).run(*train(3, budget=5))
+    assert (done.wrote_own, done.buffered, done.buffered_bytes) == (True, 2, 24)
+    program, _ = split_own(read_own(tmp_path / "3" / "next"))
+    assert {name: leaf.tolist() for name, leaf in program.items()} == {"m": [9.0]}
+    recorder = Recorder(a_result)
+    list(TorchRunner(recorder).run(*train(3, own="next", budget=5, sealed={0: [4], 1: []})))
+    ((_, _, (job,)),) = recorder.calls
+    assert job.own is not None
+    assert {name: leaf.tolist() for name, leaf in job.own.items()} == {"m": [9.0]}
+    assert job.buffer is not None
+    assert (job.buffer.indices.tolist(), job.buffer.periods.tolist()) == ([3, 8], [0, 1])
+    assert (job.buffer.period, job.buffer.seen, job.buffer.asked) == (2, 9, 4)
+    assert job.buffer.answered["x"].tolist() == [0.5]
+    assert {period: indices.tolist() for period, indices in job.sealed.items()} == {0: [4], 1: []}
+    assert job.each["c"].tolist() == [3.0]
+
+
+def test_a_device_without_a_version_starts_with_an_empty_buffer(train: Any) -> None:
+    recorder = Recorder(a_result)
+    list(TorchRunner(recorder).run(*train(3, budget=5)))
+    ((_, _, (job,)),) = recorder.calls
+    assert job.buffer is not None
+    assert (len(job.buffer), job.buffer.period, job.own) == (0, 0, None)

@@ -30,9 +30,6 @@ class GradientSum:
     passes = 1.0
     declares_label_counts = True
 
-    def initial_own(self, shared: Forest) -> Tree:
-        return {"asked": torch.zeros(())}
-
     def payload(self, shared: Forest) -> Forest:
         return {"gradient": shared["model"]}
 
@@ -44,8 +41,8 @@ class GradientSum:
             return cross_entropy(MODEL.apply(variables, memory.batch.x, True)[0].logits, memory.batch, facts)
 
         gradient = torch.func.grad(loss)(shared["model"])
-        own = {"asked": own["asked"] + 1 + shared.get("each", {}).get("extra", 0)}
-        return Outcome({"gradient": gradient}, own), torch.arange(memory.budget)
+        extra = shared.get("each", {}).get("extra")
+        return Outcome({"gradient": gradient}, {"asked": own.get("asked", torch.zeros(())) + (extra or 1)}), None
 
 
 @pytest.fixture
@@ -92,23 +89,17 @@ def test_a_warm_trainer_traces_nothing_for_its_first_jobs(trainer: Trainer, monk
     assert all(isinstance(result, JobResult) for result in results)
 
 
-def test_a_query_answers_with_what_to_keep(trainer: Trainer, corpus: Corpus) -> None:
+def test_a_query_sees_all_samples_and_has_no_steps(trainer: Trainer, corpus: Corpus) -> None:
     shared = {"model": MODEL.init(0)}
-    (first,) = trainer.run("gradient", shared, [job(2, 8, budget=3)])
-    assert isinstance(first, JobResult)
-    assert (first.examples, first.steps) == (8, 0)
-    assert first.keep is not None
-    assert first.keep.tolist() == [0, 1, 2]
-    assert first.label_counts == tuple(np.bincount(corpus.train.y[2:10], minlength=3).tolist())
-    assert float(first.own["asked"]) == 1.0
+    (result,) = trainer.run("gradient", shared, [job(2, 8)])
+    assert isinstance(result, JobResult)
+    assert (result.examples, result.steps, result.buffer) == (8, 0, None)
+    assert result.label_counts == tuple(np.bincount(corpus.train.y[2:10], minlength=3).tolist())
     variables = {name: leaf.clone().requires_grad_() for name, leaf in shared["model"].items()}
     logits = MODEL.apply(variables, torch.from_numpy(corpus.train.x[2:10]), True)[0].logits
     torch.nn.functional.cross_entropy(logits, torch.from_numpy(corpus.train.y[2:10])).backward()
     for name, leaf in variables.items():
-        torch.testing.assert_close(first.payload["gradient"][name], leaf.grad)
-    again = trainer.run("gradient", shared, [job(2, 8, own=first.own, each={"extra": torch.tensor(5.0)})])[0]
-    assert isinstance(again, JobResult)
-    assert float(again.own["asked"]) == 7.0
+        torch.testing.assert_close(result.payload["gradient"][name], leaf.grad)
 
 
 def test_a_query_that_fails_fails_alone(trainer: Trainer) -> None:
