@@ -7,8 +7,9 @@ holds, ``algorithms/metrics.py`` what its measures mean.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,18 +19,36 @@ from fedemu.algorithms import metrics
 from fedemu.algorithms.corpus import Corpus
 from fedemu.algorithms.interface import Forest, Model, Revealing, Tree
 from fedemu.algorithms.partition import Partition
+from fedemu.algorithms.streams_plan import StreamPlan
 from fedemu.algorithms.trees import add, map_leaves, squared_norm, unflatten, without
 from fedemu.coordinator.evaluate import Evaluation, Evaluator, answer, mean_by, read
 from fedemu.coordinator.payload import Payload, as_tensor
+from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import DeviceId
 
 Floats = NDArray[np.float64]
 
 
 class Diagnosis:
-    """What all diagnoses of an experiment go by: ``evaluator`` tests models, ``partition`` says who holds what."""
+    """What all diagnoses of an experiment go by: ``evaluator`` tests models, ``partition`` says who holds what, and
+    ``stream`` who receives what when; without it devices hold their parts from the beginning on.
 
-    def __init__(self, model: Model, corpus: Corpus, partition: Partition, evaluator: Evaluator) -> None:
+    Raises ConfigurationError for language data.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        corpus: Corpus,
+        partition: Partition,
+        evaluator: Evaluator,
+        stream: StreamPlan | None = None,
+    ) -> None:
+        if corpus.language:
+            raise ConfigurationError(
+                "diagnose.every tells what models forget of classes, but models of language data predict tokens; "
+                "set it to 0"
+            )
         self.evaluator = evaluator
         self.buffers = model.buffers
         self.validates = len(partition.validation_indices) > 0
@@ -37,14 +56,18 @@ class Diagnosis:
         self._model = model
         self._corpus = corpus
         self._partition = partition
+        self._stream = stream
 
     def open(self, round: int, before: Tree) -> RoundDiagnosis:
         """The diagnosis of a round that begins with the global model ``before``."""
         return RoundDiagnosis(self, round, before)
 
-    def label_counts(self, devices: Sequence[DeviceId]) -> NDArray[np.int64]:
-        """Of the devices' training samples, ``[devices, classes]``."""
-        held = (self._partition.device(device)[0] for device in devices)
+    def label_counts(self, devices: Sequence[DeviceId], round: int) -> NDArray[np.int64]:
+        """Of the devices' training samples, ``[devices, classes]``: all that arrive in the round's period."""
+        if self._stream is None:
+            held = [self._partition.device(device)[0] for device in devices]
+        else:
+            held = [self._stream.held(device, round, math.inf) for device in devices]
         labels, classes = self._corpus.train.y, self._corpus.classes
         return np.stack([np.bincount(labels[indices], minlength=classes) for indices in held])
 
@@ -102,7 +125,7 @@ class RoundDiagnosis:
         found, evaluate = self._locals, self._basis.evaluator.evaluate
         if found is None:
             return None
-        counts = self._basis.label_counts(found.devices)
+        counts = self._basis.label_counts(found.devices, self._round)
         of_mean_move = float(squared_norm(found.moves)) / len(found.devices) ** 2
         return {
             "round": self._round,
@@ -135,7 +158,7 @@ def _tested(
     accuracy = np.array([evaluation.class_accuracy for evaluation in evaluations])
     loss = np.array([evaluation.class_loss for evaluation in evaluations])
     return {
-        "before": asdict(before),
+        "before": _figures(before),
         "locals": {
             "accuracy": [evaluation.accuracy for evaluation in evaluations],
             "loss": [evaluation.loss for evaluation in evaluations],
@@ -148,10 +171,15 @@ def _tested(
         },
         "before_in_local": over(before.class_accuracy, here),
         "before_out_local": over(before.class_accuracy, elsewhere),
-        "after": asdict(after),
+        "after": _figures(after),
         "after_in_local": over(after.class_accuracy, here),
         "after_out_local": over(after.class_accuracy, elsewhere),
         "local_forgetting": float(np.mean(metrics.accuracy_lost(before.class_accuracy, accuracy))),
         "aggregation_forgetting": float(np.mean(metrics.accuracy_lost(accuracy, after.class_accuracy))),
         "round_forgetting": float(metrics.accuracy_lost(before.class_accuracy, after.class_accuracy)),
     }
+
+
+def _figures(evaluation: Evaluation) -> dict[str, Any]:
+    """Of a global model."""
+    return {name: getattr(evaluation, name) for name in ("accuracy", "loss", "class_accuracy", "class_loss")}

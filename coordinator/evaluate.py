@@ -1,9 +1,14 @@
-"""Accuracy and loss of a model on the test split, or on any other samples."""
+"""Accuracy and loss of a model on the test split, on the test sets of a stream's periods, or on any other samples.
+
+What is counted is a sample where a model gives one answer to each, and a predicted token where it gives ``logits
+[batch, length, vocabulary]``: then the targets are ``x[:, 1]``, and ``NO_TARGET`` stands where nothing is predicted.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,85 +16,120 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedemu.algorithms.continual_metrics import perplexity
 from fedemu.algorithms.corpus import Corpus, Split
 from fedemu.algorithms.interface import Model, Tree
+from fedemu.algorithms.streams import PeriodTests, owners_of
 
 CACHE_LIMIT = 256 * 2**20
-"""Bytes up to which the normalised test split is kept in memory."""
-
-
+"""Bytes up to which the samples are kept in memory as the model takes them."""
 BATCH_SIZE = 512
+BATCH_LOGITS = 2**24
+"""Logits that a batch may have: the largest vocabularies make it smaller than ``BATCH_SIZE``."""
+NO_TARGET = -100
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """``accuracy`` is over samples, ``loss`` the mean cross-entropy of plain logits in nats.
+    """``accuracy`` is over samples or predicted tokens, ``loss`` the mean cross-entropy of plain logits in nats.
 
-    ``class_accuracy`` and ``class_loss`` ``[classes]`` are NaN (null in the run directory) for a class without samples.
+    ``class_accuracy`` and ``class_loss`` ``[classes]`` go by the samples' labels. ``perplexity`` is ``exp(loss)`` of
+    predicted tokens, None of samples. ``period_accuracy`` and ``period_loss`` ``[periods]`` are those of each period's
+    test set, ``seen_accuracy`` and ``seen_loss`` of the sets up to some period together; None without periods, or if
+    no period was named. Values of nothing are NaN (null in the run directory), as of a class without samples.
     """
 
     accuracy: float
     loss: float
     class_accuracy: tuple[float, ...]
     class_loss: tuple[float, ...]
+    perplexity: float | None = None
+    seen_accuracy: float | None = None
+    seen_loss: float | None = None
+    period_accuracy: tuple[float, ...] | None = None
+    period_loss: tuple[float, ...] | None = None
 
 
 class Answers(NamedTuple):
-    """What a model made of each sample: ``hits [n]``, whether it was right, and its cross-entropy ``losses [n]``."""
+    """What a model made of each sample: how many of its ``answers [n]`` were right, ``hits [n]``, and its summed
+    cross-entropy, ``losses [n]``. A sample has one answer, or one for each predicted token.
+    """
 
-    hits: NDArray[np.bool_]
+    hits: NDArray[np.int64]
     losses: NDArray[np.float64]
+    answers: NDArray[np.int64]
 
 
 class Evaluator:
-    """Evaluates one model on one corpus's test split, in chunks of ``batch_size`` samples, as often as asked.
+    """Evaluates one model on one corpus, in chunks of at most ``batch_size`` samples, as often as asked.
 
-    With ``samples`` it takes so many of them, evenly spaced; 0 is all. Sums are kept in float64 over per-sample losses,
-    so chunks change a loss by no more than the model's own rounding.
+    Without ``tests`` that is on the test split; with them, on those of all periods together, and by period where there
+    is more than one. With ``samples`` it takes so many, evenly spaced over all; 0 is all. Sums are kept in float64 over
+    per-answer losses, so chunks change a loss by no more than the model's own rounding.
     """
 
-    def __init__(self, model: Model, corpus: Corpus, batch_size: int = BATCH_SIZE, samples: int = 0) -> None:
-        if len(corpus.test) == 0:
+    def __init__(
+        self,
+        model: Model,
+        corpus: Corpus,
+        tests: PeriodTests | None = None,
+        batch_size: int = BATCH_SIZE,
+        samples: int = 0,
+    ) -> None:
+        self._split = corpus.test if tests is None else tests.split(corpus)
+        indices = np.arange(len(self._split)) if tests is None else tests.indices
+        if len(indices) == 0:
             raise ValueError(f"the data set {corpus.name!r} has no test samples to evaluate on")
         self._model = model
         self._corpus = corpus
-        self._batch_size = batch_size
-        self._indices = evenly_spaced(len(corpus.test), samples)
-        self._labels = corpus.test.y[self._indices]
-        small = 4 * int(np.prod(corpus.input_shape)) * len(self) <= CACHE_LIMIT
-        self._cache = list(self._read()) if small else None
+        answers = corpus.input_shape[-1] if corpus.language else 1
+        self._batch_size = max(1, min(batch_size, BATCH_LOGITS // (answers * corpus.outputs)))
+        taken = evenly_spaced(len(indices), samples)
+        self._indices = indices[taken]
+        self._labels = self._split.y[self._indices]
+        self._periods = owners_of(tests.offsets)[taken] if tests is not None and len(tests) > 1 else None
+        self._period_count = 1 if tests is None else len(tests)
+        sample_bytes = (8 if corpus.language else 4) * int(np.prod(corpus.input_shape))
+        self._cache = list(self._read()) if sample_bytes * len(self) <= CACHE_LIMIT else None
 
     def __len__(self) -> int:
         """The number of samples."""
         return len(self._indices)
 
-    def evaluate(self, variables: Tree) -> Evaluation:
-        hits, losses = answer(self._model, variables, self._cache if self._cache is not None else self._read())
-        return Evaluation(
-            accuracy=float(hits.mean()),
-            loss=float(losses.mean()),
-            class_accuracy=self._by_class(hits),
-            class_loss=self._by_class(losses),
+    def evaluate(self, variables: Tree, period: int | None = None) -> Evaluation:
+        """``period`` is the one up to which the test sets count as seen."""
+        found = answer(self._model, variables, self._cache if self._cache is not None else self._read())
+        accuracy, loss = _means(found)
+        class_accuracy, class_loss = _means_by(self._labels, found, self._corpus.classes)
+        whole = Evaluation(
+            accuracy=accuracy,
+            loss=loss,
+            class_accuracy=class_accuracy,
+            class_loss=class_loss,
+            perplexity=float(perplexity(-loss, 1)) if self._corpus.language else None,
         )
-
-    def _by_class(self, values: NDArray[Any]) -> tuple[float, ...]:
-        return tuple(mean_by(self._labels, values, self._corpus.classes).tolist())
+        if self._periods is None:
+            return whole
+        period_accuracy, period_loss = _means_by(self._periods, found, self._period_count)
+        whole = replace(whole, period_accuracy=period_accuracy, period_loss=period_loss)
+        if period is None:
+            return whole
+        seen = self._periods <= period
+        seen_accuracy, seen_loss = _means(Answers(*(values[seen] for values in found)))
+        return replace(whole, seen_accuracy=seen_accuracy, seen_loss=seen_loss)
 
     def _read(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return read(self._model, self._corpus, self._corpus.test, self._indices, self._batch_size)
+        return read(self._model, self._corpus, self._split, self._indices, self._batch_size)
 
 
 @torch.inference_mode()
 def answer(model: Model, variables: Tree, batches: Iterable[tuple[Tensor, Tensor]]) -> Answers:
     """What the model makes of batches of ``read``, sample by sample, in their order."""
     laid_out = {name: _laid_out(model, tensor) for name, tensor in variables.items()}
-    hits, losses = [torch.empty(0, dtype=torch.bool)], [torch.empty(0, dtype=torch.float64)]
-    for x, y in batches:
-        outputs, _ = model.apply(laid_out, x, False)
-        logits = outputs.logits.double()
-        hits.append(logits.argmax(1) == y)
-        losses.append(torch.nn.functional.cross_entropy(logits, y, reduction="none"))
-    return Answers(torch.cat(hits).numpy(), torch.cat(losses).numpy())
+    found = [_of_batch(model.apply(laid_out, x, False)[0].logits, x, y) for x, y in batches]
+    if not found:
+        return Answers(np.zeros(0, np.int64), np.zeros(0, np.float64), np.zeros(0, np.int64))
+    return Answers(*(np.concatenate(values) for values in zip(*found, strict=True)))
 
 
 def read(
@@ -101,11 +141,47 @@ def read(
         yield _laid_out(model, x), y
 
 
-def mean_by(groups: NDArray[np.int64], values: NDArray[Any], count: int) -> NDArray[np.float64]:
-    """The mean ``[count]`` of the ``values [n]`` of each of the ``groups [n]``; NaN for a group without values."""
+def mean_by(
+    groups: NDArray[np.int64], values: NDArray[Any], count: int, answers: NDArray[np.int64] | None = None
+) -> NDArray[np.float64]:
+    """The mean ``[count]`` of the ``values [n]`` of each of the ``groups [n]``; NaN for a group without values.
+
+    With ``answers [n]``, each value is the sum of so many.
+    """
     with np.errstate(invalid="ignore"):
-        means: NDArray[np.float64] = np.bincount(groups, values, count) / np.bincount(groups, minlength=count)
+        means: NDArray[np.float64] = np.bincount(groups, values, count) / np.bincount(groups, answers, count)
     return means
+
+
+def _means(found: Answers) -> tuple[float, float]:
+    """Accuracy and loss of them all; NaN if there are none."""
+    count = found.answers.sum()
+    if not count:
+        return math.nan, math.nan
+    return float(found.hits.sum() / count), float(found.losses.sum() / count)
+
+
+def _means_by(groups: NDArray[np.int64], found: Answers, count: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Accuracies and losses ``[count]`` of the ``groups [n]``."""
+    accuracy, loss = (mean_by(groups, values, count, found.answers) for values in (found.hits, found.losses))
+    return tuple(accuracy.tolist()), tuple(loss.tolist())
+
+
+def _of_batch(logits: Tensor, x: Tensor, y: Tensor) -> Answers:
+    if logits.dim() == 2:
+        logits = logits.double()
+        hits = (logits.argmax(1) == y).long()
+        losses = torch.nn.functional.cross_entropy(logits, y, reduction="none")
+        return Answers(hits.numpy(), losses.numpy(), np.ones(len(y), dtype=np.int64))
+    targets = x[:, 1]
+    wanted = targets != NO_TARGET
+    # Of masked tokens only a few are predicted, and only their logits need the room of float64.
+    logits = logits[wanted].double()
+    hits = torch.zeros(targets.shape, dtype=torch.int64)
+    hits[wanted] = (logits.argmax(1) == targets[wanted]).long()
+    losses = torch.zeros(targets.shape, dtype=torch.float64)
+    losses[wanted] = torch.nn.functional.cross_entropy(logits, targets[wanted], reduction="none")
+    return Answers(hits.sum(1).numpy(), losses.sum(1).numpy(), wanted.sum(1).numpy())
 
 
 def evenly_spaced(total: int, wanted: int) -> NDArray[np.int64]:

@@ -18,9 +18,9 @@ from fedemu.protocol.transport import Network
 
 
 class Evaluates(Protocol):
-    """What judges a model; ``evaluate.Evaluator`` does."""
+    """What judges a model after a round of a period; ``evaluate.Evaluator`` does."""
 
-    def evaluate(self, variables: Tree) -> Evaluation: ...
+    def evaluate(self, variables: Tree, period: int | None = None) -> Evaluation: ...
 
 
 @dataclass(frozen=True)

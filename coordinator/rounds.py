@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from fedemu.algorithms.interface import Algorithm, Ask, Context, Reply, Script, ServerJob, Tree
+from fedemu.algorithms.interface import Algorithm, Ask, Context, Remarking, Reply, Script, ServerJob, Tree
 from fedemu.algorithms.public import PublicData
 from fedemu.coordinator import checkpoint
 from fedemu.coordinator.asking import Asking, Short, Tally
@@ -88,24 +88,36 @@ class Rounds(Generic[S]):
     async def play(self) -> None:
         """To the last round. Raises QuorumError or Diverged; ``progress`` then is where the last good round left it."""
         for round in range(self.progress.round + 1, self._settings.rounds + 1):
+            task = self._settings.task_of_round(round)
+            await self._reach(self._settings.task_begins(task))
             began, sent, received = self._service.timeline.spent, *self._service.traffic()
             context = Context(
                 round=round,
-                task=self._settings.task_of_round(round),
+                task=task,
                 seed=self._settings.seed,
                 classes=self._classes,
                 public=self._public,
+                task_ends=self._settings.task_of_round(round + 1) != task,
             )
             tally = Tally()
             state = await self._attempts(context, tally)
-            state, evaluation = await self._compute(self._settle, round, state)
+            state, evaluation = await self._compute(self._settle, context, state)
             found = await self._conclude(tally.diagnosis, state)
-            row = round_row(context, tally, self._service.timeline, evaluation, self.progress.class_accuracy, found)
+            last = self.progress.class_accuracy
+            remarks = self._algorithm.remarks(state) if isinstance(self._algorithm, Remarking) else {}
+            row = round_row(context, tally, self._service.timeline, evaluation, last, found, remarks)
             row["round_seconds"], row["server_seconds"] = self._service.timeline.spent - began, tally.server_seconds
             now_sent, now_received = self._service.traffic()
             row["wire_bytes_down"], row["wire_bytes_up"] = now_sent - sent, now_received - received
             self._committing = asyncio.ensure_future(self._commit(round, state, evaluation, row, found))
             await asyncio.shield(self._committing)
+
+    async def _reach(self, time: float) -> None:
+        """Go on to a time of the experiment, if it is to come: the virtual clock jumps there, the wall clock takes its
+        time, in which devices come and go as ever."""
+        timeline = self._service.timeline
+        timeline.advance(time)
+        await self._service.until(lambda: timeline.time >= time, time - timeline.time)
 
     async def committed(self) -> None:
         """Wait for a commit under way."""
@@ -188,7 +200,7 @@ class Rounds(Generic[S]):
         self._observers.event("server_job", job=job.name, round=round, steps=done, seconds=seconds)
         return carry
 
-    def _settle(self, round: int, state: S) -> tuple[S, Evaluation | None]:
+    def _settle(self, context: Context, state: S) -> tuple[S, Evaluation | None]:
         """The state as a checkpoint would give it back, so that a resumed run computes with the same; and its worth."""
         tensors: dict[str, torch.Tensor] = {}
         outline = flatten(state, tensors)
@@ -196,9 +208,9 @@ class Rounds(Generic[S]):
         variables = self._algorithm.variables(settled)
         for name, tensor in variables.items():
             if not bool(torch.isfinite(tensor).all()):
-                raise Diverged(f"{name} has values that are not finite after round {round}")
-        due = self._settings.due(round, self._settings.evaluate_every)
-        return settled, self._evaluator.evaluate(variables) if due else None
+                raise Diverged(f"{name} has values that are not finite after round {context.round}")
+        due = context.task_ends or self._settings.due(context.round, self._settings.evaluate_every)
+        return settled, self._evaluator.evaluate(variables, context.task) if due else None
 
     def _open_diagnosis(self, round: int) -> RoundDiagnosis | None:
         if self._diagnosis is None or not self._settings.due(round, self._settings.diagnose_every):

@@ -12,6 +12,18 @@ from fedemu.coordinator.asking import Tally
 from fedemu.coordinator.evaluate import Evaluation
 from fedemu.coordinator.timeline import Timeline
 
+EVALUATED = (
+    "accuracy",
+    "loss",
+    "perplexity",
+    "class_accuracy",
+    "seen_accuracy",
+    "seen_loss",
+    "period_accuracy",
+    "period_loss",
+)
+"""The columns that are an ``Evaluation``'s fields; None where the round was not evaluated."""
+
 
 def round_row(
     context: Context,
@@ -20,10 +32,12 @@ def round_row(
     evaluation: Evaluation | None,
     last: Sequence[float] | None,
     diagnosis: Mapping[str, Any] | None,
+    remarks: Mapping[str, Any],
 ) -> dict[str, Any]:
     """``docs/run_directory.md`` explains the columns, of which the caller adds those about the round's real costs.
 
-    ``last`` is the class accuracy of the evaluation before, ``diagnosis`` the round's line of ``diagnosis.jsonl``.
+    ``last`` is the class accuracy of the evaluation before, ``diagnosis`` the round's line of ``diagnosis.jsonl``,
+    ``remarks`` what the algorithm says.
     """
     lost = None
     if evaluation is not None and last is not None:
@@ -34,9 +48,7 @@ def round_row(
         "task": context.task,
         "virtual_time": timeline.time,
         "wall_time": timeline.spent,
-        "accuracy": None if evaluation is None else evaluation.accuracy,
-        "loss": None if evaluation is None else evaluation.loss,
-        "class_accuracy": None if evaluation is None else evaluation.class_accuracy,
+        **{column: None if evaluation is None else getattr(evaluation, column) for column in EVALUATED},
         "round_forgetting": lost,
         "local_forgetting": found.get("local_forgetting"),
         "aggregation_forgetting": found.get("aggregation_forgetting"),
@@ -47,4 +59,5 @@ def round_row(
         "bytes_down": tally.bytes_down,
         "bytes_up": tally.bytes_up,
         "device_metrics": {name: tally.metrics[name] / tally.measured[name] for name in sorted(tally.metrics)},
+        "remarks": dict(remarks),
     }

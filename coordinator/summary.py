@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedemu.algorithms.metrics import forgetting
+from fedemu.algorithms import continual_metrics
+from fedemu.algorithms.metrics import Floats, forgetting
 from fedemu.protocol.ids import Digest
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def machine() -> dict[str, Any]:
 class Summary:
     """One run's end. Accuracies are shares of 1, times seconds, NaN or None where nothing was evaluated.
 
-    ``rounds`` counts finished rounds, ``totals`` adds up the rounds' outcomes and bytes (``TOTALS``).
+    ``rounds`` counts finished rounds, ``totals`` adds up the rounds' outcomes and bytes (``TOTALS``), ``periods`` is
+    what ``summarize_periods`` says.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Summary:
     wall_time: float
     model_digest: str
     seed: int
+    periods: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=versions)
     machine: Mapping[str, Any] = field(default_factory=machine)
 
@@ -113,7 +116,41 @@ def summarize(
         wall_time=float(last.get("wall_time") or 0.0) if wall_time is None else wall_time,
         model_digest=model_digest,
         seed=seed,
+        periods=summarize_periods(rows),
     )
+
+
+def summarize_periods(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """How the model that each period ended with does on the test sets of all periods; None without periods.
+
+    ``docs/run_directory.md`` explains the keys. A period's model is that of its last evaluated round, and a period that
+    has none yet is not there. Rows that have a perplexity are of language data.
+    """
+    ends = {int(row["task"]): row for row in rows if row.get("period_accuracy")}
+    if not ends:
+        return None
+    last = [ends[task] for task in sorted(ends)]
+    accuracy, loss = (_matrix(last, column) for column in ("period_accuracy", "period_loss"))
+    found = {
+        "rounds": [int(row["round"]) for row in last],
+        "accuracy": accuracy,
+        "loss": loss,
+        "average_accuracy": continual_metrics.average_accuracy(accuracy),
+        "average_forgetting": continual_metrics.average_forgetting(accuracy),
+        "backward_transfer": continual_metrics.backward_transfer(accuracy),
+        "forgetting": continual_metrics.forgetting_factor(accuracy),
+    }
+    if any(row.get("perplexity") is not None for row in last):
+        perplexity = continual_metrics.perplexity(-loss, np.ones_like(loss))
+        found["perplexity"] = perplexity
+        found["all_period_perplexity"] = [row["perplexity"] for row in last]
+        found["relative_forgetting"] = continual_metrics.relative_forgetting(perplexity)
+    return found
+
+
+def _matrix(rows: Sequence[Mapping[str, Any]], column: str) -> Floats:
+    """``[rows, periods]``, NaN for null."""
+    return np.array([row[column] for row in rows], dtype=np.float64)
 
 
 def model_digest(variables: Tree) -> Digest:
