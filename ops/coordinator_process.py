@@ -176,6 +176,7 @@ def settings_of(experiment: Experiment, stream: StreamPlan) -> Settings:
         give_up=fleet.give_up,
         payload_bytes=experiment.limits.max_payload_bytes,
         max_norm=experiment.limits.max_norm,
+        replay=experiment.replay.kept > 0,
         threads=experiment.server.threads,
     )
 

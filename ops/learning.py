@@ -8,8 +8,9 @@ from typing import Any
 from fedemu.algorithms.augment import augmentation
 from fedemu.algorithms.corpus import Corpus
 from fedemu.algorithms.ingredients import Ingredients
-from fedemu.algorithms.interface import Algorithm, Ask, Context, Model, Tree
+from fedemu.algorithms.interface import Algorithm, Ask, Context, Model, Selecting, Tree
 from fedemu.algorithms.registry import build_algorithm, build_model, find_criterion
+from fedemu.algorithms.replay import ReplaySettings, with_replay
 from fedemu.device.training import Trainer
 from fedemu.ops.config import Experiment
 from fedemu.ops.datasets import open_corpus
@@ -20,7 +21,7 @@ from fedemu.protocol.errors import ConfigurationError
 
 def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algorithm[Any]]:
     """The same in every process; raises ConfigurationError where a name or an option is wrong, or data don't fit."""
-    model = build_model(experiment.model.name, experiment.model.options, corpus.input_shape, corpus.classes)
+    model = build_model(experiment.model.name, experiment.model.options, corpus.input_shape, corpus.outputs)
     local = experiment.local
     ingredients = Ingredients(
         model=model,
@@ -36,8 +37,28 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
         devices=experiment.fleet.devices,
         public=experiment.data.public.fraction > 0,
         input_shape=corpus.input_shape,
+        labelled=corpus.labelled,
     )
-    return model, build_algorithm(experiment.algorithm.name, experiment.algorithm.options, ingredients)
+    algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.options, ingredients)
+    return model, _replaying(algorithm, experiment, ingredients) if experiment.replay.kept else algorithm
+
+
+def _replaying(algorithm: Algorithm[Any], experiment: Experiment, ingredients: Ingredients) -> Algorithm[Any]:
+    """The method, with devices that keep samples for later periods."""
+    replay = experiment.replay
+    settings = ReplaySettings(
+        strategy=replay.strategy,
+        budget=replay.kept,
+        proportion=replay.proportion,
+        restarts=replay.restarts,
+        iterations=replay.iterations,
+        targets=replay.targets,
+        final=replay.final,
+        census=replay.census,
+        memory=replay.memory_mib * 2**20,
+        periods=experiment.stream.period_count,
+    )
+    return with_replay(algorithm, settings, ingredients)
 
 
 def initial_variables(experiment: Experiment, model: Model) -> Tree:
@@ -73,6 +94,7 @@ def open_trainer(experiment: bytes, device_type: str) -> Trainer:
         executor=settings.local.executor,
         kind=model.kind,
         examples={} if ask is None else {ask.program: ask.shared},
+        selection=algorithm.selection if isinstance(algorithm, Selecting) else None,
     )
 
 
