@@ -16,6 +16,8 @@ import psutil
 import pytest
 
 from fedemu.algorithms.partition import Partition
+from fedemu.algorithms.streams_periods import static
+from fedemu.algorithms.streams_plan import StreamPlan
 from fedemu.device.bus import abstract_address
 from fedemu.device.factories import load
 from fedemu.device.pipe import TrainerSetup
@@ -73,7 +75,7 @@ class Coordinator:
         self.experiment = self.blob("experiment", json.dumps(experiment).encode())
         offsets, none = np.arange(devices + 1) * 2, np.zeros(devices + 1, np.int64)
         partition = Partition(offsets, np.arange(2 * devices), none, np.empty(0, np.int64))
-        self.partition = self.blob("partition", encode_tree(partition.to_arrays()))
+        self.partition = self.blob("partition", encode_tree(StreamPlan(static(partition, 1)[0]).to_arrays()))
         self.members: dict[int, bytes] = {}
         self._devices: dict[bytes, int] = {}
         self.incarnations: dict[int, list[int]] = defaultdict(list)

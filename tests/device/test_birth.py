@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from fedemu.algorithms.partition import Partition
+from fedemu.algorithms.streams_periods import static
+from fedemu.algorithms.streams_plan import StreamPlan
 from fedemu.device import birth
 from fedemu.device.actions import Connect
 from fedemu.device.birth import Birthplace
@@ -18,7 +20,8 @@ from fedemu.device.birth import Birthplace
 def place(tmp_path: Path) -> Birthplace:
     none: Any = np.zeros(3, np.int64)
     partition = Partition(np.array([0, 2, 5]), np.arange(5), none, np.empty(0, np.int64))
-    return Birthplace("lease", 2.0, 5, lambda device: None, partition, tmp_path)  # type: ignore[arg-type, return-value]
+    stream = StreamPlan(static(partition, 1)[0])
+    return Birthplace("lease", 2.0, 5, lambda device: None, stream, tmp_path)  # type: ignore[arg-type, return-value]
 
 
 def test_an_absence_survives_all_lives_until_it_is_over(place: Birthplace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 from fedemu.algorithms.partition import Partition
+from fedemu.algorithms.streams_periods import static
+from fedemu.algorithms.streams_plan import StreamPlan
 from fedemu.device.bus import TO_SUPERVISOR, Attach, Quit, abstract_address
 from fedemu.device.fleet import Fleet
 from fedemu.device.lease import LIFE_BITS
@@ -29,11 +31,11 @@ DEVICES = 20
 FIRST = 1 << LIFE_BITS
 
 
-def a_partition() -> bytes:
+def a_stream() -> bytes:
     offsets = np.arange(DEVICES + 1) * 2
     none = np.zeros(DEVICES + 1, np.int64)
     partition = Partition(offsets, np.arange(2 * DEVICES), none, np.empty(0, np.int64))
-    return encode_tree(partition.to_arrays())
+    return encode_tree(StreamPlan(static(partition, 1)[0]).to_arrays())
 
 
 class Nursery:
@@ -58,7 +60,7 @@ class Nursery:
                 patience=5,
                 behaviours=f"{TOYS}:open_behaviours",
                 experiment=str(store.path(store.put(json.dumps(experiment).encode()))),
-                partition=str(store.path(store.put(a_partition()))),
+                partition=str(store.path(store.put(a_stream()))),
                 devices=str(folder / "devices"),
                 logs=str(folder),
             ),
