@@ -172,6 +172,15 @@ class Classes(_Periodic):
 Stream = Annotated[Static | Periods | Drift | Window | Classes, Field(discriminator="kind")]
 
 
+def in_words(stream: Stream, rounds: int) -> str:
+    """The stream in a few words, and how far so many rounds come in it if that is not to its end."""
+    if stream.period_count == 1:
+        return "1 period"
+    reached = min(-(-rounds // stream.rounds_each), stream.period_count)
+    text = f"{stream.period_count} periods of {stream.rounds_each} rounds"
+    return text if reached == stream.period_count else f"{text}, of which {rounds} rounds reach {reached}"
+
+
 class Replay(Section):
     """What a device keeps of periods that are over: ``capacity`` in samples, ``memory_mib`` of a trainer's memory."""
 

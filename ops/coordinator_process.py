@@ -41,7 +41,7 @@ from fedemu.ops.processes import STOP_SIGNALS, announce
 from fedemu.ops.progress import open_progress
 from fedemu.ops.progress_state import ProgressState
 from fedemu.ops.public_data import open_public
-from fedemu.ops.run_together import conclude, say
+from fedemu.ops.run_together import conclude, say, title
 from fedemu.ops.serve_embedded import serve_embedded
 from fedemu.ops.streams import open_stream
 from fedemu.ops.trial import try_out
@@ -62,7 +62,7 @@ def coordinate_alone(
 ) -> int:
     """``fedemu coordinator``: run until the experiment is over; returns the exit code."""
     begins = (
-        f"{experiment.name}: {experiment.fleet.devices} devices, {experiment.rounds} rounds, seed {experiment.seed}\n"
+        f"{title(experiment)}\n"
         f"  process  {os.getpid()}\n"
         f"  address  {runtime.bind}   (fedemu device --n {experiment.fleet.devices} --connect {runtime.bind})\n"
         f"  results  {directory}"
@@ -122,16 +122,16 @@ def assemble(
     corpus = open_corpus(experiment)
     model, algorithm = open_algorithm(experiment, corpus)
     partition = build_partition(corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)
-    stream, _ = open_stream(experiment, corpus, partition)
+    stream, tests = open_stream(experiment, corpus, partition)
     variables = initial_variables(experiment, model)
     public = open_public(corpus, experiment.data, experiment.seed)
     try_out(experiment, corpus, model, algorithm, variables, public)
-    evaluator = Evaluator(model, corpus)
+    evaluator = Evaluator(model, corpus, tests)
     diagnosis = None
     if experiment.diagnose.every:
         samples = experiment.diagnose.samples
-        tests = Evaluator(model, corpus, samples=samples) if samples else evaluator
-        diagnosis = Diagnosis(model, corpus, partition, tests)
+        some = Evaluator(model, corpus, tests, samples=samples) if samples else evaluator
+        diagnosis = Diagnosis(model, corpus, partition, some, stream)
     return CoordinatorPlan(
         address=address,
         network=network,

@@ -11,6 +11,7 @@ from pathlib import Path
 from fedemu.coordinator.run_directory import read_run
 from fedemu.ops.cli_errors import INTERNAL_ERROR, INTERRUPTED, exit_code_of
 from fedemu.ops.config import Experiment, Runtime
+from fedemu.ops.config_stream import in_words
 from fedemu.ops.launch import child_command, free_address, last_words, launch
 from fedemu.ops.launch_rules import Child
 from fedemu.ops.results import Results
@@ -38,9 +39,7 @@ def run_together(
 
     ``heading`` is a line for people that is said once the run begins.
     """
-    begins = (
-        f"{experiment.name}: {experiment.fleet.devices} devices, {experiment.rounds} rounds, seed {experiment.seed}"
-    )
+    begins = title(experiment)
     if heading is not None:
         begins = f"{heading}\n{begins}"
     try:
@@ -55,6 +54,16 @@ def run_together(
     except KeyboardInterrupt:
         code = INTERRUPTED
     return conclude(directory, code, "run", new=new, print_summary=print_summary)
+
+
+def title(experiment: Experiment) -> str:
+    """The first line of a run: what it is."""
+    stream = experiment.stream
+    periods = f"; {in_words(stream, experiment.rounds)}" if stream.period_count > 1 else ""
+    return (
+        f"{experiment.name}: {experiment.fleet.devices} devices, {experiment.rounds} rounds, seed {experiment.seed}"
+        f"{periods}"
+    )
 
 
 def is_complete(directory: Path, experiment: Experiment) -> bool:
