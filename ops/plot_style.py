@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec
+from typing import Any, Literal, ParamSpec
 
 import matplotlib
 import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 matplotlib.use("Agg")
@@ -91,6 +93,60 @@ def class_map(axes: Any, rounds: Sequence[int], table: Floats) -> Any:
     axes.grid(False)
     axes.yaxis.set_major_locator(round_ticks(12, integer=True))
     return image
+
+
+def sequence_colours(name: str, count: int) -> Floats:
+    """So many colours ``[count, rgba]`` of a sequential map, without its palest end, which is hard to see on white."""
+    return np.array(matplotlib.colormaps[name](np.linspace(0.04, 0.9, count)), dtype=np.float64)
+
+
+def period_colours(periods: int) -> Floats:
+    """The colour of each period ``[periods, rgba]``, the same in every picture of a run."""
+    return sequence_colours("plasma", periods)
+
+
+def period_bar(figure: Figure, axes: Any, periods: int, title: str) -> None:
+    """What the colours of periods mean, at the right of ``axes``."""
+    colour_bar(figure, axes, period_colours(periods), title)
+
+
+def colour_bar(figure: Figure, axes: Any, colours: Any, title: str) -> None:
+    """A field for each of ``colours``, numbered from 0 upwards."""
+    count = len(colours)
+    norm = BoundaryNorm(np.arange(count + 1) - 0.5, count)
+    fields = ScalarMappable(norm, ListedColormap(colours))
+    bar = figure.colorbar(fields, ax=axes, pad=0.02, label=title, spacing="uniform")
+    bar.ax.tick_params(length=0)
+    bar.ax.minorticks_off()
+    bar.set_ticks(counted(count))
+
+
+def counted(count: int, most: int = 12) -> list[int]:
+    """At most so many of the numbers from 0 to below ``count``, evenly spaced."""
+    step = next((step for step in (1, 2, 5, 10, 20, 50, 100) if count <= step * most), max(1, count // most))
+    return list(range(0, count, step))
+
+
+def plain_log_axis(axes: Any, which: Literal["x", "y"]) -> None:
+    """A logarithmic axis with ticks at numbers that people count in."""
+    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def legend_below(figure: Figure, axes: Any) -> Figure | None:
+    """The figure with its lines named below; None where no line has a name."""
+    handles, named = axes.get_legend_handles_labels()
+    if not handles:
+        return None
+    figure.legend(handles, named, loc="outside lower center", ncols=legend_columns(named), fontsize=8.5)
+    return figure
+
+
+def legend_columns(named: Sequence[str]) -> int:
+    longest = max(map(len, named))
+    return 1 if longest > 45 else 2 if longest > 26 else 3
 
 
 def series(rows: Rows, key: str) -> tuple[list[int], list[float]]:

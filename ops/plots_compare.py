@@ -22,6 +22,8 @@ from fedemu.ops.plot_style import (
     PALETTE,
     bare_figure,
     class_map,
+    legend_below,
+    legend_columns,
     marker,
     new_figure,
     numbers,
@@ -51,7 +53,7 @@ def accuracy(comparison: Comparison) -> Figure | None:
     for entry, look in _looks(comparison):
         _draw(axes, curve(entry, "accuracy"), look)
     _scale_accuracy(axes, comparison)
-    return _with_legend(figure, axes)
+    return legend_below(figure, axes)
 
 
 def accuracy_by_bytes(comparison: Comparison) -> Figure | None:
@@ -60,7 +62,7 @@ def accuracy_by_bytes(comparison: Comparison) -> Figure | None:
     _draw_accuracy_against(axes, comparison, MOVED, 1.0)
     axes.set_xlabel("bytes down and up, emulated")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: readable_bytes(value)))
-    return _with_legend(figure, axes)
+    return legend_below(figure, axes)
 
 
 def accuracy_by_time(comparison: Comparison) -> Figure | None:
@@ -70,7 +72,7 @@ def accuracy_by_time(comparison: Comparison) -> Figure | None:
     divisor, unit = time_unit(max(spans, default=0.0))
     _draw_accuracy_against(axes, comparison, "virtual_time", divisor)
     axes.set_xlabel(f"time of the experiment [{unit}]")
-    return _with_legend(figure, axes)
+    return legend_below(figure, axes)
 
 
 def forgetting_and_accuracy(comparison: Comparison) -> Figure | None:
@@ -129,7 +131,7 @@ def round_forgetting_ecdf(comparison: Comparison) -> Figure | None:
     axes.set_xlabel("round forgetting")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_ylabel("rounds")
-    return _with_legend(figure, axes)
+    return legend_below(figure, axes)
 
 
 def round_forgetting(comparison: Comparison) -> Figure | None:
@@ -146,7 +148,7 @@ def round_forgetting(comparison: Comparison) -> Figure | None:
             axes.plot(smooth.rounds, smooth.mean, linewidth=1.6, marker=marker(len(smooth.rounds)), **look)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("accuracy lost, mean over classes")
-    return _with_legend(figure, axes)
+    return legend_below(figure, axes)
 
 
 def class_accuracy(comparison: Comparison) -> Figure | None:
@@ -215,24 +217,10 @@ def _scale_accuracy(axes: Any, comparison: Comparison) -> None:
     axes.set_ylabel("test accuracy")
 
 
-def _with_legend(figure: Figure, axes: Any) -> Figure | None:
-    """The figure with the experiments named below; None where nothing was drawn."""
-    handles, named = axes.get_legend_handles_labels()
-    if not handles:
-        return None
-    figure.legend(handles, named, loc="outside lower center", ncols=_legend_columns(named), fontsize=8.5)
-    return figure
-
-
-def _legend_columns(named: list[str]) -> int:
-    longest = max(map(len, named))
-    return 1 if longest > 45 else 2 if longest > 26 else 3
-
-
 def _height(comparison: Comparison) -> float:
     """Room for the plot and for the legend below it."""
     named = [entry.label for entry in comparison.entries]
-    return 3.7 + 0.21 * -(-len(named) // _legend_columns(named))
+    return 3.7 + 0.21 * -(-len(named) // legend_columns(named))
 
 
 def _wrapped(label: str) -> str:

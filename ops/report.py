@@ -13,10 +13,14 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fedemu.coordinator.run_directory import Run, read_run
+from fedemu.ops.period_results import PeriodResults, period_results
 from fedemu.ops.plot_style import readable_bytes, rendered, time_unit
 from fedemu.ops.plots import PLOTS
 from fedemu.ops.plots_diagnosis import DIAGNOSIS_PLOTS
+from fedemu.ops.plots_periods import PERIOD_PLOTS
+from fedemu.ops.plots_replay import REPLAY_PLOTS
 from fedemu.ops.progress_state import span
+from fedemu.ops.report_periods import TABLE_HEADER, period_cards, period_table
 
 CSS = """
 :root { --ink: #22303c; --soft: #66737f; --line: #e3e8ec; --blue: #2f6fb2; }
@@ -51,12 +55,17 @@ def write_report(directory: Path) -> Path:
     Raises ConfigurationError where the directory holds no run.
     """
     run = read_run(directory)
+    rows, results = _of_rounds(run.rows), period_results(run)
     plots = directory / "plots"
     plots.mkdir(exist_ok=True)
-    images = draw_all(PLOTS, _of_rounds(run.rows), plots)
-    diagnosis = draw_all(DIAGNOSIS_PLOTS, _of_rounds(run.diagnosis), plots)
+    sections = {
+        "Periods": draw_all(PERIOD_PLOTS, results, plots) if results else {},
+        "Replay": draw_all(REPLAY_PLOTS, rows, plots),
+        "Plots": draw_all(PLOTS, rows, plots),
+        "Diagnosed rounds": draw_all(DIAGNOSIS_PLOTS, _of_rounds(run.diagnosis), plots),
+    }
     page = directory / "report.html"
-    replace_text(page, _page(directory.name, run, images, diagnosis))
+    replace_text(page, _page(directory.name, run, results, sections))
     return page
 
 
@@ -84,20 +93,26 @@ def replace_text(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def _page(name: str, run: Run, images: Mapping[str, bytes], diagnosis: Mapping[str, bytes]) -> str:
+def _page(name: str, run: Run, results: PeriodResults | None, sections: Mapping[str, Mapping[str, bytes]]) -> str:
+    """``sections`` are the pictures by their heading; one without a picture is left out."""
     summary = run.summary or {}
     title = str(summary.get("name") or name)
     outcome = str(summary.get("outcome") or "unfinished")
     perturbed = " · <span class=bad>perturbed</span>" if summary.get("perturbed") else ""
-    diagnosed = f'<h2>Diagnosed rounds</h2><div class="plots">{embedded(diagnosis)}</div>' if diagnosis else ""
+    pictures = "".join(
+        f'<h2>{heading}</h2><div class="plots">{embedded(images)}</div>'
+        for heading, images in sections.items()
+        if images
+    )
+    periods = f"<h2>By period</h2>{_table(period_table(results), TABLE_HEADER)}" if results else ""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)} · fedemu</title><style>{CSS}</style></head><body><main>
 <h1>{escape(title)}</h1>
 <p class="sub">outcome <b>{escape(outcome)}</b>{perturbed} · run directory <code>{escape(name)}</code></p>
-<div class="cards">{_cards(run.rows, summary)}</div>
-<h2>Plots</h2><div class="plots">{embedded(images) or "<p>No round has finished yet.</p>"}</div>
-{diagnosed}
+<div class="cards">{_cards(run.rows, summary, results)}</div>
+{pictures or "<h2>Plots</h2><p>No round has finished yet.</p>"}
+{periods}
 <h2>Outcomes of selected devices</h2>{_table(_outcome_rows(run.rows), ("outcome", "devices", "share"))}
 <h2>Events</h2>{_table(_event_rows(run.events), ("event", "count"))}
 <h2>Facts</h2>{_table(_facts(summary), ("fact", "value"))}
@@ -111,7 +126,7 @@ def _of_rounds(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [row for row in rows if row.get("round") is not None]
 
 
-def _cards(rows: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
+def _cards(rows: Iterable[Mapping[str, Any]], summary: Mapping[str, Any], results: PeriodResults | None) -> str:
     rows = list(rows)
     accuracies = [row["accuracy"] for row in rows if row.get("accuracy") is not None]
     last = rows[-1] if rows else {}
@@ -120,9 +135,10 @@ def _cards(rows: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> str
     accepted = sum(int(row.get("accepted") or 0) for row in rows)
     seconds = sum(float(row.get("round_seconds") or 0.0) for row in rows)
     facts = [
+        *(period_cards(results) if results else []),
         ("final accuracy", f"{accuracies[-1]:.1%}" if accuracies else "–"),
         ("best accuracy", f"{max(accuracies):.1%}" if accuracies else "–"),
-        ("forgetting", _number(summary.get("forgetting"))),
+        *([] if results else [("forgetting", _number(summary.get("forgetting")))]),
         ("rounds", f"{len(rows)}"),
         ("device updates accepted", f"{accepted:,}"),
         ("updates per second", f"{accepted / seconds:,.0f}" if seconds else "–"),
