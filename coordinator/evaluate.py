@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedemu.algorithms.continual_metrics import perplexity
-from fedemu.algorithms.corpus import Corpus, Split
+from fedemu.algorithms.corpus import NO_TARGET, Corpus, Split
 from fedemu.algorithms.interface import Model, Tree
 from fedemu.algorithms.streams import PeriodTests, owners_of
 
@@ -26,7 +26,6 @@ CACHE_LIMIT = 256 * 2**20
 BATCH_SIZE = 512
 BATCH_LOGITS = 2**24
 """Logits that a batch may have: the largest vocabularies make it smaller than ``BATCH_SIZE``."""
-NO_TARGET = -100
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,22 @@ def avalanche_forgetting(matrix: np.ndarray) -> list[float]:
     return [initial[key] - last[key] for key in sorted(initial.keys() & last.keys())]
 
 
+def avalanche_forward_transfer(matrix: np.ndarray, untrained: list[float]) -> list[float]:
+    """As Avalanche records it: the accuracy once the experience before was learnt, less that of the initial model."""
+    return [
+        accuracy - untrained[evaluated]
+        for trained, row in enumerate(matrix)
+        for evaluated, accuracy in enumerate(row)
+        if trained == evaluated - 1
+    ]
+
+
+def avalanche_stream_accuracy(latest: np.ndarray, examples: list[int]) -> float:
+    """As Avalanche records it: a running mean over all samples of the stream."""
+    hits = sum(round(accuracy * count) for accuracy, count in zip(latest, examples, strict=True))
+    return hits / sum(examples)
+
+
 def test_average_accuracy_is_the_mean_of_the_last_row():
     assert average_accuracy(ACCURACY) == pytest.approx((0.5 + 0.6 + 0.6) / 3)
 
@@ -46,6 +62,14 @@ def test_average_accuracy_of_a_run_that_goes_on_is_over_the_periods_seen():
 
 def test_average_accuracy_counts_samples_where_their_numbers_are_given_as_avalanches_stream_accuracy_does():
     assert average_accuracy(ACCURACY, examples=[1, 3, 0]) == pytest.approx((0.5 * 1 + 0.6 * 3) / 4)
+
+
+def test_average_accuracy_is_avalanches_stream_accuracy_where_test_sets_are_of_one_size():
+    sizes = [10, 10, 10]
+    assert average_accuracy(ACCURACY) == pytest.approx(avalanche_stream_accuracy(ACCURACY[-1], sizes))
+    assert average_accuracy(ACCURACY, [10, 30, 20]) == pytest.approx(
+        avalanche_stream_accuracy(ACCURACY[-1], [10, 30, 20])
+    )
 
 
 def test_the_forgetting_factor_is_the_best_earlier_model_minus_the_latest_on_every_test_set():
@@ -66,6 +90,12 @@ def test_backward_transfer_is_against_the_model_that_has_just_learnt_the_period(
 
 def test_forward_transfer_is_the_model_one_period_before_against_the_untrained_one():
     assert forward_transfer(ACCURACY, UNTRAINED) == pytest.approx(((0.2 - 0.15) + (0.3 - 0.05)) / 2)
+
+
+def test_forward_transfer_is_avalanches():
+    recorded = avalanche_forward_transfer(ACCURACY, UNTRAINED)
+    assert recorded == pytest.approx([0.2 - 0.15, 0.3 - 0.05])
+    assert forward_transfer(ACCURACY, UNTRAINED) == pytest.approx(np.mean(recorded))
 
 
 def test_avalanches_forgetting_is_minus_backward_transfer():

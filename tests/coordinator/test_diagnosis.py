@@ -16,6 +16,8 @@ import torch
 from fedemu.algorithms.corpus import Corpus, Split
 from fedemu.algorithms.interface import Forest, Outputs, Tree
 from fedemu.algorithms.partition import Partition
+from fedemu.algorithms.streams import PeriodTests, Schedule
+from fedemu.algorithms.streams_plan import StreamPlan
 from fedemu.coordinator import checkpoint
 from fedemu.coordinator.diagnosis import Diagnosis, RoundDiagnosis
 from fedemu.coordinator.evaluate import Evaluator
@@ -24,6 +26,7 @@ from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.run_directory import Run, read_run
 from fedemu.coordinator.serve import serve
 from fedemu.protocol import messages as wire
+from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import DeviceId, digest_of
 from fedemu.protocol.memory_transport import MemoryNetwork
 from fedemu.protocol.tensors import pack
@@ -173,6 +176,37 @@ def test_samples_are_evenly_spaced_over_the_test_split(tmp_path: Path) -> None:
     line = found(tmp_path, samples=4)
     assert line["samples"] == 4
     assert known(line["before"]["class_accuracy"]) == [0.5, 0.5]  # 0.5 and 1.5 of class 0, 0.0 and 1.0 of class 1
+
+
+@pytest.mark.parametrize(
+    ("round", "cumulative", "expected"),
+    [(2, False, [[2, 0, 0], [0, 1, 0]]), (3, False, [[1, 1, 0], [0, 0, 0]]), (3, True, [[3, 1, 0], [0, 1, 0]])],
+)
+def test_with_periods_a_device_holds_what_arrives_in_the_rounds_own(
+    tmp_path: Path, round: int, cumulative: bool, expected: list[list[int]]
+) -> None:
+    data, threshold = corpus(), Threshold()
+    shares = partition(SHARES, [[], [], [], []])
+    periods = np.array([0, 0, 0, 1, 1])
+    schedule = Schedule.of(shares, np.array([0, 1, 2, 3, 4]), periods, 2)
+    tests = PeriodTests(np.array([0, 2, 4]), np.array([0, 4, 1, 5]), held_out=False)
+    evaluator = Evaluator(threshold, data, tests)  # type: ignore[arg-type]
+    plan = StreamPlan(schedule, rounds_per_period=2, period_seconds=60.0, cumulative=cumulative)
+    basis = Diagnosis(threshold, data, shares, evaluator, plan)  # type: ignore[arg-type]
+    opened = basis.open(round, model(0.75))
+    examine(opened, {3: 0.5, 1: 1.75}, tmp_path)
+    line = opened.conclude(model(1.875))
+    assert line is not None
+    assert line["label_counts"].tolist() == expected
+    assert line["samples"] == 4
+    assert line["before"].keys() == {"accuracy", "loss", "class_accuracy", "class_loss"}
+    assert known(line["before"]["class_accuracy"]) == [0.5, 1.0]
+
+
+def test_language_data_are_refused() -> None:
+    data = replace(corpus(), vocabulary=("a", "b"))
+    with pytest.raises(ConfigurationError, match=r"diagnose\.every .* language data .*set it to 0"):
+        Diagnosis(Threshold(), data, partition(SHARES, [[]] * 4), None)  # type: ignore[arg-type]
 
 
 def test_the_last_ask_of_a_round_is_what_counts(tmp_path: Path) -> None:
