@@ -80,12 +80,14 @@ def validate(
 
 def _facts(experiment: Experiment, runtime: Runtime) -> dict[str, Any]:
     """An experiment in a few lines for people."""
-    fleet = experiment.fleet
+    fleet, replay = experiment.fleet, experiment.replay
     return {
         "rounds": f"{experiment.rounds}, seed {experiment.seed}, {experiment.clock.kind} clock",
         "fleet": f"{fleet.devices} devices, {fleet.per_round} a round, over-selection {fleet.over_selection:g}, "
         f"deadline {fleet.deadline:g} s, quorum {fleet.quorum:g}",
         "partition": _kind(experiment.data.partition.model_dump()),
+        "stream": _kind(experiment.stream.model_dump()),
+        "replay": f"{replay.strategy}, {replay.kept} samples a device" if replay.kept else "none",
         "model": _kind({"kind": experiment.model.name, **experiment.model.options}),
         "algorithm": _kind({"kind": experiment.algorithm.name, **experiment.algorithm.options})
         + f", loss {experiment.algorithm.loss}",

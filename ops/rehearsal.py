@@ -6,11 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fedemu.algorithms.partition import Indices
 from fedemu.ops.config import Experiment
+from fedemu.ops.config_stream import in_words
 from fedemu.ops.datasets import build_partition, open_corpus
 from fedemu.ops.datasets_apart import decode_apart
 from fedemu.ops.learning import initial_variables, open_algorithm
 from fedemu.ops.public_data import open_public
+from fedemu.ops.streams import open_stream
 from fedemu.ops.trial import try_out
 
 
@@ -26,12 +29,25 @@ def rehearse(experiment: Experiment, say: Callable[[str], None]) -> dict[str, st
     partition = build_partition(corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)
     public = open_public(corpus, experiment.data, experiment.seed)
     try_out(experiment, corpus, model, algorithm, variables, public)
-    sizes = np.diff(partition.train_offsets)
+    stream, tests = open_stream(experiment, corpus, partition)
+    sizes = np.diff(stream.schedule.offsets)
     facts = {
-        "samples": f"{sizes.sum()} to train on ({sizes.min()} to {sizes.max()} a device), {len(corpus.test)} to "
+        "samples": f"{sizes.sum()} to train on ({sizes.min()} to {sizes.max()} a device), {len(tests.indices)} to "
         f"test on, {corpus.classes} classes",
         "variables": f"{sum(leaf.numel() for leaf in variables.values())} numbers in the model",
     }
+    if len(tests) > 1:
+        counts = stream.schedule.counts()
+        facts["periods"] = (
+            f"{in_words(experiment.stream, experiment.rounds)}; to train on {_spread(counts.sum(axis=0))} samples each, "
+            f"{_spread(counts)} a device; to test on {_spread(np.diff(tests.offsets))}"
+        )
     if public is not None:
         facts["public"] = f"{len(public.train)} samples to train on, {len(public.validation)} for validation"
     return facts
+
+
+def _spread(counts: Indices) -> str:
+    """From the least to the most of some numbers."""
+    least, most = counts.min(), counts.max()
+    return f"{least}" if least == most else f"{least} to {most} (median {np.median(counts):g})"
