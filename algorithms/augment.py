@@ -1,4 +1,4 @@
-"""Random changes of training images, drawn in numpy per device and applied outside of the training step."""
+"""Random changes of training samples, drawn in numpy per device and applied outside of the training step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedemu.algorithms.interface import Augment
+from fedemu.algorithms.language_masking import Masking
 from fedemu.protocol.errors import ConfigurationError
 
 CROP_PADDING = 4
@@ -75,18 +77,32 @@ class Augmentation:
 
 
 def augmentation(
-    names: Sequence[str], input_shape: tuple[int, ...], mean: NDArray[np.float64], std: NDArray[np.float64]
-) -> Augmentation | None:
-    """The augmentation of these names (``crop``, ``flip``, ``cutout``); None for none."""
+    names: Sequence[str],
+    input_shape: tuple[int, ...],
+    mean: NDArray[np.float64],
+    std: NDArray[np.float64],
+    masked: int = 0,
+) -> Augment | None:
+    """The augmentation of these names (``crop``, ``flip`` and ``cutout``, or ``mask``); None for none.
+
+    ``masked`` is the size of the vocabulary where samples are those of masked language modelling, else 0.
+    """
     if not names:
         return None
+    if set(names) == {"mask"} and masked:
+        return Masking(masked)
+    if "mask" in names:
+        raise ConfigurationError(
+            f"local.augment = {list(names)}: mask goes with masked language modelling, and with nothing else; "
+            "leave it out, or set data.text.kind = 'masked'"
+        )
     if len(input_shape) != 3:
         raise ConfigurationError(
             f"local.augment = {list(names)} needs images, but a sample has the shape {input_shape}; set it to []"
         )
     unknown = sorted(set(names) - {"crop", "flip", "cutout"})
     if unknown:
-        raise ConfigurationError(f"local.augment knows crop, flip and cutout, not {unknown[0]!r}")
+        raise ConfigurationError(f"local.augment knows crop, flip, cutout and mask, not {unknown[0]!r}")
     fill = tuple(float(value) for value in -mean / std)
     return Augmentation("crop" in names, "flip" in names, "cutout" in names, fill)
 

@@ -80,6 +80,7 @@ def feddf(
 
     Devices train by any criterion.
     """
+    ingredients.require_classes("feddf")
     ingredients.require_public("feddf")
     steps = -(-server_batches // evaluate_every)
     server = ServerTraining(

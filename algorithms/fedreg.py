@@ -232,6 +232,7 @@ def fedreg(
 
     With ``gamma = 1``, ``rehearsals = 0`` and ``weights = "examples"`` it is federated averaging.
     """
+    ingredients.require_classes("fedreg")
     ingredients.require_no_batch_statistics("fedreg", "made data would count among the statistics of the samples")
     local = ingredients.training(
         RegularisedSGD,

@@ -47,6 +47,7 @@ def fedavg_finetuned(
 
     Devices train by any criterion.
     """
+    ingredients.require_classes("fedavg_finetuned")
     ingredients.require_public("fedavg_finetuned")
     server = by_passes(ingredients.model, labelled, server_lr, server_momentum, server_batch, server_epochs, patience)
     return FinetunedFedAvg(ingredients.local_sgd(), server)

@@ -196,6 +196,7 @@ def flashback(
     probabilities over the public training part, taken at the coordinator, so that label counts never leave a device. A
     device compares π with its label proportions, which add up to 1 like the probabilities. ``gamma`` then wants tuning.
     """
+    ingredients.require_classes("flashback")
     ingredients.require_cross_entropy("flashback")
     _require_sense(distil, local)
     model, guided = ingredients.model, distil != "server" and local == "dynamic"

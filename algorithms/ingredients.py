@@ -9,7 +9,8 @@ import torch
 
 from fedemu.algorithms.interface import Augment, Model
 from fedemu.algorithms.local_sgd import LocalSGD
-from fedemu.algorithms.objective import Criterion, Objective, Term, cross_entropy
+from fedemu.algorithms.objective import Criterion, Objective, Term, cross_entropy, token_cross_entropy
+from fedemu.algorithms.wsm import reweighted_softmax
 from fedemu.protocol.errors import ConfigurationError
 
 P = TypeVar("P", bound=LocalSGD)
@@ -20,7 +21,8 @@ class Ingredients:
     """The model, the criterion, how devices train, and what is known of the fleet and the data.
 
     ``devices`` is the size of the fleet, ``public`` whether there is public data (``Context.public``),
-    ``input_shape`` that of one sample, and ``labelled`` whether samples have labels.
+    ``input_shape`` that of one sample, ``labelled`` whether samples have labels, and ``language`` whether they are
+    tokens to be predicted instead.
     """
 
     model: Model
@@ -37,6 +39,7 @@ class Ingredients:
     public: bool = False
     input_shape: tuple[int, ...] = ()
     labelled: bool = True
+    language: bool = False
 
     def local_sgd(self, *terms: Term, **settings: Any) -> LocalSGD:
         """Local training by the criterion plus these terms; ``settings`` are further fields of LocalSGD."""
@@ -71,6 +74,27 @@ class Ingredients:
             raise ConfigurationError(
                 f"the method {method!r} needs public data at the coordinator, but data.public.fraction = 0; "
                 "set data.public = { fraction = 0.025 }"
+            )
+
+    def require_fitting_criterion(self) -> None:
+        """ConfigurationError where a built-in criterion looks at labels and the model predicts tokens, or vice versa."""
+        if self.language and self.criterion in (cross_entropy, reweighted_softmax):
+            raise ConfigurationError(
+                "algorithm.loss predicts labels, but the data are texts whose tokens are predicted; "
+                "set algorithm.loss = 'token_cross_entropy'"
+            )
+        if not self.language and self.criterion is token_cross_entropy:
+            raise ConfigurationError(
+                "algorithm.loss = 'token_cross_entropy' predicts tokens, but the data are no texts; "
+                "set algorithm.loss = 'cross_entropy', or data.text.kind where they are texts"
+            )
+
+    def require_classes(self, method: str) -> None:
+        """ConfigurationError where there are tokens to predict, and no classes by which the method's loss goes."""
+        if self.language:
+            raise ConfigurationError(
+                f"the method {method!r} has a loss of classes, but the data are texts whose tokens are predicted; "
+                "choose fedavg, fedprox, scaffold, fednova or fedcurv, or other data"
             )
 
     def require_cross_entropy(self, method: str) -> None:

@@ -308,7 +308,10 @@ class Algorithm(Protocol[S]):
 
 
 class Outputs(NamedTuple):
-    """``logits [batch, classes]``, ``features [batch, width]`` (the last layer's input), ``statistics`` of layers."""
+    """``logits [batch, classes]``, ``features [batch, width]`` (the last layer's input), ``statistics`` of layers.
+
+    A language model gives them for every token, ``[batch, length, ...]``.
+    """
 
     logits: Tensor
     features: Tensor
@@ -328,7 +331,7 @@ class Model(Protocol):
     """A network as pure functions; parameters and buffers are leaves of one Tree."""
 
     @property
-    def kind(self) -> Literal["dense", "convolutional"]:
+    def kind(self) -> Literal["dense", "convolutional", "sequence"]:
         """What the executor's rule goes by."""
         ...
 

@@ -52,5 +52,6 @@ def contrast(mu: float, temperature: float) -> Term:
 
 def moon(ingredients: Ingredients, mu: NonNegativeFloat = 1.0, temperature: PositiveFloat = 0.5) -> FedAvg:
     """MOON; ``mu`` weighs the contrast (0 is FedAvg), ``temperature`` divides its cosines."""
+    ingredients.require_classes("moon")
     ingredients.require_features("moon")
     return FedAvg(ingredients.training(RememberingSGD, contrast(mu, temperature)))

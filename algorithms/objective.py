@@ -1,6 +1,7 @@
 """What local training minimises: a criterion on the logits, plus the terms that a method adds to it.
 
 ``cross_entropy`` is a criterion; any other of its shape goes with every method that trains by cross-entropy.
+``token_cross_entropy`` is the one for language data.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fedemu.algorithms.corpus import NO_TARGET
 from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outputs, Tree
 from fedemu.algorithms.losses import proximal
 from fedemu.algorithms.trees import without
@@ -43,7 +45,10 @@ class Pass(NamedTuple):
 
 
 Criterion = Callable[[Tensor, Batch, Facts], Tensor]
-"""(logits ``[batch, classes]``, batch, facts) -> the mean over the batch by its weights, zero-dimensional."""
+"""(logits ``[batch, ...]``, batch, facts) -> the mean over the batch by its weights, zero-dimensional.
+
+Logits are ``[batch, classes]``, or those of every token, ``[batch, length, vocabulary]``.
+"""
 Term = Callable[[Model, Pass], Tensor]
 """What a method adds to the criterion, zero-dimensional and already multiplied by its coefficient."""
 
@@ -54,6 +59,20 @@ def cross_entropy(logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
     # A comparison, because one_hot reads values and so can't be mapped over devices.
     target = (torch.arange(logits.shape[-1], device=logits.device) == batch.y[:, None]) * share[:, None]
     return -(logits.log_softmax(-1) * target).sum()
+
+
+def token_cross_entropy(logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
+    """The mean cross-entropy in nats over the tokens to be predicted, weighted by their samples' ``batch.weight``.
+
+    ``logits [batch, length, vocabulary]``, and ``batch.x [batch, 2, length]`` with the targets. 0 where nothing is to
+    be predicted.
+    """
+    targets = batch.x[:, 1]
+    asked = targets != NO_TARGET
+    weight = torch.where(asked, batch.weight[:, None], 0)
+    likelihoods = logits.log_softmax(-1).gather(-1, torch.where(asked, targets, 0)[..., None])[..., 0]
+    total = weight.sum()
+    return -(likelihoods * weight).sum() / torch.where(total > 0, total, 1)
 
 
 @dataclass(frozen=True)

@@ -25,20 +25,31 @@ from fedemu.algorithms.finetuning import fedavg_finetuned
 from fedemu.algorithms.flashback import flashback
 from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Algorithm, Model
+from fedemu.algorithms.language_bert import tinybert, tinybert_small
+from fedemu.algorithms.language_gru import gru
 from fedemu.algorithms.models import cnn, lenet, mlp
 from fedemu.algorithms.module_model import from_module
 from fedemu.algorithms.moon import moon
-from fedemu.algorithms.objective import Criterion, cross_entropy
+from fedemu.algorithms.objective import Criterion, cross_entropy, token_cross_entropy
 from fedemu.algorithms.resnet import resnet18
 from fedemu.algorithms.scaffold import scaffold
 from fedemu.algorithms.wsm import reweighted_softmax
 from fedemu.protocol.errors import ConfigurationError
 
-MODELS: Mapping[str, Callable[..., Any]] = {"mlp": mlp, "cnn": cnn, "lenet": lenet, "resnet18": resnet18}
-"""(input shape, classes, options) -> model, or ``torch.nn.Module``."""
+MODELS: Mapping[str, Callable[..., Any]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "lenet": lenet,
+    "resnet18": resnet18,
+    "gru": gru,
+    "tinybert": tinybert,
+    "tinybert_small": tinybert_small,
+}
+"""(input shape, outputs, options) -> model, or ``torch.nn.Module``."""
 CRITERIA: Mapping[str, Criterion] = {
     "cross_entropy": cross_entropy,
     "wsm": reweighted_softmax,
+    "token_cross_entropy": token_cross_entropy,
 }
 ALGORITHMS: Mapping[str, Callable[..., Any]] = {
     "fedavg": fedavg,
@@ -56,12 +67,15 @@ ALGORITHMS: Mapping[str, Callable[..., Any]] = {
 """(ingredients, options) -> algorithm."""
 
 
-def build_model(name: str, options: Mapping[str, Any], input_shape: tuple[int, ...], classes: int) -> Model:
-    """A model for samples of this shape; ``options`` are the further arguments of its builder."""
+def build_model(name: str, options: Mapping[str, Any], input_shape: tuple[int, ...], outputs: int) -> Model:
+    """A model for samples of this shape; ``options`` are the further arguments of its builder.
+
+    ``outputs`` is the number of classes, or of the vocabulary's tokens (``Corpus.outputs``).
+    """
     builder = find("model", name, MODELS)
 
     def build() -> Any:
-        return _call("model", name, builder, (input_shape, classes), options)
+        return _call("model", name, builder, (input_shape, outputs), options)
 
     model = build()
     if isinstance(model, nn.Module):
@@ -71,6 +85,8 @@ def build_model(name: str, options: Mapping[str, Any], input_shape: tuple[int, .
 
 
 def build_algorithm(name: str, options: Mapping[str, Any], ingredients: Ingredients) -> Algorithm[Any]:
+    """ConfigurationError where the method does not exist, or does not go with its options or the ingredients."""
+    ingredients.require_fitting_criterion()
     builder = find("algorithm", name, ALGORITHMS)
     algorithm = _call("algorithm.options", name, builder, (ingredients,), options)
     members = ("programs", "init", "round", "variables")

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-Kind = Literal["dense", "convolutional"]
+Kind = Literal["dense", "convolutional", "sequence"]
 DeviceType = Literal["cpu", "cuda"]
 
 
@@ -38,8 +38,10 @@ class ComputeRule(NamedTuple):
 RULES: Final[dict[tuple[Kind, DeviceType], ComputeRule]] = {
     ("dense", "cpu"): ComputeRule("vmapped", 16),
     ("convolutional", "cpu"): ComputeRule("serial", 1),
+    ("sequence", "cpu"): ComputeRule("serial", 1),
     ("dense", "cuda"): ComputeRule("vmapped", 32),
     ("convolutional", "cuda"): ComputeRule("vmapped", 8),
+    ("sequence", "cuda"): ComputeRule("vmapped", 8),
 }
 
 STACK_SIZE_WHERE_FORCED: Final = 8

@@ -76,15 +76,16 @@ def _evaluate(
         logits: object = outputs.logits
     except Exception as error:
         _refuse(f"model {name!r} can't be applied to a batch {list(x.shape)} of the data", error)
-    wanted = [len(samples), corpus.classes]
+    each = [corpus.input_shape[-1], corpus.outputs] if corpus.language else [corpus.classes]
+    wanted = [len(samples), *each]
+    what = f"{corpus.outputs} tokens" if corpus.language else f"{corpus.classes} classes"
     if not isinstance(logits, Tensor):
         raise ConfigurationError(
             f"model {name!r} gives {type(logits).__name__} for logits; it must be a tensor {wanted}"
         )
     if list(logits.shape) != wanted:
         raise ConfigurationError(
-            f"model {name!r} gives logits {list(logits.shape)} where the data have {corpus.classes} classes; "
-            f"they must be {wanted}"
+            f"model {name!r} gives logits {list(logits.shape)} where the data have {what}; they must be {wanted}"
         )
     if not logits.is_floating_point():
         raise ConfigurationError(f"model {name!r} gives logits of {logits.dtype}; they must be floating-point numbers")
