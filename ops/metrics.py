@@ -49,6 +49,7 @@ class CoordinatorMetrics:
             return Counter(name, text, labels, registry=registry)
 
         self._round = gauge("fedemu_round", "Rounds finished.")
+        self._period = gauge("fedemu_period", "Period of the stream that the last round belonged to, from 0.")
         self._duration = Histogram(
             "fedemu_round_duration_seconds", "Real time a round took.", buckets=ROUND_BUCKETS, registry=registry
         )
@@ -59,6 +60,7 @@ class CoordinatorMetrics:
         )
         self._accuracy = gauge("fedemu_accuracy", "Test accuracy of the global model.")
         self._loss = gauge("fedemu_loss", "Test loss of the global model.")
+        self._period_accuracy = gauge("fedemu_period_accuracy", "Test accuracy by period of the stream.", "period")
         self._class_accuracy = gauge("fedemu_class_accuracy", "Test accuracy by class.", "label")
         self._round_forgetting = gauge("fedemu_round_forgetting", "Mean accuracy that classes lost in the last round.")
         self._virtual_time = gauge("fedemu_virtual_time_seconds", "The experiment's clock.")
@@ -76,6 +78,7 @@ class CoordinatorMetrics:
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
         self._round.set(row["round"])
+        self._period.set(row.get("task") or 0)
         self._duration.observe(row.get("round_seconds") or 0.0)
         self._job_seconds.inc(row.get("server_seconds") or 0.0)
         self._virtual_time.set(row["virtual_time"])
@@ -89,9 +92,10 @@ class CoordinatorMetrics:
         ):
             if row.get(key) is not None:
                 metric.set(row[key])
-        for label, value in enumerate(row.get("class_accuracy") or ()):
-            if value is not None:
-                self._class_accuracy.labels(str(label)).set(value)
+        for column, by in (("class_accuracy", self._class_accuracy), ("period_accuracy", self._period_accuracy)):
+            for label, value in enumerate(row.get(column) or ()):
+                if value is not None:
+                    by.labels(str(label)).set(value)
 
     def device_result(self, outcome: str) -> None:
         self._results.labels(outcome).inc()

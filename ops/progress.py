@@ -144,10 +144,12 @@ def round_line(state: ProgressState) -> str:
     """One round in one line."""
     row = state.last_row
     parts = [f"round {state.round:>{len(str(state.rounds))}}/{state.rounds}"]
+    if state.place is not None:
+        parts.append(state.place)
     if state.accuracy is not None:
         parts.append(f"accuracy {state.accuracy:.4f}")
-    if state.loss is not None:
-        parts.append(f"loss {state.loss:.4f}")
+    if state.cost is not None:
+        parts.append(state.cost)
     counts = [f"{row[outcome]} {outcome}" for outcome in OUTCOMES if row.get(outcome)]
     parts.append(", ".join(counts) or "nobody replied")
     if state.updates_per_second is not None:
@@ -162,9 +164,10 @@ def draw(state: ProgressState) -> RenderableType:
     """The live picture: where the run is, how good the model is, and what the fleet does."""
     head = Table.grid(padding=(0, 2))
     left = state.seconds_left
+    where = [f"round {state.round}/{state.rounds}", *([state.place] if state.place else [])]
     head.add_row(
         Text(state.name, style="bold"),
-        Text(f"round {state.round}/{state.rounds}") if state.running else Text("waiting for devices"),
+        Text("   ".join(where)) if state.running else Text("waiting for devices"),
         ProgressBar(total=state.rounds, completed=state.round, width=BAR_WIDTH)
         if state.running
         else ProgressBar(total=state.devices, completed=state.states.get("enrolled", 0), width=BAR_WIDTH),
@@ -173,8 +176,8 @@ def draw(state: ProgressState) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
     if state.accuracy is not None:
-        loss = "" if state.loss is None else f"   loss {state.loss:.4f}"
-        facts.add_row("model", Text(f"accuracy {state.accuracy:.4f}   best {state.best or 0.0:.4f}{loss}"))
+        cost = "" if state.cost is None else f"   {state.cost}"
+        facts.add_row("model", Text(f"accuracy {state.accuracy:.4f}   best {state.best or 0.0:.4f}{cost}"))
     if state.states:
         facts.add_row("fleet", _counted(state.states))
     if state.outcomes.total():

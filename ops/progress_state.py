@@ -26,6 +26,11 @@ class ProgressState:
     accuracy: float | None = None
     best: float | None = None
     loss: float | None = None
+    perplexity: float | None = None
+    """Of language data."""
+    period: int = 0
+    periods: int = 1
+    """How many the stream has, as far as rows told: an evaluated one does."""
     virtual_time: float = 0.0
     job: str | None = None
     """The server job under way, and how far it is, in words."""
@@ -58,6 +63,10 @@ class ProgressState:
             self.best = max(self.best or 0.0, self.accuracy)
         if row.get("loss") is not None:
             self.loss = float(row["loss"])
+        if row.get("perplexity") is not None:
+            self.perplexity = float(row["perplexity"])
+        self.period = int(row.get("task") or 0)
+        self.periods = max(self.periods, len(row.get("period_accuracy") or ()))
         for outcome in OUTCOMES:
             self.outcomes[outcome] += int(row.get(outcome) or 0)
         self.last_row = row
@@ -65,6 +74,18 @@ class ProgressState:
 
     def fleet(self, counts: Mapping[str, int]) -> None:
         self.states = dict(counts)
+
+    @property
+    def place(self) -> str | None:
+        """The last round's period, in words; None where there is only one."""
+        return f"period {self.period + 1}/{self.periods}" if self.periods > 1 else None
+
+    @property
+    def cost(self) -> str | None:
+        """The last known loss in words: of language data, as perplexity."""
+        if self.perplexity is not None:
+            return f"perplexity {self.perplexity:.2f}"
+        return None if self.loss is None else f"loss {self.loss:.4f}"
 
     @property
     def elapsed(self) -> float:

@@ -34,6 +34,12 @@ class Results:
         return None if value is None else float(value)
 
     @property
+    def perplexity(self) -> float | None:
+        """Of the final model on the test set; None where the data are not language, or nothing was evaluated."""
+        known = [row["perplexity"] for row in self.rows if row.get("perplexity") is not None]
+        return float(known[-1]) if known else None
+
+    @property
     def model(self) -> Path:
         """The final model's variables, as safetensors."""
         return self.directory / "model.safetensors"
@@ -54,7 +60,9 @@ class Results:
         end = f"{summary.get('outcome')}, {summary.get('rounds')} rounds in {real} ({virtual} of the experiment's time)"
         lines.append(f"{summary.get('name')}: {end}")
         if self.accuracy is not None:
-            lines.append(f"  accuracy  {self.accuracy:.4f}  (best {summary.get('best_accuracy') or 0.0:.4f})")
+            also = "" if self.perplexity is None else f"  perplexity {self.perplexity:.2f}"
+            lines.append(f"  accuracy  {self.accuracy:.4f}  (best {summary.get('best_accuracy') or 0.0:.4f}){also}")
+        lines += _periods(summary.get("periods"))
         counts = [f"{totals[outcome]:,} {outcome}" for outcome in OUTCOMES if totals.get(outcome)]
         lines.append(f"  devices   {totals.get('selected', 0):,} asked: {', '.join(counts) or 'none replied'}")
         if summary.get("perturbed"):
@@ -63,3 +71,18 @@ class Results:
         if self.report.exists():
             lines.append(f"  report    {self.report}")
         return "\n".join(lines)
+
+
+def _periods(periods: Mapping[str, Any] | None) -> list[str]:
+    """A line on a stream of several periods."""
+    if not periods:
+        return []
+    told = [f"{len(periods['rounds'])} of {len(periods['accuracy'][0])}"]
+    for key, name in (
+        ("average_accuracy", "average accuracy"),
+        ("average_forgetting", "forgetting"),
+        ("backward_transfer", "backward transfer"),
+    ):
+        if periods[key] is not None:
+            told.append(f"{name} {periods[key]:.4f}")
+    return [f"  periods   {', '.join(told)}"]

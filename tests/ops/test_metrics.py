@@ -25,10 +25,12 @@ def test_a_finished_round_is_counted_once_and_gauges_follow_it() -> None:
     metrics = CoordinatorMetrics(registry)
     row = {
         "round": 3,
+        "task": 1,
         "round_seconds": 0.2,
         "virtual_time": 120.0,
         "accuracy": 0.5,
         "class_accuracy": [0.25, None],
+        "period_accuracy": [None, 0.75],
         "bytes_down": 100,
         "wire_bytes_up": 7,
     }
@@ -36,9 +38,12 @@ def test_a_finished_round_is_counted_once_and_gauges_follow_it() -> None:
     metrics.round_finished({**row, "round": 4, "accuracy": None})
     value = registry.get_sample_value
     assert value("fedemu_round") == 4
+    assert value("fedemu_period") == 1
     assert value("fedemu_accuracy") == 0.5
     assert value("fedemu_class_accuracy", {"label": "0"}) == 0.25
     assert value("fedemu_class_accuracy", {"label": "1"}) is None
+    assert value("fedemu_period_accuracy", {"period": "0"}) is None
+    assert value("fedemu_period_accuracy", {"period": "1"}) == 0.75
     assert value("fedemu_bytes_total", {"direction": "down", "kind": "emulated"}) == 200
     assert value("fedemu_bytes_total", {"direction": "up", "kind": "wire"}) == 14
     assert value("fedemu_round_duration_seconds_count") == 2

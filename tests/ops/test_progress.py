@@ -86,6 +86,24 @@ def test_a_plain_line_says_what_came_of_the_round(state: ProgressState, clock: C
     ]
 
 
+def test_a_plain_line_tells_the_period_once_an_evaluation_told_of_several(state: ProgressState, clock: Clock) -> None:
+    progress, written = plain(state, clock)
+    for round, periods in ((1, None), (2, [0.5, 0.25, None]), (3, None)):
+        clock.now += LINE_SECONDS
+        progress.round_finished(row(round, task=round // 2, period_accuracy=periods))
+    assert [line.partition("  accuracy")[0] for line in written.getvalue().splitlines()] == [
+        "round  1/40",
+        "round  2/40  period 2/3",
+        "round  3/40  period 2/3",
+    ]
+
+
+def test_of_language_the_perplexity_is_told_in_place_of_the_loss(state: ProgressState, clock: Clock) -> None:
+    progress, written = plain(state, clock)
+    progress.round_finished(row(1, perplexity=53.517))
+    assert written.getvalue() == ("round  1/40  accuracy 0.5100  perplexity 53.52  30 accepted  virtual 1 min 0 s\n")
+
+
 def test_a_round_that_is_tried_again_is_said(state: ProgressState, clock: Clock) -> None:
     progress, written = plain(state, clock)
     progress.round_started(7, 1, 0.0, 39)
@@ -148,6 +166,16 @@ def test_the_live_picture_shows_round_model_fleet_and_pace(state: ProgressState,
         "19 s left",
     ):
         assert part in shown
+
+
+def test_the_live_picture_shows_period_and_perplexity(state: ProgressState) -> None:
+    state.round_started(12, 0, 0.0, 39)
+    state.round_finished(row(12, task=2, period_accuracy=[0.5] * 10, perplexity=53.517))
+    console = Console(file=io.StringIO(), width=120, record=True)
+    console.print(draw(state))
+    shown = console.export_text()
+    assert "round 12/40   period 3/10" in shown
+    assert "accuracy 0.6200   best 0.6200   perplexity 53.52" in shown
 
 
 def test_the_live_picture_counts_devices_while_it_waits(state: ProgressState) -> None:
