@@ -68,14 +68,16 @@ class Targets(Protocol):
 
 @dataclass
 class MeanTargets:
-    """Holds the total, whatever the number of devices."""
+    """Holds the total, whatever the number of devices; the mean travels in the leaves' own dtype."""
 
     devices: int = 0
     sums: Tree = field(default_factory=dict)
+    last: Tree = field(default_factory=dict)
     reduce: Mapping[str, Reducer] = field(default_factory=lambda: {_CHANGE: total, _JOINED: total})
 
     def add(self, reply: Reply) -> None:
-        change = map_leaves(Tensor.double, reply.values[_CHANGE])
+        self.last = reply.values[_CHANGE]
+        change = map_leaves(Tensor.double, self.last)
         self.sums = add(self.sums, change) if self.sums else change
         self.devices += int(reply.values[_JOINED][_DEVICES])
 
@@ -83,7 +85,9 @@ class MeanTargets:
         return self.sums
 
     def shared(self) -> Forest:
-        return {_MEAN: map_leaves(lambda leaf: (leaf / self.devices).float(), self.sums)} if self.devices else {}
+        if not self.devices:
+            return {}
+        return {_MEAN: map_leaves(lambda leaf, like: (leaf / self.devices).to(like.dtype), self.sums, self.last)}
 
     def each(self) -> None:
         return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -16,16 +16,20 @@ from fedemu.algorithms.interface import (
     Ask,
     Context,
     DeviceReply,
-    LocalProgram,
     Reducer,
     Reply,
+    Selecting,
     ServerJob,
     Tree,
 )
 from fedemu.algorithms.public import Labelled, PublicData
+from fedemu.algorithms.replay_buffer import Buffer
 from fedemu.device.executors import Executor, Job, JobResult, Source
+from fedemu.device.executors_query import catch_up, run_query
 from fedemu.device.executors_serial import Serial
 from fedemu.protocol.ids import DeviceId, Digest
+
+T = TypeVar("T")
 
 CLASSES = 4
 SHAPE = (1, 12, 12)
@@ -49,8 +53,12 @@ def noisy_corpus() -> Corpus:
 class LittleFleet:
     """Plays an algorithm's script; ``shares[i]`` are the samples of device ``i`` in ``corpus.train``.
 
-    After each round ``state`` is the algorithm's, ``own`` what devices keep, ``payloads`` those of the last ask by
-    device, ``jobs`` the names of server jobs so far and ``carries`` their results, ``asks`` the requests so far.
+    With a ``stream``, ``stream[t][i]`` are its samples of period t, which takes ``rounds_per_period`` rounds, and
+    devices have replay buffers for ``budget`` samples if the algorithm selects.
+
+    After each round ``state`` is the algorithm's, ``own`` what devices keep, ``buffers`` what they replay, ``payloads``
+    those of the last ask by device and ``sent`` those of all asks of the round, ``jobs`` the names of server jobs so
+    far and ``carries`` their results, ``asks`` the requests so far.
     """
 
     algorithm: Algorithm[Any]
@@ -60,25 +68,39 @@ class LittleFleet:
     public: PublicData | None = None
     executor: Executor = field(default_factory=Serial)
     seed: int = 5
+    stream: Sequence[Sequence[Any]] = ()
+    rounds_per_period: int = 1
+    budget: int = 0
     round: int = 0
     state: Any = None
     own: dict[int, Tree] = field(default_factory=dict)
+    buffers: dict[int, Buffer] = field(default_factory=dict)
     payloads: dict[int, Mapping[str, Tree]] = field(default_factory=dict)
+    sent: list[dict[int, Mapping[str, Tree]]] = field(default_factory=list)
     results: dict[int, JobResult] = field(default_factory=dict)
     jobs: list[str] = field(default_factory=list)
     carries: list[Tree] = field(default_factory=list)
     asks: list[Ask] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._online: list[Sequence[int]] | None = None
         self.state = self.algorithm.init(self.variables, self._context())
 
     @property
     def model(self) -> Tree:
         return self.algorithm.variables(self.state)
 
-    def play(self, cohort: Sequence[int], lost: Sequence[int] = ()) -> Any:
-        """One round with these devices; those ``lost`` train, but their results and states are discarded."""
+    def play(
+        self, cohort: Sequence[int], lost: Sequence[int] = (), online: Sequence[Sequence[int]] | None = None
+    ) -> Any:
+        """One round with these devices; those ``lost`` train, but their results and states are discarded.
+
+        ``online`` are the devices that answer the round's first, second, ... request to all; by default the whole fleet
+        answers every one.
+        """
         self.round += 1
+        self.sent = []
+        self._online = None if online is None else list(online)
         script = self.algorithm.round(self.state, self._context())
         answer: Any = None
         try:
@@ -89,40 +111,61 @@ class LittleFleet:
             self.state = end.value
         return self.state
 
+    @property
+    def period(self) -> int:
+        return min(max(self.round - 1, 0) // self.rounds_per_period, max(len(self.stream) - 1, 0))
+
     def _context(self) -> Context:
-        return Context(round=self.round, task=0, seed=self.seed, classes=self.corpus.classes, public=self.public)
+        ends = self.period < len(self.stream) - 1 and self.round % self.rounds_per_period == 0 and self.round > 0
+        return Context(self.round, self.period, self.seed, self.corpus.classes, self.public, ends)
 
     def _ask(self, ask: Ask, cohort: Sequence[int], lost: Sequence[int]) -> Reply:
         self.asks.append(ask)
-        program: Any = self.algorithm.programs[ask.program]
-        assert hasattr(program, "stages")
-        if not isinstance(ask.cohort, str):
+        if ask.cohort == "online":
+            cohort = range(len(self.stream[0] if self.stream else self.shares))
+            cohort = cohort if self._online is None else self._online.pop(0)
+        elif not isinstance(ask.cohort, str):
             cohort = [int(device) for device in ask.cohort]
-        each = ask.each or {}
-        wanted = [
-            Job(i, self.round, 0, np.asarray(self.shares[i]), each.get(DeviceId(i), {}), self.own.get(i))
-            for i in cohort
-        ]
-        source = Source(self.corpus, self.seed, torch.device("cpu"))
         self.results = {}
-        for i, result in zip(cohort, self._run(program, ask, wanted, source), strict=True):
+        for i, result in zip(cohort, self._run(ask, [self._job(ask, i) for i in cohort]), strict=True):
             if i not in lost:
                 self.results[i] = result
                 if result.own:
                     self.own[i] = result.own
+                if result.buffer is not None:
+                    self.buffers[i] = result.buffer
         self.payloads = {i: result.payload for i, result in self.results.items()}
+        self.sent.append(self.payloads)
+        if ask.optional and not self.results:
+            return Reply({}, ())
         replies = tuple(
             DeviceReply(DeviceId(i), result.examples, result.steps, result.metrics, result.label_counts)
             for i, result in self.results.items()
         )
         return Reply({key: self._reduce(key, reducer) for key, reducer in ask.reduce.items()}, replies)
 
-    def _run(self, program: LocalProgram, ask: Ask, jobs: Sequence[Job], source: Source) -> list[JobResult]:
-        results = []
-        for result in self.executor.run(program, ask.shared, jobs, source):
-            assert isinstance(result, JobResult), result
-            results.append(result)
-        return results
+    def _job(self, ask: Ask, device: int) -> Job:
+        samples = np.asarray(self.stream[self.period][device] if self.stream else self.shares[device], dtype=np.int64)
+        each = (ask.each or {}).get(DeviceId(device), {})
+        job = Job(device, self.round, self.period, samples, each, self.own.get(device), budget=self.budget)
+        if not isinstance(self.algorithm, Selecting):
+            return job
+        sealed = {t: np.asarray(self.stream[t][device], dtype=np.int64) for t in range(self.period)}
+        return replace(job, buffer=self.buffers.get(device, Buffer()), sealed=sealed)
+
+    def _run(self, ask: Ask, jobs: Sequence[Job]) -> list[JobResult]:
+        program: Any = self.algorithm.programs[ask.program]
+        source = Source(self.corpus, self.seed, torch.device("cpu"))
+        if isinstance(self.algorithm, Selecting):
+            selection = self.algorithm.selection
+            jobs = [checked(catch_up(selection, ask.shared, job, source), Job) for job in jobs]
+        if hasattr(program, "ask"):
+            return [checked(run_query(program, ask.shared, job, source), JobResult) for job in jobs]
+        results = [
+            checked(result, JobResult)
+            for result in self.executor.run(program, ask.shared, [over_all(job) for job in jobs], source)
+        ]
+        return [replace(result, buffer=job.buffer) for result, job in zip(results, jobs, strict=True)]
 
     def _reduce(self, key: str, reducer: Reducer) -> Any:
         trees = {i: payload[reducer.key or key] for i, payload in self.payloads.items()}
@@ -145,6 +188,16 @@ class LittleFleet:
                 break
         self.carries.append(carry)
         return carry
+
+
+def checked(result: Any, kind: type[T]) -> T:
+    assert isinstance(result, kind), result
+    return result
+
+
+def over_all(job: Job) -> Job:
+    """The job over the buffer's samples, then those of the period."""
+    return job if job.buffer is None else replace(job, indices=np.concatenate([job.buffer.indices, job.indices]))
 
 
 @dataclass(frozen=True)
