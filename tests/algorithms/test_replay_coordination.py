@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -15,15 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedemu.algorithms.capped_simplex import solve_capped_simplex
-from fedemu.algorithms.interface import Batch, Context, Memory, Reply, Tree
+from fedemu.algorithms.interface import Batch, Context, Memory, Tree
 from fedemu.algorithms.replay import Replay, ReplaySettings
-from fedemu.algorithms.replay_coordination import (
-    CoordinatedSelect,
-    EachTargets,
-    GradientSum,
-    MeanTargets,
-    objective,
-)
+from fedemu.algorithms.replay_coordination import CoordinatedSelect, GradientSum
 from fedemu.algorithms.replay_queries import Census
 from fedemu.algorithms.selection import Candidates, directions, gradient_diversity, select_top, targets
 from fedemu.device.executors_query import PURPOSE
@@ -209,25 +202,6 @@ def test_targets_add_up_to_0_whoever_drops_out(played: Any, asked: Any) -> None:
                 np.testing.assert_allclose(other.each[device]["w"], own - mean, **SOLVED)
     assert remarks(by_mean)["devices"] == remarks(by_each)["devices"] == len(set().union(*asked))
     np.testing.assert_allclose(remarks(by_mean)["objective"], remarks(by_each)["objective"], **SOLVED)
-
-
-@given(st.lists(st.sets(st.integers(0, 5), min_size=1).map(sorted), min_size=1, max_size=5), st.integers(0, 99))
-def test_both_forms_give_the_same_targets_to_rounding(asked: Any, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    by_mean, by_each, last = MeanTargets(), EachTargets(), {}
-    for devices in asked:
-        now = {m: torch.from_numpy(random.normal(3.0, 1.0, 50).astype(np.float32)) for m in devices}
-        change = sum((now[m] - last.get(m, 0.0)).double() for m in devices).float()
-        joined = torch.tensor([len(now.keys() - last.keys())])
-        by_mean.add(Reply({"change": {"w": change}, "joined": {"devices": joined}}, ()))
-        by_each.add(Reply({"sum": [SimpleNamespace(device=m, load=partial(dict, w=now[m])) for m in devices]}, ()))
-        last |= now
-    expected = targets([last[m].double().numpy() for m in sorted(last)])
-    for row, m in enumerate(sorted(last)):
-        np.testing.assert_allclose(by_each.each()[m]["w"], expected[row], rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(last[m] - by_mean.shared()["mean"]["w"], expected[row], rtol=1e-5, atol=1e-5)
-    assert by_mean.devices == by_each.devices == len(last)
-    assert objective(by_mean) == pytest.approx(objective(by_each), rel=1e-5)
 
 
 def test_a_device_that_first_answers_in_the_second_iteration_aims_at_0_and_counts_from_then_on(played: Any) -> None:
