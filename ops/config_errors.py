@@ -109,10 +109,14 @@ def unknown_key(path: str, holder: type[BaseModel], root: type[BaseModel], prefi
     known = [name for name in known if name != "traces"]
     if _SYNONYMS.get(key) in known:
         return f"{path} is no setting; did you mean {'.'.join([*parents, _SYNONYMS[key]])}?"
+    everywhere = [f"{prefix}.{name}" if prefix else name for name in _all_paths(root)]
+    if path in everywhere:
+        others = [name for name in known if name != "kind"]
+        has = f"has {', '.join(others)}" if others else "has no settings"
+        return f'{path} is no setting of every kind; {".".join(parents)}.kind = "{_kind(holder)}" {has}'
     beside = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     if beside:
         return f"{path} is no setting; did you mean {'.'.join([*parents, beside[0]])}?"
-    everywhere = [f"{prefix}.{name}" if prefix else name for name in _all_paths(root)]
     same = [name for name in everywhere if name.rsplit(".", 1)[-1] == key]
     near = same or difflib.get_close_matches(path, everywhere, n=1, cutoff=0.75)
     if near:

@@ -187,9 +187,9 @@ class Replay(Section):
     strategy: Strategy = "none"
     capacity: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     budget: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
-    proportion: Annotated[float, Field(ge=0, le=1)] = 0.5
-    restarts: Annotated[int, Field(ge=1, le=1000)] = 3
-    iterations: Annotated[int, Field(ge=1, le=1000)] = 1
+    proportion: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    iterations: Annotated[int, Field(ge=0, le=1000)] = 1
     targets: Literal["mean", "each"] = "mean"
     final: Literal["zero_diagonal", "convex"] = "zero_diagonal"
     census: bool = True

@@ -37,10 +37,10 @@ def rehearse(experiment: Experiment, say: Callable[[str], None]) -> dict[str, st
         "variables": f"{sum(leaf.numel() for leaf in variables.values())} numbers in the model",
     }
     if len(tests) > 1:
-        counts = stream.schedule.counts()
+        counts, tested = stream.schedule.counts(), np.diff(tests.offsets)
         facts["periods"] = (
-            f"{in_words(experiment.stream, experiment.rounds)}; to train on {_spread(counts.sum(axis=0))} samples each, "
-            f"{_spread(counts)} a device; to test on {_spread(np.diff(tests.offsets))}"
+            f"{in_words(experiment.stream, experiment.rounds)}; to train on {_spread(counts.sum(axis=0))} each, "
+            f"{_spread(counts)} a device; to test on {_spread(tested)} each"
         )
     if public is not None:
         facts["public"] = f"{len(public.train)} samples to train on, {len(public.validation)} for validation"

@@ -84,7 +84,7 @@ def test_the_digest_of_the_defaults_is_what_it_has_been() -> None:
     assert Experiment().digest == EXPECTED_DIGEST
 
 
-EXPECTED_DIGEST = "aa37cbca99336101207f33e808c3c9938bf38f9466b9da7c6a9e5cf3295b4e0a"
+EXPECTED_DIGEST = "d9c5567e9289584e908cbd71c491abc48b28a1be620e67eb4a7941824ca932d3"
 
 
 def test_an_experiment_is_frozen() -> None:
@@ -137,7 +137,7 @@ REFUSED = {
     "[local]\nepochs = 2.5": "local.epochs = 2.5 must be a whole number at least 1 and at most 2147483647",
     '[local]\naugment = "flip"': 'local.augment = "flip" must be a list',
     '[local]\naugment = ["flipp"]': (
-        'local.augment[0] = "flipp" is unknown; it must be one of crop, flip, cutout; did you mean flip?'
+        'local.augment[0] = "flipp" is unknown; it must be one of crop, flip, cutout, mask; did you mean flip?'
     ),
     "local = 3": "local = 3 must be a table",
     "name = 3": "name = 3 must be text",
@@ -174,10 +174,46 @@ REFUSED = {
         'profile.down_kbps.kind = "lognorm" is unknown; it must be one of fixed, uniform, normal, lognormal, trace; '
         "did you mean lognormal?"
     ),
-    '[stream]\nkind = "periods"': 'stream.kind = "periods" is unknown; it must be static in this version',
-    '[replay]\nstrategy = "uniform"': 'replay.strategy = "uniform" is unknown; it must be none in this version',
+    '[stream]\nkind = "drifting"': (
+        'stream.kind = "drifting" is unknown; it must be one of static, periods, drift, window, classes; '
+        "did you mean drift?"
+    ),
+    '[stream]\nkind = "static"\nperiods = 3': (
+        'stream.periods is no setting of every kind; stream.kind = "static" has no settings'
+    ),
+    '[stream]\nkind = "classes"\nperiods = 3': (
+        'stream.periods is no setting of every kind; stream.kind = "classes" has period_seconds, arrivals, cumulative, '
+        "tasks, rounds_per_task, order"
+    ),
+    '[stream]\nkind = "window"\nwidth = 0.5': "stream.width = 0.5 must be at least 1",
+    '[replay]\nstrategy = "gss"': (
+        'replay.strategy = "gss" is unknown; it must be one of none, naive_uniform, approximation_of_uniform, '
+        "fixed_proportion, reservoir, class_balanced, herding, gss_greedy, gss_cluster, diversity_convex, diversity, "
+        "coordinated"
+    ),
     '[clock]\nkind = "real"': 'clock.kind = "real" is unknown; it must be one of virtual, wall',
     # Settings that do not fit together.
+    '[stream]\nkind = "drift"\narrivals = "poisson"': (
+        'stream.arrivals = "poisson" spreads samples over their period, which needs a length; set stream.period_seconds'
+    ),
+    '[stream]\nkind = "classes"\norder = [0, 1, 2, 1]': (
+        "stream.order names class 1 more than once; name every class once, or none"
+    ),
+    '[replay]\nstrategy = "reservoir"': (
+        'replay.strategy = "reservoir" has no room to keep samples in; '
+        "set replay.capacity to the number of samples that a device can store"
+    ),
+    "[replay]\ncapacity = 3\nbudget = 4": (
+        "replay.budget = 4 is more than replay.capacity = 3; lower the budget, or raise the capacity"
+    ),
+    '[replay]\nstrategy = "reservoir"\ncapacity = 3': (
+        'replay.strategy = "reservoir" has nothing to replay in a stream of one period; '
+        'set stream.kind and more periods, or replay.strategy = "none"'
+    ),
+    '[stream]\nkind = "drift"\ncumulative = true\n[replay]\nstrategy = "reservoir"\ncapacity = 3': (
+        'replay.strategy = "reservoir" has nothing to replay where stream.cumulative = true keeps all samples; '
+        'set stream.cumulative = false, or replay.strategy = "none"'
+    ),
     "[fleet]\nper_round = 400": (
         "fleet.per_round = 400 is more than fleet.devices = 300; "
         "lower fleet.per_round, or set fleet.participation instead"

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.config_errors import setting_paths
+from fedemu.ops.config_stream import Strategy, Stream
 from fedemu.ops.presets import methods, presets
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -52,6 +55,18 @@ def test_keys_of_kinds_have_their_defaults_in_brackets() -> None:
         values = Experiment.parse({"availability": {"kind": kind}}).availability.model_dump(exclude={"kind"})
         assert {key: str(value) for key, value in values.items()} == keys
         assert all(f"`{key}` ({value})" in SECTIONS["availability"] for key, value in keys.items())
+
+
+@pytest.mark.parametrize("kind", ["periods", "drift", "window", "classes"])
+def test_keys_of_streams_have_their_defaults_in_brackets(kind: str) -> None:
+    for key, value in Experiment.parse({"stream": {"kind": kind}}).stream.model_dump(exclude={"kind"}).items():
+        assert f"`{key}` ({json.dumps(value)})" in SECTIONS["stream"]
+
+
+def test_every_kind_of_stream_and_every_strategy_of_replay_is_listed() -> None:
+    kinds = [get_args(get_type_hints(table)["kind"])[0] for table in get_args(get_args(Stream)[0])]
+    for section, names in {"stream": kinds, "replay": get_args(Strategy)}.items():
+        assert {*names} <= {*re.findall(r"^\| `(\w+)` \| ", SECTIONS[section], flags=re.MULTILINE)}
 
 
 def test_every_preset_and_every_method_is_listed() -> None:

@@ -152,7 +152,10 @@ def test_bad_overrides_and_variables_are_named() -> None:
 
 def test_a_source_that_is_not_there_names_near_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert refused("digit") == 'there is no file and no preset "digit"; did you mean digits or digits-small?'
+    assert (
+        refused("digit")
+        == 'there is no file and no preset "digit"; did you mean digits or digits-tasks or digits-small?'
+    )
     assert refused("digits.tml").startswith('there is no file and no preset "digits.tml"; did you mean digits')
     assert refused("xyzzy").startswith('there is no file and no preset "xyzzy"; the presets are digits, ')
     assert refused("a/b.toml") == "there is no file a/b.toml"
