@@ -213,8 +213,10 @@ RIGHT, WRONG = math.log(math.e + 3) - 1, math.log(math.e + 3)
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
 @pytest.mark.parametrize("limit", [0, module.CACHE_LIMIT])
-def test_of_language_data_predicted_tokens_are_counted(monkeypatch, batch_size, limit):
+@pytest.mark.parametrize("block", [1, 8, module.BLOCK_LOGITS])
+def test_of_language_data_predicted_tokens_are_counted(monkeypatch, batch_size, limit, block):
     monkeypatch.setattr(module, "CACHE_LIMIT", limit)
+    monkeypatch.setattr(module, "BLOCK_LOGITS", block)
     found = Evaluator(Certain(), TALK, batch_size=batch_size).evaluate(ONE)
     assert found.accuracy == 4 / 6
     assert found.loss == pytest.approx((4 * RIGHT + 2 * WRONG) / 6, rel=1e-7)
