@@ -77,7 +77,7 @@ class Ingredients:
             )
 
     def require_fitting_criterion(self) -> None:
-        """ConfigurationError where a built-in criterion looks at labels and the model predicts tokens, or vice versa."""
+        """ConfigurationError where a built-in criterion goes by labels but the model predicts tokens, or vice versa."""
         if self.language and self.criterion in (cross_entropy, reweighted_softmax):
             raise ConfigurationError(
                 "algorithm.loss predicts labels, but the data are texts whose tokens are predicted; "

@@ -2,8 +2,8 @@
 
 ``tinybert`` has the size of TinyBERT's student (Jiao et al., "TinyBERT: Distilling BERT for Natural Language
 Understanding", 2020): 4 layers of 312 with 12 heads. ``tinybert_small`` is made for a CPU. Input and output embeddings
-are one leaf, and nothing is dropped out. Importing ``transformers`` takes seconds and some 150 MB, so only building such
-a model does.
+are one leaf, and nothing is dropped out. Importing ``transformers`` takes seconds and some 150 MB, so it happens only
+where such a model is built.
 """
 
 from __future__ import annotations

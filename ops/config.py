@@ -46,6 +46,7 @@ from fedemu.ops.config_learning import (
     Partition,
     Public,
     Shards,
+    Texts,
 )
 from fedemu.ops.config_section import AUTO, Count, Positive, Section, Text
 from fedemu.ops.config_stream import Classes, Drift, Periods, Replay, Static, Stream, Window
@@ -96,6 +97,7 @@ __all__ = [
     "Shards",
     "Static",
     "Stream",
+    "Texts",
     "Traces",
     "Uniform",
     "Weibull",

@@ -70,6 +70,19 @@ class Public(Section):
     validation: Annotated[float, Field(gt=0, lt=1)] = 0.25
 
 
+class Texts(Section):
+    """What is to be predicted of texts: ``masked`` tokens, the ``next`` one, or nothing (``none``), as of images.
+
+    ``length`` is the number of tokens of a sample, ``vocabulary`` how many different ones there are at most.
+    """
+
+    kind: Literal["none", "masked", "next"] = "none"
+    length: Annotated[int, Field(ge=4, le=4096)] = 32
+    vocabulary: Annotated[int, Field(ge=16, le=2**20)] = 2000
+    tokenizer: Literal["wordpiece", "characters"] = "wordpiece"
+    column: Text = AUTO
+
+
 class Data(Section):
     """``validation`` is the part of each device's samples that is kept from training.
 
@@ -89,6 +102,7 @@ class Data(Section):
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     partition: Partition = Dirichlet()
     public: Public = Public()
+    text: Texts = Texts()
 
     @property
     def ids(self) -> str | None:
@@ -135,5 +149,5 @@ class Local(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: NotNegative = 0.0
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    augment: tuple[Literal["crop", "flip", "cutout"], ...] = ()
+    augment: tuple[Literal["crop", "flip", "cutout", "mask"], ...] = ()
     executor: Literal["auto", "serial", "vmapped", "checked"] = "auto"

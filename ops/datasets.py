@@ -19,7 +19,8 @@ from fedemu.ops import config
 from fedemu.ops.datasets_cache import Progress, cache_folder, locked, read, write
 from fedemu.ops.datasets_leaf import decode_leaf, leaf_files
 from fedemu.ops.datasets_made import built_in, own
-from fedemu.ops.datasets_source import LABEL, Place, Source, entry_of, locate
+from fedemu.ops.datasets_source import LABEL, Place, Source, TextSource, entry_of, locate
+from fedemu.ops.datasets_text import decode_texts
 from fedemu.ops.public_data import split_public
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError, DataError
@@ -68,7 +69,14 @@ def source_of(data: config.Data, columns: Collection[str] = ()) -> Source:
         test_by=data.ids if data.test_by == "id" else None,
         id_column=data.ids if data.id_min_samples else None,
         id_min_samples=data.id_min_samples,
+        text=_text_source(data.text),
     )
+
+
+def _text_source(text: config.Texts) -> TextSource | None:
+    if text.kind == "none":
+        return None
+    return TextSource(text.kind, text.length, text.vocabulary, text.tokenizer, _chosen(text.column))
 
 
 def _chosen(setting: str) -> str | None:
@@ -103,8 +111,14 @@ def _store(entry: Path, source: Source, place: Place, progress: Progress | None)
     leaf = leaf_files(place)
     if source.train_split is not None and (leaf or place.kind in ("built_in", "function")):
         raise DataError(f"the data set {source.dataset!r} has no splits to choose from; leave out data.train_split")
+    if source.text is not None and (leaf or place.kind in ("built_in", "function")):
+        raise DataError(f"the data set {source.dataset!r} holds no texts; set data.text.kind = 'none'")
+    if source.text is None and place.kind == "file":
+        raise DataError(f"{source.dataset!r} is a file of texts; set data.text.kind to what is to be predicted of them")
     with tempfile.TemporaryDirectory(prefix=f"{entry.name}.partial-", dir=entry.parent) as scratch:
-        if place.kind == "built_in":
+        if source.text is not None:
+            write(entry, source.name, decode_texts(source, source.text, place, Path(scratch)), progress)
+        elif place.kind == "built_in":
             write(entry, source.name, built_in(place, source), progress)
         elif place.kind == "function":
             write(entry, source.name, own(place.where, source), progress)

@@ -24,7 +24,7 @@ from fedemu.algorithms.corpus import Corpus, Split
 from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.ids import Digest, digest_of
 
-FORMAT = 1
+FORMAT = 2
 """Goes up when what is stored changes, so that older entries are left alone."""
 LONGEST_WAIT = 3600.0
 """Real seconds that a process waits for another one to decode the same data."""
@@ -36,7 +36,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Samples:
-    """One split as it is decoded: ``blocks`` of consecutive samples ``[k, *shape]``, uint8 or float32, ``n`` in all."""
+    """One split as it is decoded: ``blocks`` of consecutive samples ``[k, *shape]``, ``n`` in all.
+
+    They are uint8 or float32; of language data int16 or int32, see ``Corpus``.
+    """
 
     blocks: Iterable[NDArray[Any]]
     y: NDArray[np.int64]
@@ -45,9 +48,12 @@ class Samples:
 
 @dataclass(frozen=True)
 class Decoded:
+    """``vocabulary`` are the tokens of language data by number; other data have none."""
+
     class_names: tuple[str, ...]
     train: Samples
     test: Samples
+    vocabulary: tuple[str, ...] = ()
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
@@ -77,6 +83,7 @@ def read(entry: Path) -> Corpus | None:
             mean=np.array(meta["mean"]),
             std=np.array(meta["std"]),
             digest=Digest(meta["digest"]),
+            vocabulary=tuple(meta["vocabulary"]),
             **splits,
         )
     except (OSError, ValueError, LookupError, EOFError):
@@ -109,11 +116,13 @@ def write(entry: Path, name: str, decoded: Decoded, progress: Progress | None) -
         shape = sums["train.x"]["shape"][1:]
         if sums["test.x"]["shape"][1:] != shape:
             raise DataError(f"training samples are of shape {shape}, but test samples {sums['test.x']['shape'][1:]}")
-        mean, std = _moments(_map(folder / "train.x.npy"))
-        content = json.dumps({"arrays": sums, "class_names": decoded.class_names}, sort_keys=True)
+        mean, std = ([0.0] * 2, [1.0] * 2) if decoded.vocabulary else _moments(_map(folder / "train.x.npy"))
+        told = {"vocabulary": decoded.vocabulary} if decoded.vocabulary else {}
+        content = json.dumps({"arrays": sums, "class_names": decoded.class_names, **told}, sort_keys=True)
         meta = {
             "name": name,
             "class_names": decoded.class_names,
+            "vocabulary": decoded.vocabulary,
             "input_shape": shape,
             "mean": mean,
             "std": std,

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from fedemu.ops.datasets_blocks import Coloured, blocks
 from fedemu.ops.datasets_cache import Decoded
-from fedemu.ops.datasets_columns import classes_of, input_columns, label_column, listed, require, values_of
+from fedemu.ops.datasets_columns import classes_of, input_columns, label_column, require, values_of
 from fedemu.ops.datasets_source import Place, Source
-from fedemu.ops.datasets_split import Part, Rows, divided
+from fedemu.ops.datasets_split import Part, Rows, chosen_splits, divided
 from fedemu.protocol.errors import DataError
 
 __all__ = ["Coloured", "decode"]
@@ -29,7 +29,6 @@ PROBE_SECONDS = 5.0
 """How long the hub may take to accept a connection before it counts as out of reach."""
 _CONFIGURATIONS = re.compile(r"available configs: \[(.*?)\]")
 _NO_ROWS = re.compile(r'Instruction "(.*)" corresponds to no data!')
-_TESTS = ("test", "validation", "valid", "val", "dev")
 
 
 def decode(source: Source, place: Place, scratch: Path, grey: bool) -> Decoded:
@@ -57,6 +56,27 @@ def decode(source: Source, place: Place, scratch: Path, grey: bool) -> Decoded:
         return Part(y[name], columns, read)
 
     return divided(source, names, part("train", train), None if test is None else part("test", test))
+
+
+def read_texts(source: Source, place: Place, scratch: Path) -> tuple[dict[str, list[Any]], list[str]]:
+    """A folder or hub data set as columns of cells, one below the other for all splits, and the split of each row.
+
+    Only columns of numbers, texts and class labels are kept; a class is called by its name, an empty cell is None.
+    """
+    opened = _open(source, place, scratch)
+    columns: dict[str, list[Any]] = {}
+    rows = 0
+    for split in opened.values():
+        for name, feature in split.features.items():
+            if isinstance(feature, datasets.Value | datasets.ClassLabel):
+                cells = split.select_columns([name]).with_format("arrow")[:].column(0).to_pylist()
+                if isinstance(feature, datasets.ClassLabel):
+                    cells = [None if cell is None or cell < 0 else feature.int2str(cell) for cell in cells]
+                columns.setdefault(name, [None] * rows).extend(cells)
+        rows += len(split)
+        for cells in columns.values():
+            cells.extend([None] * (rows - len(cells)))
+    return columns, [str(name) for name, split in opened.items() for _ in range(len(split))]
 
 
 def _open(source: Source, place: Place, scratch: Path) -> datasets.DatasetDict:
@@ -132,8 +152,7 @@ def _reachable(endpoint: str) -> bool:
 
 def _splits(source: Source, opened: datasets.DatasetDict) -> tuple[datasets.Dataset, datasets.Dataset | None]:
     """The training split, which may be several joined, and the test split where there is one."""
-    names = _training_splits(source, opened)
-    test = next((split for split in _TESTS if split in opened and split not in names), None)
+    names, test = chosen_splits(source, list(map(str, opened)))
     for split in (*names, test):
         if split is not None and not len(opened[split]):
             raise DataError(f"the split {split} of {source.dataset!r} is empty")
@@ -144,18 +163,3 @@ def _splits(source: Source, opened: datasets.DatasetDict) -> tuple[datasets.Data
     except ValueError as error:
         raise DataError(f"the splits {' and '.join(names)} of {source.dataset!r} have other columns") from error
     return train, None if test is None else opened[test]
-
-
-def _training_splits(source: Source, opened: datasets.DatasetDict) -> list[str]:
-    """The splits asked for, or else ``train``, or the only one."""
-    known = listed(map(str, opened))
-    if source.train_split is not None:
-        names = [name.strip() for name in source.train_split.split("+")]
-        if missing := [name for name in names if name not in opened]:
-            raise DataError(f"the data set {source.dataset!r} has no split {missing[0]!r}; its splits are {known}")
-        return list(dict.fromkeys(names))
-    if "train" in opened:
-        return ["train"]
-    if len(opened) == 1:
-        return [str(next(iter(opened)))]
-    raise DataError(f"the data set {source.dataset!r} has no split train; its splits are {known}")

@@ -1,4 +1,4 @@
-"""What to read, and where a data set's name leads: built in, a folder, the Hugging Face hub, or a user's function."""
+"""What to read, and where a data set's name leads: built in, a folder or a file of texts, the hub, or a function."""
 
 from __future__ import annotations
 
@@ -13,14 +13,30 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from fedemu.algorithms.language import Objective
 from fedemu.ops.datasets_cache import FORMAT
 from fedemu.protocol.errors import DataError
 
 BUILT_IN = ("digits", "synthetic")
 LABEL = "label"
 """What the labels are called among a corpus's columns, whatever their column was called in the data set."""
+TEXT_FILES = (".csv", ".csv.gz", ".txt", ".txt.gz")
 _ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """What samples are made of texts: so many tokens each, to be predicted where they are masked or as the next ones.
+
+    ``vocabulary`` is how many different tokens there are at most; ``column`` that of the texts (None: found).
+    """
+
+    objective: Objective
+    length: int
+    vocabulary: int
+    tokenizer: Literal["wordpiece", "characters"]
+    column: str | None = None
 
 
 @dataclass(frozen=True)
@@ -29,7 +45,8 @@ class Source:
 
     ``train_split`` names the splits to train on, joined by ``+`` (None: found from the data). ``test_fraction`` applies
     where the data set has no test split of its own: to each label, or to each value of the column ``test_by``. Samples
-    whose value of ``id_column`` has fewer than ``id_min_samples`` are left out. Both are among ``columns``.
+    whose value of ``id_column`` has fewer than ``id_min_samples`` are left out. Both are among ``columns``. With
+    ``text`` the data are language.
     """
 
     dataset: str
@@ -41,6 +58,7 @@ class Source:
     test_by: str | None = None
     id_column: str | None = None
     id_min_samples: int = 0
+    text: TextSource | None = None
 
     @property
     def name(self) -> str:
@@ -49,13 +67,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Place:
-    """``kind`` tells how to read it; ``where`` is a folder, a hub id or ``module:Name``.
+    """``kind`` tells how to read it; ``where`` is a folder, a file, a hub id or ``module:Name``.
 
     ``subset`` is one of the configurations that some Hugging Face data sets come in. ``looked_in`` are the folders
     that were not there, where only the hub is left.
     """
 
-    kind: Literal["built_in", "function", "folder", "hub"]
+    kind: Literal["built_in", "function", "folder", "file", "hub"]
     where: str
     subset: str | None = None
     looked_in: tuple[str, ...] = field(default=(), compare=False)
@@ -72,6 +90,8 @@ def locate(dataset: str, data: Path | None) -> Place:
     for folder in folders:
         if folder.is_dir():
             return Place("folder", str(folder.resolve()), subset or None)
+        if folder.is_file():
+            return Place("file", _checked_ending(folder))
     if _HUB_ID.fullmatch(name):
         return Place("hub", name, subset or None, tuple(map(str, folders)))
     raise DataError(
@@ -87,6 +107,8 @@ def entry_of(source: Source, place: Place, cache: Path) -> Path:
     match place.kind:
         case "folder":
             settings["content"] = _fingerprint(Path(place.where))
+        case "file":
+            settings["content"] = _status(Path(place.where))
         case "function":
             settings["content"] = hashlib.sha256(_module_file(place.where).read_bytes()).hexdigest()
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
@@ -109,9 +131,22 @@ def _fingerprint(folder: Path) -> list[list[Any]]:
     for base, _, names in os.walk(folder):
         for name in names:
             path = Path(base, name)
-            status = path.stat()
-            files.append([str(path.relative_to(folder)), status.st_size, status.st_mtime_ns])
+            files.append([str(path.relative_to(folder)), *_status(path)])
     return sorted(files)
+
+
+def _status(file: Path) -> list[int]:
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _checked_ending(file: Path) -> str:
+    if not file.name.endswith(TEXT_FILES):
+        raise DataError(
+            f"the file {file} is none of {', '.join(TEXT_FILES)}, which hold texts; "
+            "set data.dataset to one of these, or to a folder"
+        )
+    return str(file.resolve())
 
 
 def _module_file(where: str) -> Path:

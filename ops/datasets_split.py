@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,8 @@ from fedemu.ops.datasets_source import Source
 from fedemu.protocol.errors import DataError
 
 Rows = NDArray[np.int64]
+
+_TESTS = ("test", "validation", "valid", "val", "dev")
 
 
 class Part(NamedTuple):
@@ -27,6 +29,26 @@ class Part(NamedTuple):
 
     def samples(self, rows: Rows, columns: Mapping[str, NDArray[Any]]) -> Samples:
         return Samples(self.read(rows), self.y[rows], {name: values[rows] for name, values in columns.items()})
+
+
+def chosen_splits(source: Source, known: Sequence[str]) -> tuple[list[str], str | None]:
+    """Of the ``known`` splits those to train on (asked for, or ``train``, or the only one), and that to test on."""
+    train = _training_splits(source, known)
+    return train, next((split for split in _TESTS if split in known and split not in train), None)
+
+
+def _training_splits(source: Source, known: Sequence[str]) -> list[str]:
+    listed = ", ".join(known)
+    if source.train_split is not None:
+        names = [name.strip() for name in source.train_split.split("+")]
+        if missing := [name for name in names if name not in known]:
+            raise DataError(f"the data set {source.dataset!r} has no split {missing[0]!r}; its splits are {listed}")
+        return list(dict.fromkeys(names))
+    if "train" in known:
+        return ["train"]
+    if len(known) == 1:
+        return [known[0]]
+    raise DataError(f"the data set {source.dataset!r} has no split train; its splits are {listed}")
 
 
 def divided(source: Source, names: tuple[str, ...], train: Part, test: Part | None = None) -> Decoded:

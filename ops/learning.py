@@ -23,6 +23,7 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
     """The same in every process; raises ConfigurationError where a name or an option is wrong, or data don't fit."""
     model = build_model(experiment.model.name, experiment.model.options, corpus.input_shape, corpus.outputs)
     local = experiment.local
+    masked = len(corpus.vocabulary) if experiment.data.text.kind == "masked" else 0
     ingredients = Ingredients(
         model=model,
         criterion=find_criterion(experiment.algorithm.loss),
@@ -33,11 +34,12 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
         momentum=local.momentum,
         weight_decay=local.weight_decay,
         lr_decay=local.lr_decay,
-        augment=augmentation(local.augment, corpus.input_shape, corpus.mean, corpus.std),
+        augment=augmentation(local.augment, corpus.input_shape, corpus.mean, corpus.std, masked),
         devices=experiment.fleet.devices,
         public=experiment.data.public.fraction > 0,
         input_shape=corpus.input_shape,
         labelled=corpus.labelled,
+        language=corpus.language,
     )
     algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.options, ingredients)
     return model, _replaying(algorithm, experiment, ingredients) if experiment.replay.kept else algorithm

@@ -1,0 +1,91 @@
+"""Files of texts as columns of cells: tables, plain lines, and the scripts of plays; gzipped or not."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedemu.protocol.errors import DataError
+
+TEXT, SPEAKER = "text", "speaker"
+"""Columns of a file that names none."""
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
+
+
+def read_file(path: Path) -> dict[str, list[str]]:
+    """The columns of a file, all of one length; raises DataError where it is not in its form.
+
+    A ``.csv`` file has a heading. Of a ``.txt`` file every line that is not blank is a text, unless all of its
+    paragraphs begin with a line that ends in a colon: then it is the script of a play, and each is a speech with its
+    speaker.
+    """
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+            content = file.read().decode("utf-8-sig")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} can't be read as UTF-8 text: {error}") from error
+    columns = _table(path, content) if ".csv" in path.suffixes else _play(content) or {TEXT: _lines(content)}
+    if not any(columns.values()):
+        raise DataError(f"{path} holds no texts")
+    return columns
+
+
+def values(cells: Sequence[Any]) -> NDArray[Any]:
+    """A column ``[n]`` of numbers where all cells are numbers or empty, else of texts.
+
+    Empty cells are NaN, or empty texts. Of a cell with several numbers, such as the times of several recordings of one
+    sentence, the smallest counts, the earliest.
+    """
+    numbers = [_number(cell) for cell in cells]
+    if None in numbers or all(np.isnan(number) for number in numbers if number is not None):
+        return np.array(["" if cell is None else str(cell) for cell in cells])
+    array = np.array(numbers, dtype=np.float64)
+    whole = np.isfinite(array).all() and (array == np.floor(array)).all()
+    return array.astype(np.int64) if whole else array
+
+
+def _number(cell: Any) -> float | None:
+    """None for what is no number."""
+    if cell is None:
+        return np.nan
+    if isinstance(cell, bool | int | float):
+        return float(cell)
+    parts = str(cell).split()
+    if not all(_NUMBER.fullmatch(part) for part in parts):
+        return None
+    return min(map(float, parts), default=np.nan)
+
+
+def _table(path: Path, content: str) -> dict[str, list[str]]:
+    rows = csv.reader(content.splitlines(keepends=True), strict=True)
+    try:
+        heading, *body = (row for row in rows if row)
+    except (ValueError, csv.Error) as error:
+        reason = error if isinstance(error, csv.Error) else "it is empty"
+        raise DataError(f"{path} is no table of comma-separated values: {reason}") from error
+    if len({*heading}) < len(heading):
+        raise DataError(f"{path} names a column twice in its heading")
+    for number, row in enumerate(body, 1):
+        if len(row) != len(heading):
+            raise DataError(f"row {number} of {path} has {len(row)} cells where the heading has {len(heading)}")
+    return {name: [row[place] for row in body] for place, name in enumerate(heading)}
+
+
+def _play(content: str) -> dict[str, list[str]]:
+    """Speakers and speeches; empty where it is none."""
+    paragraphs = [paragraph.strip().split("\n", 1) for paragraph in re.split(r"\n\s*\n", content) if paragraph.strip()]
+    if len(paragraphs) < 2 or not all(heading.rstrip().endswith(":") for heading, *_ in paragraphs):
+        return {}
+    speeches = [(heading.rstrip().removesuffix(":"), speech[0]) for heading, *speech in paragraphs if speech]
+    return {SPEAKER: [speaker for speaker, _ in speeches], TEXT: [speech for _, speech in speeches]}
+
+
+def _lines(content: str) -> list[str]:
+    return [line for line in content.splitlines() if line.strip()]
