@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedemu.coordinator.summary import Summary
+from fedemu.ops.config import Runtime
+from fedemu.ops.config_sources import load_experiment, write_frozen
+from fedemu.ops.coordinator_process import assemble
+from fedemu.ops.serve_embedded import serve_embedded
 from fedemu.ops.stress.fleet import LiveFleet, live_fleet
 from fedemu.ops.stress.invariants import outcomes_add_up
 from fedemu.ops.stress.play import free_address
 from fedemu.ops.stress.scenarios import SHORT
+from fedemu.protocol.memory_transport import MemoryNetwork
 
 
 @pytest.fixture
@@ -30,6 +37,24 @@ def new_fleet(tmp_path: Path) -> Iterator[Callable[..., LiveFleet]]:
     for fleet in fleets:
         fleet.close()
     assert [process for fleet in fleets for process in fleet.leftovers()] == []
+
+
+@pytest.fixture(scope="session")
+def in_one_process() -> Callable[..., Summary]:
+    """Plays a run in this very process, where nothing can be killed: ``(directory, *overrides) -> Summary``."""
+
+    def play(directory: Path, *overrides: str, experiment: str = "digits-small") -> Summary:
+        loaded, _ = load_experiment(experiment, list(overrides), {})
+        directory.mkdir()
+        write_frozen(loaded, directory)
+        network = MemoryNetwork()
+        try:
+            plan = assemble(directory, loaded, network, "inproc://coordinator")
+            return asyncio.run(serve_embedded(plan, Runtime(transport="memory")))
+        finally:
+            network.close()
+
+    return play
 
 
 @pytest.fixture(scope="session")

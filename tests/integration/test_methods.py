@@ -3,7 +3,6 @@ been."""
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +11,9 @@ from typing import Any
 import pytest
 
 from fedemu.coordinator.summary import Summary
-from fedemu.ops.config import Runtime
-from fedemu.ops.config_sources import load_experiment, write_frozen
-from fedemu.ops.coordinator_process import assemble
-from fedemu.ops.serve_embedded import serve_embedded
 from fedemu.ops.stress.fleet import LiveFleet
 from fedemu.ops.stress.invariants import outcomes_add_up
 from fedemu.ops.stress.scenarios import SHORT
-from fedemu.protocol.memory_transport import MemoryNetwork
 
 ROUNDS = 14
 CHURN = (
@@ -55,24 +49,11 @@ def settings(name: str) -> tuple[str, ...]:
     return (*CHURN, chosen, *METHODS[name])
 
 
-def undisturbed(directory: Path, name: str) -> Summary:
-    """The run in this very process, where nothing can be killed."""
-    experiment, _ = load_experiment("digits-small", list(settings(name)), {})
-    directory.mkdir()
-    write_frozen(experiment, directory)
-    network = MemoryNetwork()
-    try:
-        plan = assemble(directory, experiment, network, "inproc://methods")
-        return asyncio.run(serve_embedded(plan, Runtime(transport="memory")))
-    finally:
-        network.close()
-
-
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_kills_of_devices_trainers_and_the_coordinator_leave_the_model_as_it_would_be(
-    name: str, tmp_path: Path, new_fleet: Callable[..., LiveFleet]
+    name: str, tmp_path: Path, new_fleet: Callable[..., LiveFleet], in_one_process: Callable[..., Summary]
 ) -> None:
-    expected = undisturbed(tmp_path / "undisturbed", name)
+    expected = in_one_process(tmp_path / "undisturbed", *settings(name))
     fleet = new_fleet(*settings(name))
     coordinator = fleet.start_coordinator()
     fleet.start_devices(SHORT.devices, "--trainers", "1")
