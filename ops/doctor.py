@@ -45,6 +45,7 @@ def examine(environment: Mapping[str, str]) -> list[Finding]:
         _temporary_files(),
         _cache(environment),
         _data(environment),
+        _language(),
         _prometheus(),
     ]
 
@@ -151,6 +152,23 @@ def _data(environment: Mapping[str, str]) -> Finding:
         return Finding("bad", "data folder", f"FEDEMU_DATA = {chosen} is no folder; correct or unset it")
     names = sorted(path.name for path in folder.iterdir() if path.is_dir())
     return Finding("ok", "data folder", f"{folder}: {', '.join(names) or 'empty'}")
+
+
+def _language() -> Finding:
+    """Whether the packages of the extra ``language`` are there; nothing is imported."""
+    found = {name: _version(name) for name in ("transformers", "tokenizers")}
+    missing = [name for name, version in found.items() if version is None]
+    if missing:
+        detail = f"without {' and '.join(missing)}; only needed for texts: pip install 'fedemu[language]'"
+        return Finding("note", "language", detail)
+    return Finding("ok", "language", ", ".join(f"{name} {version}" for name, version in found.items()))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _prometheus() -> Finding:

@@ -64,6 +64,21 @@ def test_a_missing_prometheus_is_only_a_note(monkeypatch: pytest.MonkeyPatch) ->
     assert find("prometheus", {}).verdict == "note"
 
 
+def test_what_texts_need_is_only_noted_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find("language", {}).verdict == "ok"
+    version = doctor.metadata.version
+
+    def absent(name: str) -> str:
+        if name == "transformers":
+            raise doctor.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(doctor.metadata, "version", absent)
+    finding = find("language", {})
+    assert finding.verdict == "note"
+    assert "without transformers; only needed for texts: pip install 'fedemu[language]'" in finding.detail
+
+
 def test_a_package_that_is_missing_or_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         doctor.metadata, "requires", lambda package: ["numpy>=99", "no-such-package", "ruff; extra == 'lint'"]
