@@ -319,10 +319,10 @@ class Outputs(NamedTuple):
 
 
 @runtime_checkable
-class Remarking(Protocol[S]):
+class Remarking(Protocol):
     """An Algorithm that has something to put on record after a round."""
 
-    def remarks(self, state: S) -> Mapping[str, Any]:
+    def remarks(self, state: Any) -> Mapping[str, Any]:
         """Plain numbers and lists of numbers by name, for the column ``remarks`` of the round's row; may be empty."""
         ...
 

@@ -60,6 +60,9 @@ class Answers(NamedTuple):
     losses: NDArray[np.float64]
     answers: NDArray[np.int64]
 
+    def only(self, samples: NDArray[np.bool_]) -> Answers:
+        return Answers(self.hits[samples], self.losses[samples], self.answers[samples])
+
 
 class Evaluator:
     """Evaluates one model on one corpus, in chunks of at most ``batch_size`` samples, as often as asked.
@@ -116,7 +119,7 @@ class Evaluator:
         if period is None:
             return whole
         seen = self._periods <= period
-        seen_accuracy, seen_loss = _means(Answers(*(values[seen] for values in found)))
+        seen_accuracy, seen_loss = _means(found.only(seen))
         return replace(whole, seen_accuracy=seen_accuracy, seen_loss=seen_loss)
 
     def _read(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -182,7 +185,7 @@ def _of_tokens(logits: Tensor, targets: Tensor) -> Answers:
     hits = torch.zeros(targets.numel(), dtype=torch.int64)
     losses = torch.zeros(targets.numel(), dtype=torch.float64)
     rows, truth = logits.flatten(0, 1), targets.flatten()
-    for some in predicted.flatten().nonzero().squeeze(1).split(max(1, BLOCK_LOGITS // logits.shape[2])):
+    for some in torch.split(predicted.flatten().nonzero().squeeze(1), max(1, BLOCK_LOGITS // logits.shape[2])):
         block = rows[some].double()
         hits[some] = (block.argmax(1) == truth[some]).long()
         losses[some] = torch.nn.functional.cross_entropy(block, truth[some], reduction="none")
