@@ -110,7 +110,7 @@ class Clock(Section):
 
 
 class Evaluate(Section):
-    """Every so many rounds; the last round is always evaluated."""
+    """Every so many rounds; the last round of the run and of each period of the stream is always evaluated."""
 
     every: Count = 1
 
