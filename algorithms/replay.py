@@ -34,7 +34,8 @@ from fedemu.algorithms.replay_coordination import (
     marked,
     objective,
 )
-from fedemu.algorithms.replay_queries import CENSUS, Census, Lens, Select
+from fedemu.algorithms.replay_lens import Lens
+from fedemu.algorithms.replay_queries import CENSUS, Census, Select
 from fedemu.algorithms.replay_settings import COORDINATED, ReplaySettings
 from fedemu.algorithms.selection import STRATEGIES, Strategy, fixed_proportion, gradient_diversity
 from fedemu.protocol.errors import ConfigurationError

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from fedemu.algorithms.capped_simplex import solve_capped_simplex
 from fedemu.algorithms.interface import Facts, Forest, Memory, Outcome, Reducer, Reply, Tree, collect, total
-from fedemu.algorithms.replay_queries import Lens, Select
+from fedemu.algorithms.replay_lens import Lens
+from fedemu.algorithms.replay_queries import Select
 from fedemu.algorithms.sample_gradients import Directions
 from fedemu.algorithms.selection_candidates import Floats, Positions
 from fedemu.algorithms.selection_diversity import select_top

@@ -5,42 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import Facts, Forest, Memory, Model, Outcome, Tree
-from fedemu.algorithms.objective import Criterion
-from fedemu.algorithms.sample_gradients import Directions, SampleGradients
-from fedemu.algorithms.selection_candidates import Candidates, Floats, Positions, Strategy
+from fedemu.algorithms.interface import Facts, Forest, Memory, Outcome, Tree
+from fedemu.algorithms.replay_lens import Lens
+from fedemu.algorithms.selection_candidates import Candidates, Positions, Strategy
 
 CENSUS: Final = "census"
-_ROWS: Final = 256
-
-
-@dataclass(frozen=True, eq=False)
-class Lens:
-    """What the global model makes of a device's samples; ``bytes`` bounds the memory for their gradients."""
-
-    model: Model
-    criterion: Criterion
-    bytes: int
-
-    def directions(self, memory: Memory, shared: Forest, facts: Facts) -> Directions:
-        """The directions of the gradients of the samples' losses, and their Gram matrix."""
-        return Directions.of(
-            SampleGradients(self.model, self.criterion, shared["model"], memory.batch, facts, self.bytes)
-        )
-
-    @torch.no_grad()
-    def features(self, memory: Memory, shared: Forest) -> Floats:
-        """``[n, features]``, as in evaluation."""
-        rows = [
-            self.model.apply(shared["model"], x, False)[0].features.double().cpu().numpy()
-            for x in memory.batch.x.split(_ROWS)
-            if len(x)
-        ]
-        return np.concatenate(rows) if rows else np.zeros((0, 1))
 
 
 @dataclass(frozen=True)
