@@ -1,0 +1,47 @@
+"""The losses of devices that learn new classes without the old ones' data (MFCL; Babakniya et al., 2023, section 3.2).
+
+Pure functions of tensors: differentiable, usable under ``vmap``, means over a batch, which are even or weighted by
+``weight [B]`` where that is given (0 marks padding; 0 for a batch of padding).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def new_class_cross_entropy(
+    logits: Tensor, targets: Tensor, first_new_class: int | Tensor, weight: Tensor | None = None
+) -> Tensor:
+    """Cross-entropy in nats over the rows whose class is new, by the logits of new classes only; 0 without such rows.
+
+    ``logits [B, C]`` and ``targets [B]`` in the order in which classes came: the new ones are those from
+    ``first_new_class`` on. Equation 6.
+    """
+    new = torch.arange(logits.shape[-1], device=logits.device) >= first_new_class
+    return cross_entropy_among(logits, targets, new, weight)
+
+
+def cross_entropy_among(logits: Tensor, targets: Tensor, classes: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Cross-entropy in nats over the rows whose class is one of ``classes [C]`` (bool), by the logits of those only."""
+    likelihoods = torch.where(classes, logits, -torch.inf).log_softmax(-1)
+    chosen = (torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]) & classes
+    rows = chosen.any(-1).to(logits.dtype)
+    return -_mean(torch.where(chosen, likelihoods, 0).sum(-1), rows if weight is None else rows * weight)
+
+
+def feature_distillation(
+    features: Tensor, previous_features: Tensor, head: Tensor, weight: Tensor | None = None
+) -> Tensor:
+    """The mean over the batch of ``‖W f - W f_previous‖²``, summed over the old classes and not divided by them.
+
+    ``features`` and ``previous_features [B, F]``; ``head [q, F]`` (W) is the weight of the previous model's classifier,
+    so that features count by their importance to it. Equation 8.
+    """
+    drift = ((features - previous_features) @ head.t()).square().sum(-1)
+    return _mean(drift, torch.ones_like(drift) if weight is None else weight)
+
+
+def _mean(values: Tensor, weight: Tensor) -> Tensor:
+    total = weight.sum()
+    return (values * (weight / torch.where(total > 0, total, 1)).to(values.dtype)).sum()
