@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedemu.algorithms.streams_plan import StreamPlan
+from fedemu.coordinator.evaluate import Evaluator
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.ops.config_sources import load_experiment
 from fedemu.ops.coordinator_process import assemble
@@ -32,13 +34,13 @@ def test_a_diagnosis_takes_as_many_test_samples_as_it_is_told(tmp_path: Path, sa
     assert (plan.diagnosis.evaluator is plan.evaluator) == (samples == 0), "all samples are kept once"
 
 
-def test_a_diagnosis_goes_by_the_partition_that_devices_get(tmp_path: Path) -> None:
+def test_a_diagnosis_goes_by_the_samples_that_devices_get(tmp_path: Path) -> None:
     settings = ("diagnose.every=1", "data.validation=0.2", "data.public={fraction=0.1}")
     plan = plan_of(tmp_path, *settings)
     assert plan.diagnosis is not None
     assert plan.diagnosis.validates
     published = decode_tree(plan.partition)
     labels = open_corpus(load_experiment("digits-small", list(settings), {})[0]).train.y
-    start, stop = published["train_offsets"][3:5]
-    expected = np.bincount(labels[published["train_indices"][start:stop]], minlength=plan.classes)
-    assert plan.diagnosis.label_counts([DeviceId(3)]).tolist() == [expected.tolist()]
+    start, stop = published["offsets"][3:5]
+    expected = np.bincount(labels[published["indices"][start:stop]], minlength=plan.classes)
+    assert plan.diagnosis.label_counts([DeviceId(3)], round=1).tolist() == [expected.tolist()]
