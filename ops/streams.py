@@ -29,7 +29,7 @@ def open_stream(experiment: config.Experiment, corpus: Corpus, partition: Partit
     try:
         schedule, tests = _divided(stream, corpus, partition, experiment.seed)
     except ConfigurationError as error:
-        raise ConfigurationError(f'stream.kind = "{stream.kind}": {error}') from error
+        raise type(error)(f'stream.kind = "{stream.kind}": {error}') from error
     if stream.arrivals == "poisson":
         schedule = poisson(
             schedule, stream.seconds, generator=seeds.generator(experiment.seed, purpose="stream arrivals")
@@ -71,7 +71,5 @@ def _column(corpus: Corpus, split: Split, name: str) -> NDArray[Any]:
     if name == LABEL:
         return split.y
     if name not in split.columns:
-        raise DataError(
-            f"the data set {corpus.name!r} has no column {name!r} in both of its splits; choose another for the stream"
-        )
+        raise DataError(f"the data set {corpus.name!r} has no column {name!r} in both of its splits")
     return split.columns[name]
