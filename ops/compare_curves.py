@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.coordinator.run_directory import Run
-from fedemu.ops.compare import Entry
+from fedemu.ops.compare_entry import Entry
 
 Floats = NDArray[np.float64]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
 from fedemu.ops.compare import Comparison
-from fedemu.ops.compare_text import columns, explanation
+from fedemu.ops.compare_text import TO_THE_LEFT, columns, explanation, replay_tables
 from fedemu.ops.plots_compare import COMPARISON_PLOTS, WIDE_COMPARISON_PLOTS
+from fedemu.ops.plots_compare_replay import REPLAY_PLOTS, WIDE_REPLAY_PLOTS
 from fedemu.ops.report import CSS, draw_all, embedded, replace_text
 from fedemu.protocol.errors import ConfigurationError
 
@@ -34,18 +36,27 @@ def claim_folder(out: Path) -> None:
 
 def write_comparison(comparison: Comparison, out: Path) -> Path:
     """Write ``compare.html``, ``compare.json`` and ``plots/*.png`` into a folder that ``claim_folder`` made ready."""
-    for stale in (*COMPARISON_PLOTS, *WIDE_COMPARISON_PLOTS):
+    for stale in (*COMPARISON_PLOTS, *WIDE_COMPARISON_PLOTS, *REPLAY_PLOTS, *WIDE_REPLAY_PLOTS):
         (out / "plots" / f"{stale}.png").unlink(missing_ok=True)
-    images = draw_all(COMPARISON_PLOTS, comparison, out / "plots")
-    wide = draw_all(WIDE_COMPARISON_PLOTS, comparison, out / "plots")
+    replay = _pictures(
+        *(draw_all(plots, comparison.replay, out / "plots") for plots in (REPLAY_PLOTS, WIDE_REPLAY_PLOTS))
+    )
+    pictures = _pictures(
+        *(draw_all(plots, comparison, out / "plots") for plots in (COMPARISON_PLOTS, WIDE_COMPARISON_PLOTS))
+    )
     replace_text(out / NUMBERS, json.dumps(comparison.table(), indent=2, allow_nan=False) + "\n")
     page = out / PAGE
-    pictures = f'<div class="plots">{embedded(images)}</div><p class="one">{embedded(wide)}</p>'
-    replace_text(page, _page(comparison, pictures if images or wide else "<p>No run has an evaluated round yet.</p>"))
+    replace_text(page, _page(comparison, replay, pictures or "<p>No run has an evaluated round yet.</p>"))
     return page
 
 
-def _page(comparison: Comparison, pictures: str) -> str:
+def _pictures(images: Mapping[str, bytes], wide: Mapping[str, bytes]) -> str:
+    """Side by side, and below them those that need the width of the page; empty where there are none."""
+    both = f'<div class="plots">{embedded(images)}</div><p class="one">{embedded(wide)}</p>'
+    return both if images or wide else ""
+
+
+def _page(comparison: Comparison, replay: str, pictures: str) -> str:
     runs = sum(len(entry.runs) for entry in comparison.entries)
     warnings = "".join(f'<p class="bad">{escape(warning)}</p>' for warning in comparison.warnings)
     notes = "; ".join(explanation(comparison))
@@ -55,16 +66,22 @@ def _page(comparison: Comparison, pictures: str) -> str:
 <h1>Comparison</h1>
 <p class="sub">{len(comparison.entries)} experiments, {runs} runs</p>
 {warnings}
-<div class="wide">{_table(comparison)}</div><p class="sub">{escape(notes)}</p>
+<div class="wide">{_table(columns(comparison))}</div><p class="sub">{escape(notes)}</p>
+{_replay(comparison, replay)}
 <h2>Plots</h2>{pictures}
 <h2>Runs</h2>{_runs(comparison)}
 </main></body></html>
 """
 
 
-def _table(comparison: Comparison) -> str:
-    table = columns(comparison)
-    to_the_right = ["" if title in {"experiment", "outcome"} else " class=n" for title in table]
+def _replay(comparison: Comparison, pictures: str) -> str:
+    tables = (table for study in comparison.replay for table in replay_tables(study))
+    told = "".join(f'<p>{escape(title)}</p><div class="wide">{_table(table)}</div>' for title, table in tables)
+    return f"<h2>Replay</h2>{pictures}{told}" if told else ""
+
+
+def _table(table: Mapping[str, list[str]]) -> str:
+    to_the_right = ["" if title in TO_THE_LEFT else " class=n" for title in table]
     head = "".join(f"<th{side}>{escape(title)}</th>" for title, side in zip(table, to_the_right, strict=True))
     lines = (
         "".join(f"<td{side}>{_cell(cell)}</td>" for cell, side in zip(row, to_the_right, strict=True))

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedemu.coordinator.run_directory import Run, read_run
 from fedemu.ops.config import Experiment
+from fedemu.ops.replay_label import NAMED, replay_label
 from fedemu.protocol.errors import ConfigurationError
 
 _NOT_SCIENCE = ("name", "seed", "diagnose")
@@ -19,7 +20,8 @@ _NOT_SCIENCE = ("name", "seed", "diagnose")
 _TEST_DATA = ("dataset", "test_fraction", "test_by", "id_min_samples", "train_split")
 """The settings of ``data`` that decide which samples are tested on."""
 _INCOMPARABLE = (*(("data", key) for key in _TEST_DATA), ("model",))
-_NAMED_OTHERWISE = {("algorithm", "name"), ("algorithm", "loss"), ("rounds",)}
+_REPLAY = {("replay", key) for key in NAMED}
+_NAMED_OTHERWISE = {("algorithm", "name"), ("algorithm", "loss"), ("rounds",), *_REPLAY}
 _LONGEST_LABEL = 60
 
 Keys = tuple[str, ...]
@@ -87,7 +89,7 @@ def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
 
 
 def labels(groups: Sequence[Group]) -> list[str]:
-    """For each group its method and loss, and the settings in which groups differ; no two are the same.
+    """For each group its method and loss, its replay and the settings in which groups differ; no two are the same.
 
     What is usual among the groups is not named, and rounds are only where nothing else tells two groups apart. Where
     the label would be long, or nothing is known, the folder's name takes its place.
@@ -95,7 +97,7 @@ def labels(groups: Sequence[Group]) -> list[str]:
     tables = [group.experiment for group in groups if group.experiment]
     differing = _differing(tables)
     usual = {path: _usual(tables, path) for path in differing - _NAMED_OTHERWISE}
-    named = [_label(group, usual) for group in groups]
+    named = [_label(group, usual, replayed=bool(differing & _REPLAY)) for group in groups]
     further: list[Callable[[Group], str]] = [_folder, lambda group: str(group.runs[0].path)]
     if ("rounds",) in differing:
         further.insert(0, _rounds)
@@ -150,8 +152,8 @@ def _incomparable(groups: Sequence[Group]) -> list[str]:
     return warnings
 
 
-def _label(group: Group, usual: Mapping[Keys, Any]) -> str:
-    """``usual`` has every setting to be named, and the value that goes without."""
+def _label(group: Group, usual: Mapping[Keys, Any], replayed: bool) -> str:
+    """``usual`` has every setting to be named, and the value that goes without; ``replayed``: tell the replay too."""
     if not group.experiment:
         return _folder(group)
     algorithm = group.experiment.get("algorithm") or {}
@@ -159,7 +161,7 @@ def _label(group: Group, usual: Mapping[Keys, Any]) -> str:
     if algorithm.get("loss", "cross_entropy") != "cross_entropy":
         label += f" + {algorithm['loss']}"
     shown = {path: _name(path) for path in sorted(usual)}
-    settings = []
+    settings = [replay_label(group.experiment.get("replay") or {})] if replayed else []
     for path, name in shown.items():
         value = _at(group.experiment, path)
         if value is not None and value != usual[path]:

@@ -85,7 +85,7 @@ def period_results(run: Run) -> PeriodResults | None:
         tuple(int(row["round"]) for row in ends),
         accuracy,
         np.array([row.get("period_loss") or unknown for row in ends], dtype=np.float64),
-        language=bool(((run.summary or {}).get("periods") or {}).get("perplexity")),
+        language=any(row.get("perplexity") is not None for row in rows),
     )
 
 

@@ -13,8 +13,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from fedemu.ops.compare import Comparison, Entry
+from fedemu.ops.compare import Comparison
 from fedemu.ops.compare_curves import MOVED, Curve, class_table, curve
+from fedemu.ops.compare_entry import Entry
 from fedemu.ops.plot_style import (
     GREY,
     INK,

@@ -75,7 +75,7 @@ def coordination(rows: Rows) -> Figure | None:
     for period, objective in found.items():
         if objective[0] > 0:
             axes.plot(
-                np.arange(len(objective)),
+                np.arange(len(objective)) + 1,
                 objective / objective[0],
                 color=colours[period],
                 linewidth=1.6,
@@ -85,7 +85,7 @@ def coordination(rows: Rows) -> Figure | None:
     if not axes.lines:
         return None
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("iteration after the first sums")
+    axes.set_xlabel("iteration")
     axes.set_ylabel("objective relative to the first")
     period_bar(figure, axes, periods, "after period")
     return figure

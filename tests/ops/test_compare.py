@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from fedemu.ops import cli_commands
-from fedemu.ops.compare import Comparison, Statistic, compare
+from fedemu.ops.compare import Comparison, compare
 from fedemu.ops.compare_curves import MOVED, class_table, curve
+from fedemu.ops.compare_entry import Statistic
 from fedemu.ops.compare_page import claim_folder, write_comparison
 from fedemu.ops.compare_text import columns, text
 from fedemu.ops.config import Experiment
