@@ -44,3 +44,28 @@ def test_a_diagnosis_goes_by_the_samples_that_devices_get(tmp_path: Path) -> Non
     start, stop = published["offsets"][3:5]
     expected = np.bincount(labels[published["indices"][start:stop]], minlength=plan.classes)
     assert plan.diagnosis.label_counts([DeviceId(3)], round=1).tolist() == [expected.tolist()]
+
+
+DRIFT = ("stream.kind=drift", "stream.periods=4", "stream.rounds_per_period=3", "stream.period_seconds=60")
+
+
+def test_rounds_and_times_of_periods_are_those_of_the_stream_that_devices_get(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, *DRIFT, "replay.strategy=reservoir", "replay.capacity=6")
+    published = StreamPlan.from_arrays(decode_tree(plan.partition))
+    assert (len(published), published.schedule.period_count, published.budget) == (20, 4, 6)
+    assert [plan.settings.task_of_round(round) for round in (1, 3, 4, 12, 13)] == [0, 0, 1, 3, 3]
+    assert [plan.settings.task_begins(task) for task in range(4)] == [0.0, 60.0, 120.0, 180.0]
+    assert plan.settings.replay
+
+
+def test_without_a_strategy_devices_keep_nothing(tmp_path: Path) -> None:
+    assert not plan_of(tmp_path, *DRIFT, "replay.capacity=6").settings.replay
+
+
+@pytest.mark.parametrize(("stream", "samples"), [(DRIFT, 360), (("stream.kind=periods",), 282)])
+def test_a_model_is_tested_on_what_is_held_out_of_all_periods(
+    tmp_path: Path, stream: tuple[str, ...], samples: int
+) -> None:
+    evaluator = plan_of(tmp_path, *stream).evaluator
+    assert isinstance(evaluator, Evaluator)
+    assert len(evaluator) == samples

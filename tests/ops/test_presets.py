@@ -145,7 +145,7 @@ def test_every_row_of_the_papers_tables_can_be_built(setting: str) -> None:
         assert model.kind == "convolutional"
 
 
-def test_every_method_goes_with_the_digits_but_those_for_public_data_which_go_with_that() -> None:
+def test_every_method_goes_with_the_digits_and_what_it_needs_of_public_data_or_periods() -> None:
     corpus = Corpus(
         "digits",
         *[Split(np.zeros((1, 1, 8, 8), np.uint8), np.zeros(1, np.int64), {})] * 2,
@@ -156,10 +156,14 @@ def test_every_method_goes_with_the_digits_but_those_for_public_data_which_go_wi
         Digest("0" * 64),
     )
     for name, _ in methods():
-        assert open_algorithm(loaded(f"digits+public+{name}"), corpus)
+        setting = "digits-drift" if name.endswith("-replay") else "digits"
+        assert open_algorithm(loaded(f"{setting}+public+{name}"), corpus)
     for name in ("feddf", "flashback", "fedavg-finetuned"):
         with pytest.raises(ConfigurationError, match="needs public data"):
             open_algorithm(loaded(f"digits+{name}"), corpus)
+    for name in (name for name, _ in methods() if name.endswith("-replay")):
+        with pytest.raises(ConfigurationError, match="has nothing to replay in a stream of one period"):
+            loaded(f"digits+{name}")
 
 
 def test_fedntd_divides_as_its_authors_do_but_for_the_most_uneven_of_its_partitions() -> None:
