@@ -18,13 +18,13 @@ _ROWS: Final = 256
 
 @dataclass(eq=False)
 class Recall:
-    """Gram matrices and scales by what they were made of, all with one model; the oldest go beyond so many ``bytes``.
+    """Gram matrices and scales by what they were made of, all with one model; ``room`` in bytes is for the newest.
 
     ``variables`` are compared by identity: a trainer gets the same tree for as long as the model is the same. So what
     is found is what would be computed, and a process that knows nothing yet computes it.
     """
 
-    bytes: int
+    room: int
     variables: Tree = field(default_factory=dict)
     found: dict[bytes, tuple[Floats, Floats]] = field(default_factory=dict)
 
@@ -36,7 +36,7 @@ class Recall:
             return Directions(gradients, *self.found[key])
         directions = Directions.of(gradients)
         self.found[key] = directions.gram, directions.scales
-        while sum(gram.nbytes for gram, _ in self.found.values()) > self.bytes:
+        while sum(gram.nbytes for gram, _ in self.found.values()) > self.room:
             del self.found[next(iter(self.found))]
         return directions
 

@@ -16,6 +16,8 @@ from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Ask, Context, Tree
 from fedemu.algorithms.models import mlp
 from fedemu.algorithms.registry import ALGORITHMS, CRITERIA, build_algorithm, find_criterion
+from fedemu.algorithms.replay import LOOKS_AT_MODEL, NEEDS_LABELS, ReplaySettings, with_replay
+from fedemu.algorithms.selection import STRATEGIES
 from fedemu.ops.presets import is_preset
 from fedemu.protocol.errors import ConfigurationError
 
@@ -29,11 +31,12 @@ MODEL = mlp((8,), 4, (16,))
 EPOCHS = 5
 
 
+def ingredients(loss: str = "cross_entropy", public: bool = True) -> Ingredients:
+    return Ingredients(MODEL, find_criterion(loss), 4, EPOCHS, 10, 0.1, devices=9, public=public, input_shape=(8,))
+
+
 def built(name: str, *, loss: str = "cross_entropy", public: bool = True) -> Any:
-    ingredients = Ingredients(
-        MODEL, find_criterion(loss), 4, EPOCHS, 10, 0.1, devices=9, public=public, input_shape=(8,)
-    )
-    return build_algorithm(name, {}, ingredients)
+    return build_algorithm(name, {}, ingredients(loss, public))
 
 
 def fits(build: Callable[[], Any]) -> str:
@@ -89,6 +92,20 @@ def test_which_methods_take_the_reweighted_softmax(name: str) -> None:
 
 def test_the_table_of_methods_holds_them_all() -> None:
     assert AT_A_GLANCE.keys() == ALGORITHMS.keys()
+
+
+def test_what_strategies_of_replay_are_sent_need_and_cost() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| (nothing|the model|below) \| (\d|below) \| (yes|no) \|", PAGE, flags=re.MULTILINE
+    )
+    assert {name for name, *_ in rows} == {*STRATEGIES, "coordinated"} - {"none"}
+    for name, sent, passes, labels in rows:
+        assert labels == ("yes" if name in NEEDS_LABELS else "no")
+        assert (sent == "nothing") == (name not in LOOKS_AT_MODEL)
+        replayed = with_replay(built("fedavg"), ReplaySettings(name), ingredients())
+        if name != "coordinated":
+            assert replayed.programs["select"].passes == float(passes)
+    assert (replayed.programs["gradient_sum"].passes, replayed.programs["select"].passes) == (3, 2)
 
 
 def test_every_measure_of_forgetting_is_a_function() -> None:
