@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedemu.coordinator.observer import Observer
 from fedemu.coordinator.summary import Summary
 from fedemu.ops.config import Runtime
 from fedemu.ops.config_sources import load_experiment, write_frozen
@@ -41,15 +42,20 @@ def new_fleet(tmp_path: Path) -> Iterator[Callable[..., LiveFleet]]:
 
 @pytest.fixture(scope="session")
 def in_one_process() -> Callable[..., Summary]:
-    """Plays a run in this very process, where nothing can be killed: ``(directory, *overrides) -> Summary``."""
+    """Plays a run in this very process, where nothing can be killed: ``(directory, *overrides, ...) -> Summary``.
 
-    def play(directory: Path, *overrides: str, experiment: str = "digits-small") -> Summary:
+    A directory that is there already has a run to go on with.
+    """
+
+    def play(
+        directory: Path, *overrides: str, experiment: str = "digits-small", observers: Sequence[Observer] = ()
+    ) -> Summary:
         loaded, _ = load_experiment(experiment, list(overrides), {})
-        directory.mkdir()
+        directory.mkdir(exist_ok=True)
         write_frozen(loaded, directory)
         network = MemoryNetwork()
         try:
-            plan = assemble(directory, loaded, network, "inproc://coordinator")
+            plan = assemble(directory, loaded, network, "inproc://coordinator", observers)
             return asyncio.run(serve_embedded(plan, Runtime(transport="memory")))
         finally:
             network.close()
