@@ -107,6 +107,11 @@ class Ingredients:
 
     def require_features(self, method: str) -> None:
         """ConfigurationError where the model gives no features ``[batch, width]`` apart from its logits."""
+        if self.model.kind == "sequence":
+            raise ConfigurationError(
+                f"the method {method!r} needs features of whole samples, but this model has them of single tokens; "
+                "choose another method"
+            )
         with torch.no_grad():
             outputs, _ = self.model.apply(self.model.init(0), torch.zeros(2, *self.input_shape), False)
         if outputs.features is outputs.logits or outputs.features.dim() != 2 or not outputs.features.shape[1]:

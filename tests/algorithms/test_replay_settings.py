@@ -11,6 +11,7 @@ import torch
 
 from fedemu.algorithms.fedavg import fedavg
 from fedemu.algorithms.ingredients import Ingredients
+from fedemu.algorithms.language_gru import gru
 from fedemu.algorithms.models import mlp
 from fedemu.algorithms.module_model import from_module
 from fedemu.algorithms.objective import cross_entropy
@@ -33,6 +34,12 @@ def test_herding_is_refused_without_features() -> None:
     model = from_module(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(144, 4)))
     with pytest.raises(ConfigurationError, match="needs a model with features"):
         with_replay(fedavg(ingredients()), ReplaySettings("herding"), ingredients(model=model))
+
+
+def test_herding_is_refused_for_texts() -> None:
+    texts = ingredients(model=gru((2, 8), 20), input_shape=(2, 8))
+    with pytest.raises(ConfigurationError, match="'herding' needs features of whole samples"):
+        with_replay(fedavg(texts), ReplaySettings("herding"), texts)
 
 
 @pytest.mark.parametrize(
