@@ -57,8 +57,16 @@ def image_prior_loss(images: Tensor) -> Tensor:
     weights = weights / weights.sum()
     channels = images.shape[1]
     kernel = torch.outer(weights, weights).expand(channels, 1, KERNEL, KERNEL)
-    padded = functional.pad(images, [KERNEL // 2] * 4, mode="reflect")
-    return (images - functional.conv2d(padded, kernel, groups=channels)).square().mean()
+    smooth = functional.conv2d(_reflected(_reflected(images, 2), 3), kernel, groups=channels)
+    return (images - smooth).square().mean()
+
+
+def _reflected(images: Tensor, dimension: int) -> Tensor:
+    """Continued by half a kernel at both ends. By hand, because torch's own way back adds up in any order on a GPU."""
+    half, size = KERNEL // 2, images.shape[dimension]
+    before = images.narrow(dimension, 1, half).flip(dimension)
+    after = images.narrow(dimension, size - 1 - half, half).flip(dimension)
+    return torch.cat([before, images, after], dimension)
 
 
 def _divergence(mean: Tensor, variance: Tensor, batch_mean: Tensor, batch_variance: Tensor) -> Tensor:

@@ -127,6 +127,6 @@ class BatchNorm:
 
 
 def batch_statistics(name: str, x: Tensor) -> Tree:
-    """``name.mean`` and ``name.var`` (biased) per channel of a layer's input ``[batch, channels, height, width]``."""
-    variance, mean = torch.var_mean(x, (0, 2, 3), correction=0)
+    """``name.mean`` and ``name.var`` (biased) per channel of ``[batch, channels, ...]``."""
+    variance, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
     return {f"{name}.mean": mean, f"{name}.var": variance}

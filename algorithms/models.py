@@ -6,7 +6,7 @@ none, as in FedNTD's comparison); the features that a model returns are then the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedemu.algorithms.interface import Outputs, Tree
-from fedemu.algorithms.layers import Convolution, Linear
+from fedemu.algorithms.layers import Convolution, Linear, batch_statistics
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -43,13 +43,17 @@ def projection_head(inputs: int, outputs: int) -> Projection | None:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """Convolutions, each followed by ReLU and 2×2 max-pooling, then linear layers with ReLU, then the classifier."""
+    """Convolutions, each followed by ReLU and 2×2 max-pooling, then linear layers with ReLU, then the classifier.
+
+    ``statistics`` says whether outputs carry mean and variance of what each layer before ReLU gives.
+    """
 
     convolutions: tuple[Convolution, ...]
     linears: tuple[Linear, ...]
     projection: Projection | None
     head: Linear
     buffers: frozenset[str] = frozenset()
+    statistics: bool = False
 
     @property
     def kind(self) -> Literal["dense", "convolutional"]:
@@ -67,16 +71,28 @@ class FeedForward:
         return variables | self.head.init(generator)
 
     def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
+        statistics: dict[str, Tensor] = {}
+
+        def run(layer: Convolution | Linear, x: Tensor) -> Tensor:
+            x = layer(variables, x)
+            if self.statistics:
+                statistics.update(batch_statistics(layer.name, x))
+            return x
+
         for convolution in self.convolutions:
             # ReLU and maximum commute, and after pooling there is a quarter to do.
-            x = functional.max_pool2d(convolution(variables, x), 2).relu()
+            x = functional.max_pool2d(run(convolution, x), 2).relu()
         if x.dim() > 2:
             x = x.flatten(1)
         for linear in self.linears:
-            x = linear(variables, x).relu()
+            x = run(linear, x).relu()
         if self.projection is not None:
             x = self.projection(variables, x)
-        return Outputs(self.head(variables, x), x, {}), {}
+        return Outputs(self.head(variables, x), x, statistics), {}
+
+    def observed(self) -> FeedForward:
+        """The same with statistics."""
+        return replace(self, statistics=True)
 
 
 def mlp(

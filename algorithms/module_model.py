@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedemu.algorithms.interface import Outputs, Tree
+from fedemu.algorithms.layers import batch_statistics
 from fedemu.algorithms.trees import only
 
 Kind = Literal["dense", "convolutional"]
@@ -25,6 +27,7 @@ class ModuleModel:
 
     def __init__(self, module: nn.Module, kind: Kind, initial: Callable[[int], Tree]) -> None:
         self.kind: Kind = kind
+        self._module = module
         self.buffers = frozenset(name for name, _ in module.named_buffers())
         self._initial = initial
         self._modes = {train: _skeleton(module, train) for train in (True, False)}
@@ -40,6 +43,28 @@ class ModuleModel:
             return out, buffers
         logits, features = out if isinstance(out, tuple) else (out, out)
         return Outputs(logits, features, {}), buffers
+
+    def observed(self) -> ModuleModel:
+        """The same, whose outputs also carry mean and variance of what each batch normalisation is given."""
+        return _Observed(self._module, self.kind, self._initial)
+
+
+class _Observed(ModuleModel):
+    def __init__(self, module: nn.Module, kind: Kind, initial: Callable[[int], Tree]) -> None:
+        super().__init__(module, kind, initial)
+        self._statistics: dict[str, Tensor] = {}
+        for mode in self._modes.values():
+            for name, part in mode.named_modules():
+                if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+                    part.register_forward_pre_hook(partial(self._observe, name))
+
+    def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
+        self._statistics = {}
+        outputs, buffers = super().apply(variables, x, train)
+        return outputs._replace(statistics={**outputs.statistics, **self._statistics}), buffers
+
+    def _observe(self, name: str, part: nn.Module, given: tuple[Tensor, ...]) -> None:
+        self._statistics.update(batch_statistics(name, given[0]))
 
 
 def from_module(build: Callable[[], nn.Module], kind: Kind | None = None) -> ModuleModel:

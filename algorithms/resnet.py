@@ -8,7 +8,7 @@ leaves out a row and a column of the last 4×4 maps; here the mean is over all o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -92,6 +92,10 @@ class ResNet:
         if self.projection is not None:
             features = self.projection(variables, features)
         return Outputs(self.head(variables, features), features, statistics), buffers
+
+    def observed(self) -> ResNet:
+        """The same with statistics."""
+        return replace(self, statistics=True)
 
     def _units(self) -> Iterator[Unit]:
         yield self.stem
