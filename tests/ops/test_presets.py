@@ -54,8 +54,8 @@ def test_a_setting_may_say_what_its_paper_changes_for_a_method_and_for_what_exte
     ("name", "complaint"),
     [
         ("digits+scafold", 'there is no method "scafold" to follow a preset after "+"; did you mean scaffold'),
-        ("digits+zzz", 'there is no method "zzz" to follow a preset after "+"; they are feda'),
-        ("digits+", 'there is no method "" to follow a preset after "+"; they are feda'),
+        ("digits+zzz", 'there is no method "zzz" to follow a preset after "+"; they are c'),
+        ("digits+", 'there is no method "" to follow a preset after "+"; they are c'),
         ("digit+scaffold", 'there is no file and no preset "digit"; did you mean digits'),
         ("scaffold+digits", 'there is no file and no preset "scaffold"; '),
     ],
