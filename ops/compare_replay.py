@@ -193,7 +193,8 @@ def _latest(entry: Entry, place: int, language: bool) -> Floats:
     if found is None:
         periods = next(other.periods for run in entry.runs if (other := period_results(run)))
         return np.full(periods, np.nan)
-    return (found.perplexity if language else found.accuracy)[-1]
+    latest: Floats = (found.perplexity if language else found.accuracy)[-1]
+    return latest
 
 
 def _samples(entry: Entry) -> int:

@@ -36,7 +36,7 @@ class PeriodResults:
 
     @property
     def periods(self) -> int:
-        return self.accuracy.shape[1]
+        return int(self.accuracy.shape[1])
 
     @property
     def perplexity(self) -> Floats:

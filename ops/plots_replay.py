@@ -70,7 +70,7 @@ def coordination(rows: Rows) -> Figure | None:
     if not found:
         return None
     figure, axes = new_figure("Coordinated objective")
-    periods = max(found) + 1
+    periods = max(*(len(row.get("period_accuracy") or ()) for row in rows), max(found) + 1)
     colours = period_colours(periods)
     for period, objective in found.items():
         if objective[0] > 0:
