@@ -80,15 +80,19 @@ class Idle:
         return state
 
 
+LENS: Any = Given()
+NO_FACTS: Any = None
+
+
 def selecting(final: str = "zero_diagonal") -> CoordinatedSelect:
-    zero_diagonal, lens = final == "zero_diagonal", Given()
+    zero_diagonal = final == "zero_diagonal"
     alone = gradient_diversity(zero_diagonal)
-    return CoordinatedSelect(lens, alone, Census(0, 3), False, zero_diagonal=zero_diagonal, restarts=3)  # type: ignore[arg-type]
+    return CoordinatedSelect(LENS, alone, Census(0, 3), False, zero_diagonal=zero_diagonal, restarts=3)
 
 
 def coordinated(iterations: int = 1, form: Any = "mean", final: Any = "zero_diagonal") -> Replay[Any]:
     settings = ReplaySettings("coordinated", BUDGET, iterations=iterations, targets=form, final=final, periods=3)
-    return Replay(Idle(), settings, selecting(final), GradientSum(Given(), form))  # type: ignore[arg-type]
+    return Replay(Idle(), settings, selecting(final), GradientSum(LENS, form))
 
 
 @pytest.fixture
@@ -269,9 +273,9 @@ def test_who_was_away_for_the_whole_exchange_selects_alone_at_its_next_work(begu
 
 def test_what_arrives_after_a_device_answered_comes_after_all_that_it_weighed() -> None:
     own = {"x": torch.tensor([0.0, 0.4, 0.6, 0.0], dtype=torch.float64)}
-    kept = selecting().choose(memory(6, 1), {}, own, None)  # type: ignore[arg-type]
+    kept = selecting().choose(memory(6, 1), {}, own, NO_FACTS)
     assert kept.tolist() == [2]
-    assert selecting().choose(memory(6, 5), {}, own, None).tolist() == [0, 1, 2, 3, 4]  # type: ignore[arg-type]
+    assert selecting().choose(memory(6, 5), {}, own, NO_FACTS).tolist() == [0, 1, 2, 3, 4]
 
 
 def memory(size: int, budget: int) -> Memory:
