@@ -58,7 +58,7 @@ def _wordpiece(texts: Sequence[str], wanted: TextSource) -> Tokenizer:
     words = {word for text in texts for word, _ in split(normalise(text))}
     # The library numbers these in the order of a hash table, by which it then breaks ties between pairs. Given as
     # special tokens they have their numbers before it looks at any word.
-    inner = sorted({f"##{character}" for word in words for character in word[1:]})
+    inner = sorted({f"##{character}" for word in words for character in word if character.isalnum() or len(word) > 1})
     trainer = trainers.WordPieceTrainer(
         vocab_size=wanted.vocabulary,
         special_tokens=[*SPECIAL_TOKENS, *inner],
