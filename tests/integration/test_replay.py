@@ -151,7 +151,7 @@ def test_a_run_interrupted_in_an_exchange_goes_on_to_more_rounds_with_other_proc
 
     def resume() -> None:
         fleet.start_coordinator("--rounds", str(ROUNDS))
-        fleet.start_devices(DEVICES, "--trainers", "2", "--per-process", "6")
+        fleet.start_devices(DEVICES, "--trainers", "1", "--per-process", "6")
 
     _strike_in_exchange(fleet, EXCHANGES[:2], interrupt, resume)
     assert fleet.wait_for_end(100) == 0, fleet.tail()
