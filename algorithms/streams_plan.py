@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,16 @@ class StreamPlan:
         seconds = time - self.begins(period)
         reach = self.schedule.everything if self.cumulative else self.schedule.arrived
         return reach(device, period, seconds)
+
+    def arrivals(self, device: int) -> Iterator[tuple[float, Indices]]:
+        """A device's stream: what arrives together, and when, in seconds of the experiment; in order of time."""
+        first, stop = self.schedule.offsets[device], self.schedule.offsets[device + 1]
+        periods = self.schedule.periods[first:stop]
+        times = periods * self.period_seconds + self.schedule.seconds[first:stop]
+        ends = np.flatnonzero((np.diff(times) != 0) | (np.diff(periods) != 0)) + 1
+        for part in np.split(np.arange(first, stop), ends):
+            if len(part):
+                yield float(times[part[0] - first]), self.schedule.indices[part]
 
     def sealed(self, device: int, period: int) -> Indices:
         """All that arrived in a period that is over, for a device that has yet to select from it (a view)."""

@@ -72,7 +72,7 @@ class _Periodic(Section):
     """
 
     period_seconds: NotNegative = 0.0
-    arrivals: Literal["start", "poisson"] = "start"
+    arrivals: Literal["start", "poisson", "order"] = "start"
     cumulative: bool = False
 
     @property
@@ -85,10 +85,14 @@ class _Periodic(Section):
 
     @model_validator(mode="after")
     def _has_time_for_arrivals(self) -> _Periodic:
-        if self.arrivals == "poisson" and not self.period_seconds:
+        if self.arrivals != "start" and not self.period_seconds:
             raise ValueError(
-                'stream.arrivals = "poisson" spreads samples over their period, which needs a length; '
+                f'stream.arrivals = "{self.arrivals}" spreads samples over their period, which needs a length; '
                 "set stream.period_seconds"
+            )
+        if self.arrivals == "order" and not isinstance(self, Periods):
+            raise ValueError(
+                'stream.arrivals = "order" goes by the numbers that order the samples; set stream.kind = "periods"'
             )
         return self
 

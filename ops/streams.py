@@ -11,7 +11,7 @@ from fedemu.algorithms import streams_periods
 from fedemu.algorithms.corpus import Corpus, Split
 from fedemu.algorithms.partition import Partition
 from fedemu.algorithms.streams import PeriodTests, Schedule
-from fedemu.algorithms.streams_arrivals import poisson
+from fedemu.algorithms.streams_arrivals import own_times, poisson
 from fedemu.algorithms.streams_plan import StreamPlan
 from fedemu.algorithms.streams_tasks import ClassTasks, class_incremental
 from fedemu.ops import config
@@ -30,10 +30,15 @@ def open_stream(experiment: config.Experiment, corpus: Corpus, partition: Partit
         schedule, tests = _divided(stream, corpus, partition, experiment.seed)
     except ConfigurationError as error:
         raise type(error)(f'stream.kind = "{stream.kind}": {error}') from error
-    if stream.arrivals == "poisson":
-        schedule = poisson(
-            schedule, stream.seconds, generator=seeds.generator(experiment.seed, purpose="stream arrivals")
-        )
+    match stream:
+        case config.Static():
+            pass
+        case config.Periods(arrivals="order", order=order, cut=cut):
+            times = _times(corpus, order)
+            schedule = own_times(schedule, times, stream.seconds, per_device=cut == "device")
+        case _ if stream.arrivals == "poisson":
+            random = seeds.generator(experiment.seed, purpose="stream arrivals")
+            schedule = poisson(schedule, stream.seconds, generator=random)
     plan = StreamPlan(
         schedule,
         rounds_per_period=stream.rounds_each,
@@ -51,7 +56,7 @@ def _divided(stream: config.Stream, corpus: Corpus, partition: Partition, seed: 
         case config.Static():
             return streams_periods.static(partition, len(test))
         case config.Periods(order=order, periods=periods, cut=cut, test_fraction=fraction):
-            times = np.arange(len(train)) if order == INDEX else _column(corpus, train, order)
+            times = _times(corpus, order)
             return streams_periods.consecutive(times, partition, periods, cut=cut, test_fraction=fraction)
         case config.Drift(column=column, periods=periods, alpha=alpha, cut=cut):
             values = _column(corpus, train, column), _column(corpus, test, column)
@@ -64,6 +69,11 @@ def _divided(stream: config.Stream, corpus: Corpus, partition: Partition, seed: 
             return class_incremental(train.y, test.y, partition, tasks, generator=random)
         case _:
             assert_never(stream)
+
+
+def _times(corpus: Corpus, order: str) -> NDArray[Any]:
+    """The numbers that order the training samples, ``[samples]``."""
+    return np.arange(len(corpus.train)) if order == INDEX else _column(corpus, corpus.train, order)
 
 
 def _column(corpus: Corpus, split: Split, name: str) -> NDArray[Any]:

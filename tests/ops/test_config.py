@@ -196,6 +196,9 @@ REFUSED = {
     '[stream]\nkind = "drift"\narrivals = "poisson"': (
         'stream.arrivals = "poisson" spreads samples over their period, which needs a length; set stream.period_seconds'
     ),
+    '[stream]\nkind = "drift"\narrivals = "order"\nperiod_seconds = 60.0': (
+        'stream.arrivals = "order" goes by the numbers that order the samples; set stream.kind = "periods"'
+    ),
     '[stream]\nkind = "classes"\norder = [0, 1, 2, 1]': (
         "stream.order names class 1 more than once; name every class once, or none"
     ),

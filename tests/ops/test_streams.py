@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedemu.algorithms.corpus import Corpus, Split
-from fedemu.algorithms.streams import PeriodTests
+from fedemu.algorithms.streams import PeriodTests, Schedule
 from fedemu.algorithms.streams_plan import StreamPlan
 from fedemu.ops.config import Experiment
 from fedemu.ops.datasets import build_partition, source_of
@@ -71,6 +71,7 @@ KINDS: list[dict[str, Any]] = [
     {"kind": "periods", "periods": 4, "order": "time", "cut": "fleet"},
     {"kind": "drift", "periods": 4},
     {"kind": "drift", "periods": 4, "column": "domain", "arrivals": "poisson", "period_seconds": 60.0},
+    {"kind": "periods", "periods": 4, "order": "time", "arrivals": "order", "period_seconds": 60.0},
     {"kind": "window", "periods": 4, "width": 1.0},
     {"kind": "classes", "tasks": 4},
 ]
@@ -155,6 +156,27 @@ def test_poisson_arrivals_are_spread_over_the_period() -> None:
     assert 0.0 <= seconds.min() < 5.0
     assert 55.0 < seconds.max() < 60.0
     assert len(plan.held(0, 1, 0.0)) == 0
+
+
+def test_samples_that_have_times_of_their_own_arrive_by_them() -> None:
+    """What is in a period by its time also comes by it, from its very beginning to its very end."""
+    plan, _ = opened(experiment(kind="periods", periods=4, order="time", arrivals="order", period_seconds=60.0))
+    for device in range(DEVICES):
+        times = [time for time, _ in plan.arrivals(device)]
+        arrived = np.concatenate([indices for _, indices in plan.arrivals(device)])
+        assert times == sorted(times)
+        assert TIMES[arrived].tolist() == sorted(TIMES[arrived])
+        own = TIMES[plan.schedule.arrived(device, 1, 60.0)]
+        expected = 60.0 + 60.0 * (own - own[0]) / (own[-1] - own[0])
+        assert [time for time in times if 60.0 <= time <= 120.0] == pytest.approx([60.0, *expected, 120.0])
+
+
+def test_a_stream_is_what_arrives_together_and_when() -> None:
+    offsets, periods = np.array([0, 4, 5]), np.array([0, 0, 2, 2, 1])
+    schedule = Schedule(offsets, np.array([7, 3, 9, 1, 4]), periods, np.array([0.0, 0.0, 0.0, 2.5, 1.0]), 3)
+    plan = StreamPlan(schedule, period_seconds=10.0)
+    assert [(time, indices.tolist()) for time, indices in plan.arrivals(0)] == [(0.0, [7, 3]), (20.0, [9]), (22.5, [1])]
+    assert [(time, indices.tolist()) for time, indices in plan.arrivals(1)] == [(11.0, [4])]
 
 
 def test_the_columns_that_a_stream_reads_are_kept_with_the_data() -> None:
