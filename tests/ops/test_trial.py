@@ -42,6 +42,14 @@ OWN = """
         def forward(self, x):
             return self.layer(x.flatten(1))
 
+    class PerText(nn.Module):
+        def __init__(self, input_shape, tokens):
+            super().__init__()
+            self.layer = nn.Linear(20, tokens)
+
+        def forward(self, x):
+            return self.layer(x.flatten(1).float())
+
     class Raises(Linear):
         def forward(self, x):
             raise ValueError("not today")
@@ -179,3 +187,42 @@ def test_what_this_machine_can_not_do_others_may(name: str) -> None:
 @pytest.mark.parametrize("method", [name for name, _ in methods()])
 def test_every_method_gets_through(method: str) -> None:
     tried(preset=f"digits-small+{method}" if method == "public" else f"digits-small+public+{method}")
+
+
+@pytest.fixture
+def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Settings that replace the digits by lines of text."""
+    monkeypatch.setenv("FEDEMU_DATA", str(tmp_path))
+    monkeypatch.setenv("FEDEMU_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "lines.txt").write_text("\n".join(f"line {i}" for i in range(100)))
+    return "data.dataset=lines.txt", "data.text={kind='next',length=10,tokenizer='characters'}"
+
+
+def test_a_language_model_gives_logits_for_every_token(texts: tuple[str, ...]) -> None:
+    loss = "algorithm.loss=token_cross_entropy"
+    tried(*texts, loss, "model.name=gru")
+    with pytest.raises(ConfigurationError) as caught:
+        tried(*texts, loss, "model.name=tried:PerText")
+    assert str(caught.value) == (
+        "model 'tried:PerText' gives logits [2, 20] where the data have 20 tokens; they must be [2, 10, 20]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["model.name=gru"], "set algorithm.loss = 'token_cross_entropy'"),
+        (["model.name=cnn", "algorithm.loss=token_cross_entropy"], "model 'cnn' needs images"),
+        (
+            ["model.name=mlp", "algorithm.loss=token_cross_entropy"],
+            "model 'mlp' can't be applied to a batch [2, 2, 10]",
+        ),
+        (
+            ["model.name=gru", "algorithm.loss=token_cross_entropy", "local.augment=['mask']"],
+            "mask goes with masked language modelling",
+        ),
+    ],
+)
+def test_what_does_not_go_with_texts_is_a_sentence(settings: list[str], said: str, texts: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        tried(*texts, *settings)
