@@ -49,6 +49,8 @@ class Terms:
     answer_timeout: float = 600.0
     resend: float = 2.0
     """After how long without an answer a message is sent again; doubles up to 16 times that."""
+    optional: bool = False
+    """The ask is over as soon as nobody is left who could still reply, instead of at the deadline."""
 
 
 class AskMachine(ABC):

@@ -160,7 +160,8 @@ class VirtualAsk(AskMachine):
                 actions.append(Tell(device, self._proceed))
         full = len(self._running) + len(self._accepted) == self.terms.wanted
         bound = max((self._finish[device] for device in (*self._running, *self._accepted)), default=math.inf)
-        bound = bound if full else self._limit
+        if not full:
+            bound = self._last_word() if self.terms.optional else self._limit
         actions += self._let_drop(bound)
         if not full:
             actions += self._settle_rest("late")
@@ -169,6 +170,11 @@ class VirtualAsk(AskMachine):
                 actions += self._settle_rest("cancelled")
             self.end = bound
         return actions
+
+    def _last_word(self) -> float:
+        """When the last device has replied or is known to be gone; one that falls silent keeps all waiting."""
+        drops = [math.inf if drop.cause == "silence" else drop.at for drop in self._drop.values()]
+        return min(max([self.terms.start, *self._finish.values(), *drops]), self._limit)
 
     def _let_drop(self, bound: float) -> list[Action]:
         """The ask lasts until ``bound`` at least: who drops out before really does."""

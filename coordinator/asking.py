@@ -101,6 +101,7 @@ class Asking:
             give_up=settings.give_up,
             answer_timeout=settings.answer_timeout,
             resend=settings.heartbeat_seconds,
+            optional=ask.optional,
         )
         kind: type[AskMachine] = VirtualAsk if settings.clock == "virtual" else WallAsk
         machine = kind(terms, self._service.roster.connected)

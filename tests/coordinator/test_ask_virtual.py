@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ BAD = "bad"
 FAIL = "fail"
 
 
-def terms(count: int, wanted: int, deadline: float = 100.0, **more: float) -> Terms:
+def terms(count: int, wanted: int, deadline: float = 100.0, **more: Any) -> Terms:
     return Terms(ASK, tuple(DeviceId(i) for i in range(count)), wanted, start=1000.0, deadline=deadline, **more)
 
 
@@ -32,7 +33,7 @@ def drop(at: float, back: float | None = None) -> Scheduled:
     )
 
 
-def opened(schedules: list[Scheduled | None], wanted: int, **more: float) -> VirtualAsk:
+def opened(schedules: list[Scheduled | None], wanted: int, **more: Any) -> VirtualAsk:
     """An ask whose devices are all connected and have answered; None declines."""
     machine = VirtualAsk(terms(len(schedules), wanted, **more), map(DeviceId, range(len(schedules))))
     machine.open(0.0)
@@ -321,3 +322,24 @@ class Wild:
                     if kind == "work" or self.machine.expects(device):
                         self.perform(self.step(kind, device))
         self.machine.check()
+
+
+@pytest.mark.parametrize(
+    ("schedules", "letters", "end"),
+    [
+        ([finish(30), finish(10), finish(20)], "aaa", 30.0),
+        ([finish(30), drop(5), finish(20)], "ada", 30.0),
+        ([finish(10), drop(50)], "ad", 50.0),
+        ([drop(5), drop(7)], "dd", 7.0),
+        ([finish(10), finish(101)], "al", 100.0),
+        ([finish(10), drop(101)], "al", 100.0),
+        ([finish(10), Scheduled(ask=str(ASK), event="drop", at=1005.0, cause="silence", back=None)], "ad", 100.0),
+        ([finish(10), None], "af", 10.0),
+        ([None], "f", 0.0),
+    ],
+)
+def test_an_optional_ask_waits_for_nobody_who_is_known_to_be_gone(
+    schedules: list[Scheduled | None], letters: str, end: float
+) -> None:
+    machine = play(opened(schedules, len(schedules), optional=True))
+    assert (table(machine), machine.end) == (letters, 1000.0 + end)
