@@ -35,6 +35,7 @@ def windows(tokens: Sequence[int], length: int, objective: Objective) -> NDArray
     a time, each to be predicted from those before it in its window; the first window reads ``[CLS]`` first and further
     ones the token before them, and ``[SEP]`` is the last to be predicted.
     """
+    rows: list[tuple[list[int], list[int]]]
     if objective == "masked":
         size = length - 2
         rows = [([BEGIN, *tokens[i : i + size], END], []) for i in range(0, len(tokens), size)]

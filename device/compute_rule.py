@@ -14,8 +14,9 @@ CIFAR-10 shapes, two 5×5 convolutions          1.3        0.52            -    
 The digits are divided over 300 devices by Dirichlet(0.1), in batches of 10, 5 epochs; planning and gathering batches
 count. The convolutions train on 170 images in batches of 50.
 
-So on a CPU dense models are stacked and convolutions are not. Nothing was measured on CUDA: there both kinds are
-stacked, because one device's kernels are far too small to fill a GPU.
+So on a CPU dense models are stacked and convolutions are not; nor are models of sequences, whose steps take as long in
+a stack of 8 as alone (a BERT of two layers of 64, a recurrent layer of 128). Nothing was measured on CUDA: there all
+kinds are stacked, because one device's kernels are far too small to fill a GPU.
 
 This module imports no torch: supervisors read the environment from it.
 """

@@ -141,7 +141,10 @@ def test_a_play_is_cut_into_windows_of_one_speaker_each_in_its_order(load: Load)
         ("All", "No more talking on't;\nlet it be done."),
         ("First Citizen", "Come, come."),
     }
-    assert corpus.vocabulary == (*SPECIAL_TOKENS, *sorted({*"Speak, speak.No more talking on't;\nlet it be done.Come, come."}))
+    assert corpus.vocabulary == (
+        *SPECIAL_TOKENS,
+        *sorted({*"Speak, speak.No more talking on't;\nlet it be done.Come, come."}),
+    )
 
 
 def test_speakers_of_few_speeches_are_left_out(load: Load) -> None:
