@@ -1,0 +1,97 @@
+"""Generators of images (MFCL; Babakniya et al., 2023, tables 6 and 7): noise to images, normalised as the data are.
+
+A linear layer makes small maps of the noise; blocks of doubling (nearest neighbour), 3×3 convolution, batch
+normalisation and LeakyReLU enlarge them; a last convolution, tanh and batch normalisation without parameters make
+channels of mean 0 and variance 1. The generators for 32, 64 and 224 pixels are the paper's; those for 8 and 28 pixels
+are smaller ones of the same kind.
+
+Table 6 has a batch normalisation of 3 channels after the third block's convolution for 64 pixels, which gives 64; here
+it has 64. The slope of LeakyReLU, on which the paper is silent, is 0.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedemu.algorithms.interface import Model, Tree
+from fedemu.algorithms.module_model import from_module
+from fedemu.protocol.errors import ConfigurationError
+
+SLOPE = 0.2
+
+
+class Plan(NamedTuple):
+    """``start`` pixels and ``widths[0]`` channels after the linear layer, then one block for each further width."""
+
+    noise: int
+    start: int
+    widths: tuple[int, ...]
+
+
+PLANS = {
+    8: Plan(64, 4, (64, 32)),
+    28: Plan(100, 7, (64, 64, 32)),
+    32: Plan(200, 8, (128, 128, 64)),
+    64: Plan(400, 8, (128, 128, 128, 64)),
+    224: Plan(200, 7, (64, 64, 64, 64, 64, 64)),
+}
+"""By image size in pixels."""
+
+
+@dataclass(frozen=True)
+class Generator:
+    """Makes images ``[batch, channels, size, size]`` of noise ``z [batch, noise]``."""
+
+    size: int
+    channels: int
+    noise: int
+
+    @cached_property
+    def model(self) -> Model:
+        return from_module(lambda: _Network(PLANS[self.size], self.noise, self.channels))
+
+    def images(self, variables: Tree, z: Tensor) -> Tensor:
+        """In evaluation: an image depends on its own noise only."""
+        return self.model.apply(variables, z, False)[0].logits
+
+
+def generator_for(input_shape: tuple[int, ...], noise: int = 0) -> Generator:
+    """The generator for samples of this shape; ``noise`` 0 is the size that the architecture was published with.
+
+    ConfigurationError where samples are no square images of a size that there is a generator for.
+    """
+    sizes = set(input_shape[1:])
+    if len(input_shape) != 3 or len(sizes) != 1 or sizes - PLANS.keys():
+        raise ConfigurationError(
+            f"there is no generator for samples of the shape {input_shape}; there are generators for square images of "
+            f"{', '.join(map(str, PLANS))} pixels: choose such data, or a method without a generator"
+        )
+    channels, size, _ = input_shape
+    return Generator(size, channels, noise or PLANS[size].noise)
+
+
+class _Network(nn.Module):
+    def __init__(self, plan: Plan, noise: int, channels: int) -> None:
+        super().__init__()
+        first, last = plan.widths[0], plan.widths[-1]
+        self.shape = (first, plan.start, plan.start)
+        self.project = nn.Linear(noise, first * plan.start**2)
+        self.norm = nn.BatchNorm2d(first)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.LeakyReLU(SLOPE))
+            for inputs, outputs in zip(plan.widths, plan.widths[1:], strict=False)
+        )
+        self.image = nn.Conv2d(last, channels, 3, padding=1)
+        self.scale = nn.BatchNorm2d(channels, affine=False)
+
+    def forward(self, z: Tensor) -> Tensor:
+        x: Tensor = self.norm(self.project(z).view(-1, *self.shape))
+        for block in self.blocks:
+            x = block(functional.interpolate(x, scale_factor=2.0))
+        images: Tensor = self.scale(self.image(x).tanh())
+        return images

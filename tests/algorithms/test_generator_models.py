@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedemu.algorithms.generator_models import PLANS, generator_for
+from fedemu.algorithms.interface import Model
+from fedemu.protocol.errors import ConfigurationError
+
+
+def parameters(model: Model) -> int:
+    return sum(leaf.numel() for name, leaf in model.init(0).items() if name not in model.buffers)
+
+
+@pytest.mark.parametrize(("noise", "count"), [(0, 1_870_339), (200, 1_870_339), (1000, 8_423_939)])
+def test_the_generator_for_cifar_has_the_published_number_of_parameters(noise: int, count: int) -> None:
+    assert parameters(generator_for((3, 32, 32), noise).model) == count
+
+
+def test_the_generators_for_larger_images_are_those_of_table_6() -> None:
+    def convolution(inputs: int, outputs: int) -> int:
+        return 9 * inputs * outputs + outputs
+
+    small = 401 * 8192 + 2 * 128 + 2 * (convolution(128, 128) + 256) + convolution(128, 64) + 128 + convolution(64, 3)
+    assert parameters(generator_for((3, 64, 64)).model) == small
+    large = 201 * 3136 + 2 * 64 + 5 * (convolution(64, 64) + 128) + convolution(64, 3)
+    assert parameters(generator_for((3, 224, 224)).model) == large
+
+
+@pytest.mark.parametrize("size", PLANS)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_have_the_shape_of_the_data_and_are_normalised_by_the_batch_in_training(
+    size: int, channels: int
+) -> None:
+    generator = generator_for((channels, size, size), 20)
+    variables, z = generator.model.init(0), torch.randn(2, 20, generator=torch.Generator().manual_seed(0))
+    images = generator.images(variables, z)
+    assert images.shape == (2, channels, size, size)
+    torch.testing.assert_close(generator.images(variables, z[:1]), images[:1])
+    made = generator.model.apply(variables, z, True)[0].logits
+    torch.testing.assert_close(made.mean((0, 2, 3)), torch.zeros(channels), atol=1e-4, rtol=0)
+    torch.testing.assert_close(made.var((0, 2, 3), correction=0), torch.ones(channels), atol=1e-2, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(1, 12, 12), (3, 32, 28), (64,)])
+def test_other_sizes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigurationError, match="square images of 8, 28, 32, 64, 224 pixels"):
+        generator_for(shape)
