@@ -30,8 +30,8 @@ class TaskByTask(Generic[S]):
         self.programs: Mapping[str, LocalProgram | Query] = inner.programs
 
     def init(self, variables: Tree, context: Context) -> TaskState[S]:
-        inner: Any = self._inner.init(variables, context)
-        if not dataclasses.is_dataclass(inner) or not hasattr(inner, "variables"):
+        inner = self._inner.init(variables, context)
+        if not (dataclasses.is_dataclass(type(inner)) and hasattr(inner, "variables")):
             raise ConfigurationError(
                 f"a class-incremental stream adds classes to the field 'variables' of a method's state, which "
                 f"{type(inner).__name__} lacks; let the state be a dataclass with the global model under that name"

@@ -107,7 +107,8 @@ class GeneratorTraining:
         def step(carry: Tree, index: int) -> tuple[Tree, bool]:
             device = self._device()
             forest = unflatten({name: leaf.to(device) for name, leaf in carry.items()})
-            variables, memory = forest["generator"], forest["memory"]
+            variables: Tree = forest["generator"]
+            memory: Tree = forest["memory"]
             frozen = map_leaves(lambda leaf: leaf.to(device), classifier)
             first = index * STRIDE
             lr = torch.tensor(self.settings.lr, device=device)
