@@ -93,6 +93,8 @@ def tinybert(
         from transformers import BertConfig
     except ImportError:
         raise ConfigurationError(f"this model needs the package transformers; {_INSTALL}") from None
+    # Attention is written out (eager), because what torch has in its place knows no forward mode.
+    chosen: dict[str, Any] = {"attn_implementation": "eager"}
     return MaskedBert(
         BertConfig(
             vocab_size=outputs,
@@ -106,8 +108,7 @@ def tinybert(
             attention_probs_dropout_prob=0.0,
             pad_token_id=PAD,
             tie_word_embeddings=True,
-            # Written out, because what torch has in its place knows no forward mode.
-            attn_implementation="eager",
+            **chosen,
         )
     )
 

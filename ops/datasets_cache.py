@@ -24,7 +24,7 @@ from fedemu.algorithms.corpus import Corpus, Split
 from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.ids import Digest, digest_of
 
-FORMAT = 2
+FORMAT = 3
 """Goes up when what is stored changes, so that older entries are left alone."""
 LONGEST_WAIT = 3600.0
 """Real seconds that a process waits for another one to decode the same data."""

@@ -85,7 +85,7 @@ def own(where: str, source: Source) -> Decoded:
     train = _part(x, y, columns)
     if tested is None:
         return divided(source, names, train)
-    told = {name: np.asarray(values) for name, values in made.get("test_columns", {}).items()}
+    told = {name: np.asarray(values) for name, values in made.get("test_columns", {}).items() if name in source.columns}
     if wrong := [name for name, values in told.items() if len(values) != len(tested[1])]:
         raise DataError(f"the data set {where} has no test column {wrong[0]!r} of {len(tested[1])} values")
     return divided(source, names, train, _part(*tested, told))

@@ -48,17 +48,20 @@ def _training_splits(source: Source, known: Sequence[str]) -> list[str]:
         return ["train"]
     if len(known) == 1:
         return [known[0]]
-    raise DataError(f"the data set {source.dataset!r} has no split train; its splits are {listed}")
+    raise DataError(
+        f"the data set {source.dataset!r} has no split train; its splits are {listed}, so set data.train_split"
+    )
 
 
 def divided(source: Source, names: tuple[str, ...], train: Part, test: Part | None = None) -> Decoded:
     """The two splits of a data set with these class names; without a test split, a part of ``train`` becomes it.
 
-    A test split of its own keeps no columns. Raises DataError where no test split can be taken, or nothing is left.
+    A test split of its own keeps the columns that it has. Raises DataError where no test split can be taken, or nothing
+    is left.
     """
     train_rows, test_rows = _of_large_ids(source, train, test)
     if test is not None:
-        return Decoded(names, train.samples(train_rows, train.columns), test.samples(test_rows, {}))
+        return Decoded(names, train.samples(train_rows, train.columns), test.samples(test_rows, test.columns))
     if source.test_by is None:
         chosen = stratified(train.y[train_rows], source.test_fraction)
     else:

@@ -113,7 +113,9 @@ def test_rows_are_divided_by_a_column_of_splits(load: Load) -> None:
     corpus = load("c.csv", content)
     assert (len(corpus.train), len(corpus.test), corpus.class_names) == (6, 6, ("d0", "d1", "d2"))
     assert corpus.train.y.tolist() == [0, 1, 2, 0, 1, 2]
-    assert load("c.csv", content, label_column="intent").classes == 6
+    labelled = load("c.csv", content, label_column="intent", id_column="domain")
+    assert labelled.classes == 6
+    assert [*labelled.test.columns["domain"]] == ["d0", "d1", "d2"] * 2
     joined = load("c.csv", content, train_split="test+train", test_fraction=0.25)
     assert len(joined.train) + len(joined.test) == 12
     assert [read_back(joined, row)[4:] for row in range(2)] == ["0", "0"]
