@@ -50,7 +50,7 @@ METHODS = {
     "moon": ("algorithm.name='moon'",),
     "flashback": (
         "algorithm.name='flashback'",
-        "algorithm.options.server_epochs=3",
+        "algorithm.options.server_epochs=1",
         "data.public={fraction=0.1}",
     ),
 }
