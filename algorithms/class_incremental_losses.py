@@ -42,6 +42,19 @@ def feature_distillation(
     return _mean(drift, torch.ones_like(drift) if weight is None else weight)
 
 
+def distillation_among(
+    logits: Tensor, teacher_logits: Tensor, classes: Tensor, temperature: float, weight: Tensor | None = None
+) -> Tensor:
+    """The mean of ``KL(teacher ‖ student)`` in nats, softmax at the temperature over ``classes [C]`` (bool) only.
+
+    ``logits`` and ``teacher_logits [B, C]``; nothing is multiplied by the squared temperature.
+    """
+    student = torch.where(classes, logits / temperature, -torch.inf).log_softmax(-1)
+    teacher = torch.where(classes, teacher_logits / temperature, -torch.inf).log_softmax(-1)
+    divergence = (teacher.exp() * torch.where(classes, teacher - student, 0)).sum(-1)
+    return _mean(divergence, torch.ones_like(divergence) if weight is None else weight)
+
+
 def _mean(values: Tensor, weight: Tensor) -> Tensor:
     total = weight.sum()
     return (values * (weight / torch.where(total > 0, total, 1)).to(values.dtype)).sum()

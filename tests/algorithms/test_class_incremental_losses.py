@@ -10,6 +10,7 @@ from torch.func import grad, vmap
 
 from fedemu.algorithms.class_incremental_losses import (
     cross_entropy_among,
+    distillation_among,
     feature_distillation,
     new_class_cross_entropy,
 )
@@ -81,3 +82,14 @@ def test_feature_distillation_by_hand() -> None:
 def test_what_the_previous_head_does_not_look_at_may_drift() -> None:
     features, previous = doubles([[5.0, 1.0]]), doubles([[0.0, 1.0]])
     close(feature_distillation(features, previous, doubles([[0.0, 1.0]])), 0.0)
+
+
+def test_a_teacher_is_asked_about_the_classes_it_knows() -> None:
+    # At temperature 2 the teacher says (3/4, 1/4) of the first two classes, the student (1/2, 1/2).
+    teacher, student = doubles([[2 * math.log(3), 0.0, 90.0]]), doubles([[4.0, 4.0, -7.0]])
+    known = torch.tensor([True, True, False])
+    expected = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    close(distillation_among(student, teacher, known, 2.0), expected)
+    slope = grad(distillation_among)(student, teacher, known, 2.0)
+    close(slope, [[-0.125, 0.125, 0.0]])
+    close(distillation_among(student, teacher, known, 2.0, torch.zeros(1)), 0.0)
