@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from fedemu.algorithms.class_incremental import Growing
-from fedemu.algorithms.interface import Algorithm, Context, LocalProgram, Query, Remarking, Script, Tree
+from fedemu.algorithms.class_incremental_fedavg import RememberingFedAvg
+from fedemu.algorithms.interface import Algorithm, Context, LocalProgram, Model, Query, Remarking, Script, Tree
 from fedemu.protocol.errors import ConfigurationError
 
 S = TypeVar("S")
@@ -51,3 +52,10 @@ class TaskByTask(Generic[S]):
     def remarks(self, state: TaskState[S]) -> Mapping[str, Any]:
         """Those of ``inner``."""
         return self._inner.remarks(state.inner) if isinstance(self._inner, Remarking) else {}
+
+
+def with_tasks(algorithm: Algorithm[Any], model: Model) -> Algorithm[Any]:
+    """The method, whose model grows task by task where ``model`` does and the method does not see to it by itself."""
+    if not isinstance(model, Growing) or isinstance(algorithm, RememberingFedAvg):
+        return algorithm
+    return TaskByTask(algorithm, model)

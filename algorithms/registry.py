@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
+from fedemu.algorithms.class_incremental_rounds import with_tasks
 from fedemu.algorithms.fedavg import fedavg, fedprox
 from fedemu.algorithms.fedcurv import fedcurv
 from fedemu.algorithms.feddf import feddf
@@ -85,13 +86,16 @@ def build_model(name: str, options: Mapping[str, Any], input_shape: tuple[int, .
 
 
 def build_algorithm(name: str, options: Mapping[str, Any], ingredients: Ingredients) -> Algorithm[Any]:
-    """ConfigurationError where the method does not exist, or does not go with its options or the ingredients."""
+    """A method over tasks where the model grows by them.
+
+    ConfigurationError where the method does not exist, or does not go with its options or the ingredients.
+    """
     ingredients.require_fitting_criterion()
     builder = find("algorithm", name, ALGORITHMS)
     algorithm = _call("algorithm.options", name, builder, (ingredients,), options)
     members = ("programs", "init", "round", "variables")
     built: Algorithm[Any] = _of_the_shape(algorithm, "algorithm", name, members)
-    return built
+    return with_tasks(built, ingredients.model)
 
 
 def find_criterion(name: str) -> Criterion:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedemu.algorithms.class_incremental import APART, SEEN, Head, growing, head_of
-from fedemu.algorithms.class_incremental_rounds import TaskByTask
-from fedemu.algorithms.fedavg import fedavg
+from fedemu.algorithms.class_incremental_baselines import fedprox_plus
+from fedemu.algorithms.class_incremental_rounds import TaskByTask, with_tasks
+from fedemu.algorithms.fedavg import FedAvg, fedavg
 from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Context, Model, Tree
 from fedemu.algorithms.models import cnn, mlp
@@ -172,10 +174,19 @@ def test_the_state_must_hold_the_model_where_it_can_be_changed() -> None:
 @pytest.mark.parametrize("name", ["fedprox", "fedntd", "moon", "fedcurv", "fednova"])
 def test_every_kind_of_state_can_grow(name: str, little_fleet: Callable[..., Any]) -> None:
     options = {"fedcurv": {"penalty": 0.01, "samples": 4}}.get(name, {})
-    fleet = played(TaskByTask(build_algorithm(name, options, INGREDIENTS), MODEL), little_fleet)
+    algorithm = build_algorithm(name, options, INGREDIENTS)
+    assert isinstance(algorithm, TaskByTask)
+    fleet = played(algorithm, little_fleet)
     fleet.play([0, 1])
     assert fleet.model[SEEN].sum() == 4
     assert all(bool(torch.isfinite(leaf).all()) for leaf in fleet.model.values())
+
+
+def test_methods_stay_as_they_are_where_the_model_does_not_grow_or_they_see_to_it_themselves() -> None:
+    plain = replace(INGREDIENTS, model=MODEL.model)
+    assert isinstance(build_algorithm("fedavg", {}, plain), FedAvg)
+    remembering = fedprox_plus(INGREDIENTS)
+    assert with_tasks(remembering, MODEL) is remembering
 
 
 def test_a_device_may_ask_which_classes_its_task_brings() -> None:
