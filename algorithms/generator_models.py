@@ -11,8 +11,7 @@ it has 64. The slope of LeakyReLU, on which the paper is silent, is 0.2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -50,10 +49,11 @@ class Generator:
     size: int
     channels: int
     noise: int
+    model: Model = field(init=False, repr=False, compare=False)
 
-    @cached_property
-    def model(self) -> Model:
-        return from_module(lambda: _Network(PLANS[self.size], self.noise, self.channels))
+    def __post_init__(self) -> None:
+        model = from_module(lambda: _Network(PLANS[self.size], self.noise, self.channels))
+        object.__setattr__(self, "model", model)
 
     def images(self, variables: Tree, z: Tensor) -> Tensor:
         """In evaluation: an image depends on its own noise only."""

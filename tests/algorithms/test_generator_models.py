@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.func import vmap
 
 from fedemu.algorithms.generator_models import PLANS, generator_for
 from fedemu.algorithms.interface import Model
@@ -40,6 +41,14 @@ def test_images_have_the_shape_of_the_data_and_are_normalised_by_the_batch_in_tr
     made = generator.model.apply(variables, z, True)[0].logits
     torch.testing.assert_close(made.mean((0, 2, 3)), torch.zeros(channels), atol=1e-4, rtol=0)
     torch.testing.assert_close(made.var((0, 2, 3), correction=0), torch.ones(channels), atol=1e-2, rtol=0)
+
+
+def test_a_generator_may_be_used_for_many_devices_at_once_before_anything_else() -> None:
+    variables = generator_for((1, 8, 8)).model.init(0)
+    generator, z = generator_for((1, 8, 8)), torch.randn(3, 2, 64, generator=torch.Generator().manual_seed(0))
+    stacked = vmap(lambda one: generator.images(variables, one))(z)
+    for images, one in zip(stacked, z, strict=True):
+        torch.testing.assert_close(images, generator.images(variables, one))
 
 
 @pytest.mark.parametrize("shape", [(1, 12, 12), (3, 32, 28), (64,)])
