@@ -79,7 +79,11 @@ def test_built_in_models_take_their_options() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("mpl", {}, "model 'mpl' is none of mlp, cnn, lenet, resnet18, gru, tinybert, tinybert_small; did you mean 'mlp'?"),
+        (
+            "mpl",
+            {},
+            "model 'mpl' is none of mlp, cnn, lenet, resnet18, gru, tinybert, tinybert_small; did you mean 'mlp'?",
+        ),
         ("transformer", {}, "your own are named module:Name"),
         ("mlp", {"hiden": [3]}, "'mlp' has no option model.hiden; did you mean 'hidden'?"),
         ("mlp", {"hidden": ["wide"]}, "model.hidden.0 = 'wide' does not fit 'mlp'"),
