@@ -64,8 +64,18 @@ class RememberingFedAvg:
             variables = self.classifier.entered(state.variables, context.task, context.seed)
             state = RememberingState(variables, kept, context.task)
         shared = {"model": state.variables, **(self.shared(state.kept) if state.task else {})}
-        reply: Reply = yield Ask("rehearse" if state.task else "train", shared, {"delta": self._average})
-        return replace(state, variables=add(state.variables, reply.values["delta"]))
+        reply: Reply = yield Ask("rehearse" if state.task else "train", shared, self.reduce)
+        variables = yield from self.merged(state, reply, context)
+        return replace(state, variables=variables)
+
+    @property
+    def reduce(self) -> Mapping[str, Reducer]:
+        return {"delta": self._average}
+
+    def merged(self, state: RememberingState, reply: Reply, context: Context) -> Script[Tree]:
+        """Part of a round: the next variables, from what the devices replied."""
+        yield from ()
+        return add(state.variables, reply.values["delta"])
 
     def remember(self, state: RememberingState, context: Context) -> Script[Forest]:
         """Part of a round: what is kept of the tasks up to ``state.task``, before ``context.task`` begins."""

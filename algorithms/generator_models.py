@@ -55,6 +55,11 @@ class Generator:
         model = from_module(lambda: _Network(PLANS[self.size], self.noise, self.channels))
         object.__setattr__(self, "model", model)
 
+    @property
+    def idle(self) -> frozenset[str]:
+        """Biases that batch normalisation takes away again: their gradients are nothing but rounding."""
+        return frozenset(f"blocks.{block}.0.bias" for block in range(len(PLANS[self.size].widths) - 1))
+
     def images(self, variables: Tree, z: Tensor) -> Tensor:
         """In evaluation: an image depends on its own noise only."""
         return self.model.apply(variables, z, False)[0].logits

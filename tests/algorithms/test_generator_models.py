@@ -43,6 +43,15 @@ def test_images_have_the_shape_of_the_data_and_are_normalised_by_the_batch_in_tr
     torch.testing.assert_close(made.var((0, 2, 3), correction=0), torch.ones(channels), atol=1e-2, rtol=0)
 
 
+def test_images_do_not_depend_on_what_the_batch_takes_away_in_training() -> None:
+    generator, z = generator_for((1, 8, 8)), torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    variables = generator.model.init(0)
+    assert generator.idle == {"blocks.0.0.bias"}
+    moved = {**variables, "blocks.0.0.bias": variables["blocks.0.0.bias"] + 1}
+    images, others = (generator.model.apply(each, z, True)[0].logits for each in (variables, moved))
+    torch.testing.assert_close(images, others, rtol=1e-3, atol=1e-3)
+
+
 def test_a_generator_may_be_used_for_many_devices_at_once_before_anything_else() -> None:
     variables = generator_for((1, 8, 8)).model.init(0)
     generator, z = generator_for((1, 8, 8)), torch.randn(3, 2, 64, generator=torch.Generator().manual_seed(0))
