@@ -75,7 +75,8 @@ def _sentence(detail: ErrorDetails, table: Mapping[str, Any], root: type[BaseMod
         case kind if kind.startswith(("greater_than", "less_than")):
             return f"{said} must be {_range(field) or detail['msg'].removeprefix('Input should be ')}"
         case kind if kind in _TYPES:
-            return f"{said} must be {_TYPES[kind]}{_with_range(field)}"
+            # The bounds of a list are those of its items.
+            return f"{said} must be {_TYPES[kind]}{'' if kind == 'tuple_type' else _with_range(field)}"
         case "string_pattern_mismatch":
             return f"{said} must be made of letters, digits, dots, dashes and underscores, 100 at most"
         case "string_too_short":

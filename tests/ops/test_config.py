@@ -136,6 +136,7 @@ REFUSED = {
     "[local]\nlr = 2020-01-01": "local.lr = 2020-01-01 is a date, which no setting takes",
     "[local]\nepochs = 2.5": "local.epochs = 2.5 must be a whole number at least 1 and at most 2147483647",
     '[local]\naugment = "flip"': 'local.augment = "flip" must be a list',
+    '[stream]\nkind = "classes"\norder = "label"': 'stream.order = "label" must be a list',
     '[local]\naugment = ["flipp"]': (
         'local.augment[0] = "flipp" is unknown; it must be one of crop, flip, cutout, mask; did you mean flip?'
     ),
