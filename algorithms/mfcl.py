@@ -25,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
@@ -84,18 +85,28 @@ class MFCL(RememberingFedAvg):
         previous = unwatched(state.variables)
         kept: dict[str, Tree] = {"previous": previous, "generator": generator}
         if self._samples:
-            kept["synthetic"] = self.synthetic(generator, previous, self._samples, context)
+            draws = seeds.generator(context.seed, round=context.round, purpose="synthetic")
+            kept["synthetic"] = self._synthetic(generator, previous, self._samples, draws)
         return kept
 
     def shared(self, kept: Forest) -> Forest:
         unsent = "generator" if self._samples else "synthetic"
         return {key: tree for key, tree in kept.items() if key != unsent}
 
-    def synthetic(self, generator: Tree, classifier: Tree, samples: int, context: Context) -> Tree:
+    def pictures(self, state: RememberingState, samples: int, seed: int) -> Tree:
+        """For people to look at: so many images of each class of earlier tasks, ``x [n, ...]`` as the model takes them.
+
+        ``y [n]`` are their classes. Empty in the first task.
+        """
+        if not state.kept:
+            return {}
+        draws = seeds.generator(seed, purpose="pictures")
+        return self._synthetic(state.kept["generator"], state.kept["previous"], samples, draws)
+
+    def _synthetic(self, generator: Tree, classifier: Tree, samples: int, draws: np.random.Generator) -> Tree:
         """``x [samples · classes seen, ...]`` and ``y``, as many of each class where noise tells the class."""
         seen = classifier[SEEN] > 0
         count = samples * int(seen.sum())
-        draws = seeds.generator(context.seed, round=context.round, purpose="synthetic")
         noise = draws.standard_normal((count, self._training.generator.noise), "float32")
         z = _even(torch.from_numpy(noise), seen, self.classifier)
         with torch.no_grad():

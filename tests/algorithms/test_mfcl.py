@@ -127,6 +127,17 @@ def test_synthetic_samples_made_once_travel_in_place_of_the_generator(fleet: Cal
     assert int(played.state.kept["generator"]["norm.num_batches_tracked"]) == 20
 
 
+def test_pictures_show_every_class_of_earlier_tasks(fleet: Callable[..., Any]) -> None:
+    played = fleet(mfcl(INGREDIENTS, **SHORT))
+    played.play([0, 1, 2])
+    assert played.algorithm.pictures(played.state, 3, 1) == {}
+    played.play([0])
+    pictures, again = (played.algorithm.pictures(played.state, 3, 1) for _ in range(2))
+    assert pictures["x"].shape == (6, *SHAPE)
+    assert pictures["y"].bincount(minlength=4).tolist() == [3, 0, 3, 0]
+    assert torch.equal(pictures["x"], again["x"])
+
+
 def test_the_other_targets_are_what_the_previous_model_says(fleet: Callable[..., Any]) -> None:
     for samples in (0, 5):
         played = fleet(mfcl(INGREDIENTS, **SHORT, targets="model", samples=samples))
