@@ -20,7 +20,8 @@ P = TypeVar("P", bound=LocalSGD)
 class Ingredients:
     """The model, the criterion, how devices train, and what is known of the fleet and the data.
 
-    ``devices`` is the size of the fleet, ``public`` whether there is public data (``Context.public``),
+    With ``rounds_per_task`` above 0 the learning rate begins anew with each task, which has so many rounds. ``devices``
+    is the size of the fleet, ``public`` whether there is public data (``Context.public``),
     ``input_shape`` that of one sample, ``labelled`` whether samples have labels, and ``language`` whether they are
     tokens to be predicted instead.
     """
@@ -40,6 +41,7 @@ class Ingredients:
     input_shape: tuple[int, ...] = ()
     labelled: bool = True
     language: bool = False
+    rounds_per_task: int = 0
 
     def local_sgd(self, *terms: Term, **settings: Any) -> LocalSGD:
         """Local training by the criterion plus these terms; ``settings`` are further fields of LocalSGD."""
@@ -64,6 +66,7 @@ class Ingredients:
             "momentum": self.momentum,
             "weight_decay": self.weight_decay,
             "lr_decay": self.lr_decay,
+            "rounds_per_task": self.rounds_per_task,
             "augment": self.augment,
         }
         return program(**{**fields, **settings})

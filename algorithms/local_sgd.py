@@ -60,7 +60,8 @@ class LocalSGD:
     """Starts from ``shared["model"]`` and sends ``{"delta": local - global}`` over all variables, buffers included.
 
     ``batch_size`` samples a step, drawn without replacement in each epoch; an epoch's last batch may be smaller. The
-    learning rate of round r, counted from 1, is ``lr · lr_decay^(r-1)``.
+    learning rate of round r, counted from 1, is ``lr · lr_decay^(r-1)``; where tasks have ``rounds_per_task``, r counts
+    from 1 in each task.
     """
 
     model: Model
@@ -71,6 +72,7 @@ class LocalSGD:
     momentum: float = 0.0
     weight_decay: float = 0.0
     lr_decay: float = 1.0
+    rounds_per_task: int = 0
     augment: Augment | None = None
     direction: Direction | None = None
     noise: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -90,7 +92,7 @@ class LocalSGD:
         return SGD(self.momentum, self.weight_decay)
 
     def learning_rate(self, round: int, task: int) -> float:
-        return float(self.lr * self.lr_decay ** (round - 1))
+        return float(self.lr * self.lr_decay ** (round - 1 - task * self.rounds_per_task))
 
     def initial_own(self, shared: Forest) -> Tree:
         return {}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from torch import nn
 
@@ -32,3 +34,9 @@ def test_batches_of_one_are_refused_where_a_model_normalises_by_them(model: Mode
 @pytest.mark.parametrize("model", [resnet18(SHAPE, 3, norm="group", width=2), mlp(SHAPE, 3)])
 def test_batches_of_one_are_all_right_elsewhere(model: Model) -> None:
     assert ingredients(model, 1).local_sgd().batch_size == 1
+
+
+def test_the_learning_rate_begins_anew_with_each_task_where_their_rounds_are_told() -> None:
+    plain = replace(ingredients(mlp(SHAPE, 3), 2), lr_decay=0.5)
+    assert plain.local_sgd().learning_rate(4, 1) == 0.0125
+    assert replace(plain, rounds_per_task=3).local_sgd().learning_rate(4, 1) == 0.1

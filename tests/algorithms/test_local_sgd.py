@@ -138,6 +138,14 @@ def test_a_direction_replaces_the_gradients() -> None:
 def test_the_learning_rate_decays_after_each_round() -> None:
     program = local(Line(), lr_decay=0.5)
     assert [program.learning_rate(round, 0) for round in (1, 2, 3)] == [0.5, 0.25, 0.125]
+    assert program.learning_rate(3, 1) == 0.125
+
+
+def test_the_learning_rate_may_begin_anew_with_each_task() -> None:
+    program = local(Line(), lr_decay=0.5, rounds_per_task=2)
+    assert [program.learning_rate(r, (r - 1) // 2) for r in (1, 2, 3, 4, 5)] == [0.5, 0.25, 0.5, 0.25, 0.5]
+    # The last task goes on where there are more rounds than tasks have.
+    assert program.learning_rate(7, 2) == 0.125
 
 
 def test_an_epoch_sees_every_sample_once_and_pads_its_last_batch() -> None:
