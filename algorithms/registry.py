@@ -47,6 +47,10 @@ MODELS: Mapping[str, Callable[..., Any]] = {
     "tinybert_small": tinybert_small,
 }
 """(input shape, outputs, options) -> model, or ``torch.nn.Module``."""
+CLASSIFIERS = ("mlp", "cnn", "lenet", "resnet18")
+"""The models that tell labels, and can't read tokens."""
+BIDIRECTIONAL = ("tinybert", "tinybert_small")
+"""The models of texts that read on both sides of a token, and so can't be asked for the next one."""
 CRITERIA: Mapping[str, Criterion] = {
     "cross_entropy": cross_entropy,
     "wsm": reweighted_softmax,

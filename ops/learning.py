@@ -9,7 +9,7 @@ from fedemu.algorithms.augment import augmentation
 from fedemu.algorithms.corpus import Corpus
 from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Algorithm, Ask, Context, Model, Selecting, Tree
-from fedemu.algorithms.registry import build_algorithm, build_model, find_criterion
+from fedemu.algorithms.registry import BIDIRECTIONAL, CLASSIFIERS, build_algorithm, build_model, find_criterion
 from fedemu.algorithms.replay import ReplaySettings, with_replay
 from fedemu.device.training import Trainer
 from fedemu.ops.config import Experiment
@@ -21,6 +21,16 @@ from fedemu.protocol.errors import ConfigurationError
 
 def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algorithm[Any]]:
     """The same in every process; raises ConfigurationError where a name or an option is wrong, or data don't fit."""
+    if corpus.language and experiment.model.name in CLASSIFIERS:
+        raise ConfigurationError(
+            f"model {experiment.model.name!r} tells labels, but the data are texts whose tokens are predicted; "
+            "choose model 'gru', 'tinybert' or 'tinybert_small'"
+        )
+    if experiment.data.text.kind == "next" and experiment.model.name in BIDIRECTIONAL:
+        raise ConfigurationError(
+            f"model {experiment.model.name!r} reads the tokens that data.text.kind = 'next' has it predict; "
+            "choose model 'gru', or set data.text.kind = 'masked'"
+        )
     model = build_model(experiment.model.name, experiment.model.options, corpus.input_shape, corpus.outputs)
     local = experiment.local
     masked = len(corpus.vocabulary) if experiment.data.text.kind == "masked" else 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 
 from fedemu.algorithms.fedavg import FedAvg
 from fedemu.algorithms.local_sgd import LocalSGD
+from fedemu.algorithms.registry import BIDIRECTIONAL, CLASSIFIERS
 from fedemu.device.executors import Job, JobResult
 from fedemu.device.executors_serial import Serial
 from fedemu.ops.config import Experiment
@@ -79,3 +81,18 @@ def test_what_is_wrong_with_an_experiment_is_named(table: dict[str, object], sen
     with pytest.raises(ConfigurationError) as caught:
         open_algorithm(experiment, open_corpus(experiment))
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("model", CLASSIFIERS)
+def test_a_model_of_labels_is_refused_for_texts(model: str) -> None:
+    corpus = replace(open_corpus(Experiment.parse({})), vocabulary=("[PAD]", "a"))
+    with pytest.raises(ConfigurationError, match=r"the data are texts .* choose model 'gru'"):
+        open_algorithm(Experiment.parse({"model": {"name": model}}), corpus)
+
+
+@pytest.mark.parametrize("model", BIDIRECTIONAL)
+def test_a_model_that_reads_both_sides_is_not_asked_for_the_next_token(model: str) -> None:
+    experiment = Experiment.parse({"model": {"name": model}, "data": {"text": {"kind": "next"}}})
+    corpus = replace(open_corpus(Experiment.parse({})), vocabulary=("[PAD]", "a"))
+    with pytest.raises(ConfigurationError, match=r"reads the tokens .* choose model 'gru'"):
+        open_algorithm(experiment, corpus)
