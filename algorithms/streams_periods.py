@@ -53,7 +53,10 @@ def consecutive(
     if not 0.0 < test_fraction < 1.0:
         raise ConfigurationError(f"the test fraction is {test_fraction}; it must be above 0 and below 1")
     if column.dtype.kind not in "iuf":
-        raise ConfigurationError(f"the order column is of type {column.dtype}; an order of arrival needs numbers")
+        raise ConfigurationError(
+            f"the order column is of type {column.dtype}, but an order of arrival needs numbers; "
+            "set stream.order to a column of numbers, or to 'index'"
+        )
     group = _groups(partition, periods, cut)
     held = partition.train_indices
     order = np.lexsort((held, column[held], group))

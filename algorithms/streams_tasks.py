@@ -57,7 +57,8 @@ class ClassTasks:
         ):
             if len(faulty):
                 raise ConfigurationError(
-                    f"the class order {fault}: {faulty[0]}; it must name each of the classes 0 to {classes - 1} once"
+                    f"the class order {fault}: {', '.join(map(str, faulty[:10]))}; "
+                    f"stream.order must name each of the classes 0 to {classes - 1} once, or none"
                 )
         sizes = [len(part) for part in np.array_split(given, tasks)]
         return cls(given, np.concatenate([[0], np.cumsum(sizes)]))

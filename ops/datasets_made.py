@@ -28,7 +28,8 @@ def built_in(place: Place, source: Source) -> Decoded:
     """The data set that a place of kind ``built_in`` names; samples and labels are all it has."""
     if source.columns:
         raise DataError(
-            f"the data set {source.dataset!r} has no column {source.columns[0]!r}; it has nothing but labels"
+            f"the data set {source.dataset!r} has no column {source.columns[0]!r}; "
+            "name its labels by 'label', for it has no other column"
         )
     if place.where == "digits":
         x, y = digits()

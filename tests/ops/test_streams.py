@@ -204,11 +204,13 @@ def test_the_columns_that_a_stream_reads_are_kept_with_the_data() -> None:
         ),
         (
             {"kind": "classes", "order": [0, 1]},
-            'stream.kind = "classes": the class order misses: 2; it must name each of the classes 0 to 9 once',
+            'stream.kind = "classes": the class order misses: 2, 3, 4, 5, 6, 7, 8, 9; '
+            "stream.order must name each of the classes 0 to 9 once, or none",
         ),
         (
             {"kind": "periods", "order": "domain"},
-            'stream.kind = "periods": the order column is of type <U6; an order of arrival needs numbers',
+            'stream.kind = "periods": the order column is of type <U6, but an order of arrival needs numbers; '
+            "set stream.order to a column of numbers, or to 'index'",
         ),
     ],
 )
