@@ -20,6 +20,7 @@ from fedemu.algorithms.mfcl import MFCL, fedavg_gen, mfcl
 from fedemu.algorithms.mfcl_local import NOISE, RehearsingSGD, StableLoss, generated, stored
 from fedemu.algorithms.models import mlp
 from fedemu.algorithms.objective import cross_entropy
+from fedemu.algorithms.resnet import resnet18
 from fedemu.algorithms.streams_tasks import ClassTasks
 from fedemu.algorithms.wsm import reweighted_softmax
 from fedemu.device.executors import Checked
@@ -98,6 +99,20 @@ def test_devices_report_running_statistics_which_are_no_part_of_the_model(fleet:
     without = fleet(mfcl(INGREDIENTS, **SHORT, batch_statistics=0.0))
     without.play([0])
     assert without.state.variables.keys() == without.model.keys()
+
+
+def test_batch_normalisation_brings_statistics_of_its_own(
+    little_fleet: Callable[..., Any], digits: Corpus, stream: Any
+) -> None:
+    model = growing(resnet18(SHAPE, 4, "batch", width=2), TASKS, SHAPE)
+    method = mfcl(replace(INGREDIENTS, model=model, epochs=1, batch_size=10), **{**SHORT, "iterations": 2})
+    played = little_fleet(method, model.init(0), [], stream=stream)
+    played.corpus = digits
+    played.play([0])
+    played.play([1])
+    assert played.state.variables.keys() == played.model.keys() == model.init(0).keys()
+    assert played.jobs == ["generator"]
+    assert all(bool(torch.isfinite(leaf).all()) for leaf in played.model.values())
 
 
 def test_a_generator_starts_from_the_one_before(
