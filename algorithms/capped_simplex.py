@@ -3,7 +3,8 @@
 ``minimise x^T Q x - 2 c^T x over 0 <= x <= 1, sum x = budget``: the relaxation of Good et al., "Coordinated Replay
 Sample Selection for Continual Federated Learning", problems 4, 5 and 8 (with ``c = G^T h``). The solver is pairwise
 coordinate descent, as in sequential minimal optimisation (Platt 1998; the second coordinate by its gain, after Fan,
-Chen and Lin 2005): two coordinates move against each other, so that every iterate is feasible.
+Chen and Lin 2005): two coordinates move against each other, so that every iterate is feasible. Where that takes long,
+as it can where the matrix is nearly singular, it leaps to the minimum over all coordinates that are at no bound.
 
 Measured once, one thread, by CPU time, on 2,000 vectors of 300 dimensions around 5 centres with a budget of 100:
 0.14 s, against 4.7 s of cvxpy with Clarabel and 10.5 s with OSQP, and the same 100 largest. Isotropic vectors of about
@@ -28,6 +29,8 @@ AT_BOUND: Final = 1e-12
 """A coordinate that is this close to 0 or 1 is brought there."""
 FLAT: Final = 1e-12
 STEPS_PER_COORDINATE: Final = 200
+STEPS_TO_LEAP: Final = 20
+"""Per coordinate, beside 1,000: far more than most problems need."""
 
 
 def solve_capped_simplex(
@@ -99,9 +102,12 @@ class _Problem:
         """Move what rises best against what then gains most, until nothing does."""
         x = start.copy()
         gradient, fresh = self.gradient(x), True
-        full = np.where(x >= 1.0 - AT_BOUND, np.inf, 0.0)
-        empty = np.where(x <= AT_BOUND, -np.inf, 0.0)
-        for _ in range(STEPS_PER_COORDINATE * len(x) + 10_000):
+        full, empty = _bounds(x), -_bounds(1.0 - x)
+        leap = STEPS_TO_LEAP * len(x) + 1_000
+        for step in range(1, STEPS_PER_COORDINATE * len(x) + 10_000):
+            if step % leap == 0 and not self.indefinite:
+                gradient = self._leap(x, gradient)
+                full, empty, fresh = _bounds(x), -_bounds(1.0 - x), False
             rising = gradient + full
             up = int(rising.argmin())
             moves, gains = self._transfers(x, gradient, up, slice(None))
@@ -126,6 +132,30 @@ class _Problem:
                 empty[each] = -np.inf if x[each] <= AT_BOUND else 0.0
         return np.where(full > 0.0, 1.0, np.where(empty < 0.0, 0.0, x))
 
+    def _leap(self, x: Floats, gradient: Floats) -> Floats:
+        """Go to the minimum over the x that are at no bound, stopping at bounds on the way; returns the new gradient.
+
+        Where the matrix is nearly singular, transfers between pairs alone take very many steps to get there. Changes
+        ``x``.
+        """
+        while True:
+            free = np.flatnonzero((x > AT_BOUND) & (x < 1.0 - AT_BOUND))
+            if len(free) < 2:
+                return gradient
+            values, vectors = np.linalg.eigh(_centred(_centred(self.matrix[np.ix_(free, free)]).T))
+            curved = values > self.flat
+            steepest = vectors.T @ _centred(gradient[free])
+            way = -vectors[:, curved] @ (steepest[curved] / values[curved])
+            room = np.where(way > 0.0, 1.0 - x[free], x[free])
+            shares = np.divide(room, np.abs(way), out=np.full_like(way, np.inf), where=way != 0.0)
+            nearest = int(shares.argmin())
+            x[free] = np.clip(x[free] + min(1.0, shares[nearest]) * way, 0.0, 1.0)
+            if shares[nearest] < 1.0:
+                x[free[nearest]] = float(way[nearest] > 0.0)
+            gradient = self.gradient(x)
+            if shares[nearest] >= 1.0:
+                return gradient
+
     def _best_pair(self, x: Floats, gradient: Floats) -> tuple[int, int, float] | None:
         """The transfer between any two coordinates that lowers the objective most, if by more than the gap."""
         rising, falling = np.flatnonzero(x < 1.0 - AT_BOUND), np.flatnonzero(x > AT_BOUND)
@@ -145,6 +175,17 @@ class _Problem:
         # Along a pair that isn't curved upwards the minimum lies at an end: all or nothing.
         moves = np.where(curved, inner, room)
         return moves, moves * (2.0 * fall - moves * curvature)
+
+
+def _bounds(x: Floats) -> Floats:
+    """Infinite where x is 1, else 0."""
+    return np.where(x >= 1.0 - AT_BOUND, np.inf, 0.0)
+
+
+def _centred(rows: Floats) -> Floats:
+    """Without the mean over the first axis."""
+    centred: Floats = rows - rows.mean(axis=0)
+    return centred
 
 
 def _square(gram: ArrayLike) -> Floats:

@@ -196,5 +196,5 @@ def _check_minimum(samples: int, devices: int, min_samples: int) -> None:
     if devices * min_samples > samples:
         raise ConfigurationError(
             f"{devices} devices with at least {min_samples} samples each need {devices * min_samples}, "
-            f"but there are {samples}; lower fleet.devices or min_samples"
+            f"but there are {samples}; lower fleet.devices or data.partition.min_samples"
         )

@@ -170,6 +170,8 @@ class Exchange:
             return
         if isinstance(message, Failed) and not message.planned:
             self.failures[message.detail or message.reason] += 1
+            said = {"reason": message.reason, "detail": message.detail}
+            self._observers.event("failure", device=device, ask=self.text, **said)
             if message.reason not in REPEATABLE:
                 self.machine.perturbed = True
         self._perform(self.machine.failed(device, now))

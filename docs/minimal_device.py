@@ -83,7 +83,7 @@ def answer(work):
 
 granted, _ = receive("granted", ("enroll", {"count": 1}))
 [[device, _]] = granted["ranges"]
-offsets = fetch(granted["partition"])["train_offsets"]
+offsets = fetch(granted["partition"])["offsets"]  # of a static stream: all samples are there from the beginning
 examples = int(offsets[device + 1] - offsets[device])
 welcome, _ = receive("welcome", ("hello", {"device": device, "incarnation": 0, "lease": granted["lease"]}))
 beat, patience = welcome["heartbeat_seconds"], welcome["patience"]

@@ -49,7 +49,7 @@ from fedemu.ops.config_learning import (
     Texts,
 )
 from fedemu.ops.config_section import AUTO, Count, Positive, Section, Text
-from fedemu.ops.config_stream import Classes, Drift, Periods, Replay, Static, Stream, Window
+from fedemu.ops.config_stream import LONGEST, Classes, Drift, Periods, Replay, Static, Stream, Window
 from fedemu.ops.toml_text import toml_text
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import Digest, digest_of
@@ -186,6 +186,11 @@ class Experiment(Section):
             raise ValueError(
                 f"{replays} has nothing to replay where stream.cumulative = true keeps all samples; "
                 'set stream.cumulative = false, or replay.strategy = "none"'
+            )
+        if self.stream.period_count * self.stream.seconds > LONGEST:
+            raise ValueError(
+                f"stream.period_seconds = {self.stream.seconds} makes {self.stream.period_count} periods longer than "
+                f"{LONGEST:.0e} seconds, for which devices can't tell when they are on-line; set a shorter one"
             )
         return self
 

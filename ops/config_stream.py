@@ -10,10 +10,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedemu.ops.config_section import Count, Positive, Section, Text
+from fedemu.ops.config_section import Count, NotNegative, Positive, Section, Text
 
 LABEL = "label"
 """Stands for the labels, where a column of values is named."""
+LONGEST = 1e8
+"""Seconds, some three years, that all periods may take: devices tell of 65,536 spells on-line at most, and that of half
+an hour each."""
 INDEX = "index"
 """Stands for the order of the training split, where a column of times is named."""
 
@@ -71,8 +74,7 @@ class _Periodic(Section):
     rounds are over if this is later. With ``cumulative`` nothing that has arrived is ever gone.
     """
 
-    # Far beyond the upper bound the clock can't tell the seconds of a round apart, and no reply comes in time.
-    period_seconds: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    period_seconds: NotNegative = 0.0
     arrivals: Literal["start", "poisson", "order"] = "start"
     cumulative: bool = False
 

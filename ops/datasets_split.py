@@ -86,7 +86,10 @@ def stratified(strata: NDArray[np.int64], fraction: float, what: str = "classes"
             take[stratum] += 1
             missing -= 1
     if not take.any():
-        raise DataError(f"no test split can be taken from {len(strata)} samples of {np.count_nonzero(counts)} {what}")
+        raise DataError(
+            f"no test split can be taken from {len(strata)} samples of {np.count_nonzero(counts)} {what}; "
+            "use more data, or raise data.test_fraction"
+        )
     # RandomState, because its streams never change between versions of numpy.
     random = np.random.RandomState(0)
     chosen = np.zeros(len(strata), dtype=bool)

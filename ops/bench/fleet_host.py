@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedemu.ops.config_sources import load_experiment
 from fedemu.ops.datasets import build_partition, open_corpus
+from fedemu.ops.streams import open_stream
 from fedemu.protocol.blobs import BlobStore, encode_tree
 from fedemu.protocol.codec import UP, Envelope
 from fedemu.protocol.errors import ProtocolError
@@ -44,7 +45,8 @@ class FleetHost:
         self._devices = devices
         self._liveness = experiment.liveness
         self._experiment = self._blob("experiment", experiment.to_bytes())
-        self._partition = self._blob("partition", encode_tree(partition.to_arrays()))
+        stream, _ = open_stream(experiment, corpus, partition)
+        self._partition = self._blob("partition", encode_tree(stream.to_arrays()))
         self._data = corpus.digest
         self._supervisor = b""
         self._members: dict[bytes, int] = {}

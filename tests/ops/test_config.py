@@ -198,7 +198,8 @@ REFUSED = {
         'stream.arrivals = "poisson" spreads samples over their period, which needs a length; set stream.period_seconds'
     ),
     '[stream]\nkind = "drift"\nperiod_seconds = 1e15': (
-        "stream.period_seconds = 1000000000000000.0 must be at least 0 and at most 1000000000.0"
+        "stream.period_seconds = 1000000000000000.0 makes 10 periods longer than 1e+08 seconds, for which devices "
+        "can't tell when they are on-line; set a shorter one"
     ),
     '[stream]\nkind = "drift"\narrivals = "order"\nperiod_seconds = 60.0': (
         'stream.arrivals = "order" goes by the numbers that order the samples; set stream.kind = "periods"'

@@ -30,10 +30,12 @@ BLOBS = {
     "model": encode_tree(MODEL),
     "partition": encode_tree(
         {
-            "train_offsets": OFFSETS,
-            "train_indices": INDICES,
-            "validation_offsets": np.zeros(4, np.int64),
-            "validation_indices": np.zeros(0, np.int64),
+            "offsets": OFFSETS,
+            "indices": INDICES,
+            "periods": np.zeros_like(INDICES),
+            "seconds": np.zeros(len(INDICES)),
+            "period_count": np.array([1]),
+            "rules": np.array([1.0, 0.0, 0.0, 0.0]),
         }
     ),
 }
