@@ -68,6 +68,15 @@ def test_a_server_job_shows_its_step_and_its_time_adds_up() -> None:
     assert registry.get_sample_value("fedemu_server_job_seconds_total") == 3.0
 
 
+def test_replay_buffers_are_counted_in_samples_and_bytes_as_their_devices_last_told() -> None:
+    registry = CollectorRegistry()
+    metrics = SupervisorMetrics(registry)
+    for device, samples in ((3, 5), (4, 2), (3, 4)):
+        metrics.buffered(device, samples, 72 * samples)
+    assert registry.get_sample_value("fedemu_replay_samples") == 6
+    assert registry.get_sample_value("fedemu_replay_bytes") == 6 * 72
+
+
 def test_the_exporter_serves_its_registry_and_frees_its_port() -> None:
     registry = CollectorRegistry()
     SupervisorMetrics(registry).queue_depth(5)
