@@ -7,12 +7,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from torch import Tensor
+
 from fedemu.algorithms.class_incremental import Growing
 from fedemu.algorithms.class_incremental_fedavg import RememberingFedAvg
-from fedemu.algorithms.interface import Algorithm, Context, LocalProgram, Model, Query, Remarking, Script, Tree
+from fedemu.algorithms.class_incremental_losses import cross_entropy_among
+from fedemu.algorithms.interface import (
+    Algorithm,
+    Batch,
+    Context,
+    Facts,
+    LocalProgram,
+    Model,
+    Query,
+    Remarking,
+    Script,
+    Tree,
+)
 from fedemu.protocol.errors import ConfigurationError
 
 S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class NewClassCrossEntropy:
+    """Cross-entropy of the current task's samples among its classes only, as a criterion (MFCL, equation 6).
+
+    Samples of other classes, such as replayed ones, count for nothing.
+    """
+
+    model: Growing
+
+    def __call__(self, logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
+        return cross_entropy_among(logits, batch.y, self.model.of_task(facts.task), batch.weight)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,11 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from fedemu.algorithms.class_incremental_rounds import with_tasks
+from fedemu.algorithms.class_incremental import Growing
+from fedemu.algorithms.class_incremental_baselines import fedlwf_2t, fedprox_plus
+from fedemu.algorithms.class_incremental_rounds import NewClassCrossEntropy, with_tasks
 from fedemu.algorithms.fedavg import fedavg, fedprox
+from fedemu.algorithms.fedcil import fedcil
 from fedemu.algorithms.fedcurv import fedcurv
 from fedemu.algorithms.feddf import feddf
 from fedemu.algorithms.fednova import fednova
@@ -28,6 +31,7 @@ from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Algorithm, Model
 from fedemu.algorithms.language_bert import tinybert, tinybert_small
 from fedemu.algorithms.language_gru import gru
+from fedemu.algorithms.mfcl import fedavg_gen, mfcl
 from fedemu.algorithms.models import cnn, lenet, mlp
 from fedemu.algorithms.module_model import from_module
 from fedemu.algorithms.moon import moon
@@ -51,11 +55,13 @@ CLASSIFIERS = ("mlp", "cnn", "lenet", "resnet18")
 """The models that tell labels, and can't read tokens."""
 BIDIRECTIONAL = ("tinybert", "tinybert_small")
 """The models of texts that read on both sides of a token, and so can't be asked for the next one."""
-CRITERIA: Mapping[str, Criterion] = {
+CRITERIA: Mapping[str, Callable[..., Any]] = {
     "cross_entropy": cross_entropy,
     "wsm": reweighted_softmax,
+    "new_classes": NewClassCrossEntropy,
     "token_cross_entropy": token_cross_entropy,
 }
+"""Criteria; ``new_classes`` becomes one for a model that grows."""
 ALGORITHMS: Mapping[str, Callable[..., Any]] = {
     "fedavg": fedavg,
     "fedprox": fedprox,
@@ -68,6 +74,11 @@ ALGORITHMS: Mapping[str, Callable[..., Any]] = {
     "fedavg_finetuned": fedavg_finetuned,
     "feddf": feddf,
     "flashback": flashback,
+    "mfcl": mfcl,
+    "fedavg_gen": fedavg_gen,
+    "fedprox_plus": fedprox_plus,
+    "fedlwf_2t": fedlwf_2t,
+    "fedcil": fedcil,
 }
 """(ingredients, options) -> algorithm."""
 
@@ -102,9 +113,17 @@ def build_algorithm(name: str, options: Mapping[str, Any], ingredients: Ingredie
     return with_tasks(built, ingredients.model)
 
 
-def find_criterion(name: str) -> Criterion:
+def find_criterion(name: str, model: Model | None = None) -> Criterion:
+    """ConfigurationError where there is none of this name, or it is about new classes and the ``model`` gets none."""
     criterion: Criterion = find("algorithm.loss", name, CRITERIA)
-    return criterion
+    if criterion is not NewClassCrossEntropy:
+        return criterion
+    if not isinstance(model, Growing):
+        raise ConfigurationError(
+            "algorithm.loss = 'new_classes' is about the classes of the current task, but the stream brings none; "
+            "set stream.kind = 'classes', or algorithm.loss = 'cross_entropy'"
+        )
+    return NewClassCrossEntropy(model)
 
 
 def find(what: str, name: str, known: Mapping[str, Any]) -> Any:

@@ -141,7 +141,10 @@ class AlgorithmSpec(Section):
 
 
 class Local(Section):
-    """Training at a device: SGD, whose learning rate is multiplied by ``lr_decay`` after each round."""
+    """Training at a device: SGD, whose learning rate is multiplied by ``lr_decay`` after each round.
+
+    With ``lr_restart`` it is ``lr`` again at the beginning of each period of the stream.
+    """
 
     epochs: Count = 5
     batch_size: Count = 10
@@ -149,5 +152,6 @@ class Local(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: NotNegative = 0.0
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    lr_restart: bool = False
     augment: tuple[Literal["crop", "flip", "cutout", "mask"], ...] = ()
     executor: Literal["auto", "serial", "vmapped", "checked"] = "auto"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedemu.algorithms.augment import augmentation
+from fedemu.algorithms.class_incremental import growing
 from fedemu.algorithms.corpus import Corpus
 from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Algorithm, Ask, Context, Model, Selecting, Tree
@@ -15,6 +16,7 @@ from fedemu.device.training import Trainer
 from fedemu.ops.config import Experiment
 from fedemu.ops.datasets import open_corpus
 from fedemu.ops.public_data import open_public
+from fedemu.ops.streams import class_tasks
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
 
@@ -31,12 +33,12 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
             f"model {experiment.model.name!r} reads the tokens that data.text.kind = 'next' has it predict; "
             "choose model 'gru', or set data.text.kind = 'masked'"
         )
-    model = build_model(experiment.model.name, experiment.model.options, corpus.input_shape, corpus.outputs)
-    local = experiment.local
+    model = _built_model(experiment, corpus)
+    local, stream = experiment.local, experiment.stream
     masked = len(corpus.vocabulary) if experiment.data.text.kind == "masked" else 0
     ingredients = Ingredients(
         model=model,
-        criterion=find_criterion(experiment.algorithm.loss),
+        criterion=find_criterion(experiment.algorithm.loss, model),
         classes=corpus.classes,
         epochs=local.epochs,
         batch_size=local.batch_size,
@@ -50,9 +52,17 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
         input_shape=corpus.input_shape,
         labelled=corpus.labelled,
         language=corpus.language,
+        rounds_per_task=stream.rounds_each if local.lr_restart and stream.period_count > 1 else 0,
     )
     algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.options, ingredients)
     return model, _replaying(algorithm, experiment, ingredients) if experiment.replay.kept else algorithm
+
+
+def _built_model(experiment: Experiment, corpus: Corpus) -> Model:
+    """The experiment's model, whose classifier grows where the stream brings classes task by task."""
+    model = build_model(experiment.model.name, experiment.model.options, corpus.input_shape, corpus.outputs)
+    tasks = None if corpus.language else class_tasks(experiment, corpus.classes)
+    return model if tasks is None else growing(model, tasks, corpus.input_shape)
 
 
 def _replaying(algorithm: Algorithm[Any], experiment: Experiment, ingredients: Ingredients) -> Algorithm[Any]:

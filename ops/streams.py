@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, assert_never
 
 import numpy as np
@@ -26,10 +28,8 @@ def open_stream(experiment: config.Experiment, corpus: Corpus, partition: Partit
     Raises ConfigurationError or DataError where the samples make no such stream.
     """
     stream = experiment.stream
-    try:
+    with _named(stream):
         schedule, tests = _divided(stream, corpus, partition, experiment.seed)
-    except ConfigurationError as error:
-        raise type(error)(f'stream.kind = "{stream.kind}": {error}') from error
     match stream:
         case config.Static():
             pass
@@ -49,6 +49,32 @@ def open_stream(experiment: config.Experiment, corpus: Corpus, partition: Partit
     return plan, tests
 
 
+def class_tasks(experiment: config.Experiment, classes: int) -> ClassTasks | None:
+    """The tasks of a class-incremental stream over so many classes; None for another stream.
+
+    Raises ConfigurationError where the classes make no such tasks.
+    """
+    match experiment.stream:
+        case config.Classes() as stream:
+            with _named(stream):
+                return _tasks(stream, classes, seeds.generator(experiment.seed, purpose="stream"))
+    return None
+
+
+@contextmanager
+def _named(stream: config.Stream) -> Iterator[None]:
+    """What is wrong with the stream is said of it."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise type(error)(f'stream.kind = "{stream.kind}": {error}') from error
+
+
+def _tasks(stream: config.Classes, classes: int, random: np.random.Generator) -> ClassTasks:
+    """The order of the classes, where none is given, is the first that the stream draws."""
+    return ClassTasks.of(classes, stream.tasks, stream.order or random.permutation(classes))
+
+
 def _divided(stream: config.Stream, corpus: Corpus, partition: Partition, seed: int) -> tuple[Schedule, PeriodTests]:
     random = seeds.generator(seed, purpose="stream")
     train, test = corpus.train, corpus.test
@@ -64,8 +90,8 @@ def _divided(stream: config.Stream, corpus: Corpus, partition: Partition, seed: 
         case config.Window(column=column, periods=periods, width=width, cut=cut):
             values = _column(corpus, train, column), _column(corpus, test, column)
             return streams_periods.window_drift(*values, partition, periods, width=width, generator=random, cut=cut)
-        case config.Classes(tasks=count, order=given):
-            tasks = ClassTasks.of(corpus.classes, count, given or random.permutation(corpus.classes))
+        case config.Classes():
+            tasks = _tasks(stream, corpus.classes, random)
             return class_incremental(train.y, test.y, partition, tasks, generator=random)
         case _:
             assert_never(stream)
