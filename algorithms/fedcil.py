@@ -38,7 +38,7 @@ from fedemu.algorithms.fedcil_local import (
     surprises,
     without_gan,
 )
-from fedemu.algorithms.generator_models import PLANS, Generator, generator_for
+from fedemu.algorithms.generator_models import AT_ONCE, PLANS, Generator, generator_for
 from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import (
     Context,
@@ -98,6 +98,19 @@ class FedCIL(RememberingFedAvg):
 
     def variables(self, state: RememberingState) -> Tree:
         return without_gan(state.variables)
+
+    def pictures(self, state: RememberingState, samples: int, seed: int) -> Tree:
+        """Of the classes of earlier tasks, by the generator that devices replay from."""
+        if not state.kept:
+            return {}
+        generator = state.kept["generator"]
+        y = (generator[SEEN] > 0).nonzero()[:, 0].repeat(samples)
+        draws = seeds.generator(seed, purpose="pictures")
+        z = torch.from_numpy(draws.standard_normal((len(y), self._gan.latent), "float32"))
+        parts = zip(z.split(AT_ONCE), y.split(AT_ONCE), strict=True)
+        with torch.no_grad():
+            made = [self._gan.images(generator_of(generator), some, of, False)[0] for some, of in parts]
+        return {"x": torch.cat(made), "y": y}
 
     def job(
         self,
@@ -178,8 +191,8 @@ def fedcil(
     ``server_samples`` are made by each device's generator in a round; with ``server_iterations = 0`` the average is
     left as it is. ConfigurationError where there are no tasks, or no generator for the images.
     """
-    ingredients.require_cross_entropy("fedcil")
     classifier = classifier_of(ingredients, "fedcil")
+    ingredients.require_cross_entropy("fedcil")
     size = generator_for(ingredients.input_shape)
     latent = noise or PLANS[size.size].noise
     gan = AcGan(classifier, Generator(size.size, size.channels, latent + ingredients.classes), latent)

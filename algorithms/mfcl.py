@@ -21,16 +21,13 @@ Where the authors' code departs from the text:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-import numpy as np
-import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from torch import Tensor
 
-from fedemu.algorithms.class_incremental import SEEN, Growing
+from fedemu.algorithms.class_incremental import Growing
 from fedemu.algorithms.class_incremental_fedavg import (
     RememberingFedAvg,
     RememberingState,
@@ -39,8 +36,9 @@ from fedemu.algorithms.class_incremental_fedavg import (
     unwatched,
 )
 from fedemu.algorithms.fednova import AVERAGES, Weights
-from fedemu.algorithms.generator import Entropy, GeneratorSettings, GeneratorTraining, Targets, intended_classes
-from fedemu.algorithms.generator_models import generator_for
+from fedemu.algorithms.generator import Entropy, GeneratorSettings, GeneratorTraining, Targets
+from fedemu.algorithms.generator_models import AT_ONCE, generator_for
+from fedemu.algorithms.generator_samples import judgement, synthetic
 from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Context, Forest, Model, Reducer, Script, Tree, weighted_mean
 from fedemu.algorithms.layer_statistics import Watched, watched
@@ -50,6 +48,8 @@ from fedemu.algorithms.objective import LossFunction, Objective
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
 
+JUDGED: Final = "judged"
+"""The key of what is kept, and not sent, of how good a generator came out."""
 GeneratorBatch = Annotated[int, Field(ge=2)]
 """A batch of one has no variance to normalise by."""
 
@@ -83,48 +83,30 @@ class MFCL(RememberingFedAvg):
         start = state.kept.get("generator", {})
         generator = yield from self._training.train(state.variables, start, context)
         previous = unwatched(state.variables)
-        kept: dict[str, Tree] = {"previous": previous, "generator": generator}
+        noise = seeds.generator(context.seed, round=context.round, purpose="generator/judged")
+        judged = judgement(self._training, generator, state.variables, noise)
+        kept: dict[str, Tree] = {"previous": previous, "generator": generator, JUDGED: judged}
         if self._samples:
             draws = seeds.generator(context.seed, round=context.round, purpose="synthetic")
-            kept["synthetic"] = self._synthetic(generator, previous, self._samples, draws)
+            kept["synthetic"] = synthetic(self._training, generator, self.classifier, previous, self._samples, draws)
         return kept
 
     def shared(self, kept: Forest) -> Forest:
         unsent = "generator" if self._samples else "synthetic"
-        return {key: tree for key, tree in kept.items() if key != unsent}
+        return {key: tree for key, tree in kept.items() if key not in (unsent, JUDGED)}
 
     def pictures(self, state: RememberingState, samples: int, seed: int) -> Tree:
-        """For people to look at: so many images of each class of earlier tasks, ``x [n, ...]`` as the model takes them.
-
-        ``y [n]`` are their classes. Empty in the first task.
-        """
+        """Of the classes of earlier tasks; with ``targets = "model"`` of what the previous model takes them for."""
         if not state.kept:
             return {}
+        generator, previous = state.kept["generator"], state.kept["previous"]
         draws = seeds.generator(seed, purpose="pictures")
-        return self._synthetic(state.kept["generator"], state.kept["previous"], samples, draws)
+        return synthetic(self._training, generator, self.classifier, previous, samples, draws, AT_ONCE)
 
-    def _synthetic(self, generator: Tree, classifier: Tree, samples: int, draws: np.random.Generator) -> Tree:
-        """``x [samples · classes seen, ...]`` and ``y``, as many of each class where noise tells the class."""
-        seen = classifier[SEEN] > 0
-        count = samples * int(seen.sum())
-        noise = draws.standard_normal((count, self._training.generator.noise), "float32")
-        z = _even(torch.from_numpy(noise), seen, self.classifier)
-        with torch.no_grad():
-            x = self._training.generator.images(generator, z)
-            said = self.classifier.apply(classifier, x, False)[0].logits.argmax(-1)
-        told = self._training.settings.targets == "noise"
-        return {"x": x, "y": intended_classes(self.classifier, seen, z) if told else said}
-
-
-def _even(z: Tensor, seen: Tensor, classifier: Growing) -> Tensor:
-    """Noise whose rows stand for the classes seen, in turn: two values of a row change places where need be."""
-    position = torch.from_numpy(classifier.tasks.position)
-    rows = torch.arange(len(z))
-    wanted = position[seen.nonzero()[:, 0]][rows % int(seen.sum())]
-    found = position[intended_classes(classifier, seen, z)]
-    after = z.clone()
-    after[rows, wanted], after[rows, found] = z[rows, found], z[rows, wanted]
-    return after
+    def remarks(self, state: RememberingState) -> Mapping[str, Any]:
+        """Of the generator that the round rehearsed from: ``judgement`` of it; nothing in the first task."""
+        judged = state.kept.get(JUDGED)
+        return {"generator": {name: float(value) for name, value in judged.items()}} if judged else {}
 
 
 def mfcl(
@@ -165,7 +147,6 @@ def mfcl(
         entropy,
         device,
     )
-    ingredients.require_cross_entropy("mfcl")
 
     def loss(model: Model, classifier: Growing) -> LossFunction:
         return StableLoss(model, classifier, synthetic_batch, split, fine_tuning, distillation, distillation_scale)
@@ -202,7 +183,6 @@ def fedavg_gen(
         entropy,
         device,
     )
-    ingredients.require_cross_entropy("fedavg_gen")
 
     def loss(model: Model, classifier: Growing) -> LossFunction:
         return Objective(model)
@@ -222,6 +202,7 @@ def _rehearsing(
 ) -> MFCL:
     """MFCL's rounds around a loss of the watched model and the classifier."""
     classifier = classifier_of(ingredients, method)
+    ingredients.require_cross_entropy(method)
     generator = generator_for(ingredients.input_shape, noise)
     if settings.targets == "noise" and generator.noise < ingredients.classes:
         raise ConfigurationError(
