@@ -7,7 +7,8 @@ nothing is left is NaN. Arrays are as numpy takes them; results are float64.
 
 Sources: Lopez-Paz & Ranzato, "Gradient Episodic Memory for Continual Learning" (2017), section 2; Chaudhry et al.,
 "Riemannian Walk for Incremental Learning" (2018), section 3; Good et al., "Coordinated Replay Sample Selection for
-Continual Federated Learning" (2023), section 5.2.
+Continual Federated Learning" (2023), section 5.2; Babakniya et al., "A Data-Free Approach to Mitigate Catastrophic
+Forgetting in Federated Class Incremental Learning for Vision Tasks" (MFCL, 2023), section 5.
 
 Avalanche's ``StreamBWT`` and ``StreamForwardTransfer`` are ``backward_transfer`` and ``forward_transfer``. What it
 calls forgetting is minus backward transfer, that is, against the model that has just learnt the period; it is
@@ -37,6 +38,16 @@ def average_accuracy(accuracy: ArrayLike, examples: ArrayLike | None = None) -> 
     return float(over_distribution(latest, np.asarray(examples, dtype=np.float64)[:seen]))
 
 
+def average_incremental_accuracy(seen: ArrayLike) -> float:
+    """The mean over the periods of the accuracy ``A^t`` on all that had been seen by then: ``1/T sum_t A^t``.
+
+    ``seen [models]`` is the accuracy of the model after period t on the test sets of the periods up to t together, all
+    samples counting the same. Babakniya et al. call it average accuracy. It looks back on the whole run, where
+    ``average_accuracy`` looks at the latest model alone.
+    """
+    return float(mean_known(np.asarray(seen, dtype=np.float64)))
+
+
 def forgetting_factor(performance: ArrayLike, lower_is_better: bool = False) -> Floats:
     """By how much the latest model is worse than the best of the earlier ones, per test set: ``[periods]``.
 
@@ -55,7 +66,9 @@ def forgetting_factor(performance: ArrayLike, lower_is_better: bool = False) -> 
 def average_forgetting(accuracy: ArrayLike) -> float:
     """The mean forgetting factor of the periods before the latest model's own; NaN after a single period.
 
-    ``F_k = 1/(k-1) sum_{j<k} f_j^k`` of Chaudhry et al.
+    ``F_k = 1/(k-1) sum_{j<k} f_j^k`` of Chaudhry et al. It is the average forgetting of Babakniya et al., the highest
+    accuracy minus that at the end over tasks 1 to T - 1, as far as no task is done best at the end: such a task counts
+    below 0 here and 0 there, where the last model is among those that may be the best.
     """
     matrix = _matrix(accuracy)
     return float(mean_known(forgetting_factor(matrix)[: len(matrix) - 1]))

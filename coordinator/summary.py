@@ -130,12 +130,15 @@ def summarize_periods(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | Non
     if not ends:
         return None
     last = [ends[task] for task in sorted(ends)]
-    accuracy, loss = (_matrix(last, column) for column in ("period_accuracy", "period_loss"))
+    accuracy, loss = (_array(last, column) for column in ("period_accuracy", "period_loss"))
+    seen = _array(last, "seen_accuracy")
     found = {
         "rounds": [int(row["round"]) for row in last],
         "accuracy": accuracy,
         "loss": loss,
+        "seen_accuracy": seen,
         "average_accuracy": continual_metrics.average_accuracy(accuracy),
+        "average_incremental_accuracy": continual_metrics.average_incremental_accuracy(seen),
         "average_forgetting": continual_metrics.average_forgetting(accuracy),
         "backward_transfer": continual_metrics.backward_transfer(accuracy),
         "forgetting": continual_metrics.forgetting_factor(accuracy),
@@ -148,9 +151,9 @@ def summarize_periods(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | Non
     return found
 
 
-def _matrix(rows: Sequence[Mapping[str, Any]], column: str) -> Floats:
-    """``[rows, periods]``, NaN for null."""
-    return np.array([row[column] for row in rows], dtype=np.float64)
+def _array(rows: Sequence[Mapping[str, Any]], column: str) -> Floats:
+    """``[rows, ...]``, NaN for null."""
+    return np.array([row.get(column) for row in rows], dtype=np.float64)
 
 
 def model_digest(variables: Tree) -> Digest:

@@ -49,6 +49,20 @@ class PeriodResults:
         return self._together("accuracy")
 
     @property
+    def seen_accuracy(self) -> Floats:
+        """Over the test sets of the periods up to the model's own together, ``[models]``."""
+        return self._together("seen_accuracy")
+
+    @property
+    def seen_loss(self) -> Floats:
+        """Over the same test sets as ``seen_accuracy``, ``[models]``."""
+        return self._together("seen_loss")
+
+    @property
+    def average_incremental_accuracy(self) -> float:
+        return continual_metrics.average_incremental_accuracy(self.seen_accuracy)
+
+    @property
     def all_period_loss(self) -> Floats:
         """Over the test sets of all periods together, ``[models]``."""
         return self._together("loss")

@@ -7,7 +7,15 @@ import math
 from fedemu.algorithms import continual_metrics
 from fedemu.ops.period_results import PeriodResults, perplexity_of
 
-TABLE_HEADER = ("period", "last round", "just learnt", "latest model", "forgetting factor", "all periods")
+TABLE_HEADER = (
+    "period",
+    "last round",
+    "just learnt",
+    "latest model",
+    "forgetting factor",
+    "seen so far",
+    "all periods",
+)
 """Of ``period_table``; accuracies, or perplexities where the data are language."""
 
 
@@ -20,6 +28,7 @@ def period_cards(results: PeriodResults) -> list[tuple[str, str]]:
     return [
         *(language if results.language else []),
         ("average accuracy", _number(results.after_each("average_accuracy")[-1], ".1%")),
+        ("average incremental accuracy", _number(results.average_incremental_accuracy, ".1%")),
         ("average forgetting", _number(results.after_each("average_forgetting")[-1], ".3f")),
         ("backward transfer", _number(results.after_each("backward_transfer")[-1], ".3f")),
     ]
@@ -28,14 +37,15 @@ def period_cards(results: PeriodResults) -> list[tuple[str, str]]:
 def period_table(results: PeriodResults) -> list[tuple[str, ...]]:
     """A line for each period: how the model did that had just learnt it, how the latest does, and what was forgotten.
 
-    The last column is the model after that period on the test sets of all periods together. Forgetting is that of
-    perplexity, relative, where the data are language.
+    The last two columns are the model after that period on the test sets of the periods up to it, and of all periods.
+    Forgetting is that of perplexity, relative, where the data are language.
     """
     if results.language:
-        table, form, together = results.perplexity, ".4g", perplexity_of(results.all_period_loss)
+        table, form = results.perplexity, ".4g"
+        seen, together = perplexity_of(results.seen_loss), perplexity_of(results.all_period_loss)
         forgot, lost = continual_metrics.relative_forgetting(table), "+.1%"
     else:
-        table, form, together = results.accuracy, ".1%", results.all_period_accuracy
+        table, form, seen, together = results.accuracy, ".1%", results.seen_accuracy, results.all_period_accuracy
         forgot, lost = continual_metrics.forgetting_factor(table), "+.3f"
     reached = len(results.rounds)
     return [
@@ -45,6 +55,7 @@ def period_table(results: PeriodResults) -> list[tuple[str, ...]]:
             _number(table[period, period], form) if period < reached else "–",
             _number(table[-1, period], form),
             _number(forgot[period], lost) if period < reached - 1 else "–",
+            _number(seen[period], form) if period < reached else "–",
             _number(together[period], form) if period < reached else "–",
         )
         for period in range(results.periods)

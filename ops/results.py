@@ -80,9 +80,10 @@ def _periods(periods: Mapping[str, Any] | None) -> list[str]:
     told = [f"{len(periods['rounds'])} of {len(periods['accuracy'][0])}"]
     for key, name in (
         ("average_accuracy", "average accuracy"),
+        ("average_incremental_accuracy", "average incremental accuracy"),
         ("average_forgetting", "forgetting"),
         ("backward_transfer", "backward transfer"),
     ):
-        if periods[key] is not None:
+        if periods.get(key) is not None:
             told.append(f"{name} {periods[key]:.4f}")
     return [f"  periods   {', '.join(told)}"]

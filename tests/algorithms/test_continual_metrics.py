@@ -7,6 +7,7 @@ from fedemu.algorithms.continual_metrics import (
     all_period_perplexity,
     average_accuracy,
     average_forgetting,
+    average_incremental_accuracy,
     backward_transfer,
     forgetting_factor,
     forward_transfer,
@@ -72,6 +73,14 @@ def test_average_accuracy_is_avalanches_stream_accuracy_where_test_sets_are_of_o
     )
 
 
+def test_average_incremental_accuracy_is_the_mean_of_what_each_model_got_right_of_all_it_had_seen():
+    # Table 5 of MFCL, its last row, in percent.
+    ours = [71.50, 55.00, 50.73, 45.73, 42.38, 40.62, 38.97, 36.18, 35.47, 33.25]
+    assert round(average_incremental_accuracy(ours), 2) == 44.98
+    assert average_incremental_accuracy([0.5, NAN, 1.0]) == 0.75
+    assert math.isnan(average_incremental_accuracy([NAN]))
+
+
 def test_the_forgetting_factor_is_the_best_earlier_model_minus_the_latest_on_every_test_set():
     assert forgetting_factor(ACCURACY) == pytest.approx([0.9 - 0.5, 0.7 - 0.6, 0.3 - 0.6])
 
@@ -82,6 +91,15 @@ def test_average_forgetting_leaves_out_the_latest_period():
 
 def test_models_from_before_a_period_count_among_the_earlier_ones():
     assert average_forgetting([[0.9, 0.8, 0.0], [0.9, 0.5, 0.0], [0.9, 0.6, 0.0]]) == pytest.approx((0.0 + 0.2) / 2)
+
+
+def test_average_forgetting_is_mfcls_but_for_a_period_that_is_done_best_in_the_end():
+    def of_babakniya(matrix: np.ndarray) -> float:
+        return float(np.mean((matrix.max(axis=0) - matrix[-1])[: len(matrix) - 1]))
+
+    assert average_forgetting(ACCURACY) == pytest.approx(of_babakniya(ACCURACY))
+    best_in_the_end = np.array([[0.5, 0.0], [0.75, 0.5]])
+    assert (of_babakniya(best_in_the_end), average_forgetting(best_in_the_end)) == (0.0, -0.25)
 
 
 def test_backward_transfer_is_against_the_model_that_has_just_learnt_the_period():

@@ -47,11 +47,11 @@ def period_row(round: int, task: int, accuracy: list, loss: list | None = None, 
 
 PERIODS = [
     period_row(1, 0, [0.1, 0.1, 0.1]),
-    period_row(2, 0, [0.8, 0.2, 0.1]),
+    period_row(2, 0, [0.8, 0.2, 0.1], seen_accuracy=0.8),
     {"round": 3, "task": 1, "period_accuracy": None, "period_loss": None},
-    period_row(4, 1, [0.7, 0.9, 0.3], [2.0, 0.5, 3.0]),
+    period_row(4, 1, [0.7, 0.9, 0.3], [2.0, 0.5, 3.0], seen_accuracy=0.85),
     period_row(5, 2, [0.6, 0.8, 0.5]),
-    period_row(6, 2, [0.5, 0.6, 0.6], [3.0, None, 1.0]),
+    period_row(6, 2, [0.5, 0.6, 0.6], [3.0, None, 1.0], seen_accuracy=0.5),
 ]
 
 
@@ -61,7 +61,9 @@ def test_periods_are_summarised_by_the_last_evaluated_round_of_each():
     assert found["accuracy"].tolist() == [[0.8, 0.2, 0.1], [0.7, 0.9, 0.3], [0.5, 0.6, 0.6]]
     assert found["loss"][:2].tolist() == [[1.0, 1.0, 1.0], [2.0, 0.5, 3.0]]
     assert np.isnan(found["loss"][2]).tolist() == [False, True, False]
+    assert found["seen_accuracy"].tolist() == [0.8, 0.85, 0.5]
     assert found["average_accuracy"] == pytest.approx((0.5 + 0.6 + 0.6) / 3)
+    assert found["average_incremental_accuracy"] == pytest.approx((0.8 + 0.85 + 0.5) / 3)
     assert found["average_forgetting"] == pytest.approx(((0.8 - 0.5) + (0.9 - 0.6)) / 2)
     assert found["backward_transfer"] == pytest.approx(((0.5 - 0.8) + (0.6 - 0.9)) / 2)
     assert found["forgetting"] == pytest.approx([0.3, 0.3, 0.3 - 0.6])

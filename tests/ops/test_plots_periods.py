@@ -25,12 +25,16 @@ MATRIX = [[0.75, 0.25, 0.0], [0.5, 1.0, 0.25], [0.25, 0.5, 0.75]]
 
 
 def row(round: int, accuracy: Sequence[float | None], **more: Any) -> dict[str, Any]:
-    """Two rounds a period; a perplexity is a hundred times the share that is wrong, plus one."""
+    """Two rounds a period, all of one size; a perplexity is a hundred times the share that is wrong, plus one."""
     known = [value for value in accuracy if value is not None]
     loss = [None if value is None else math.log(100 * (1 - value) + 1) for value in accuracy]
+    task = (round - 1) // 2
+    seen = [value is not None and place <= task for place, value in enumerate(accuracy)]
     return {
         "round": round,
-        "task": (round - 1) // 2,
+        "task": task,
+        "seen_accuracy": float(np.mean(np.array(accuracy)[seen].astype(float))),
+        "seen_loss": float(np.mean(np.array(loss)[seen].astype(float))),
         "accuracy": float(np.mean(known)),
         "loss": float(np.mean([value for value in loss if value is not None])),
         "period_accuracy": list(accuracy),
@@ -94,28 +98,30 @@ def test_of_language_the_perplexity_is_what_counts() -> None:
     # Period 0 went from its best, 26, to 51 and to 76, period 1 from 1 to 51.
     assert found.relative_forgetting_after_each()[1:] == pytest.approx([51 / 26 - 1, (76 / 26 - 1 + 50) / 2])
     assert [label for label, _ in period_cards(found)][:2] == ["perplexity, all periods", "relative forgetting, mean"]
-    assert period_table(found)[0] == ("0", "2", "26", "76", "+192.3%", f"{(26 * 76 * 101) ** (1 / 3):.4g}")
+    assert period_table(found)[0] == ("0", "2", "26", "76", "+192.3%", "26", f"{(26 * 76 * 101) ** (1 / 3):.4g}")
+    assert period_table(found)[1][5] == f"{(51 * 1) ** (1 / 2):.4g}"
 
 
 def test_the_cards_and_the_table_of_labelled_data_are_accuracies() -> None:
     found = results()
     assert period_cards(found) == [
         ("average accuracy", "50.0%"),
+        ("average incremental accuracy", "66.7%"),
         ("average forgetting", "0.500"),
         ("backward transfer", "-0.500"),
     ]
     assert period_table(found) == [
-        ("0", "2", "75.0%", "25.0%", "+0.500", "33.3%"),
-        ("1", "4", "100.0%", "50.0%", "+0.500", "58.3%"),
-        ("2", "6", "75.0%", "75.0%", "–", "50.0%"),
+        ("0", "2", "75.0%", "25.0%", "+0.500", "75.0%", "33.3%"),
+        ("1", "4", "100.0%", "50.0%", "+0.500", "75.0%", "58.3%"),
+        ("2", "6", "75.0%", "75.0%", "–", "50.0%", "50.0%"),
     ]
 
 
 def test_a_period_that_was_not_reached_is_known_by_the_latest_model_only() -> None:
     found = period_results(run([row(1, MATRIX[0])]))
     assert found is not None
-    assert period_table(found)[1] == ("1", "–", "–", "25.0%", "–", "–")
-    assert [value for _, value in period_cards(found)] == ["75.0%", "–", "–"]
+    assert period_table(found)[1] == ("1", "–", "–", "25.0%", "–", "–", "–")
+    assert [value for _, value in period_cards(found)] == ["75.0%", "75.0%", "–", "–"]
 
 
 def test_a_curve_is_thin_before_its_period_begins_and_periods_are_parted() -> None:

@@ -114,13 +114,18 @@ def test_periods_and_perplexity_are_told_at_the_end_of_a_run() -> None:
         run.metrics({"round": 1, "accuracy": 0.5, "perplexity": 53.517})
         run.metrics({"round": 2, "accuracy": None, "perplexity": None})
     matrix = [[0.8, 0.2, 0.1], [0.5, 0.6, 0.1]]
-    measures = {"average_accuracy": 0.55, "average_forgetting": 0.3, "backward_transfer": None}
+    measures = {
+        "average_accuracy": 0.55,
+        "average_incremental_accuracy": 0.675,
+        "average_forgetting": 0.3,
+        "backward_transfer": None,
+    }
     write_summary(directory, periods={"rounds": [2, 3], "accuracy": matrix, **measures})
     results = Results.read(directory)
     assert results.perplexity == 53.517
     assert results.to_text().splitlines()[1:3] == [
         "  accuracy  0.8750  (best 0.9000)  perplexity 53.52",
-        "  periods   2 of 3, average accuracy 0.5500, forgetting 0.3000",
+        "  periods   2 of 3, average accuracy 0.5500, average incremental accuracy 0.6750, forgetting 0.3000",
     ]
 
 
