@@ -2,6 +2,8 @@
 
 A method brings the loss and the *lessons*: what the loss needs beside a model's logits and the labels, such as the
 teachers' logits of all training samples. Lessons are made once, when the job begins, and are part of its carry.
+
+On a class-incremental stream the public samples of a class are there from its task on.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fedemu.algorithms.class_incremental import SEEN
 from fedemu.algorithms.interface import Context, Model, Script, ServerJob, Tree
 from fedemu.algorithms.local_sgd import SGD
-from fedemu.algorithms.public import Labelled
+from fedemu.algorithms.public import Labelled, PublicData
 from fedemu.algorithms.trees import flatten, map_leaves, scale, squared_norm, unflatten, without
 from fedemu.protocol.seeds import generator
 
@@ -104,8 +107,8 @@ class ServerTraining:
         return Trained(carry.best, carry.lessons)
 
     def job(self, name: str, variables: Tree, prepare: Callable[[Labelled], Tree], context: Context) -> ServerJob:
-        public = context.public
-        assert public is not None, "a method that trains at the server is not built without public data"
+        assert context.public is not None, "a method that trains at the server is not built without public data"
+        public = _of_classes_seen(context.public, variables)
 
         def init() -> Tree:
             memory = self.optimiser.begin(without(variables, self.model.buffers))
@@ -113,6 +116,8 @@ class ServerTraining:
             return _Carry(variables, memory, prepare(public.train), variables, _stop(right, 0)).packed()
 
         def step(carry: Tree, index: int) -> tuple[Tree, bool]:
+            if not len(public.train):
+                return carry, True
             before = _Carry.unpacked(carry)
             trained, memory = self._advance(before, public.train, index, context)
             after = before.after(trained, memory, self._right(trained, public.validation))
@@ -181,6 +186,17 @@ def clipped(gradients: Tree, norm: float) -> Tree:
     if math.isinf(norm):
         return gradients
     return scale(gradients, (norm / (squared_norm(gradients).sqrt() + 1e-6)).clamp(max=1))
+
+
+def _of_classes_seen(public: PublicData, variables: Tree) -> PublicData:
+    """The samples of classes that a task has brought, where classes come task by task; otherwise all.
+
+    A model has no answer to learn for other classes: their logits are out of the running.
+    """
+    if SEEN not in variables:
+        return public
+    parts = ((part, variables[SEEN][part.y] > 0) for part in (public.train, public.validation))
+    return PublicData(*(Labelled(part.x[seen], part.y[seen]) for part, seen in parts))
 
 
 def _channels_last(leaf: Tensor) -> Tensor:

@@ -157,7 +157,7 @@ class Flashback:
         """What ``taught`` needs; ``counts [K, classes]`` of the local models are estimated where they are None."""
         teachers = [predict(self._model, add(state.variables, each.load()), public.x) for each in locals]
         if counts is None:
-            counts = torch.stack([logits.softmax(-1).mean(0) for logits in teachers])
+            counts = torch.stack([_mean_answer(logits) for logits in teachers])
         logits = torch.stack([*teachers, predict(self._model, state.variables, public.x)])
         known = torch.cat([counts, state.knowledge[None]])
         student, weights = knowledge_weights(state.knowledge, known)
@@ -225,6 +225,11 @@ def _require_sense(distil: str, local: str) -> None:
             "algorithm.options.local = 'not_true' with distil = 'devices' is FedNTD; set algorithm.name = 'fedntd', "
             "or distil = 'both'"
         )
+
+
+def _mean_answer(logits: Tensor) -> Tensor:
+    """The mean probabilities ``[classes]`` over samples, 0 without any."""
+    return logits.softmax(-1).mean(0) if len(logits) else logits.new_zeros(logits.shape[-1])
 
 
 def _label_counts(replies: Sequence[DeviceReply]) -> Tensor | None:

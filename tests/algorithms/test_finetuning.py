@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fedemu.algorithms.class_incremental import growing
 from fedemu.algorithms.distillation import predict
 from fedemu.algorithms.fedavg import fedavg
 from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.models import mlp
 from fedemu.algorithms.objective import cross_entropy
-from fedemu.algorithms.public import PublicData
+from fedemu.algorithms.public import Labelled, PublicData
 from fedemu.algorithms.registry import build_algorithm
+from fedemu.algorithms.streams_tasks import ClassTasks
 from fedemu.algorithms.trees import model_digest
 from fedemu.protocol.errors import ConfigurationError
 
@@ -51,3 +54,26 @@ def test_without_epochs_at_the_server_it_is_fedavg(little_fleet: Callable[..., A
 def test_it_is_refused_without_public_data() -> None:
     with pytest.raises(ConfigurationError, match="'fedavg_finetuned' needs public data"):
         build_algorithm("fedavg_finetuned", {}, ingredients(public=False))
+
+
+def test_public_labels_of_classes_that_have_yet_to_come_are_not_read(
+    little_fleet: Callable[..., Any], public: PublicData
+) -> None:
+    model = growing(MODEL, ClassTasks.of(4, 2, [2, 0, 3, 1]), (1, 12, 12))
+    made = replace(ingredients(), model=model)
+    # Labels go 0, 1, 2, 3, 0, ...: the first task brings the even ones.
+    stream = [[np.arange(first, 80, 2)] for first in (0, 1)]
+
+    def after(rounds: int, method: str, labels: slice) -> str:
+        parts = (Labelled(part.x[labels], part.y[labels]) for part in (public.train, public.validation))
+        fleet = little_fleet(
+            build_algorithm(method, {}, made), model.init(0), [], stream=stream, public=PublicData(*parts)
+        )
+        for _ in range(rounds):
+            fleet.play([0])
+        return model_digest(fleet.model)
+
+    everything, even, odd = slice(None), slice(0, None, 2), slice(1, None, 2)
+    assert after(1, "fedavg_finetuned", everything) == after(1, "fedavg_finetuned", even)
+    assert after(1, "fedavg_finetuned", odd) == after(1, "fedavg", odd)
+    assert after(2, "fedavg_finetuned", everything) != after(2, "fedavg_finetuned", even)
