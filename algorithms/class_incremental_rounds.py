@@ -19,6 +19,7 @@ from fedemu.algorithms.interface import (
     Facts,
     LocalProgram,
     Model,
+    Picturing,
     Query,
     Remarking,
     Script,
@@ -79,6 +80,10 @@ class TaskByTask(Generic[S]):
     def remarks(self, state: TaskState[S]) -> Mapping[str, Any]:
         """Those of ``inner``."""
         return self._inner.remarks(state.inner) if isinstance(self._inner, Remarking) else {}
+
+    def pictures(self, state: TaskState[S], samples: int, seed: int) -> Tree:
+        """Those of ``inner``."""
+        return self._inner.pictures(state.inner, samples, seed) if isinstance(self._inner, Picturing) else {}
 
 
 def with_tasks(algorithm: Algorithm[Any], model: Model) -> Algorithm[Any]:

@@ -22,6 +22,8 @@ from fedemu.algorithms.module_model import from_module
 from fedemu.protocol.errors import ConfigurationError
 
 SLOPE = 0.2
+AT_ONCE = 16
+"""Images that are made at once where they are only looked at, so that large ones fit into memory."""
 
 
 class Plan(NamedTuple):

@@ -327,6 +327,21 @@ class Remarking(Protocol):
         ...
 
 
+@runtime_checkable
+class Picturing(Protocol):
+    """An Algorithm that generates images of classes, which people may look at."""
+
+    def pictures(self, state: Any, samples: int, seed: int) -> Tree:
+        """``samples`` images of each class that can be generated: ``x [n, channels, height, width]`` and ``y [n]``.
+
+        ``x`` is normalised, as the model takes it; ``y`` int64 are the classes that the images are to show. ``state``
+        is that after any round; who shows pictures asks after the first of a task, in which generators are made anew.
+        Empty where there is nothing to generate from. A function of its arguments, which draws by ``seed`` only and
+        leaves the run as it is.
+        """
+        ...
+
+
 class Model(Protocol):
     """A network as pure functions; parameters and buffers are leaves of one Tree."""
 

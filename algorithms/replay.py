@@ -18,6 +18,7 @@ from fedemu.algorithms.interface import (
     Context,
     Forest,
     LocalProgram,
+    Picturing,
     Query,
     Remarking,
     Reply,
@@ -93,6 +94,10 @@ class Replay(Generic[S]):
         """Those of ``inner``; after a period's end ``replay``, and with coordination ``coordination``."""
         inner = self._inner.remarks(state.inner) if isinstance(self._inner, Remarking) else {}
         return {**inner, **state.remarks}
+
+    def pictures(self, state: ReplayState[S], samples: int, seed: int) -> Tree:
+        """Those of ``inner``."""
+        return self._inner.pictures(state.inner, samples, seed) if isinstance(self._inner, Picturing) else {}
 
     def _exchange(self, variables: Tree, context: Context) -> Generator[Any, Any, dict[str, Any]]:
         shared: Forest = {"model": variables} if self._settings.strategy in LOOKS_AT_MODEL else {}

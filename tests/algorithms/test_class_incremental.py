@@ -13,13 +13,14 @@ from torch.nn import functional
 from fedemu.algorithms.class_incremental import APART, SEEN, Head, growing, head_of
 from fedemu.algorithms.class_incremental_baselines import fedprox_plus
 from fedemu.algorithms.class_incremental_rounds import TaskByTask, with_tasks
-from fedemu.algorithms.fedavg import FedAvg, fedavg
+from fedemu.algorithms.fedavg import FedAvg, FedAvgState, fedavg
 from fedemu.algorithms.ingredients import Ingredients
-from fedemu.algorithms.interface import Context, Model, Tree
+from fedemu.algorithms.interface import Context, Model, Picturing, Tree
 from fedemu.algorithms.models import cnn, mlp
 from fedemu.algorithms.module_model import from_module
 from fedemu.algorithms.objective import cross_entropy
 from fedemu.algorithms.registry import build_algorithm
+from fedemu.algorithms.replay import ReplaySettings, with_replay
 from fedemu.algorithms.resnet import resnet18
 from fedemu.algorithms.scaffold import scaffold
 from fedemu.algorithms.streams_tasks import ClassTasks
@@ -187,6 +188,27 @@ def test_methods_stay_as_they_are_where_the_model_does_not_grow_or_they_see_to_i
     assert isinstance(build_algorithm("fedavg", {}, plain), FedAvg)
     remembering = fedprox_plus(INGREDIENTS)
     assert with_tasks(remembering, MODEL) is remembering
+
+
+class Painter(FedAvg):
+    def pictures(self, state: FedAvgState, samples: int, seed: int) -> Tree:
+        assert self.variables(state).keys() == MODEL.init(0).keys()
+        return {"x": torch.zeros(samples, *SHAPE), "y": torch.full((samples,), seed)}
+
+
+def test_pictures_are_shown_through_all_that_is_put_around_a_method() -> None:
+    settings = ReplaySettings("reservoir", 5)
+
+    def wrapped(method: Any) -> list[Any]:
+        growing = TaskByTask(method, MODEL)
+        return [growing, with_replay(method, settings, INGREDIENTS), with_replay(growing, settings, INGREDIENTS)]
+
+    for method in wrapped(Painter(INGREDIENTS.local_sgd())):
+        assert isinstance(method, Picturing)
+        pictures = method.pictures(method.init(MODEL.init(0), Context(0, 0, 0, 4)), 3, 7)
+        assert (pictures["x"].shape, pictures["y"].tolist()) == ((3, *SHAPE), [7, 7, 7])
+    for method in wrapped(fedavg(INGREDIENTS)):
+        assert method.pictures(method.init(MODEL.init(0), Context(0, 0, 0, 4)), 3, 7) == {}
 
 
 def test_a_device_may_ask_which_classes_its_task_brings() -> None:

@@ -27,7 +27,7 @@ from fedemu.algorithms.fedcil_local import (
     without_gan,
 )
 from fedemu.algorithms.ingredients import Ingredients
-from fedemu.algorithms.interface import Batch, Context, DeviceReply, Facts, Revealing, Tree
+from fedemu.algorithms.interface import Batch, Context, DeviceReply, Facts, Picturing, Revealing, Tree
 from fedemu.algorithms.models import mlp
 from fedemu.algorithms.objective import cross_entropy
 from fedemu.algorithms.streams_tasks import ClassTasks
@@ -35,6 +35,7 @@ from fedemu.algorithms.wsm import reweighted_softmax
 from fedemu.device.executors import Checked
 from fedemu.device.executors_serial import Serial
 from fedemu.device.executors_vmapped import Vmapped
+from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import DeviceId, Digest
 
@@ -81,6 +82,23 @@ def test_it_plays_where_devices_come_and_go_alike_on_every_executor(fleet: Calla
     assert played.model.keys() == MODEL.init(0).keys()
     assert played.model[SEEN].tolist() == [1, 1, 1, 1]
     assert all(bool(torch.isfinite(leaf).all()) for leaf in played.state.variables.values())
+
+
+def test_pictures_show_the_classes_that_devices_replay(fleet: Callable[..., Any]) -> None:
+    played = fleet(rounds_per_period=2)
+    assert isinstance(played.algorithm, Picturing)
+    for cohort in ([0, 1], [1]):
+        played.play(cohort)
+        assert played.algorithm.pictures(played.state, 9, 1) == {}
+    before = generator_of(played.state.variables)
+    played.play([0, 2])
+    pictures, again = (played.algorithm.pictures(played.state, 9, 1) for _ in range(2))
+    assert pictures["y"].tolist() == [0, 2] * 9
+    assert torch.equal(pictures["x"], again["x"])
+    gan = played.algorithm.programs["train"].gan
+    z = torch.from_numpy(seeds.generator(1, purpose="pictures").standard_normal((18, 5), "float32"))
+    expected, _ = gan.images(before, z, pictures["y"], False)
+    assert torch.allclose(pictures["x"], expected, atol=1e-5)
 
 
 def test_a_reply_tells_the_whole_network_and_the_label_counts(fleet: Callable[..., Any]) -> None:

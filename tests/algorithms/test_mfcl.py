@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedemu.algorithms.class_incremental import SEEN, growing
+from fedemu.algorithms.class_incremental_fedavg import unwatched
 from fedemu.algorithms.corpus import Corpus, Split
 from fedemu.algorithms.generator import intended_classes
+from fedemu.algorithms.generator_models import generator_for
 from fedemu.algorithms.ingredients import Ingredients
-from fedemu.algorithms.interface import Batch, Facts, Revealing, Tree
+from fedemu.algorithms.interface import Batch, Facts, Picturing, Remarking, Revealing, Tree
 from fedemu.algorithms.mfcl import MFCL, fedavg_gen, mfcl
 from fedemu.algorithms.mfcl_local import NOISE, RehearsingSGD, StableLoss, generated, stored
 from fedemu.algorithms.models import mlp
@@ -26,6 +28,7 @@ from fedemu.algorithms.wsm import reweighted_softmax
 from fedemu.device.executors import Checked
 from fedemu.device.executors_serial import Serial
 from fedemu.device.executors_vmapped import Vmapped
+from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import Digest
 
@@ -143,14 +146,54 @@ def test_synthetic_samples_made_once_travel_in_place_of_the_generator(fleet: Cal
 
 
 def test_pictures_show_every_class_of_earlier_tasks(fleet: Callable[..., Any]) -> None:
-    played = fleet(mfcl(INGREDIENTS, **SHORT))
-    played.play([0, 1, 2])
-    assert played.algorithm.pictures(played.state, 3, 1) == {}
+    played = fleet(mfcl(INGREDIENTS, **SHORT), rounds_per_period=2)
+    assert isinstance(played.algorithm, Picturing)
+    for cohort in ([0, 1, 2], [1]):
+        played.play(cohort)
+        assert played.algorithm.pictures(played.state, 3, 1) == {}
     played.play([0])
-    pictures, again = (played.algorithm.pictures(played.state, 3, 1) for _ in range(2))
-    assert pictures["x"].shape == (6, *SHAPE)
-    assert pictures["y"].bincount(minlength=4).tolist() == [3, 0, 3, 0]
+    pictures, again = (played.algorithm.pictures(played.state, 10, seed) for seed in (1, 1))
+    assert pictures["x"].shape == (20, *SHAPE)
+    assert pictures["y"].bincount(minlength=4).tolist() == [10, 0, 10, 0]
     assert torch.equal(pictures["x"], again["x"])
+    assert not torch.equal(pictures["x"], played.algorithm.pictures(played.state, 10, 2)["x"])
+    played.play([2])
+    assert torch.equal(pictures["x"], played.algorithm.pictures(played.state, 10, 1)["x"])
+
+
+def test_a_round_tells_how_good_the_generator_is_that_it_rehearsed_from(fleet: Callable[..., Any]) -> None:
+    played = fleet(mfcl(INGREDIENTS, **SHORT), rounds_per_period=2)
+    assert isinstance(played.algorithm, Remarking)
+    for cohort in ([0, 1, 2], [1]):
+        played.play(cohort)
+        assert played.algorithm.remarks(played.state) == {}
+    before = played.state.variables
+    played.play([0])
+    said = played.algorithm.remarks(played.state)
+    assert list(said) == ["generator"]
+    names = ["cross_entropy", "diversity", "batch_statistics", "image_prior", "recognised"]
+    assert list(said["generator"]) == names
+    played.play([2])
+    assert played.algorithm.remarks(played.state) == said
+
+    generator, draws = played.state.kept["generator"], seeds.generator(5, round=3, purpose="generator/judged")
+    z = torch.from_numpy(draws.standard_normal((8, 6), "float32"))
+    made = generator_for(SHAPE, 6).images(generator, z)
+    logits = MODEL.apply(unwatched(before), made, False)[0].logits
+    intended = z[:, :2].argmax(1) * -2 + 2  # the classes 2 and 0, in the order in which they came
+    assert said["generator"]["recognised"] == (logits.argmax(1) == intended).float().mean()
+    assert said["generator"]["cross_entropy"] == pytest.approx(float(functional.cross_entropy(logits, intended)))
+
+
+def test_where_noise_tells_no_class_none_can_be_recognised(fleet: Callable[..., Any]) -> None:
+    played = fleet(mfcl(INGREDIENTS, **SHORT, targets="model", image_prior=0.0))
+    played.play([0, 1])
+    played.play([1, 2])
+    said = played.algorithm.remarks(played.state)["generator"]
+    assert list(said) == ["cross_entropy", "diversity", "batch_statistics"]
+    pictures = played.algorithm.pictures(played.state, 10, 1)
+    logits = MODEL.apply(played.state.kept["previous"], pictures["x"], False)[0].logits
+    assert torch.equal(pictures["y"], logits.argmax(1))
 
 
 def test_the_other_targets_are_what_the_previous_model_says(fleet: Callable[..., Any]) -> None:
