@@ -36,7 +36,7 @@ class Plan(NamedTuple):
 
 PLANS = {
     8: Plan(64, 4, (64, 32)),
-    28: Plan(100, 7, (64, 64, 32)),
+    28: Plan(100, 7, (64, 32, 16)),
     32: Plan(200, 8, (128, 128, 64)),
     64: Plan(400, 8, (128, 128, 128, 64)),
     224: Plan(200, 7, (64, 64, 64, 64, 64, 64)),
@@ -80,6 +80,13 @@ def generator_for(input_shape: tuple[int, ...], noise: int = 0) -> Generator:
         )
     channels, size, _ = input_shape
     return Generator(size, channels, noise or PLANS[size].noise)
+
+
+def samples_of_equal_memory(generator: Generator) -> int:
+    """How many samples take no more memory than the generator's variables: a byte for each value and for the label."""
+    variables = generator.model.init(0)
+    memory = sum(leaf.numel() * leaf.element_size() for leaf in variables.values())
+    return memory // (generator.channels * generator.size**2 + 1)
 
 
 class _Network(nn.Module):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import vmap
 
-from fedemu.algorithms.generator_models import PLANS, generator_for
+from fedemu.algorithms.generator_models import PLANS, generator_for, samples_of_equal_memory
 from fedemu.algorithms.interface import Model
 from fedemu.protocol.errors import ConfigurationError
 
@@ -26,6 +26,13 @@ def test_the_generators_for_larger_images_are_those_of_table_6() -> None:
     assert parameters(generator_for((3, 64, 64)).model) == small
     large = 201 * 3136 + 2 * 64 + 5 * (convolution(64, 64) + 128) + convolution(64, 3)
     assert parameters(generator_for((3, 224, 224)).model) == large
+
+
+def test_a_generator_is_worth_as_many_samples_as_take_its_memory() -> None:
+    # Of its 85,702 numbers 3 count batches, in 8 bytes instead of 4. An image of 64 bytes has a label of one.
+    assert samples_of_equal_memory(generator_for((1, 8, 8))) == (4 * 85_702 + 3 * 4) // 65 == 5274
+    assert samples_of_equal_memory(generator_for((1, 28, 28))) == 1734
+    assert samples_of_equal_memory(generator_for((3, 32, 32))) == 2435
 
 
 @pytest.mark.parametrize("size", PLANS)
