@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +23,7 @@ from fedemu.coordinator.sampling import draw_cohort
 from fedemu.coordinator.service import Service
 from fedemu.coordinator.settings import Settings, ceil_share
 from fedemu.coordinator.shelf import pack_tree
+from fedemu.coordinator.tally import Tally
 from fedemu.protocol.errors import ConfigurationError, QuorumError
 from fedemu.protocol.ids import AskId, DeviceId
 
@@ -42,25 +42,6 @@ class Short(Exception):
         self.needed = needed
         self.diverged = diverged
         self.failure = failure
-
-
-@dataclass
-class Tally:
-    """What one round adds up over its asks and attempts. ``metrics`` are sums over ``measured`` accepted replies."""
-
-    online: int | None = None
-    attempts: int = 0
-    announced: int = -1
-    """The attempt that observers know of."""
-    outcomes: Counter[str] = field(default_factory=Counter)
-    bytes_down: int = 0
-    bytes_up: int = 0
-    server_seconds: float = 0.0
-    perturbed: bool = False
-    metrics: dict[str, float] = field(default_factory=dict)
-    measured: Counter[str] = field(default_factory=Counter)
-    diagnosis: RoundDiagnosis | None = None
-    """Of the attempt under way, if the round is to be diagnosed."""
 
 
 class Asking:
@@ -87,7 +68,8 @@ class Asking:
     async def exchange(self, ask_id: AskId, ask: Ask, context: Context, tally: Tally) -> Reply:
         """Raises Short if too few replied."""
         settings, timeline = self._settings, self._service.timeline
-        cohort, wanted = await self._cohort(ask_id, ask, tally)
+        with self._waiting(tally):
+            cohort, wanted = await self._cohort(ask_id, ask, tally)
         if tally.announced != ask_id.attempt:
             tally.announced = ask_id.attempt
             self._observers.round_started(ask_id.round, ask_id.attempt, timeline.time, len(cohort))
@@ -107,7 +89,8 @@ class Asking:
         machine = kind(terms, self._service.roster.connected)
         exchange = Exchange(order, machine, self._service.roster, self._service.tell, self._observers)
         try:
-            await self._service.perform(exchange)
+            with self._waiting(tally):
+                await self._service.perform(exchange)
             self._conclude(exchange, tally)
             needed = 0 if ask.optional else max(1, ceil_share(settings.quorum, wanted))
             accepted = len(machine.accepted)
@@ -119,6 +102,15 @@ class Asking:
             return await self._compute(_fold, exchange, ask)
         finally:
             exchange.discard()
+
+    @contextmanager
+    def _waiting(self, tally: Tally) -> Iterator[None]:
+        """The devices are what takes time."""
+        began = self._service.timeline.spent
+        try:
+            yield
+        finally:
+            tally.waited += self._service.timeline.spent - began
 
     async def _cohort(self, ask_id: AskId, ask: Ask, tally: Tally) -> tuple[tuple[DeviceId, ...], int]:
         """The devices to ask and how many replies are wanted; waits, or moves the clock, until there is someone."""
@@ -217,9 +209,7 @@ class Asking:
                 cause, back = machine.causes.get(device), machine.away.get(device)
                 self._observers.event("dropout", device=device, ask=exchange.text, cause=cause, back=back)
         for contribution in exchange.contributions:
-            for name, value in contribution.reply.metrics.items():
-                tally.metrics[name] = tally.metrics.get(name, 0.0) + value
-                tally.measured[name] += 1
+            tally.count(contribution)
 
     async def _diagnose(self, exchange: Exchange, ask: Ask, diagnosis: RoundDiagnosis) -> None:
         """Examine the accepted devices' models, each in a turn of its own, so that a signal is not kept waiting."""

@@ -58,10 +58,11 @@ class Order:
 
 @dataclass(frozen=True)
 class Contribution:
-    """One accepted reply."""
+    """One accepted reply. ``seconds`` is the real time that it took the device, as it says; no algorithm sees it."""
 
     reply: DeviceReply
     payload: Payload
+    seconds: float | None
 
 
 class Exchange:
@@ -160,7 +161,8 @@ class Exchange:
             self._perform(self.machine.rejected(device, error.reason, str(error), now))
             return
         reply = DeviceReply(device, result.examples, result.steps, result.metrics, counts)
-        self._contributions[device] = Contribution(reply, spill(order.spill, device, result.tensors, frames))
+        payload = spill(order.spill, device, result.tensors, frames)
+        self._contributions[device] = Contribution(reply, payload, result.seconds)
         self._perform(self.machine.result(device, now))
 
     def _failed(self, device: DeviceId, message: Failed | Declined, now: float) -> None:

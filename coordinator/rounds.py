@@ -14,7 +14,7 @@ import torch
 from fedemu.algorithms.interface import Algorithm, Ask, Context, Remarking, Reply, Script, ServerJob, Tree
 from fedemu.algorithms.public import PublicData
 from fedemu.coordinator import checkpoint
-from fedemu.coordinator.asking import Asking, Short, Tally
+from fedemu.coordinator.asking import Asking, Short
 from fedemu.coordinator.diagnosis import Diagnosis, RoundDiagnosis
 from fedemu.coordinator.evaluate import Evaluation
 from fedemu.coordinator.observer import Observers
@@ -25,6 +25,7 @@ from fedemu.coordinator.run_directory import RunDirectory
 from fedemu.coordinator.server_job import run_server_job
 from fedemu.coordinator.service import Service
 from fedemu.coordinator.settings import Settings
+from fedemu.coordinator.tally import Tally
 from fedemu.protocol.errors import ConfigurationError, QuorumError
 from fedemu.protocol.ids import AskId
 
@@ -106,7 +107,7 @@ class Rounds(Generic[S]):
             last = self.progress.class_accuracy
             remarks = self._algorithm.remarks(state) if isinstance(self._algorithm, Remarking) else {}
             row = round_row(context, tally, self._service.timeline, evaluation, last, found, remarks)
-            row["round_seconds"], row["server_seconds"] = self._service.timeline.spent - began, tally.server_seconds
+            row |= tally.real_times(self._service.timeline.spent - began)
             now_sent, now_received = self._service.traffic()
             row["wire_bytes_down"], row["wire_bytes_up"] = now_sent - sent, now_received - received
             self._committing = asyncio.ensure_future(self._commit(round, state, evaluation, row, found))

@@ -8,8 +8,8 @@ from typing import Any
 from fedemu.algorithms.interface import Context
 from fedemu.algorithms.metrics import accuracy_lost
 from fedemu.coordinator.ask import VERDICTS
-from fedemu.coordinator.asking import Tally
 from fedemu.coordinator.evaluate import Evaluation
+from fedemu.coordinator.tally import Tally
 from fedemu.coordinator.timeline import Timeline
 
 EVALUATED = (

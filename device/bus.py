@@ -19,6 +19,7 @@ from fedemu.protocol.messages import (
     Index,
     Message,
     Name,
+    RealSeconds,
     Sentence,
     Size,
     Tensors,
@@ -149,7 +150,8 @@ class Finished(Message):
 class Done(Message):
     """What became of one job; from a trainer, and passed on to the device as it is.
 
-    ``wrote_own`` says whether ``next_own`` was put in place: programs without own state write none. ``buffered`` and
+    ``seconds`` is the job's share of the real time that its group took, None where nobody measured. ``wrote_own`` says
+    whether ``next_own`` was put in place: programs without own state write none. ``buffered`` and
     ``buffered_bytes`` are what the device's replay buffer, if it has one, holds now: samples, and bytes as stored.
     """
 
@@ -160,6 +162,7 @@ class Done(Message):
     steps: Size
     metrics: Annotated[dict[Name, float], Field(max_length=64)]
     label_counts: Annotated[tuple[Size, ...], Field(max_length=65536)] | None
+    seconds: RealSeconds | None = None
     wrote_own: bool
     buffered: Size | None = None
     buffered_bytes: Size | None = None

@@ -93,6 +93,7 @@ def replies(task: Task, answer: Done | JobFailed, frames: Sequence[Any]) -> list
         steps=answer.steps,
         metrics=answer.metrics,
         label_counts=answer.label_counts,
+        seconds=answer.seconds,
         tensors=answer.tensors,
     )
     if task.schedule.corruption is not None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,12 +52,13 @@ class Trainer(Protocol):
 
 
 class TorchRunner:
-    """Decodes jobs for a Trainer and encodes what comes of them."""
+    """Decodes jobs for a Trainer and encodes what comes of them. ``clock`` tells real seconds, monotonic."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, clock: Callable[[], float] = time.perf_counter) -> None:
         self.capacity = {program: trainer.capacity(program) for program in trainer.programs}
         self.default = 1
         self._trainer = trainer
+        self._clock = clock
         self._trees: dict[str, Tree] = {}
 
     def run(self, train: Train, frames: Sequence[memoryview]) -> Iterator[Answer]:
@@ -72,19 +74,21 @@ class TorchRunner:
                 waiting.append(job)
             except BlobError as error:
                 yield _failed(train, job, "own_state", str(error))
+        began = self._clock()
         try:
             results = self._trainer.run(train.program, shared, jobs)
         except Exception as error:
             # It would come again in any other trainer, so it is the jobs that fail.
             log.exception("program %r failed on %d jobs of ask %s", train.program, len(jobs), train.ask)
             results = [TrainingError(f"{type(error).__name__}: {error}")] * len(jobs)
+        seconds = (self._clock() - began) / max(1, len(jobs))
         for job, result in zip(waiting, results, strict=True):
             if isinstance(result, TrainingError):
                 yield _failed(train, job, "training", str(result))
             elif (result.own or result.buffer is not None) and job.own is not None and not Path(job.own).exists():
                 yield _failed(train, job, "own_state", f"the device's own state {job.own} is gone")
             else:
-                yield _encode(train, job, result, self._trainer.sample_bytes)
+                yield _encode(train, job, result, self._trainer.sample_bytes, seconds)
 
     def _tree(self, blob: SharedFile) -> Tree:
         tree = self._trees.pop(blob.digest, None)
@@ -119,7 +123,7 @@ def _decode(train: Train, job: TrainJob, frames: Sequence[memoryview], part: sli
     )
 
 
-def _encode(train: Train, job: TrainJob, result: JobResult, sample_bytes: int) -> Answer:
+def _encode(train: Train, job: TrainJob, result: JobResult, sample_bytes: int, seconds: float) -> Answer:
     kept, buffered = dict(result.own), None
     if result.buffer is not None:
         kept |= {name: torch.as_tensor(leaf) for name, leaf in buffer_leaves(result.buffer).items()}
@@ -135,6 +139,7 @@ def _encode(train: Train, job: TrainJob, result: JobResult, sample_bytes: int) -
         steps=result.steps,
         metrics={name: float(value) for name, value in result.metrics.items()},
         label_counts=result.label_counts,
+        seconds=seconds,
         wrote_own=bool(kept),
         buffered=buffered,
         buffered_bytes=None if buffered is None else buffered * sample_bytes,

@@ -75,10 +75,12 @@ def fetch(blob):
 def answer(work):
     """Where a real device would train: the payload is its variables minus the global ones."""
     [model] = [fetch(blob) for blob in work["shared"] if blob["key"] == "model"]
+    began = time.monotonic()
     zeros = {f"delta/{name}": np.zeros_like(array) for name, array in model.items()}
     tensors = [{"name": name, "dtype": str(array.dtype), "shape": array.shape} for name, array in zeros.items()]
     frames = [array.tobytes() for array in zeros.values()]
-    send("result", frames, ask=work["ask"], examples=examples, steps=0, metrics={}, tensors=tensors)
+    took = {"seconds": time.monotonic() - began}
+    send("result", frames, ask=work["ask"], examples=examples, steps=0, metrics={}, tensors=tensors, **took)
 
 
 granted, _ = receive("granted", ("enroll", {"count": 1}))

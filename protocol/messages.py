@@ -19,6 +19,7 @@ Sentence = Annotated[str, StringConstraints(max_length=2048)]
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 Size = Annotated[int, Field(ge=0, lt=2**53)]
 Seconds = Annotated[float, Field(ge=0)]
+RealSeconds = Annotated[float, Field(ge=0, le=1e9)]
 
 Verdict = Literal["accepted", "late", "cancelled", "failed", "rejected", "dropped"]
 DropCause = Literal["offline", "crash", "leave", "silence"]
@@ -91,7 +92,10 @@ class Scheduled(Message):
 
 
 class Result(Message):
-    """What a program made; the payload's tensors are named ``key/leaf`` and follow as frames."""
+    """What a program made; the payload's tensors are named ``key/leaf`` and follow as frames.
+
+    ``seconds`` is the real time that the work took, which is recorded and decides nothing; None where nobody measured.
+    """
 
     type: Literal["result"] = "result"
     ask: AskText
@@ -99,6 +103,7 @@ class Result(Message):
     steps: Size
     metrics: Annotated[dict[Name, float], Field(max_length=64)]
     label_counts: Annotated[tuple[Size, ...], Field(max_length=65536)] | None = None
+    seconds: RealSeconds | None = None
     tensors: Tensors
 
 

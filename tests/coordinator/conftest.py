@@ -234,7 +234,12 @@ class FakeDevice:
             arrays["model/w"] = arrays["model/w"][:1]
         specs, frames = pack(arrays)
         result = wire.Result(
-            ask=work.ask, examples=1 + self.index % 3, steps=4, metrics={"loss": float(self.index)}, tensors=specs
+            ask=work.ask,
+            examples=1 + self.index % 3,
+            steps=4,
+            metrics={"loss": float(self.index)},
+            seconds=None if self.fleet.seconds is None else self.fleet.seconds * (1 + self.index),
+            tensors=specs,
         )
         self.results[work.ask] = result, frames
         self.dealer.send(result, frames)
@@ -250,6 +255,8 @@ class FakeFleet:
     script: Script = lambda index, work: {"after": 10.0 + index}
     presence: Callable[[int, float], wire.Presence] = lambda index, until: FOREVER
     wall: bool = False
+    seconds: float | None = 0.5
+    """How long device 0 says that a reply takes it; device 1 twice, device 2 three times as long, and so on."""
     lease: str | None = None
     devices: dict[int, FakeDevice] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)

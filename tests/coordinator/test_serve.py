@@ -126,6 +126,7 @@ async def test_the_fold_is_the_weighted_mean_of_the_first_to_finish(make_plan: M
     assert left.rows[0]["loss"] == pytest.approx((1 * 4 + 3 * 3 + 2 * 2) / 8 / 6)
     assert left.rows[0]["virtual_time"] == 39.0
     assert left.rows[0]["device_metrics"] == {"loss": 2.0}
+    assert left.rows[0]["device_seconds"] == (2.0 + 1.5 + 1.0) / 3
 
 
 async def test_every_outcome_is_counted_where_it_belongs(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
@@ -344,7 +345,7 @@ async def test_a_server_job_is_seen_to_advance_and_its_end_is_an_event(
     ends = events(left, "server_job")
     assert [(end["job"], end["round"], end["steps"]) for end in ends] == [("distil", 1, 4), ("distil", 2, 4)]
     assert [row["server_seconds"] for row in left.rows] == [end["seconds"] for end in ends]
-    assert all(0 < row["server_seconds"] < row["round_seconds"] for row in left.rows)
+    assert all(0 < row["server_seconds"] < row["coordinator_seconds"] < row["round_seconds"] for row in left.rows)
 
 
 async def test_the_death_of_a_server_job_is_an_event(
@@ -553,9 +554,10 @@ async def test_a_second_result_is_answered_with_the_first_verdict(make_plan: Mak
     plan = make_plan(devices=2, per_round=2, over_selection=1.0, rounds=3)
     running = asyncio.create_task(run(plan))
     await until(lambda: bool(fleet.devices) and "1.0.0" in fleet.devices[0].verdicts)
-    fleet.devices[0].dealer.send(wire.Result(ask="1.0.0", examples=9, steps=1, metrics={}, tensors=()))
+    fleet.devices[0].dealer.send(wire.Result(ask="1.0.0", examples=9, steps=1, metrics={}, seconds=99.0, tensors=()))
     fleet.devices[0].dealer.send(wire.Result(ask="0.0.7", examples=9, steps=1, metrics={}, tensors=()))
-    await running
+    _, left = await running
+    assert [row["device_seconds"] for row in left.rows] == [(0.5 + 1.0) / 2] * 3
     assert wire.Duplicate(ask="1.0.0", verdict="accepted") in fleet.devices[0].answers
     assert wire.Late(ask="0.0.7") in fleet.devices[0].answers
 

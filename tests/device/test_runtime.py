@@ -89,13 +89,15 @@ def a_work(ask: str = "3.0.0", **changes: Any) -> Work:
 
 def done(ask: str = "3.0.0", wrote_own: bool = False) -> Done:
     return Done(
-        device=7, ask=ask, examples=3, steps=2, metrics={"loss": 0.5}, label_counts=None, wrote_own=wrote_own,
-        tensors=(WEIGHT,),
+        device=7, ask=ask, examples=3, steps=2, metrics={"loss": 0.5}, label_counts=None, seconds=0.25,
+        wrote_own=wrote_own, tensors=(WEIGHT,),
     )  # fmt: skip
 
 
 PAYLOAD = [np.array([1.0, 2.0], np.float32).tobytes()]
-RESULT = Result(ask="3.0.0", examples=3, steps=2, metrics={"loss": 0.5}, label_counts=None, tensors=(WEIGHT,))
+RESULT = Result(
+    ask="3.0.0", examples=3, steps=2, metrics={"loss": 0.5}, label_counts=None, seconds=0.25, tensors=(WEIGHT,)
+)
 
 
 def a_plan(*periods: tuple[int, ...], **rules: Any) -> StreamPlan:

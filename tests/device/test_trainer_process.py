@@ -111,13 +111,21 @@ def test_a_program_gets_shared_trees_samples_own_part_and_own_state(train: Any, 
 
 
 def test_a_result_carries_payload_counts_and_metrics(train: Any) -> None:
-    ((done, frames),) = TorchRunner(Recorder(a_result)).run(*train(3))
+    ((done, frames),) = TorchRunner(Recorder(a_result), iter([10.0, 10.5]).__next__).run(*train(3))
     assert isinstance(done, Done)
     assert done.model_dump(exclude={"type", "tensors"}) == {
         "device": 3, "ask": "4.0.1", "examples": 2, "steps": 3, "metrics": {"loss": 0.25}, "label_counts": (1, 2),
-        "wrote_own": False, "buffered": None, "buffered_bytes": None,
+        "seconds": 0.5, "wrote_own": False, "buffered": None, "buffered_bytes": None,
     }  # fmt: skip
     assert unpack(done.tensors, frames)["model/w"].tolist() == [3.0, 3.0]
+
+
+def test_the_time_of_a_group_is_shared_among_the_jobs_that_were_run(train: Any, tmp_path: Path) -> None:
+    (tmp_path / "5").mkdir()
+    (tmp_path / "5" / "mine").write_bytes(b"garbage")
+    runner = TorchRunner(Recorder(a_result), iter([10.0, 13.0]).__next__)
+    answers = [answer for answer, _ in runner.run(*train(3, 5, 8, own="mine"))]
+    assert {answer.device: answer.seconds for answer in answers if isinstance(answer, Done)} == {3: 1.5, 8: 1.5}
 
 
 def test_the_next_own_state_is_in_place_before_the_result_is_told(train: Any, tmp_path: Path) -> None:

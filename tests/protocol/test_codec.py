@@ -141,6 +141,10 @@ def test_other_messages_have_no_frames() -> None:
         ([header(t="scheduled", ask="1.0.0", event="vanish", at=1.0)], "field"),
         ([header(t="scheduled", ask="1.0.0", event="finish", at=-1.0)], "field"),
         ([header(t="scheduled", ask="1.0.0", event="finish", at=True)], "field"),
+        *(
+            ([header(t="result", ask="1.0.0", examples=1, steps=1, metrics={}, seconds=seconds, tensors=[])], "field")
+            for seconds in (-0.5, float("inf"), float("nan"), 1e10, True, "1")
+        ),
         ([header(t="presence", until=1.0, intervals=[["a", "b"]] * 500)], "field"),
         ([header(t="presence", until=1.0, intervals=[[0.0, 1.0]] * 65537)], "field"),
         ([header(t="need", digest="A" * 64, offset=0, length=1)], "field"),

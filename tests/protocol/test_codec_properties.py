@@ -60,6 +60,7 @@ MESSAGES: dict[type[m.Message], st.SearchStrategy[Any]] = {
         steps=size,
         metrics=st.dictionaries(name, st.floats(), max_size=3),
         label_counts=st.none() | st.lists(size, max_size=4).map(tuple),
+        seconds=st.none() | st.floats(min_value=0, max_value=1e9),
         tensors=specs,
     ),
     m.Failed: st.builds(m.Failed, ask=ask, reason=name, detail=name, planned=st.booleans()),

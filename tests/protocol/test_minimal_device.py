@@ -133,6 +133,7 @@ async def test_it_takes_part_in_a_run_to_its_end(tcp: Any, eventually: Any, cloc
     assert coordinator.side.rejected == []
     assert coordinator.result is not None
     assert coordinator.result.examples == 5
+    assert 0 <= (coordinator.result.seconds or 0.0) < 30
     deltas = unpack(coordinator.result.tensors, coordinator.frames)
     assert {name: (array.dtype, array.shape) for name, array in deltas.items()} == {
         f"delta/{name}": (array.dtype, array.shape) for name, array in MODEL.items()
