@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from fedemu.algorithms.interface import Algorithm, Tree
 from fedemu.algorithms.public import PublicData
+from fedemu.coordinator.album import Album
 from fedemu.coordinator.diagnosis import Diagnosis
 from fedemu.coordinator.evaluate import Evaluation
 from fedemu.coordinator.observer import Observer
@@ -46,6 +47,7 @@ class CoordinatorPlan:
     resume: bool = False
     public: PublicData | None = None
     diagnosis: Diagnosis | None = None
+    album: Album | None = None
     observers: Sequence[Observer] = ()
     signals: bool = True
     opened: Callable[[], None] = lambda: None

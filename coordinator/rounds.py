@@ -11,9 +11,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from fedemu.algorithms.interface import Algorithm, Ask, Context, Remarking, Reply, Script, ServerJob, Tree
+from fedemu.algorithms.interface import Algorithm, Ask, Context, Picturing, Remarking, Reply, Script, ServerJob, Tree
 from fedemu.algorithms.public import PublicData
 from fedemu.coordinator import checkpoint
+from fedemu.coordinator.album import Album
 from fedemu.coordinator.asking import Asking, Short
 from fedemu.coordinator.diagnosis import Diagnosis, RoundDiagnosis
 from fedemu.coordinator.evaluate import Evaluation
@@ -26,7 +27,7 @@ from fedemu.coordinator.server_job import run_server_job
 from fedemu.coordinator.service import Service
 from fedemu.coordinator.settings import Settings
 from fedemu.coordinator.tally import Tally
-from fedemu.protocol.errors import ConfigurationError, QuorumError
+from fedemu.protocol.errors import ConfigurationError, FedemuError, QuorumError
 from fedemu.protocol.ids import AskId
 
 S = TypeVar("S")
@@ -64,6 +65,7 @@ class Rounds(Generic[S]):
         service: Service,
         evaluator: Evaluates,
         diagnosis: Diagnosis | None,
+        album: Album | None,
         run: RunDirectory,
         progress: Progress[S],
         classes: int,
@@ -80,6 +82,7 @@ class Rounds(Generic[S]):
         self._service = service
         self._evaluator = evaluator
         self._diagnosis = diagnosis
+        self._album = album
         self._run = run
         self._classes = classes
         self._public = public
@@ -104,6 +107,8 @@ class Rounds(Generic[S]):
             state = await self._attempts(context, tally)
             state, evaluation = await self._compute(self._settle, context, state)
             found = await self._conclude(tally.diagnosis, state)
+            if round == 1 or self._settings.task_of_round(round - 1) != task:
+                await self._show(task, state)
             last = self.progress.class_accuracy
             remarks = self._algorithm.remarks(state) if isinstance(self._algorithm, Remarking) else {}
             row = round_row(context, tally, self._service.timeline, evaluation, last, found, remarks)
@@ -222,6 +227,22 @@ class Rounds(Generic[S]):
         if diagnosis is None:
             return None
         return await self._compute(diagnosis.conclude, self._algorithm.variables(state))
+
+    async def _show(self, task: int, state: S) -> None:
+        """Keep pictures of what the method generates in a task. A run goes on without them, and says so."""
+        method, album = self._algorithm, self._album
+        if album is None or not isinstance(method, Picturing):
+            return
+
+        def keep() -> None:
+            if page := album.page(method, state, self._settings.seed):
+                self._run.generated(task, page)
+
+        try:
+            await self._compute(keep)
+        except Exception as error:
+            detail = str(error) if isinstance(error, FedemuError) else f"{type(error).__name__}: {error}"
+            self._observers.event("pictures_failed", task=task, detail=detail)
 
     async def _commit(
         self, round: int, state: S, evaluation: Evaluation | None, row: dict[str, Any], found: dict[str, Any] | None

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import json
 import math
 import os
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedemu.coordinator.files import named_failure, replace
 from fedemu.coordinator.summary import Summary
@@ -25,6 +29,10 @@ from fedemu.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from fedemu.algorithms.interface import Tree
+
+
+_PAGE = ("x", "y", "real", "real_y", "names")
+"""The arrays of a file of ``generated/``."""
 
 
 class RunDirectory:
@@ -69,6 +77,15 @@ class RunDirectory:
     def event(self, name: str, virtual_time: float, wall_time: float, /, **fields: Any) -> None:
         """Append one event; times in seconds since the run's start."""
         self._append("events", {"event": name, "virtual_time": virtual_time, "wall_time": wall_time, **fields})
+
+    def generated(self, task: int, page: Mapping[str, NDArray[Any]]) -> None:
+        """Write the pictures of what is generated in a task; again the same where the task begins again."""
+        written = io.BytesIO()
+        np.savez_compressed(written, **page)
+        folder = self.path / "generated"
+        with named_failure(folder):
+            folder.mkdir(exist_ok=True)
+        replace(folder / f"task-{task}.npz", written.getvalue())
 
     def rows(self) -> list[dict[str, Any]]:
         """What ``metrics.jsonl`` holds now, rounds before a resume included."""
@@ -156,6 +173,20 @@ def read_run(path: Path) -> Run:
         )
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"The run in {path} cannot be read: {error}") from error
+
+
+def read_generated(path: Path) -> dict[int, dict[str, NDArray[Any]]]:
+    """What a run generated, by task in ascending order; ConfigurationError where a file of it cannot be read."""
+    pages = {}
+    for file in path.glob("generated/task-*.npz"):
+        try:
+            if not zipfile.is_zipfile(file):
+                raise ValueError("it is no npz file")
+            with np.load(file, allow_pickle=False) as page:
+                pages[int(file.stem.removeprefix("task-"))] = {name: page[name] for name in _PAGE}
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+            raise ConfigurationError(f"{file} cannot be read: {error}; remove it, or leave out the run") from error
+    return dict(sorted(pages.items()))
 
 
 def plain(value: Any) -> Any:

@@ -106,6 +106,7 @@ class Coordinator:
             self._service,
             plan.evaluator,
             plan.diagnosis,
+            plan.album,
             run,
             progress,
             plan.classes,

@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from fedemu.algorithms.streams_plan import StreamPlan
+from fedemu.coordinator.album import open_album
 from fedemu.coordinator.diagnosis import Diagnosis
 from fedemu.coordinator.evaluate import Evaluator
 from fedemu.coordinator.observer import Observer
@@ -148,6 +149,7 @@ def assemble(
         resume=True,
         public=public,
         diagnosis=diagnosis,
+        album=open_album(corpus),
         observers=observers,
     )
 

@@ -51,7 +51,7 @@ def log_crash(error: BaseException) -> Path:
 class LogObserver(Observers):
     """Writes what a coordinator does to its log: rounds, server jobs, refusals, and events at the level ``debug``.
 
-    Where a server job's process died, that is a warning: the run goes on as if nothing had been.
+    Where a server job's process died or pictures were not kept, that is a warning: the run goes on all the same.
     """
 
     def __init__(self) -> None:
@@ -81,9 +81,10 @@ class LogObserver(Observers):
             self._log.warning("a message was rejected: %s (%d so far)", reason, count)
 
     def event(self, name: str, **fields: Any) -> None:
-        self._log.log(logging.WARNING if name == "server_job_died" else logging.DEBUG, "%s %s", name, fields)
+        self._log.log(logging.WARNING if name in _WARNINGS else logging.DEBUG, "%s %s", name, fields)
 
 
+_WARNINGS = ("server_job_died", "pictures_failed")
 _TOLD = (
     *("accuracy", "loss", "accepted", "cancelled", "late", "dropped", "failed", "rejected"),
     *("round_seconds", "server_seconds"),

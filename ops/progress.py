@@ -100,6 +100,8 @@ class PlainProgress:
 
     def event(self, name: str, **fields: Any) -> None:
         self.state.event(name)
+        if name == "pictures_failed":
+            self._print(f"task {fields['task']}: no pictures of what is generated ({fields['detail']})")
 
     def traffic(self, kind: str, direction: Direction, size: int) -> None:
         pass

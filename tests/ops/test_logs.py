@@ -32,11 +32,13 @@ def test_a_server_job_is_logged_once_for_each_tenth_of_its_steps(caplog: pytest.
     ]
 
 
-def test_the_death_of_a_server_job_is_a_warning_and_another_event_is_none(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_run_goes_on_without_is_a_warning_and_another_event_is_none(caplog: pytest.LogCaptureFixture) -> None:
     observer = LogObserver()
     with caplog.at_level(logging.WARNING, "fedemu.coordinator"):
         observer.event("checkpoint", round=3)
         observer.event("server_job_died", job="distil", round=3, cause="signal SIGKILL")
+        observer.event("pictures_failed", task=1, detail="no space")
     assert [record.getMessage() for record in caplog.records] == [
-        "server_job_died {'job': 'distil', 'round': 3, 'cause': 'signal SIGKILL'}"
+        "server_job_died {'job': 'distil', 'round': 3, 'cause': 'signal SIGKILL'}",
+        "pictures_failed {'task': 1, 'detail': 'no space'}",
     ]
