@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedemu.algorithms.corpus import Corpus, Split
+from fedemu.algorithms.generator_models import generator_for, samples_of_equal_memory
 from fedemu.ops.config import Experiment
 from fedemu.ops.config_sources import load_experiment
 from fedemu.ops.learning import open_algorithm
@@ -145,6 +146,16 @@ def test_every_row_of_the_papers_tables_can_be_built(setting: str) -> None:
         assert model.kind == "convolutional"
 
 
+OF_TASKS = ("fedavg-gen", "fedprox-plus", "fedlwf-2t", "fedcil", "oracle", "new-classes", "generator-replay")
+
+
+def fitting(part: str) -> str:
+    """The digits with what a part needs of public data, periods or tasks."""
+    if part in OF_TASKS or part.startswith("mfcl"):
+        return f"digits-tasks+public+{part}"
+    return f"digits-drift+public+{part}" if part.endswith("-replay") else f"digits+public+{part}"
+
+
 def test_every_method_goes_with_the_digits_and_what_it_needs_of_public_data_or_periods() -> None:
     corpus = Corpus(
         "digits",
@@ -156,14 +167,58 @@ def test_every_method_goes_with_the_digits_and_what_it_needs_of_public_data_or_p
         Digest("0" * 64),
     )
     for name, _ in methods():
-        setting = "digits-drift" if name.endswith("-replay") else "digits"
-        assert open_algorithm(loaded(f"{setting}+public+{name}"), corpus)
+        own = ["replay.capacity=5274"] if name == "generator-replay" else []
+        assert open_algorithm(loaded(fitting(name), *own), corpus)
     for name in ("feddf", "flashback", "fedavg-finetuned"):
         with pytest.raises(ConfigurationError, match="needs public data"):
             open_algorithm(loaded(f"digits+{name}"), corpus)
     for name in (name for name, _ in methods() if name.endswith("-replay")):
         with pytest.raises(ConfigurationError, match="has nothing to replay in a stream of one period"):
-            loaded(f"digits+{name}")
+            loaded(f"digits+{name}", "replay.capacity=20")
+    for name in (
+        name for name, _ in methods() if name.startswith(("mfcl", "fedavg-gen", "fedprox-", "fedlwf", "fedci"))
+    ):
+        with pytest.raises(ConfigurationError, match=r"set stream\.kind = 'classes'"):
+            open_algorithm(loaded(f"digits+{name}"), corpus)
+
+
+# Table 5 of MFCL
+
+
+def test_each_row_of_the_ablations_leaves_out_one_thing() -> None:
+    whole = loaded("digits-tasks+mfcl").algorithm
+    rows = {
+        "statistics": {"batch_statistics": 0.0},
+        "prior": {"image_prior": 0.0},
+        "diversity": {"diversity": 0.0},
+        "split": {"split": False},
+        "tuning": {"fine_tuning": 0.0},
+        "distillation": {"distillation": 0.0},
+    }
+    for row, left_out in rows.items():
+        found = loaded(f"digits-tasks+mfcl-no-{row}")
+        assert found.algorithm.options == {**whole.options, **left_out}
+        assert found.algorithm.name == "mfcl"
+
+
+def test_settings_give_samples_the_memory_of_the_generator() -> None:
+    shapes = {"digits": ((1, 8, 8), 10), **SHAPES}
+    for name in ("digits-tasks", "mnist-tasks", "cifar10-tasks"):
+        experiment = loaded(f"{name}+generator-replay")
+        shape, _ = shapes[experiment.data.dataset]
+        assert experiment.replay.capacity == samples_of_equal_memory(generator_for(shape))
+
+
+def test_the_oracle_keeps_everything_and_goes_before_any_method() -> None:
+    plain, oracle = loaded("digits-tasks+fedprox"), loaded("digits-tasks+oracle+fedprox")
+    assert not plain.stream.cumulative
+    assert oracle.stream.cumulative
+    assert oracle.algorithm == plain.algorithm
+
+
+def test_the_loss_of_new_classes_follows_a_method() -> None:
+    spec = loaded("digits-tasks+fedntd+new-classes").algorithm
+    assert (spec.name, spec.loss) == ("fedntd", "new_classes")
 
 
 def test_fedntd_divides_as_its_authors_do_but_for_the_most_uneven_of_its_partitions() -> None:
