@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedemu.coordinator.run_directory import Run, read_run
+from fedemu.ops.compare_settings import Keys, Table, at, differing, most_common, short_name, shown, usual
 from fedemu.ops.config import Experiment
 from fedemu.ops.replay_label import NAMED, replay_label
 from fedemu.protocol.errors import ConfigurationError
@@ -21,11 +21,11 @@ _TEST_DATA = ("dataset", "test_fraction", "test_by", "id_min_samples", "train_sp
 """The settings of ``data`` that decide which samples are tested on."""
 _INCOMPARABLE = (*(("data", key) for key in _TEST_DATA), ("model",))
 _REPLAY = {("replay", key) for key in NAMED}
-_NAMED_OTHERWISE = {("algorithm", "name"), ("algorithm", "loss"), ("rounds",), *_REPLAY}
+_METHOD = ("algorithm", "name")
+_NAMED_OTHERWISE = {_METHOD, ("algorithm", "loss"), ("rounds",), *_REPLAY}
 _LONGEST_LABEL = 60
 
-Keys = tuple[str, ...]
-Table = Mapping[str, Any]
+_NO_REPLAY = replay_label({})
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,10 @@ def labels(groups: Sequence[Group]) -> list[str]:
     the label would be long, or nothing is known, the folder's name takes its place.
     """
     tables = [group.experiment for group in groups if group.experiment]
-    differing = _differing(tables)
-    usual = {path: _usual(tables, path) for path in differing - _NAMED_OTHERWISE}
-    named = [_label(group, usual, replayed=bool(differing & _REPLAY)) for group in groups]
+    differ = differing(tables)
+    named = [_label(group, tables, differ) for group in groups]
     further: list[Callable[[Group], str]] = [_folder, lambda group: str(group.runs[0].path)]
-    if ("rounds",) in differing:
+    if ("rounds",) in differ:
         further.insert(0, _rounds)
     for more in further:
         named = [
@@ -145,88 +144,38 @@ def _read(directory: Path, place: Path) -> _Found:
 def _incomparable(groups: Sequence[Group]) -> list[str]:
     warnings = []
     for keys in _INCOMPARABLE:
-        values = dict.fromkeys(_shown(_at(group.experiment, keys)) for group in groups if group.experiment)
+        values = dict.fromkeys(shown(at(group.experiment, keys)) for group in groups if group.experiment)
         if len(values) > 1:
             what = ".".join(keys)
             warnings.append(f"the runs differ in {what} ({', '.join(values)}), so their accuracies do not compare")
     return warnings
 
 
-def _label(group: Group, usual: Mapping[Keys, Any], replayed: bool) -> str:
-    """``usual`` has every setting to be named, and the value that goes without; ``replayed``: tell the replay too."""
-    if not group.experiment:
+def _label(group: Group, tables: Sequence[Table], differ: set[Keys]) -> str:
+    """``differ`` are the settings that tell the ``tables`` of all groups apart."""
+    own = group.experiment
+    if not own:
         return _folder(group)
-    algorithm = group.experiment.get("algorithm") or {}
+    algorithm = own.get("algorithm") or {}
     label = str(algorithm.get("name"))
     if algorithm.get("loss", "cross_entropy") != "cross_entropy":
         label += f" + {algorithm['loss']}"
-    shown = {path: _name(path) for path in sorted(usual)}
-    settings = [replay_label(group.experiment.get("replay") or {})] if replayed else []
-    for path, name in shown.items():
-        value = _at(group.experiment, path)
-        if value is not None and value != usual[path]:
-            unique = list(shown.values()).count(name) == 1
-            settings.append(f"{name if unique else '.'.join(path)} {_shown(value)}")
+    names = {path: short_name(path) for path in sorted(differ - _NAMED_OTHERWISE)}
+    settings = []
+    if differ & _REPLAY:
+        replays = [replay_label(table.get("replay") or {}) for table in tables]
+        replay = replay_label(own.get("replay") or {})
+        if not replay == most_common(replays) == _NO_REPLAY:
+            settings.append(replay)
+    # The method is named whatever is usual, so what is usual of its options goes by the method.
+    same_method = [table for table in tables if at(table, _METHOD) == at(own, _METHOD)]
+    for path, name in names.items():
+        value = at(own, path)
+        if value is not None and value != usual(same_method if path[0] == "algorithm" else tables, path):
+            unique = list(names.values()).count(name) == 1
+            settings.append(f"{name if unique else '.'.join(path)} {shown(value)}")
     whole = ", ".join([label, *settings])
     return whole if len(whole) <= _LONGEST_LABEL else f"{label} ({_folder(group)})"
-
-
-def _name(path: Keys) -> str:
-    """Of a setting, as short as can be: ``lr`` for local.lr, ``partition`` for data.partition.kind."""
-    return path[-2] if len(path) > 1 and path[-1] in {"kind", "name"} else path[-1]
-
-
-def _usual(tables: Sequence[Table], path: Keys) -> Any:
-    """The value of a setting in at least two thirds of the tables; None where there is none, or one lacks the setting.
-
-    Without the last, a table that lacks it would be called the same as those that have the usual value.
-    """
-    values = [_at(table, path) for table in tables]
-    most = max(values, key=values.count)
-    return most if None not in values and 3 * values.count(most) >= 2 * len(values) else None
-
-
-def _differing(tables: Sequence[Table], path: Keys = ()) -> set[Keys]:
-    """The settings that tell ``tables`` apart.
-
-    Tables of another kind (a partition, a model, a method) have other settings, so only tables of one kind are
-    compared in them.
-    """
-    tag = "kind" if any("kind" in table for table in tables) else "name"
-    kinds = [str(table.get(tag)) for table in tables]
-    found = {(*path, tag)} if len(set(kinds)) > 1 else set()
-    for kind in set(kinds):
-        alike = [table for table, other in zip(tables, kinds, strict=True) if other == kind]
-        for key in {key for table in alike for key in table} - {tag}:
-            values = [table.get(key) for table in alike]
-            if any(isinstance(value, Mapping) for value in values):
-                found |= _differing([value if isinstance(value, Mapping) else {} for value in values], (*path, key))
-            elif any(value != values[0] for value in values):
-                found.add((*path, key))
-    return found
-
-
-def _at(table: Table, path: Keys) -> Any:
-    value: Any = table
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def _shown(value: Any) -> str:
-    match value:
-        case bool() | None:
-            return str(value).lower()
-        case float():
-            return f"{value:g}"
-        case Mapping():
-            first = [str(value[key]) for key in ("name", "kind") if key in value]
-            return " ".join(
-                [*first, *(f"{key} {_shown(item)}" for key, item in value.items() if key not in {"name", "kind"})]
-            )
-        case list() | tuple():
-            return "[" + ", ".join(map(_shown, value)) + "]"
-    return str(value)
 
 
 def _rounds(group: Group) -> str:

@@ -1,0 +1,73 @@
+"""The settings in which experiments differ, and how their names and values are written in a label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Keys = tuple[str, ...]
+Table = Mapping[str, Any]
+
+
+def differing(tables: Sequence[Table], path: Keys = ()) -> set[Keys]:
+    """The settings that tell ``tables`` apart.
+
+    Tables of another kind (a partition, a model, a method) have other settings, so only tables of one kind are
+    compared in them.
+    """
+    tag = "kind" if any("kind" in table for table in tables) else "name"
+    kinds = [str(table.get(tag)) for table in tables]
+    found = {(*path, tag)} if len(set(kinds)) > 1 else set()
+    for kind in set(kinds):
+        alike = [table for table, other in zip(tables, kinds, strict=True) if other == kind]
+        for key in {key for table in alike for key in table} - {tag}:
+            values = [table.get(key) for table in alike]
+            if any(isinstance(value, Mapping) for value in values):
+                found |= differing([value if isinstance(value, Mapping) else {} for value in values], (*path, key))
+            elif any(value != values[0] for value in values):
+                found.add((*path, key))
+    return found
+
+
+def usual(tables: Sequence[Table], path: Keys) -> Any:
+    """The value of a setting in at least two thirds of the tables; None where there is none, or one lacks the setting.
+
+    Without the last, a table that lacks it would be called the same as those that have the usual value.
+    """
+    return most_common([at(table, path) for table in tables])
+
+
+def most_common(values: Sequence[Any]) -> Any:
+    """The value that at least two thirds have; None where there is none, or one has none."""
+    most = max(values, key=values.count)
+    return most if None not in values and 3 * values.count(most) >= 2 * len(values) else None
+
+
+def at(table: Table, path: Keys) -> Any:
+    """The value of a setting; None where the table lacks it."""
+    value: Any = table
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def short_name(path: Keys) -> str:
+    """Of a setting, as short as can be: ``lr`` for local.lr, ``partition`` for data.partition.kind."""
+    return path[-2] if len(path) > 1 and path[-1] in {"kind", "name"} else path[-1]
+
+
+def shown(value: Any) -> str:
+    """The value in words."""
+    match value:
+        case bool() | None:
+            return str(value).lower()
+        case float():
+            return f"{value:g}"
+        case Mapping():
+            first = [str(value[key]) for key in ("name", "kind") if key in value]
+            return " ".join(
+                [*first, *(f"{key} {shown(item)}" for key, item in value.items() if key not in {"name", "kind"})]
+            )
+        case list() | tuple():
+            return "[" + ", ".join(map(shown, value)) + "]"
+    return str(value)
