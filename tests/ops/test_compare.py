@@ -146,13 +146,12 @@ def test_a_value_that_is_usual_among_the_rows_is_named_in_none_of_them(tmp_path:
 def test_an_option_that_is_usual_for_its_method_is_named_only_where_it_is_another(tmp_path: Path) -> None:
     usual = {"iterations": 60, "diversity": 1.0, "image_prior": 0.001, "distillation": 0.1, "split": True}
     changed = [{}, {"diversity": 0.0}, {"image_prior": 0.0}, {"distillation": 0.0}, {"split": False}]
-    runs = [
-        write_run(tmp_path / f"mfcl-{place}", [0.5], algorithm={"name": "mfcl", "options": usual | options})
-        for place, options in enumerate(changed)
-    ]
-    runs.append(write_run(tmp_path / "fedavg", [0.5]))
-    runs.append(write_run(tmp_path / "replay", [0.5], replay={"strategy": "naive_uniform", "capacity": 9}))
-    assert labels(compare(runs)) == [
+    stream: dict[str, Any] = {"rounds": 10, "stream": {"kind": "classes", "tasks": 5, "rounds_per_task": 2}}
+    for place, options in enumerate(changed):
+        write_run(tmp_path / f"mfcl-{place}", [0.5], algorithm={"name": "mfcl", "options": usual | options}, **stream)
+    write_run(tmp_path / "none", [0.5], **stream)
+    write_run(tmp_path / "replay", [0.5], replay={"strategy": "naive_uniform", "capacity": 9}, **stream)
+    assert labels(compare([tmp_path])) == [
         "mfcl",
         "mfcl, diversity 0",
         "mfcl, image_prior 0",
