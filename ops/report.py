@@ -12,14 +12,16 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fedemu.coordinator.run_directory import Run, read_run
+from fedemu.coordinator.run_directory import Run, read_generated, read_run
 from fedemu.ops.period_results import PeriodResults, period_results
 from fedemu.ops.plot_style import readable_bytes, rendered, time_unit
 from fedemu.ops.plots import PLOTS
 from fedemu.ops.plots_diagnosis import DIAGNOSIS_PLOTS
+from fedemu.ops.plots_generated import is_broad
 from fedemu.ops.plots_periods import PERIOD_PLOTS
 from fedemu.ops.plots_replay import REPLAY_PLOTS
 from fedemu.ops.progress_state import span
+from fedemu.ops.report_generated import GENERATOR_TABLE, generated_plots, generator_table, missing_pictures
 from fedemu.ops.report_periods import TABLE_HEADER, period_cards, period_table
 
 CSS = """
@@ -37,6 +39,7 @@ h1 { font-size: 26px; margin: 0 0 2px } h2 { font-size: 17px; margin: 34px 0 10p
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 16px;
   align-items: start }
 .plots img { width: 100%; background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 8px }
+.plots.broad { grid-template-columns: 1fr }
 table { border-collapse: collapse; background: #fff; border: 1px solid var(--line); border-radius: 10px }
 td, th { padding: 5px 14px; text-align: left; border-bottom: 1px solid var(--line);
   font-variant-numeric: tabular-nums }
@@ -55,7 +58,7 @@ def write_report(directory: Path) -> Path:
     Raises ConfigurationError where the directory holds no run.
     """
     run = read_run(directory)
-    rows, results = _of_rounds(run.rows), period_results(run)
+    rows, results, pages = _of_rounds(run.rows), period_results(run), read_generated(directory)
     plots = directory / "plots"
     plots.mkdir(exist_ok=True)
     sections = {
@@ -64,8 +67,10 @@ def write_report(directory: Path) -> Path:
         "Plots": draw_all(PLOTS, rows, plots),
         "Diagnosed rounds": draw_all(DIAGNOSIS_PLOTS, _of_rounds(run.diagnosis), plots),
     }
+    images = draw_all(generated_plots(pages), pages, plots)
+    generated = _generated(run, images, any(map(is_broad, pages.values())))
     page = directory / "report.html"
-    replace_text(page, _page(directory.name, run, results, sections))
+    replace_text(page, _page(directory.name, run, results, sections, generated))
     return page
 
 
@@ -93,8 +98,10 @@ def replace_text(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def _page(name: str, run: Run, results: PeriodResults | None, sections: Mapping[str, Mapping[str, bytes]]) -> str:
-    """``sections`` are the pictures by their heading; one without a picture is left out."""
+def _page(
+    name: str, run: Run, results: PeriodResults | None, sections: Mapping[str, Mapping[str, bytes]], generated: str
+) -> str:
+    """``sections`` are the pictures by their heading; one without a picture is left out. ``generated`` is a section."""
     summary = run.summary or {}
     title = str(summary.get("name") or name)
     outcome = str(summary.get("outcome") or "unfinished")
@@ -113,12 +120,24 @@ def _page(name: str, run: Run, results: PeriodResults | None, sections: Mapping[
 <div class="cards">{_cards(run.rows, summary, results)}</div>
 {pictures or "<h2>Plots</h2><p>No round has finished yet.</p>"}
 {periods}
+{generated}
 <h2>Outcomes of selected devices</h2>{_table(_outcome_rows(run.rows), ("outcome", "devices", "share"))}
 <h2>Events</h2>{_table(_event_rows(run.events), ("event", "count"))}
 <h2>Facts</h2>{_table(_facts(summary), ("fact", "value"))}
 <details><summary>Configuration</summary><pre>{escape(run.config)}</pre></details>
 </main></body></html>
 """
+
+
+def _generated(run: Run, images: Mapping[str, bytes], broad: bool) -> str:
+    """The section of generators, with pictures of the width of the page if ``broad``; empty where there are none."""
+    table, missing = generator_table(run.rows), missing_pictures(run.events)
+    if not (images or table or missing):
+        return ""
+    sentences = "".join(f'<p class="bad">{escape(sentence)}</p>' for sentence in missing)
+    pictures = f'<div class="plots{" broad" if broad else ""}">{embedded(images)}</div>' if images else ""
+    told = f"<p>{escape(GENERATOR_TABLE)}</p>{_table(table[1:], table[0])}" if table else ""
+    return f"<h2>Generated samples</h2>{sentences}{pictures}{told}"
 
 
 def _of_rounds(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
