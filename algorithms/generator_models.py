@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -97,7 +98,7 @@ class _Network(nn.Module):
         self.project = nn.Linear(noise, first * plan.start**2)
         self.norm = nn.BatchNorm2d(first)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.LeakyReLU(SLOPE))
+            nn.Sequential(_Doubling(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.LeakyReLU(SLOPE))
             for inputs, outputs in zip(plan.widths, plan.widths[1:], strict=False)
         )
         self.image = nn.Conv2d(last, channels, 3, padding=1)
@@ -106,6 +107,31 @@ class _Network(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         x: Tensor = self.norm(self.project(z).view(-1, *self.shape))
         for block in self.blocks:
-            x = block(functional.interpolate(x, scale_factor=2.0))
+            x = block(x)
         images: Tensor = self.scale(self.image(x).tanh())
         return images
+
+
+class _Doubling(nn.Conv2d):
+    """A 3×3 convolution, padded by 1, of images that nearest-neighbour interpolation has doubled, without these images.
+
+    In a doubled image two of the three pixels in a row that the kernel meets are one pixel. So each of the four kinds
+    of pixels that come out, by even or odd row and column, is a 2×2 convolution of the small image, whose kernel has
+    sums in place of such pairs: 16 products for 36, and half the time for wide layers.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[2:]
+        kernels = torch.cat([kernel for rows in _halves(self.weight, 2) for kernel in _halves(rows, 3)])
+        assert self.bias is not None
+        made = functional.conv2d(x, kernels, self.bias.repeat(4), padding=1)
+        made = made.unflatten(1, (2, 2, self.out_channels))
+        # Even rows begin one small row earlier than odd ones, and so do columns.
+        kinds = [torch.stack([made[:, i, j, :, i : i + height, j : j + width] for j in (0, 1)], -1) for i in (0, 1)]
+        return torch.stack(kinds, -3).flatten(-2).flatten(-3, -2)
+
+
+def _halves(weight: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
+    """What a kernel's three rows or columns come to on two pixels of the small image: for even and for odd places."""
+    first, second, third = weight.unbind(dimension)
+    return torch.stack([first, second + third], dimension), torch.stack([first + second, third], dimension)

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.func import vmap
+from torch.func import functional_call, vmap
+from torch.nn import functional
 
-from fedemu.algorithms.generator_models import PLANS, generator_for, samples_of_equal_memory
+from fedemu.algorithms.generator_models import PLANS, _Doubling, generator_for, samples_of_equal_memory
 from fedemu.algorithms.interface import Model
 from fedemu.protocol.errors import ConfigurationError
 
@@ -71,3 +72,20 @@ def test_a_generator_may_be_used_for_many_devices_at_once_before_anything_else()
 def test_other_sizes_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ConfigurationError, match="square images of 8, 28, 32, 64, 224 pixels"):
         generator_for(shape)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_blocks_convolve_doubled_images(stacked: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    block = generator_for((3, 32, 32)).model
+    weight, bias = (block.init(0)[f"blocks.0.0.{name}"].double() for name in ("weight", "bias"))
+    layer = _Doubling(128, 128, 3, padding=1).double()
+    x = torch.randn(2, 3, 128, 4, 5, generator=generator, dtype=torch.float64)
+
+    def made(x: torch.Tensor) -> torch.Tensor:
+        return functional_call(layer, {"weight": weight, "bias": bias}, (x,))
+
+    found = vmap(made)(x) if stacked else torch.stack([made(part) for part in x])
+    doubled = functional.interpolate(x.flatten(0, 1), scale_factor=2.0)
+    expected = functional.conv2d(doubled, weight, bias, padding=1).unflatten(0, (2, 3))
+    torch.testing.assert_close(found, expected)
