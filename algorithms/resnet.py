@@ -1,4 +1,6 @@
-"""ResNet-18 for small images (He et al., 2016): a 3×3 stem, no max-pooling, group or batch normalisation.
+"""ResNet-18 (He et al., 2016), for small images with a 3×3 stem and no max-pooling; group or batch normalisation.
+
+``stem="7x7"`` is the original for 224 pixels: a 7×7 stem of stride 2, and 3×3 max-pooling of stride 2.
 
 With ``norm="group"`` and ``conv_bias=True`` it has the 11,178,762 parameters of the network that the authors of
 re-weighted softmax use on CIFAR-10; without biases 11,173,962. Theirs ends in a 3×3 average pooling of stride 2, which
@@ -15,6 +17,7 @@ from typing import Literal
 import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
+from torch.nn import functional
 
 from fedemu.algorithms.interface import Outputs, Tree
 from fedemu.algorithms.layers import BatchNorm, Convolution, GroupNorm, Linear, batch_statistics
@@ -22,6 +25,7 @@ from fedemu.algorithms.models import Projection, image_shape, projection_head
 from fedemu.algorithms.trees import only
 
 Norm = Literal["group", "batch"]
+Stem = Literal["3x3", "7x7"]
 STAGES = 4
 BLOCKS_PER_STAGE = 2
 GROUPS = 2
@@ -50,13 +54,17 @@ class Block:
 
 @dataclass(frozen=True)
 class ResNet:
-    """``statistics`` says whether outputs carry mean and variance of each normalisation's input."""
+    """``statistics`` says whether outputs carry mean and variance of each normalisation's input.
+
+    ``pooled`` says whether max-pooling follows the stem.
+    """
 
     stem: Unit
     blocks: tuple[Block, ...]
     projection: Projection | None
     head: Linear
     statistics: bool = False
+    pooled: bool = False
     kind: Literal["convolutional"] = "convolutional"
 
     @cached_property
@@ -85,6 +93,8 @@ class ResNet:
             return x
 
         x = run(self.stem, x).relu()
+        if self.pooled:
+            x = functional.max_pool2d(x, 3, stride=2, padding=1)
         for block in self.blocks:
             shortcut = x if block.shortcut is None else run(block.shortcut, x)
             x = (run(block.second, run(block.first, x).relu()) + shortcut).relu()
@@ -111,12 +121,14 @@ def resnet18(
     statistics: bool = False,
     width: PositiveInt = 64,
     projection: NonNegativeInt = 0,
+    stem: Stem = "3x3",
 ) -> ResNet:
     """``width`` is the number of channels after the stem; it doubles from stage to stage.
 
     ``projection`` is the width of a projection head before the classifier, as in ``models``; 0 for none.
     """
-    channels, _, _ = image_shape("resnet18", input_shape, smallest=8)
+    large = stem == "7x7"
+    channels, _, _ = image_shape("resnet18", input_shape, smallest=32 if large else 8)
 
     def unit(name: str, inputs: int, outputs: int, kernel: int, stride: int = 1) -> Unit:
         convolution = Convolution(f"{name}.conv", inputs, outputs, kernel, kernel // 2, stride, conv_bias)
@@ -141,9 +153,10 @@ def resnet18(
             )
             inputs = outputs
     return ResNet(
-        unit("stem", channels, width, 3),
+        unit("stem", channels, width, 7, 2) if large else unit("stem", channels, width, 3),
         tuple(blocks),
         projection_head(inputs, projection),
         Linear("head", projection or inputs, classes),
         statistics,
+        large,
     )

@@ -88,7 +88,8 @@ class Data(Section):
 
     ``train_split`` may join splits with ``+``. ``test_fraction`` applies where the data set has no test split of its
     own, to each label or to each value of the id column (``test_by``). Values of that column with fewer than
-    ``id_min_samples`` are left out, with all their samples.
+    ``id_min_samples`` are left out, with all their samples. ``image_size`` is what all images are brought to, in
+    pixels; with 0 they stay as they are, and must be of one size. ``regroup`` makes other classes of ImageNet's.
     """
 
     dataset: Text = "digits"
@@ -99,6 +100,8 @@ class Data(Section):
     train_split: Text = AUTO
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
     test_by: Literal["label", "id"] = "label"
+    image_size: Annotated[int, Field(ge=0, le=512)] = 0
+    regroup: Literal["none", "superimagenet-s", "superimagenet-m", "superimagenet-l"] = "none"
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     partition: Partition = Dirichlet()
     public: Public = Public()

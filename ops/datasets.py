@@ -16,7 +16,7 @@ from fedemu.algorithms import partitioners
 from fedemu.algorithms.corpus import Corpus
 from fedemu.algorithms.partition import Indices, Partition
 from fedemu.ops import config
-from fedemu.ops.datasets_cache import Progress, cache_folder, locked, read, write
+from fedemu.ops.datasets_cache import Decoded, Progress, cache_folder, locked, read, write
 from fedemu.ops.datasets_leaf import decode_leaf, leaf_files
 from fedemu.ops.datasets_made import built_in, own
 from fedemu.ops.datasets_source import LABEL, Place, Source, TextSource, entry_of, locate
@@ -70,6 +70,8 @@ def source_of(data: config.Data, columns: Collection[str] = ()) -> Source:
         id_column=data.ids if data.id_min_samples else None,
         id_min_samples=data.id_min_samples,
         text=_text_source(data.text),
+        image_size=data.image_size,
+        regroup=None if data.regroup == "none" else data.regroup,
     )
 
 
@@ -113,6 +115,10 @@ def _store(entry: Path, source: Source, place: Place, progress: Progress | None)
         raise DataError(f"the data set {source.dataset!r} has no splits to choose from; leave out data.train_split")
     if source.text is not None and (leaf or place.kind in ("built_in", "function")):
         raise DataError(f"the data set {source.dataset!r} holds no texts; set data.text.kind = 'none'")
+    fixed = leaf or source.text is not None or place.kind in ("built_in", "function", "file")
+    if fixed and (source.image_size or source.regroup is not None):
+        setting = "image_size" if source.image_size else "regroup"
+        raise DataError(f"data.{setting} goes with folders and hub data sets of images, not with {source.dataset!r}")
     if source.text is None and place.kind == "file":
         raise DataError(f"{source.dataset!r} is a file of texts; set data.text.kind to what is to be predicted of them")
     with tempfile.TemporaryDirectory(prefix=f"{entry.name}.partial-", dir=entry.parent) as scratch:
@@ -125,13 +131,28 @@ def _store(entry: Path, source: Source, place: Place, progress: Progress | None)
         elif leaf:
             write(entry, source.name, decode_leaf(source, leaf, Path(scratch)), progress)
         else:
-            # Kept out of every process that finds the data decoded: it imports datasets, pyarrow and Pillow.
-            from fedemu.ops.datasets_decode import Coloured, decode
+            _store_images(entry, source, place, Path(scratch), progress)
 
-            try:
-                write(entry, source.name, decode(source, place, Path(scratch), grey=True), progress)
-            except Coloured:
-                write(entry, source.name, decode(source, place, Path(scratch), grey=False), progress)
+
+def _store_images(entry: Path, source: Source, place: Place, scratch: Path, progress: Progress | None) -> None:
+    """Images, or columns of numbers, by one channel first, and by three where an image turns out to need them."""
+    # Kept out of every process that finds the data decoded: they import datasets, pyarrow and Pillow.
+    from fedemu.ops.datasets_imagenet import decode_imagenet, imagenet_folder
+    from fedemu.ops.datasets_images import Coloured
+
+    folder = imagenet_folder(place)
+
+    def decoded(grey: bool) -> Decoded:
+        if folder is not None:
+            return decode_imagenet(source, place, folder, grey)
+        from fedemu.ops.datasets_decode import decode
+
+        return decode(source, place, scratch, grey)
+
+    try:
+        write(entry, source.name, decoded(grey=True), progress)
+    except Coloured:
+        write(entry, source.name, decoded(grey=False), progress)
 
 
 def build_partition(corpus: Corpus, data: config.Data, *, devices: int, seed: int) -> Partition:

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import shutil
 import tempfile
 import time
@@ -29,6 +30,7 @@ FORMAT = 3
 LONGEST_WAIT = 3600.0
 """Real seconds that a process waits for another one to decode the same data."""
 _ROWS = 4096
+_PIXELS = 2**22
 
 Progress = Callable[[int, int], None]
 """Called with (samples decoded, samples in all)."""
@@ -197,9 +199,11 @@ def _moments(x: NDArray[Any]) -> tuple[list[float], list[float]]:
     channels = x.shape[1]
     if x.dtype == np.uint8:
         counts = np.zeros((channels, 256), dtype=np.int64)
-        for start in range(0, len(x), _ROWS):
+        # As bincount makes 64 bits of every byte, fewer rows at a time where they are large.
+        rows = max(1, min(_ROWS, _PIXELS * channels // math.prod(x.shape[1:])))
+        for start in range(0, len(x), rows):
             for channel in range(channels):
-                counts[channel] += np.bincount(x[start : start + _ROWS, channel].ravel(), minlength=256)
+                counts[channel] += np.bincount(x[start : start + rows, channel].ravel(), minlength=256)
         values = np.arange(256)
         # Integer sums, so that every machine gets the same last bits.
         n, total, squares = (

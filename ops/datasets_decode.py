@@ -16,14 +16,13 @@ from typing import Any
 import datasets  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from fedemu.ops.datasets_blocks import Coloured, blocks
+from fedemu.ops.datasets_blocks import blocks
 from fedemu.ops.datasets_cache import Decoded
 from fedemu.ops.datasets_columns import classes_of, input_columns, label_column, require, values_of
+from fedemu.ops.datasets_regroup import regrouped
 from fedemu.ops.datasets_source import Place, Source
 from fedemu.ops.datasets_split import Part, Rows, chosen_splits, divided
 from fedemu.protocol.errors import DataError
-
-__all__ = ["Coloured", "decode"]
 
 PROBE_SECONDS = 5.0
 """How long the hub may take to accept a connection before it counts as out of reach."""
@@ -55,7 +54,8 @@ def decode(source: Source, place: Place, scratch: Path, grey: bool) -> Decoded:
         columns = {column: values_of(source, split, column) for column in source.columns if column in split.features}
         return Part(y[name], columns, read)
 
-    return divided(source, names, part("train", train), None if test is None else part("test", test))
+    parts = part("train", train), None if test is None else part("test", test)
+    return divided(source, *regrouped(source, names, *parts))
 
 
 def read_texts(source: Source, place: Place, scratch: Path) -> tuple[dict[str, list[Any]], list[str]]:
@@ -152,7 +152,11 @@ def _reachable(endpoint: str) -> bool:
 
 def _splits(source: Source, opened: datasets.DatasetDict) -> tuple[datasets.Dataset, datasets.Dataset | None]:
     """The training split, which may be several joined, and the test split where there is one."""
-    names, test = chosen_splits(source, list(map(str, opened)))
+    known = [str(name) for name in opened]
+    names, test = chosen_splits(source, known)
+    while test is not None and _unlabelled(opened[test]):
+        known.remove(test)
+        names, test = chosen_splits(source, known)
     for split in (*names, test):
         if split is not None and not len(opened[split]):
             raise DataError(f"the split {split} of {source.dataset!r} is empty")
@@ -163,3 +167,10 @@ def _splits(source: Source, opened: datasets.DatasetDict) -> tuple[datasets.Data
     except ValueError as error:
         raise DataError(f"the splits {' and '.join(names)} of {source.dataset!r} have other columns") from error
     return train, None if test is None else opened[test]
+
+
+def _unlabelled(split: datasets.Dataset) -> bool:
+    """Whether the labels of a split are kept back: all are -1, as in ImageNet's test split."""
+    labels = [name for name, feature in split.features.items() if isinstance(feature, datasets.ClassLabel)]
+    values = split.select_columns(labels).with_format("arrow")[:]
+    return bool(labels) and len(split) > 0 and all(set(column.to_pylist()) == {-1} for column in values.columns)

@@ -11,7 +11,7 @@ import re
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from fedemu.algorithms.language import Objective
 from fedemu.ops.datasets_cache import FORMAT
@@ -46,7 +46,8 @@ class Source:
     ``train_split`` names the splits to train on, joined by ``+`` (None: found from the data). ``test_fraction`` applies
     where the data set has no test split of its own: to each label, or to each value of the column ``test_by``. Samples
     whose value of ``id_column`` has fewer than ``id_min_samples`` are left out. Both are among ``columns``. With
-    ``text`` the data are language.
+    ``text`` the data are language. ``image_size`` is that of all images in pixels (0: as they are), ``regroup`` a
+    division of ImageNet into other classes.
     """
 
     dataset: str
@@ -59,6 +60,8 @@ class Source:
     id_column: str | None = None
     id_min_samples: int = 0
     text: TextSource | None = None
+    image_size: int = 0
+    regroup: str | None = None
 
     @property
     def name(self) -> str:
@@ -125,19 +128,21 @@ def _checked_size(dataset: str) -> tuple[str, str | None]:
     return name, size
 
 
-def _fingerprint(folder: Path) -> list[list[Any]]:
-    """Every file's path, size and time of change: cheap to take, and other when the data are."""
-    files = []
-    for base, _, names in os.walk(folder):
-        for name in names:
-            path = Path(base, name)
-            files.append([str(path.relative_to(folder)), *_status(path)])
-    return sorted(files)
+def _fingerprint(folder: Path) -> str:
+    """A digest of every file's path, size and time of change: cheap to take, and other when the data are."""
+    digest = hashlib.sha256()
+    for base, folders, names in os.walk(folder):
+        folders.sort()
+        digest.update(os.fsencode(f"{os.path.relpath(base, folder)}\0"))
+        for name in sorted(names):
+            size, changed = _status(os.path.join(base, name))
+            digest.update(os.fsencode(f"{name}\0{size}\0{changed}\0"))
+    return digest.hexdigest()
 
 
-def _status(file: Path) -> list[int]:
-    status = file.stat()
-    return [status.st_size, status.st_mtime_ns]
+def _status(file: str | Path) -> tuple[int, int]:
+    status = os.stat(file)
+    return status.st_size, status.st_mtime_ns
 
 
 def _checked_ending(file: Path) -> str:

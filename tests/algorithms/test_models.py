@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedemu.algorithms.interface import Model, Outputs, Tree
+from fedemu.algorithms.layers import BatchNorm
 from fedemu.algorithms.models import cnn, lenet, mlp
 from fedemu.algorithms.module_model import from_module
 from fedemu.algorithms.resnet import resnet18
@@ -33,6 +34,8 @@ def parameters(model: Model) -> int:
         (resnet18((3, 32, 32), 10, norm="batch"), 11_173_962),
         (resnet18((3, 32, 32), 10, conv_bias=True), 11_178_762),
         (resnet18((3, 32, 32), 10, norm="group", conv_bias=True), 11_178_762),
+        (resnet18((3, 64, 64), 200, norm="batch"), 11_271_432),
+        (resnet18((3, 224, 224), 1000, norm="batch", stem="7x7"), 11_689_512),
     ],
 )
 def test_models_have_the_published_number_of_parameters(model: Model, count: int) -> None:
@@ -88,6 +91,7 @@ def small_models() -> list[Any]:
         pytest.param(mlp((2, 8, 8), 5, (16,), projection=6), (2, 8, 8), id="mlp-projection"),
         pytest.param(resnet18((2, 8, 8), 5, width=4), (2, 8, 8), id="resnet-group"),
         pytest.param(resnet18((2, 8, 8), 5, norm="batch", width=4), (2, 8, 8), id="resnet-batch"),
+        pytest.param(resnet18((2, 32, 32), 5, norm="batch", width=4, stem="7x7"), (2, 32, 32), id="resnet-large"),
         pytest.param(from_module(_Module), (2, 8, 8), id="module"),
     ]
 
@@ -211,6 +215,21 @@ def test_batch_norm_evaluates_by_running_statistics() -> None:
     alone, _ = model.apply(variables, x[:1], False)
     torch.testing.assert_close(whole.logits[:1], alone.logits, rtol=1e-4, atol=1e-5)
     assert all(unchanged[name] is variables[name] for name in model.buffers)
+
+
+def test_the_large_stem_is_that_for_imagenet() -> None:
+    model = resnet18((3, 32, 32), 5, norm="batch", width=2, stem="7x7", statistics=True)
+    variables, x = model.init(0), torch.randn(4, 3, 32, 32)
+    statistics = model.apply(variables, x, False)[0].statistics
+    convolved = functional.conv2d(x, variables["stem.conv.weight"], stride=2, padding=3)
+    torch.testing.assert_close(statistics["stem.norm.mean"], convolved.mean((0, 2, 3)))
+    normalised = BatchNorm("stem.norm", 2)(variables, convolved, False)[0].relu()
+    pooled = functional.max_pool2d(normalised, 3, stride=2, padding=1)
+    assert pooled.shape == (4, 2, 8, 8)
+    inputs = functional.conv2d(pooled, variables["layer1.0.first.conv.weight"], padding=1)
+    torch.testing.assert_close(statistics["layer1.0.first.norm.mean"], inputs.mean((0, 2, 3)))
+    with pytest.raises(ConfigurationError, match="at least 32×32 pixels, not 16×16"):
+        resnet18((3, 16, 16), 5, stem="7x7")
 
 
 def test_statistics_of_the_norms_inputs_are_given_where_asked_for() -> None:

@@ -273,7 +273,7 @@ def test_an_image_that_can_not_be_decoded_is_named_by_its_row(tmp_path, open_fol
         (image(RED)[:50], "the image in row 1 of 'pets' can't be decoded"),
         (
             image(RED, size=(5, 2)),
-            "the images of 'pets' differ in size: 3 x 2 first, 5 x 2 in row 1; resize them to one",
+            "the images of 'pets' differ in size: 3 x 2 first, 5 x 2 in row 1 of 'pets'; set data.image_size",
         ),
         (image(RED, mode="I;16"), "pixels of mode I;16 don't fit eight bits"),
     ],
