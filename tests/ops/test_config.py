@@ -84,7 +84,7 @@ def test_the_digest_of_the_defaults_is_what_it_has_been() -> None:
     assert Experiment().digest == EXPECTED_DIGEST
 
 
-EXPECTED_DIGEST = "d9c5567e9289584e908cbd71c491abc48b28a1be620e67eb4a7941824ca932d3"
+EXPECTED_DIGEST = "8b99eedfbd558eabce2bb7266bb0639ee9046e3eb802d52555a486b6bc0c62e0"
 
 
 def test_an_experiment_is_frozen() -> None:
