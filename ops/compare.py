@@ -10,19 +10,22 @@ from typing import Any
 from fedemu.ops.compare_entry import Entry, Statistic, best_accuracy, figures_of
 from fedemu.ops.compare_replay import ReplayStudy, replay_studies
 from fedemu.ops.compare_runs import grouped, labels
+from fedemu.ops.compare_tasks import TaskStudy, task_studies
 
 
 @dataclass(frozen=True)
 class Comparison:
     """``target`` is the accuracy to whose shares the rounds are counted; None where no run was evaluated.
 
-    ``replay`` sets experiments that differ in their replay only against each other, none where there are none.
+    ``replay`` sets experiments that differ in their replay only against each other, ``tasks`` those whose classes come
+    task by task; none where there are none.
     """
 
     entries: tuple[Entry, ...]
     target: float | None
     warnings: tuple[str, ...]
     replay: tuple[ReplayStudy, ...] = ()
+    tasks: tuple[TaskStudy, ...] = ()
 
     def table(self) -> dict[str, Any]:
         """Everything, as JSON knows it."""
@@ -31,6 +34,7 @@ class Comparison:
             "warnings": list(self.warnings),
             "rows": [entry.table() for entry in self.entries],
             "replay": [study.table() for study in self.replay],
+            "tasks": [study.table() for study in self.tasks],
         }
 
 
@@ -48,4 +52,4 @@ def compare(paths: Iterable[Path], target: float | None = None) -> Comparison:
         Entry(label, group.runs, group.seeds, figures_of(group.runs, target), group.experiment)
         for label, group in zip(labels(groups), groups, strict=True)
     )
-    return Comparison(entries, target, tuple(warnings), replay_studies(entries))
+    return Comparison(entries, target, tuple(warnings), replay_studies(entries), task_studies(entries))

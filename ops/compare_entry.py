@@ -17,6 +17,7 @@ SHARES = (0.5, 0.75, 0.95)
 """Of the target accuracy; the rounds to each are counted (Aljahdali et al., table 1)."""
 BY_PERIOD = (
     "average_accuracy",
+    "average_incremental_accuracy",
     "average_forgetting",
     "backward_transfer",
     "all_period_loss",
@@ -149,6 +150,7 @@ def _by_period(run: Run) -> dict[str, float | None]:
             key: _known(found.after_each(key)[-1])
             for key in ("average_accuracy", "average_forgetting", "backward_transfer")
         },
+        "average_incremental_accuracy": _known(found.average_incremental_accuracy),
         "all_period_loss": _known(found.all_period_loss[-1]),
         "all_period_perplexity": _known(perplexity_of(found.all_period_loss)[-1]) if found.language else None,
         "relative_forgetting": _known(found.relative_forgetting_after_each()[-1]) if found.language else None,

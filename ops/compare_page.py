@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 from fedemu.ops.compare import Comparison
-from fedemu.ops.compare_text import TO_THE_LEFT, columns, explanation, replay_tables
+from fedemu.ops.compare_text import TO_THE_LEFT, columns, explanation, replay_tables, task_table
 from fedemu.ops.plots_compare import COMPARISON_PLOTS, WIDE_COMPARISON_PLOTS
 from fedemu.ops.plots_compare_replay import REPLAY_PLOTS, WIDE_REPLAY_PLOTS
+from fedemu.ops.plots_compare_tasks import WIDE_TASK_PLOTS
 from fedemu.ops.report import CSS, draw_all, embedded, replace_text
 from fedemu.protocol.errors import ConfigurationError
 
@@ -36,8 +37,9 @@ def claim_folder(out: Path) -> None:
 
 def write_comparison(comparison: Comparison, out: Path) -> Path:
     """Write ``compare.html``, ``compare.json`` and ``plots/*.png`` into a folder that ``claim_folder`` made ready."""
-    for stale in (*COMPARISON_PLOTS, *WIDE_COMPARISON_PLOTS, *REPLAY_PLOTS, *WIDE_REPLAY_PLOTS):
+    for stale in (*COMPARISON_PLOTS, *WIDE_COMPARISON_PLOTS, *REPLAY_PLOTS, *WIDE_REPLAY_PLOTS, *WIDE_TASK_PLOTS):
         (out / "plots" / f"{stale}.png").unlink(missing_ok=True)
+    tasks = _pictures({}, draw_all(WIDE_TASK_PLOTS, comparison.tasks, out / "plots"))
     replay = _pictures(
         *(draw_all(plots, comparison.replay, out / "plots") for plots in (REPLAY_PLOTS, WIDE_REPLAY_PLOTS))
     )
@@ -46,7 +48,7 @@ def write_comparison(comparison: Comparison, out: Path) -> Path:
     )
     replace_text(out / NUMBERS, json.dumps(comparison.table(), indent=2, allow_nan=False) + "\n")
     page = out / PAGE
-    replace_text(page, _page(comparison, replay, pictures or "<p>No run has an evaluated round yet.</p>"))
+    replace_text(page, _page(comparison, tasks, replay, pictures or "<p>No run has an evaluated round yet.</p>"))
     return page
 
 
@@ -56,7 +58,7 @@ def _pictures(images: Mapping[str, bytes], wide: Mapping[str, bytes]) -> str:
     return both if images or wide else ""
 
 
-def _page(comparison: Comparison, replay: str, pictures: str) -> str:
+def _page(comparison: Comparison, tasks: str, replay: str, pictures: str) -> str:
     runs = sum(len(entry.runs) for entry in comparison.entries)
     warnings = "".join(f'<p class="bad">{escape(warning)}</p>' for warning in comparison.warnings)
     notes = "; ".join(explanation(comparison))
@@ -67,17 +69,18 @@ def _page(comparison: Comparison, replay: str, pictures: str) -> str:
 <p class="sub">{len(comparison.entries)} experiments, {runs} runs</p>
 {warnings}
 <div class="wide">{_table(columns(comparison))}</div><p class="sub">{escape(notes)}</p>
-{_replay(comparison, replay)}
+{_section("Tasks", tasks, [task_table(study) for study in comparison.tasks])}
+{_section("Replay", replay, [table for study in comparison.replay for table in replay_tables(study)])}
 <h2>Plots</h2>{pictures}
 <h2>Runs</h2>{_runs(comparison)}
 </main></body></html>
 """
 
 
-def _replay(comparison: Comparison, pictures: str) -> str:
-    tables = (table for study in comparison.replay for table in replay_tables(study))
+def _section(heading: str, pictures: str, tables: Sequence[tuple[str, Mapping[str, list[str]]]]) -> str:
+    """Empty without tables."""
     told = "".join(f'<p>{escape(title)}</p><div class="wide">{_table(table)}</div>' for title, table in tables)
-    return f"<h2>Replay</h2>{pictures}{told}" if told else ""
+    return f"<h2>{heading}</h2>{pictures}{told}" if told else ""
 
 
 def _table(table: Mapping[str, list[str]]) -> str:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from fedemu.ops import compare_cells as cells
 from fedemu.ops.compare import Comparison
+from fedemu.ops.compare_cells import NEVER, Cell
 from fedemu.ops.compare_entry import BY_PERIOD, SHARES, Statistic
 from fedemu.ops.compare_replay import Measure, ReplayStudy
+from fedemu.ops.compare_tasks import TaskStudy
 
-NEVER = "–"
 TO_THE_LEFT = frozenset({"experiment", "replay", "outcome"})
 """The columns that hold words."""
 _ONLY_WHERE_KNOWN = ("local_forgetting", "aggregation_forgetting", *BY_PERIOD)
 _PIPE_WIDTH = 400
 """Columns of what is no terminal: the table stays in one piece."""
-
-Cell = Callable[[Statistic], str]
 
 
 def columns(comparison: Comparison) -> dict[str, list[str]]:
@@ -43,12 +43,23 @@ def text(comparison: Comparison, width: int) -> str:
     console = Console(width=width, color_system=None, highlight=False)
     with console.capture() as captured:
         _print(console, columns(comparison))
-        for study in comparison.replay:
-            for title, table in replay_tables(study):
-                console.print(f"\n{title}", markup=False)
-                _print(console, table)
+        told = [task_table(study) for study in comparison.tasks]
+        told += [table for study in comparison.replay for table in replay_tables(study)]
+        for title, table in told:
+            console.print(f"\n{title}", markup=False)
+            _print(console, table)
     lines = [line.rstrip() for line in captured.get().splitlines()]
     return "\n".join([*lines, *explanation(comparison)])
+
+
+def task_table(study: TaskStudy) -> tuple[str, dict[str, list[str]]]:
+    """Its title, and the table by column, each with one cell per method, as table 4 of MFCL."""
+    table = {"experiment": [method.label for method in study.methods]}
+    for title, (key, cell) in _OF_TASKS.items():
+        cells_of_column = [cell(method.figures[key]) for method in study.methods]
+        if set(cells_of_column) != {NEVER}:
+            table[title] = cells_of_column
+    return f"classes of {study.dataset}, task by task", table
 
 
 def replay_tables(study: ReplayStudy) -> list[tuple[str, dict[str, list[str]]]]:
@@ -89,6 +100,11 @@ def explanation(comparison: Comparison) -> list[str]:
         lines.append(
             f"rounds to a share of the target accuracy {comparison.target:.1%}; {NEVER} if it was never reached"
         )
+    if comparison.tasks:
+        lines.append(
+            "task 1 and later: by round, the real time of a device's work and the coordinator's own, and the emulated "
+            "bytes of a device; a server job that comes once per task stands apart"
+        )
     for study in comparison.replay:
         if study.unpaired:
             lines.append(
@@ -98,85 +114,57 @@ def explanation(comparison: Comparison) -> list[str]:
     return lines
 
 
+_OF_TASKS: Mapping[str, tuple[str, Cell]] = {
+    "average incremental accuracy": ("average_incremental_accuracy", cells.percent),
+    "average forgetting": ("average_forgetting", cells.percent),
+    "device, task 1": ("device_seconds_first", cells.seconds),
+    "device, later": ("device_seconds_later", cells.seconds),
+    "coordinator, task 1": ("coordinator_seconds_first", cells.seconds),
+    "coordinator, later": ("coordinator_seconds_later", cells.seconds),
+    "server job": ("server_job_seconds", cells.seconds),
+    "down, task 1": ("bytes_down_first", cells.size),
+    "down, later": ("bytes_down_later", cells.size),
+    "up, task 1": ("bytes_up_first", cells.size),
+    "up, later": ("bytes_up_later", cells.size),
+}
+
+
 def _of_replay(figure: Statistic, study: ReplayStudy, measure: Measure) -> str:
     if not study.is_change(measure):
         return _absolute(figure, measure)
     if figure.mean is None:
         return NEVER
-    return ("+" if figure.mean > 0 else "") + _written(figure, 100, 1, "%" if measure.against == "relative" else "")
+    unit = "%" if measure.against == "relative" else ""
+    return ("+" if figure.mean > 0 else "") + cells.written(figure, 100, 1, unit)
 
 
 def _absolute(figure: Statistic, measure: Measure) -> str:
-    return _percent(figure) if measure.form == "share" else _number(figure)
+    return cells.percent(figure) if measure.form == "share" else cells.number(figure)
 
 
 def _columns(target: float | None) -> Mapping[str, tuple[str, Cell]]:
     return {
-        "final accuracy": ("final_accuracy", _percent),
-        "best": ("best_accuracy", _percent),
-        "forgetting": ("forgetting", _share),
-        "round forgetting": ("round_forgetting", _share),
-        "average accuracy": ("average_accuracy", _percent),
-        "average forgetting": ("average_forgetting", _share),
-        "backward transfer": ("backward_transfer", _share),
-        "perplexity": ("all_period_perplexity", _number),
-        "relative forgetting": ("relative_forgetting", _percent),
-        "local forgetting": ("local_forgetting", _share),
-        "aggregation forgetting": ("aggregation_forgetting", _share),
-        **{f"to {_reached(share, target)}": (f"rounds_to_{share * 100:.0f}", _count) for share in SHARES},
-        "bytes down": ("bytes_down", _bytes),
-        "bytes up": ("bytes_up", _bytes),
-        "virtual time": ("virtual_time", _span),
-        "wall time": ("wall_time", _span),
+        "final accuracy": ("final_accuracy", cells.percent),
+        "best": ("best_accuracy", cells.percent),
+        "forgetting": ("forgetting", cells.share),
+        "round forgetting": ("round_forgetting", cells.share),
+        "average accuracy": ("average_accuracy", cells.percent),
+        "average forgetting": ("average_forgetting", cells.share),
+        "backward transfer": ("backward_transfer", cells.share),
+        "perplexity": ("all_period_perplexity", cells.number),
+        "relative forgetting": ("relative_forgetting", cells.percent),
+        "local forgetting": ("local_forgetting", cells.share),
+        "aggregation forgetting": ("aggregation_forgetting", cells.share),
+        **{f"to {_reached(share, target)}": (f"rounds_to_{share * 100:.0f}", cells.count) for share in SHARES},
+        "bytes down": ("bytes_down", cells.size),
+        "bytes up": ("bytes_up", cells.size),
+        "virtual time": ("virtual_time", cells.span),
+        "wall time": ("wall_time", cells.span),
     }
 
 
 def _reached(share: float, target: float | None) -> str:
     return f"{share:.0%}" if target is None else f"{share * target:.1%}"
-
-
-def _percent(figure: Statistic) -> str:
-    return _written(figure, 100, 1, "%")
-
-
-def _share(figure: Statistic) -> str:
-    return _written(figure, 1, 3, "")
-
-
-def _number(figure: Statistic) -> str:
-    """Of a perplexity or a loss."""
-    size = abs(figure.mean or 0.0)
-    return _written(figure, 1, 3 if size < 10 else 1 if size < 1000 else 0, "")
-
-
-def _count(figure: Statistic) -> str:
-    """Rounds; where some seeds never got so far, how many did."""
-    whole = len(figure.known) < 2
-    reached = "" if len(figure.known) in {0, len(figure.values)} else f" ({len(figure.known)} of {len(figure.values)})"
-    return _written(figure, 1, 0 if whole else 1, reached)
-
-
-def _bytes(figure: Statistic) -> str:
-    size = figure.mean or 0.0
-    power = next((power for power in range(4) if abs(size) < 1000 ** (power + 1)), 4)
-    return _written(figure, 1000.0**-power, 1, f" {('B', 'kB', 'MB', 'GB', 'TB')[power]}")
-
-
-def _span(figure: Statistic) -> str:
-    seconds = figure.mean or 0.0
-    divisor, unit = next(
-        ((divisor, unit) for divisor, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")) if seconds >= 3 * divisor),
-        (1.0, "s"),
-    )
-    return _written(figure, 1 / divisor, 1, f" {unit}")
-
-
-def _written(figure: Statistic, factor: float, digits: int, unit: str) -> str:
-    """``12.3 ± 0.4 MB``; a deviation that is nothing at all (bytes, often) is not written."""
-    if figure.mean is None:
-        return NEVER
-    spread = f" ± {figure.deviation * factor:.{digits}f}" if figure.deviation else ""
-    return f"{figure.mean * factor:.{digits}f}{spread}{unit}"
 
 
 def _width(table: Table) -> int:
@@ -202,6 +190,6 @@ def _table(parts: list[tuple[str, list[str]]]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title, _ in parts:
         table.add_column(title, justify="left" if title in TO_THE_LEFT else "right", no_wrap=True)
-    for row in zip(*(cells for _, cells in parts), strict=True):
+    for row in zip(*(column for _, column in parts), strict=True):
         table.add_row(*map(Text, row))
     return table

@@ -25,6 +25,7 @@ BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#2f6fb2", "#e08a1e", "#3c9d5f", "#c844
 PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, "#2aa3a8", "#cf6fa5", "#8a6a46", "#4d5862", "#a3a22b")
 """Colours of rows that are compared; after the last they come again with another line style."""
 LINE_STYLES = ("-", "--", ":")
+MARKERS = "osD^vP*X<>"
 ACCURACY_COLOURS = matplotlib.colormaps["viridis"].with_extremes(bad="#e8ecef")
 """Of an accuracy from 0 to 1; grey where there is none."""
 STYLE: Any = {
@@ -147,6 +148,11 @@ def legend_below(figure: Figure, axes: Any) -> Figure | None:
 def legend_columns(named: Sequence[str]) -> int:
     longest = max(map(len, named))
     return 1 if longest > 45 else 2 if longest > 26 else 3
+
+
+def line_look(place: int) -> dict[str, Any]:
+    """The colour and the style of the line of this number among those that are compared."""
+    return {"color": PALETTE[place % len(PALETTE)], "linestyle": LINE_STYLES[place // len(PALETTE) % len(LINE_STYLES)]}
 
 
 def series(rows: Rows, key: str) -> tuple[list[int], list[float]]:

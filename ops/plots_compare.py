@@ -19,12 +19,11 @@ from fedemu.ops.compare_entry import Entry
 from fedemu.ops.plot_style import (
     GREY,
     INK,
-    LINE_STYLES,
-    PALETTE,
     bare_figure,
     class_map,
     legend_below,
     legend_columns,
+    line_look,
     marker,
     new_figure,
     numbers,
@@ -188,8 +187,7 @@ WIDE_COMPARISON_PLOTS: Mapping[str, Callable[[Comparison], Figure | None]] = {"c
 
 def _looks(comparison: Comparison) -> Iterator[tuple[Entry, dict[str, Any]]]:
     for place, entry in enumerate(comparison.entries):
-        style = LINE_STYLES[place // len(PALETTE) % len(LINE_STYLES)]
-        yield entry, {"color": PALETTE[place % len(PALETTE)], "linestyle": style, "label": entry.label}
+        yield entry, {**line_look(place), "label": entry.label}
 
 
 def _draw(axes: Any, drawn: Curve, look: dict[str, Any]) -> None:

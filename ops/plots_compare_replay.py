@@ -17,12 +17,12 @@ from fedemu.ops.compare_entry import Statistic
 from fedemu.ops.compare_replay import ACCURACY, LOSS, MEASURES, PERPLEXITY, Measure, Point, ReplayStudy
 from fedemu.ops.plot_style import (
     GREY,
-    LINE_STYLES,
-    PALETTE,
+    MARKERS,
     Floats,
     bare_figure,
     legend_below,
     legend_columns,
+    line_look,
     new_figure,
     numbers,
     over_rounds,
@@ -32,7 +32,6 @@ from fedemu.ops.plot_style import (
 Studies = Sequence[ReplayStudy]
 Look = Mapping[str, Any]
 
-_MARKERS = "osD^vP*X<>"
 _NOTHING_TO_SET_AGAINST = " (no run without replay)"
 _APART = 0.02
 """By how much of N the points of neighbouring strategies stand apart, so that their bars can be told apart."""
@@ -211,9 +210,8 @@ def _looks(studies: Studies) -> dict[tuple[str, str], Look]:
     keys = [(study.label, line) for study in studies for line in study.lines]
     return {
         (study, line): {
-            "color": PALETTE[place % len(PALETTE)],
-            "linestyle": LINE_STYLES[place // len(PALETTE) % len(LINE_STYLES)],
-            "marker": _MARKERS[place % len(_MARKERS)],
+            **line_look(place),
+            "marker": MARKERS[place % len(MARKERS)],
             "label": f"{study}: {line}" if several else line,
         }
         for place, (study, line) in enumerate(keys)
