@@ -188,6 +188,7 @@ class Rounds(Generic[S]):
     async def _run_job(self, job: ServerJob, round: int, attempt: int, ordinal: int, tally: Tally) -> Tree:
         """Run a server job to its end; the observers see it advance."""
         began, done = self._service.timeline.spent, 0
+        self._observers.server_job(job.name, round, done, job.steps)
 
         def stepped(step: int, steps: int) -> None:
             nonlocal done

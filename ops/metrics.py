@@ -67,6 +67,7 @@ class CoordinatorMetrics:
         self._rejected = counter("fedemu_rejected_messages", "Messages that could not be used.", "reason")
         self._retries = counter("fedemu_round_retries", "Rounds tried again for want of a quorum.")
         self._job_step = gauge("fedemu_server_job_step", "Steps done of the server job under way or last run.", "job")
+        self._job_steps = gauge("fedemu_server_job_steps", "Steps that it takes at most.", "job")
         self._job_seconds = counter("fedemu_server_job_seconds", "Real time that rounds spent on server jobs.")
         for outcome in ("accepted", "late", "dropped", "failed", "rejected", "cancelled"):
             self._results.labels(outcome)
@@ -109,6 +110,7 @@ class CoordinatorMetrics:
 
     def server_job(self, name: str, round: int, step: int, steps: int) -> None:
         self._job_step.labels(name).set(step)
+        self._job_steps.labels(name).set(steps)
 
     def event(self, name: str, **fields: Any) -> None:
         """Events go to the run directory; they are not counted here."""

@@ -25,6 +25,7 @@ JOB_LINE_SECONDS = 10.0
 """Without any other plain line until one tells how far a server job is."""
 REFRESHES_PER_SECOND = 5
 BAR_WIDTH = 40
+JOB_BAR_WIDTH = 20
 
 
 class Progress(Observer, Protocol):
@@ -88,9 +89,10 @@ class PlainProgress:
 
     def server_job(self, name: str, round: int, step: int, steps: int) -> None:
         self.state.server_job(name, round, step, steps)
-        if self.state.job is not None and self._clock() - self._last_line >= JOB_LINE_SECONDS:
+        line = self.state.job_line
+        if line is not None and self._clock() - self._last_line >= JOB_LINE_SECONDS:
             self._last_line = self._clock()
-            self._print(self.state.job)
+            self._print(line)
 
     def device_result(self, outcome: str) -> None:
         pass
@@ -155,7 +157,7 @@ def round_line(state: ProgressState) -> str:
     counts = [f"{row[outcome]} {outcome}" for outcome in OUTCOMES if row.get(outcome)]
     parts.append(", ".join(counts) or "nobody replied")
     if state.updates_per_second is not None:
-        parts.append(f"{state.updates_per_second:,.0f} updates/s")
+        parts.append(f"{_rate(state.updates_per_second)} updates/s")
     parts.append(f"virtual {span(state.virtual_time)}")
     if state.seconds_left is not None and state.round < state.rounds:
         parts.append(f"{span(state.seconds_left)} left")
@@ -185,10 +187,11 @@ def draw(state: ProgressState) -> RenderableType:
     if state.outcomes.total():
         facts.add_row("updates", _counted({outcome: state.outcomes[outcome] for outcome in OUTCOMES}))
     if state.job is not None:
-        facts.add_row("server", Text(state.job))
+        bar = ProgressBar(total=state.job.steps, completed=state.job.step, width=JOB_BAR_WIDTH)
+        facts.add_row("server", _side_by_side(bar, Text(state.job_line or "")))
     rate = state.updates_per_second
     if state.running:
-        speed = "" if rate is None else f"   {rate:,.0f} device updates/s"
+        speed = "" if rate is None else f"   {_rate(rate)} device updates/s"
         facts.add_row("time", Text(f"virtual {span(state.virtual_time)}   real {span(state.elapsed)}{speed}"))
     return Group(head, facts)
 
@@ -202,6 +205,16 @@ _STYLES = {
     "failed": "red",
     "rejected": "red",
 }
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.1f}"
+
+
+def _side_by_side(*parts: RenderableType) -> Table:
+    row = Table.grid(padding=(0, 2))
+    row.add_row(*parts)
+    return row
 
 
 def _counted(counts: Mapping[str, int]) -> Text:

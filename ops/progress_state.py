@@ -13,6 +13,43 @@ WINDOW = 10
 
 
 @dataclass
+class JobProgress:
+    """A server job under way; ``step`` of at most ``steps`` steps were done at ``told``, by the clock of the state."""
+
+    name: str
+    round: int
+    step: int
+    steps: int
+    told: float
+
+    def __post_init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+
+    def stepped(self, step: int, now: float) -> None:
+        self.step, self.told = step, now
+        if self._first is None and step:
+            self._first = now, step
+
+    @property
+    def share(self) -> float:
+        return self.step / self.steps if self.steps else 1.0
+
+    def seconds_left(self, now: float) -> float | None:
+        """At the pace since its first step was told, which may be one that an earlier process had reached.
+
+        None where that is not known, or has turned out too fast.
+        """
+        if self._first is None:
+            return None
+        began, first = self._first
+        if self.step == first:
+            return None
+        pace = (self.told - began) / (self.step - first)
+        left = pace * (self.steps - self.step) - (now - self.told)
+        return left if left >= 0 else None
+
+
+@dataclass
 class ProgressState:
     """An observer of the coordinator; ``clock`` gives real seconds, monotonic."""
 
@@ -32,8 +69,7 @@ class ProgressState:
     periods: int = 1
     """How many the stream has, as far as rows told: an evaluated one does."""
     virtual_time: float = 0.0
-    job: str | None = None
-    """The server job under way, and how far it is, in words."""
+    job: JobProgress | None = None
     states: dict[str, int] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
     last_row: Mapping[str, Any] = field(default_factory=dict)
@@ -49,7 +85,9 @@ class ProgressState:
 
     def server_job(self, name: str, round: int, step: int, steps: int) -> None:
         self.running = True
-        self.job = f"round {round} · {name} {step}/{steps}"
+        if self.job is None or (self.job.name, self.job.round) != (name, round) or step < self.job.step:
+            self.job = JobProgress(name, round, 0, steps, self.clock())
+        self.job.stepped(step, self.clock())
 
     def event(self, name: str) -> None:
         if name == "server_job":
@@ -102,12 +140,22 @@ class ProgressState:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the pace of the last rounds."""
+        """At the pace of the last rounds; None where that is over, as in a round with a long server job."""
         if len(self._finished) < 2:
             return None
         start, end = self._finished[0][0], self._finished[-1][0]
         pace = (end - start) / (len(self._finished) - 1)
-        return max(0.0, pace * (self.rounds - self.round) - (self.clock() - end))
+        left = pace * (self.rounds - self.round) - (self.clock() - end)
+        return left if left >= 0 else None
+
+    @property
+    def job_line(self) -> str | None:
+        """The server job under way, and how far it is, in words."""
+        if self.job is None:
+            return None
+        left = self.job.seconds_left(self.clock())
+        words = f"round {self.job.round} · {self.job.name} {self.job.share:.0%}"
+        return words if left is None else f"{words}  {span(left)} left"
 
 
 def span(seconds: float) -> str:

@@ -65,6 +65,7 @@ def test_a_server_job_shows_its_step_and_its_time_adds_up() -> None:
     for round in (1, 2):
         metrics.round_finished({"round": round, "virtual_time": 0.0, "server_seconds": 1.5})
     assert registry.get_sample_value("fedemu_server_job_step", {"job": "distil"}) == 3
+    assert registry.get_sample_value("fedemu_server_job_steps", {"job": "distil"}) == 50
     assert registry.get_sample_value("fedemu_server_job_seconds_total") == 3.0
 
 
@@ -114,6 +115,31 @@ def test_alerts_and_dashboard_name_only_metrics_that_exist(name: str) -> None:
 @pytest.mark.parametrize(("kind", "name"), [("rules", "alerts.yml"), ("config", "prometheus.yml")])
 def test_promtool_accepts_the_shipped_files(kind: str, name: str) -> None:
     done = subprocess.run(["promtool", "check", kind, name], cwd=MONITORING, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(which("promtool") is None, reason="promtool (Debian package prometheus) is not installed")
+def test_rounds_are_stalled_where_no_server_job_goes_on_either(tmp_path: Path) -> None:
+    labels = 'instance="{}",job="fedemu-coordinator"'
+    series = {
+        "fedemu_round{LABELS}": "3x30",
+        'fedemu_devices{LABELS,state="connected"}': "5x30",
+        'fedemu_server_job_step{LABELS,exported_job="distil"}': "0+1x30",
+    }
+    told = [
+        {"series": name.replace("LABELS", labels.format(instance)), "values": values}
+        for instance, count in (("working", 3), ("stalled", 2))
+        for name, values in list(series.items())[:count]
+    ]
+    stalled = {
+        "exp_labels": {"severity": "warning", "instance": "stalled", "job": "fedemu-coordinator"},
+        "exp_annotations": {"summary": "No round finished at stalled for ten minutes"},
+    }
+    checks = [{"eval_time": "25m", "alertname": "RoundsStalled", "exp_alerts": [stalled]}]
+    tests = [{"interval": "1m", "input_series": told, "alert_rule_test": checks}]
+    plan = tmp_path / "stalled.yml"
+    plan.write_text(json.dumps({"rule_files": [str(MONITORING / "alerts.yml")], "tests": tests}))
+    done = subprocess.run(["promtool", "test", "rules", plan], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -1,6 +1,7 @@
 """What a run shows while it goes on."""
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -116,7 +117,10 @@ def test_a_long_server_job_is_told_now_and_then_and_a_short_one_not_at_all(state
     for step in range(51):
         progress.server_job("distilling", 7, step, 50)
         clock.now += 0.25 * JOB_LINE_SECONDS if step < 10 else 0.0
-    assert written.getvalue().splitlines()[1:] == ["round 7 · distilling 4/50", "round 7 · distilling 8/50"]
+    assert written.getvalue().splitlines()[1:] == [
+        "round 7 · distilling 8%  1 min 55 s left",
+        "round 7 · distilling 16%  1 min 45 s left",
+    ]
 
 
 def test_the_live_picture_shows_a_server_job_until_it_is_done(state: ProgressState) -> None:
@@ -128,9 +132,49 @@ def test_the_live_picture_shows_a_server_job_until_it_is_done(state: ProgressSta
         console.print(draw(state))
         return console.export_text()
 
-    assert "server  round 7 · distilling 12/50" in shown()
+    assert re.search(r"server  ━━━━╸ +round 7 · distilling 24%\n", shown())  # 4.8 of 20
     progress.event("server_job", job="distilling", round=7, steps=12, seconds=0.5)
     assert "distilling" not in shown()
+
+
+def test_the_time_that_a_job_takes_goes_by_the_steps_that_this_process_saw(state: ProgressState, clock: Clock) -> None:
+    told = []
+    for step, seconds in ((0, 2.0), (40, 3.0), (44, 1.0), (44, 100.0)):
+        state.server_job("distilling", 7, step, 50)
+        clock.now += seconds
+        told.append(state.job_line)
+    assert told == [
+        "round 7 · distilling 0%",
+        "round 7 · distilling 80%",
+        "round 7 · distilling 88%  3.5 s left",  # 4 steps in 3 s, 6 to go, and one second has gone by
+        "round 7 · distilling 88%",
+    ]
+    state.server_job("distilling", 8, 1, 50)
+    assert state.job_line == "round 8 · distilling 2%"
+
+
+def test_the_time_left_of_the_run_is_unknown_while_a_round_outlasts_it(state: ProgressState, clock: Clock) -> None:
+    for round in (38, 39):
+        clock.now += 2.0
+        state.round_finished(row(round))
+    clock.now += 1.5
+    assert state.seconds_left == 0.5
+    clock.now += 1.0
+    assert state.seconds_left is None
+
+
+def test_few_updates_a_second_are_told_with_a_decimal(state: ProgressState, clock: Clock) -> None:
+    progress, written = plain(state, clock)
+    for round in (1, 2):
+        clock.now += 20.0
+        progress.round_finished(row(round, accepted=5))
+    assert "  0.2 updates/s  " in written.getvalue()
+
+
+def test_pictures_that_could_not_be_kept_are_said(state: ProgressState, clock: Clock) -> None:
+    progress, written = plain(state, clock)
+    progress.event("pictures_failed", task=2, detail="the disk is full")
+    assert written.getvalue() == "task 2: no pictures of what is generated (the disk is full)\n"
 
 
 def test_the_arrival_of_the_fleet_is_counted_until_it_is_complete(state: ProgressState, clock: Clock) -> None:
