@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
@@ -346,6 +347,34 @@ async def test_a_server_job_is_seen_to_advance_and_its_end_is_an_event(
     assert [(end["job"], end["round"], end["steps"]) for end in ends] == [("distil", 1, 4), ("distil", 2, 4)]
     assert [row["server_seconds"] for row in left.rows] == [end["seconds"] for end in ends]
     assert all(0 < row["server_seconds"] < row["coordinator_seconds"] < row["round_seconds"] for row in left.rows)
+
+
+async def test_devices_stay_alive_through_a_long_server_job_and_one_that_falls_silent_is_noticed(
+    make_plan: MakePlan, make_fleet: MakeFleet, tmp_path: Path
+) -> None:
+    begun, over = tmp_path / "begun", tmp_path / "over"
+
+    def step(carry: Tree, index: int) -> tuple[Tree, bool]:
+        begun.touch()
+        while not over.exists():
+            time.sleep(0.001)
+        return carry, True
+
+    job = ServerJob("distil", lambda: {"x": torch.zeros(1)}, step, steps=1, checkpoint_every=1)
+    fleet, watcher = make_fleet(), Watcher()
+    running = asyncio.create_task(run(make_plan(rounds=1, job=job, patience=16, observers=[watcher])))
+    await until(begun.exists)
+    silent = fleet.devices[4]
+    silent.vanish()
+    await until(lambda: watcher.events["silence"] > 0)
+    silent.gone = False
+    silent.connect()
+    over.touch()
+    summary, left = await running
+    assert [event["device"] for event in events(left, "silence")] == [4]
+    assert (summary.outcome, summary.perturbed) == ("completed", False)
+    assert left.rows[0]["server_seconds"] > 0.5
+    assert watcher.steps[0] == ("distil", 1, 0, 1)
 
 
 async def test_the_death_of_a_server_job_is_an_event(
