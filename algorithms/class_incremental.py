@@ -113,7 +113,8 @@ def growing(model: Model, tasks: ClassTasks, input_shape: tuple[int, ...]) -> Gr
 def head_of(model: Model, classes: int, input_shape: tuple[int, ...]) -> Head:
     """The classifier of any model, found by comparing what it gives with what each candidate would.
 
-    ConfigurationError where none of its variables make its logits of its features.
+    ConfigurationError where the model can't be applied to such samples, gives other logits than one for each class, or
+    has no variables that make its logits of its features.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -123,9 +124,12 @@ def head_of(model: Model, classes: int, input_shape: tuple[int, ...]) -> Head:
 
     fixed = model.buffers
     variables = {name: leaf if name in fixed else stirred(leaf) for name, leaf in model.init(0).items()}
-    with torch.no_grad():
-        outputs, _ = model.apply(variables, torch.randn(3, *input_shape, generator=generator), False)
-    logits, features = outputs.logits, outputs.features
+    logits, features = _outputs(model, variables, torch.randn(3, *input_shape, generator=generator))
+    if logits.shape != (3, classes):
+        raise ConfigurationError(
+            f"the model gives logits {list(logits.shape)} for 3 samples where the data have {classes} classes; "
+            f"they must be [3, {classes}]"
+        )
     weights = [
         name for name, leaf in variables.items() if features.dim() == 2 and leaf.shape == (classes, features.shape[1])
     ]
@@ -139,6 +143,19 @@ def head_of(model: Model, classes: int, input_shape: tuple[int, ...]) -> Head:
         "class-incremental streams need a model whose logits are a linear layer of its features, and no such layer was "
         "found in this one; let it return (logits, features), or choose another model"
     )
+
+
+def _outputs(model: Model, variables: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits and features, in evaluation."""
+    try:
+        with torch.no_grad():
+            outputs, _ = model.apply(variables, x, False)
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise ConfigurationError(
+            f"the model can't be applied to samples of the shape {tuple(x.shape[1:])}: {type(error).__name__}: {said}"
+        ) from error
+    return outputs.logits, outputs.features
 
 
 def among_seen(variables: Tree, logits: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -12,6 +13,7 @@ from fedemu.algorithms.interface import Facts, Forest, Memory, Model, Tree
 from fedemu.algorithms.objective import Criterion
 from fedemu.algorithms.sample_gradients import Directions, SampleGradients
 from fedemu.algorithms.selection_candidates import Floats
+from fedemu.algorithms.trees import only
 
 _ROWS: Final = 256
 
@@ -42,29 +44,44 @@ class Recall:
 
 
 class Lens:
-    """``memory`` in bytes bounds what gradients take at a time, and an eighth of it what is remembered of them."""
+    """``memory`` in bytes bounds what gradients take at a time, and an eighth of it what is remembered of them.
+
+    ``shared["model"]`` may have variables that are no part of ``model``, as where a method sends more with it.
+    """
 
     def __init__(self, model: Model, criterion: Criterion, memory: int) -> None:
         self.model = model
         self._criterion = criterion
         self._memory = memory
         self._recall = Recall(memory // 8)
+        self._seen: tuple[Tree, Tree] = {}, {}
 
     def directions(self, memory: Memory, shared: Forest, facts: Facts) -> Directions:
-        """The directions of the gradients of the samples' losses by ``shared["model"]``, and their Gram matrix.
+        """The directions of the gradients of the samples' losses by the model's variables, and their Gram matrix.
 
         It is not computed again where another iteration asks for the same.
         """
         # Whether the device was asked before is no matter of its samples.
         facts = facts._replace(first_visit=torch.zeros_like(facts.first_visit))
-        gradients = SampleGradients(self.model, self._criterion, shared["model"], memory.batch, facts, self._memory)
+        variables = self._variables(shared["model"])
+        gradients = SampleGradients(self.model, self._criterion, variables, memory.batch, facts, self._memory)
         key = b"".join([memory.indices.tobytes(), *(fact.cpu().numpy().tobytes() for fact in facts)])
         return self._recall.of(gradients, key)
 
     @torch.no_grad()
     def features(self, memory: Memory, shared: Forest) -> Floats:
-        """``[n, features]`` by ``shared["model"]``, as in evaluation."""
-        x = memory.batch.x
+        """``[n, features]`` by the model, as in evaluation."""
+        x, variables = memory.batch.x, self._variables(shared["model"])
         blocks = (x[first : first + _ROWS] for first in range(0, len(x), _ROWS))
-        rows = [self.model.apply(shared["model"], block, False)[0].features.double().cpu().numpy() for block in blocks]
+        rows = [self.model.apply(variables, block, False)[0].features.double().cpu().numpy() for block in blocks]
         return np.concatenate(rows) if rows else np.zeros((0, 1))
+
+    def _variables(self, sent: Tree) -> Tree:
+        """The model's own; the same tree where the same was sent, as ``Recall`` goes by that."""
+        if sent is not self._seen[0]:
+            self._seen = sent, only(sent, self._names) if sent.keys() - self._names else sent
+        return self._seen[1]
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.model.init(0))

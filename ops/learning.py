@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -62,7 +64,10 @@ def _built_model(experiment: Experiment, corpus: Corpus) -> Model:
     """The experiment's model, whose classifier grows where the stream brings classes task by task."""
     model = build_model(experiment.model.name, experiment.model.options, corpus.input_shape, corpus.outputs)
     tasks = None if corpus.language else class_tasks(experiment, corpus.classes)
-    return model if tasks is None else growing(model, tasks, corpus.input_shape)
+    if tasks is None:
+        return model
+    with _within_memory(experiment):
+        return growing(model, tasks, corpus.input_shape)
 
 
 def _replaying(algorithm: Algorithm[Any], experiment: Experiment, ingredients: Ingredients) -> Algorithm[Any]:
@@ -85,15 +90,22 @@ def _replaying(algorithm: Algorithm[Any], experiment: Experiment, ingredients: I
 
 def initial_variables(experiment: Experiment, model: Model) -> Tree:
     """The global model before the first round; raises ConfigurationError where this machine can't hold it."""
-    try:
+    with _within_memory(experiment):
         return model.init(seeds.integer(experiment.seed, purpose="model"))
+
+
+@contextmanager
+def _within_memory(experiment: Experiment) -> Iterator[None]:
+    """Raises ConfigurationError where there is no memory for the model."""
+    try:
+        yield
     except (RuntimeError, MemoryError) as error:
-        if lacks_memory(error):
-            raise ConfigurationError(
-                f"the model {experiment.model.name!r} does not fit into this machine's memory; "
-                "make it smaller in [model], or use a larger machine"
-            ) from None
-        raise
+        if not lacks_memory(error):
+            raise
+        raise ConfigurationError(
+            f"the model {experiment.model.name!r} does not fit into this machine's memory; "
+            "make it smaller in [model], or use a larger machine"
+        ) from None
 
 
 def lacks_memory(error: Exception) -> bool:

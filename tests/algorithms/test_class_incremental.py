@@ -213,3 +213,46 @@ def test_pictures_are_shown_through_all_that_is_put_around_a_method() -> None:
 
 def test_a_device_may_ask_which_classes_its_task_brings() -> None:
     assert MODEL.of_task(torch.tensor(1)).tolist() == [False, True, False, True]
+
+
+class Fewer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.top = nn.Linear(144, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.top(x.flatten(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("shape", "sentence"),
+    [
+        ((1, 8, 8), r"can't be applied to samples of the shape \(1, 8, 8\): RuntimeError: mat1 and mat2 shapes"),
+        (SHAPE, r"gives logits \[3, 3\] for 3 samples where the data have 4 classes; they must be \[3, 4\]"),
+    ],
+)
+def test_a_model_that_does_not_fit_the_samples_is_refused(shape: tuple[int, ...], sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        growing(from_module(Fewer), TASKS, shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kept"),
+    [
+        ("scaffold", {}, lambda fleet: [fleet.state.inner.control, *fleet.own.values()]),
+        ("fednova", {"subtract_previous": True}, lambda fleet: [*fleet.own.values()]),
+        ("fedcurv", {"samples": 4}, lambda fleet: [fleet.state.inner.fisher, fleet.state.inner.weighted]),
+    ],
+)
+def test_what_a_method_keeps_of_rows_that_have_yet_to_come_is_nothing(
+    name: str, options: dict[str, Any], kept: Callable[[Any], list[Tree]], little_fleet: Callable[..., Any]
+) -> None:
+    """So there is nothing to undo when a task begins."""
+    made = replace(INGREDIENTS, weight_decay=0.0)
+    fleet = played(build_algorithm(name, options, made), little_fleet)
+    trees = kept(fleet)
+    assert len(trees) >= 2
+    for tree in trees:
+        assert tree["fc2.weight"][[1, 3]].abs().max() == 0
+        assert tree["fc2.bias"][[1, 3]].abs().max() == 0
+        assert tree["fc2.weight"][[0, 2]].abs().min() > 0

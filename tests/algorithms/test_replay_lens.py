@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from fedemu.algorithms.corpus import Corpus
 from fedemu.algorithms.interface import Batch, Facts, Memory
 from fedemu.algorithms.models import mlp
+from fedemu.algorithms.module_model import from_module
 from fedemu.algorithms.objective import cross_entropy
 from fedemu.algorithms.replay_lens import Lens
 from fedemu.algorithms.sample_gradients import Directions, SampleGradients
@@ -83,3 +85,26 @@ def test_features_are_those_before_the_last_layer(memory: Memory) -> None:
     expected = MODEL.apply(shared["model"], memory.batch.x, False)[0].features
     np.testing.assert_allclose(Lens(MODEL, cross_entropy, 1).features(memory, shared), expected, rtol=1e-6)
     assert len(Lens(MODEL, cross_entropy, 1).features(part(memory, 0), shared)) == 0
+
+
+class Module(nn.Module):
+    """Refuses variables that it does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.top = nn.Linear(144, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.body(x.flatten(1)).relu()
+        return self.top(features), features
+
+
+def test_what_else_is_sent_with_the_model_is_not_looked_at(memory: Memory, computed: Any) -> None:
+    model = from_module(Module)
+    lens, plain = Lens(model, cross_entropy, 2**20), {"model": model.init(0)}
+    more = {"model": {**plain["model"], "watched.body.mean": torch.ones(6), "gan.batches": torch.tensor(3)}}
+    np.testing.assert_array_equal(lens.features(memory, more), lens.features(memory, plain))
+    first, second = (lens.directions(memory, more, FACTS) for _ in range(2))
+    assert computed == [12]
+    np.testing.assert_array_equal(first.gram, lens.directions(memory, plain, FACTS).gram)
+    assert second.weighted_sum(np.ones(12)).keys() == plain["model"].keys()
