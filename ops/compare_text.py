@@ -102,7 +102,7 @@ def explanation(comparison: Comparison) -> list[str]:
         )
     if comparison.tasks:
         lines.append(
-            "task 1 and later: by round, the real time of a device's work and the coordinator's own, and the emulated "
+            "first and later tasks: by round, the real time of a device's work and the coordinator's own, and the emulated "
             "bytes of a device; a server job that comes once per task stands apart"
         )
     for study in comparison.replay:
@@ -117,14 +117,14 @@ def explanation(comparison: Comparison) -> list[str]:
 _OF_TASKS: Mapping[str, tuple[str, Cell]] = {
     "average incremental accuracy": ("average_incremental_accuracy", cells.percent),
     "average forgetting": ("average_forgetting", cells.percent),
-    "device, task 1": ("device_seconds_first", cells.seconds),
+    "device, first": ("device_seconds_first", cells.seconds),
     "device, later": ("device_seconds_later", cells.seconds),
-    "coordinator, task 1": ("coordinator_seconds_first", cells.seconds),
+    "coordinator, first": ("coordinator_seconds_first", cells.seconds),
     "coordinator, later": ("coordinator_seconds_later", cells.seconds),
     "server job": ("server_job_seconds", cells.seconds),
-    "down, task 1": ("bytes_down_first", cells.size),
+    "down, first": ("bytes_down_first", cells.size),
     "down, later": ("bytes_down_later", cells.size),
-    "up, task 1": ("bytes_up_first", cells.size),
+    "up, first": ("bytes_up_first", cells.size),
     "up, later": ("bytes_up_later", cells.size),
 }
 
