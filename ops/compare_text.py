@@ -102,8 +102,8 @@ def explanation(comparison: Comparison) -> list[str]:
         )
     if comparison.tasks:
         lines.append(
-            "first and later tasks: by round, the real time of a device's work and the coordinator's own, and the emulated "
-            "bytes of a device; a server job that comes once per task stands apart"
+            "first and later tasks: by round, the real time of a device's work and the coordinator's own, and the "
+            "emulated bytes of a device; a server job that comes once per task stands apart"
         )
     for study in comparison.replay:
         if study.unpaired:
