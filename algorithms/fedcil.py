@@ -107,7 +107,7 @@ class FedCIL(RememberingFedAvg):
         y = (generator[SEEN] > 0).nonzero()[:, 0].repeat(samples)
         draws = seeds.generator(seed, purpose="pictures")
         z = torch.from_numpy(draws.standard_normal((len(y), self._gan.latent), "float32"))
-        parts = zip(z.split(AT_ONCE), y.split(AT_ONCE), strict=True)
+        parts = zip(torch.split(z, AT_ONCE), torch.split(y, AT_ONCE), strict=True)
         with torch.no_grad():
             made = [self._gan.images(generator_of(generator), some, of, False)[0] for some, of in parts]
         return {"x": torch.cat(made), "y": y}

@@ -34,7 +34,8 @@ def synthetic(
         x = _images(training.generator, generator, z, at_once or count)
         if training.settings.targets == "noise":
             return {"x": x, "y": intended_classes(classifier, seen, z)}
-        said = [classifier.apply(variables, some, False)[0].logits.argmax(-1) for some in x.split(at_once or count)]
+        parts = torch.split(x, at_once or count)
+        said = [classifier.apply(variables, some, False)[0].logits.argmax(-1) for some in parts]
     return {"x": x, "y": torch.cat(said)}
 
 
@@ -68,4 +69,4 @@ def even(z: Tensor, seen: Tensor, classifier: Growing) -> Tensor:
 
 
 def _images(generator: Generator, variables: Tree, z: Tensor, at_once: int) -> Tensor:
-    return torch.cat([generator.images(variables, some) for some in z.split(at_once)])
+    return torch.cat([generator.images(variables, some) for some in torch.split(z, at_once)])

@@ -81,7 +81,8 @@ class RunDirectory:
     def generated(self, task: int, page: Mapping[str, NDArray[Any]]) -> None:
         """Write the pictures of what is generated in a task; again the same where the task begins again."""
         written = io.BytesIO()
-        np.savez_compressed(written, **page)
+        arrays: dict[str, Any] = dict(page)
+        np.savez_compressed(written, **arrays)
         folder = self.path / "generated"
         with named_failure(folder):
             folder.mkdir(exist_ok=True)
