@@ -7,6 +7,7 @@ import os
 import socket
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import torch
 
 from fedemu.ops import cli_commands, launch, serve_embedded
 from fedemu.ops.config import Experiment
-from fedemu.ops.datasets import prepare
+from fedemu.ops.datasets import open_corpus, prepare
+from fedemu.ops.learning import open_algorithm
 from fedemu.ops.logs import LogFile
+from fedemu.protocol.errors import ConfigurationError
 
 IMPOSSIBLE = [
     ("algorithm.options.muu=1", "has no option algorithm.options.muu"),
@@ -36,13 +39,61 @@ REFUSES = """
 OWN = """
     from torch import nn
 
+    from fedemu.algorithms.models import mlp
+
     class Fewer(nn.Sequential):
         def __init__(self, input_shape, classes):
             super().__init__(nn.Flatten(), nn.Linear(64, classes - 1))
 
     def vector(logits, batch, facts):
         return logits.logsumexp(-1)
+
+    class Plain(nn.Module):
+        def __init__(self, input_shape, classes, inputs=64):
+            super().__init__()
+            self.body, self.top = nn.Linear(inputs, 6), nn.Linear(6, classes)
+
+        def forward(self, x):
+            features = self.body(x.flatten(1)).relu()
+            return self.top(features), features
+
+    class Reticent:
+        def __init__(self, input_shape, classes):
+            inner = mlp(input_shape, classes)
+            self.kind, self.buffers, self.init, self.apply = inner.kind, inner.buffers, inner.init, inner.apply
 """
+TASKS = "stream={kind='classes',tasks=5}"
+DRIFT = "stream={kind='drift',periods=2}"
+REMEMBERING = ("mfcl", "fedavg_gen", "fedprox_plus", "fedlwf_2t", "fedcil")
+UNFIT_FOR_TASKS = [
+    (["stream={kind='classes',tasks=11}"], "11 tasks are asked for, but 10 classes make at least 1 and at most 10"),
+    (["stream={kind='classes',order=[0,1,2,3,4,5,6,7,9]}"], "the class order misses: 8; stream.order must name each"),
+    (["stream={kind='classes',order=[0,0]}"], "stream.order names class 0 more than once"),
+    *(
+        ([f"algorithm.name={name}", stream], "remembers classes of earlier tasks, but the stream brings none")
+        for name in REMEMBERING
+        for stream in ("stream.kind=static", DRIFT)
+    ),
+    (["algorithm.loss=new_classes"], "about the classes of the current task, but the stream brings none"),
+    (["algorithm.loss=new_classes", "algorithm.name=mfcl", TASKS], "the method 'mfcl' has a loss of its own"),
+    (["algorithm.name=mfcl", TASKS, "model.name={own}:Plain"], "this model has no layers that report any"),
+    (["algorithm.name=fedavg_gen", TASKS, "model.name={own}:Reticent"], "and a Reticent reports none; choose mlp"),
+    (["algorithm.name=fedcil", TASKS, "model={{name='{own}:Plain',inputs=49}}"], "to samples of the shape (1, 8, 8)"),
+    (["model.hidden=[100000000000]", TASKS], "the model 'mlp' does not fit into this machine's memory"),
+    *(
+        ([f"algorithm.name={name}", TASKS, f"algorithm.options.{option}"], said)
+        for name, option, said in (
+            ("mfcl", "noise=9", "stand for the 10 classes, but there are 9; set algorithm.options.noise = 10 or more"),
+            ("mfcl", "iterations=0", "algorithm.options.iterations = 0 does not fit 'mfcl'"),
+            ("mfcl", "samples=-1", "algorithm.options.samples = -1 does not fit 'mfcl'"),
+            ("mfcl", "generator_batch=1", "algorithm.options.generator_batch = 1 does not fit 'mfcl'"),
+            ("fedavg_gen", "split=false", "'fedavg_gen' has no option algorithm.options.split"),
+            ("fedcil", "server_samples=0", "algorithm.options.server_samples = 0 does not fit 'fedcil'"),
+            ("fedprox_plus", "mu=-1", "algorithm.options.mu = -1 does not fit 'fedprox_plus'"),
+            ("fedlwf_2t", "alpha=0.8", "algorithm.options.alpha + beta = 1.13 leaves less than nothing"),
+        )
+    ),
+]
 UNFIT = [
     ("model.name", "Fewer", "model '{}' gives logits [2, 9] where the data have 10 classes; they must be [2, 10]"),
     (
@@ -141,6 +192,23 @@ def test_a_model_or_a_loss_that_does_not_fit_is_found_by_a_trial(
     own = f"{unfit}:{name}"
     words = ALONE.get(command, (command,))
     assert refused(capfd, *words, "--set", f"{key}={own}") == f"fedemu: {said.format(own)}\n"
+
+
+@pytest.mark.parametrize(("settings", "said"), UNFIT_FOR_TASKS)
+def test_what_does_not_go_with_classes_task_by_task_is_found_before_anything_starts(
+    settings: list[str], said: str, unfit: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    chosen = [setting.format(own=unfit) if "{own}" in setting else setting for setting in settings]
+    assert said in refused(capfd, "validate", *(word for setting in chosen for word in ("--set", setting)))
+
+
+@pytest.mark.parametrize("name", ["mfcl", "fedavg_gen", "fedcil"])
+def test_images_of_a_size_without_a_generator_are_refused(name: str) -> None:
+    tasks = {"kind": "classes", "tasks": 5}
+    experiment = Experiment.parse({"stream": tasks, "algorithm": {"name": name}})
+    corpus = replace(open_corpus(Experiment()), input_shape=(1, 9, 9))
+    with pytest.raises(ConfigurationError, match=r"no generator for samples of the shape \(1, 9, 9\); .* of 8, 28,"):
+        open_algorithm(experiment, corpus)
 
 
 def test_a_folder_that_was_asked_for_is_not_left_behind(capfd: pytest.CaptureFixture[str]) -> None:
