@@ -35,6 +35,7 @@ from torch.nn import functional
 
 from fedemu.algorithms.adam import Adam
 from fedemu.algorithms.class_incremental import SEEN, Growing
+from fedemu.algorithms.class_incremental_fedavg import unwatched
 from fedemu.algorithms.class_incremental_losses import feature_distillation, new_class_cross_entropy
 from fedemu.algorithms.generator_losses import batch_statistics_loss, image_prior_loss, information_entropy_loss
 from fedemu.algorithms.generator_models import Generator
@@ -129,7 +130,7 @@ class GeneratorTraining:
     def losses(self, images: Tensor, z: Tensor, classifier: Tree) -> Mapping[str, Tensor]:
         """Each loss with its weight, by name: ``cross_entropy`` and those that ``settings`` weigh above 0."""
         settings = self.settings
-        outputs, _ = self.classifier.apply(classifier, images, False)
+        outputs = self.judged(images, classifier)
         seen = classifier[SEEN] > 0
         values = {"cross_entropy": self._cross_entropy(outputs, z, seen)}
         if settings.diversity:
@@ -142,6 +143,11 @@ class GeneratorTraining:
         if settings.image_prior:
             values["image_prior"] = settings.image_prior * image_prior_loss(images)
         return values
+
+    def judged(self, images: Tensor, classifier: Tree) -> Outputs:
+        """What the classifier makes of images, in evaluation; its variables may come with statistics of layers."""
+        outputs, _ = self.classifier.apply(unwatched(classifier), images, False)
+        return outputs
 
     def _cross_entropy(self, outputs: Outputs, z: Tensor, seen: Tensor) -> Tensor:
         if self.settings.targets == "model":

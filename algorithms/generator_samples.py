@@ -52,7 +52,7 @@ def judgement(training: GeneratorTraining, generator: Tree, classifier: Tree, dr
         found = dict(training.losses(x, z, classifier))
         if training.settings.targets == "noise":
             intended = intended_classes(training.classifier, classifier[SEEN] > 0, z)
-            said = training.classifier.apply(classifier, x, False)[0].logits.argmax(-1)
+            said = training.judged(x, classifier).logits.argmax(-1)
             found["recognised"] = (said == intended).float().mean()
     return found
 

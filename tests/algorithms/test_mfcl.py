@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedemu.algorithms.class_incremental import SEEN, growing
@@ -21,6 +21,7 @@ from fedemu.algorithms.interface import Batch, Facts, Picturing, Remarking, Reve
 from fedemu.algorithms.mfcl import MFCL, fedavg_gen, mfcl
 from fedemu.algorithms.mfcl_local import NOISE, RehearsingSGD, StableLoss, generated, stored
 from fedemu.algorithms.models import mlp
+from fedemu.algorithms.module_model import from_module
 from fedemu.algorithms.objective import cross_entropy
 from fedemu.algorithms.resnet import resnet18
 from fedemu.algorithms.streams_tasks import ClassTasks
@@ -116,6 +117,33 @@ def test_batch_normalisation_brings_statistics_of_its_own(
     assert played.state.variables.keys() == played.model.keys() == model.init(0).keys()
     assert played.jobs == ["generator"]
     assert all(bool(torch.isfinite(leaf).all()) for leaf in played.model.values())
+
+
+class Forgetful(nn.Module):
+    """Normalises by each batch, without running statistics, and refuses variables that it does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm = nn.Linear(64, 6), nn.BatchNorm1d(6, track_running_stats=False)
+        self.top = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.norm(self.body(x.flatten(1))).relu()
+        return self.top(features), features
+
+
+def test_running_statistics_are_kept_for_a_module_that_keeps_none(
+    little_fleet: Callable[..., Any], digits: Corpus, stream: Any
+) -> None:
+    model = growing(from_module(Forgetful), TASKS, SHAPE)
+    method = mfcl(replace(INGREDIENTS, model=model), **{**SHORT, "iterations": 2})
+    played = little_fleet(method, model.init(0), [], stream=stream)
+    played.corpus = digits
+    played.play([0, 1])
+    assert played.state.variables.keys() - played.model.keys() == {"watched.norm.mean", "watched.norm.var"}
+    played.play([1, 2])
+    assert played.jobs == ["generator"]
+    assert bool(torch.isfinite(played.state.variables["watched.norm.mean"]).all())
 
 
 def test_a_generator_starts_from_the_one_before(
