@@ -36,7 +36,7 @@ class Album:
         pictures = method.pictures(state, self.samples, seed)
         if not pictures:
             return {}
-        normalised = pictures["x"].double().numpy()
+        normalised = pictures["x"].numpy()
         y = pictures["y"].numpy()
         found, first = np.unique(self._corpus.test.y, return_index=True)
         shown = np.isin(found, y)
@@ -51,7 +51,7 @@ class Album:
     def _pixels(self, x: NDArray[Any]) -> Pixels:
         """Of images in the units in which the corpus stores them; what is not finite is black."""
         black, white = self._extremes
-        levels = (x.astype(np.float64) - black) * (255 / (white - black))
+        levels = (x.astype(np.float32) - black) * (255 / (white - black))
         return np.nan_to_num(levels).clip(0, 255).round().astype(np.uint8)
 
     @cached_property
@@ -60,8 +60,8 @@ class Album:
         black, white = float(some.min()), float(some.max())
         return black, max(white, black + 1e-6)
 
-    def _per_channel(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        return values[:, None, None]
+    def _per_channel(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
+        return values[:, None, None].astype(np.float32)
 
 
 def open_album(corpus: Corpus) -> Album | None:
