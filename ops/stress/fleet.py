@@ -80,7 +80,14 @@ class LiveFleet:
 
     def rows(self) -> list[dict[str, Any]]:
         """The metrics rows written so far; a line that is being written is left out."""
-        path = self.run_directory / "metrics.jsonl"
+        return self._lines("metrics.jsonl")
+
+    def events(self) -> list[dict[str, Any]]:
+        """The events told so far."""
+        return self._lines("events.jsonl")
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        path = self.run_directory / name
         if not path.exists():
             return []
         return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]

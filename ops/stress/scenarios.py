@@ -16,6 +16,7 @@ import zmq
 
 from fedemu.ops.stress.fleet import LiveFleet
 from fedemu.ops.stress.invariants import Row
+from fedemu.ops.stress.training import kill_job, wait_for_training
 
 Disturb = Callable[[LiveFleet, random.Random], None]
 
@@ -110,6 +111,15 @@ def _kill_supervisor(fleet: LiveFleet, devices: int) -> None:
     fleet.start_devices(devices)
 
 
+def _strike_trainings(fleet: LiveFleet, chance: random.Random, rounds_per_task: int, tasks: int) -> None:
+    """As each task but the first begins, kill the training of the generator, devices, and then the coordinator."""
+    for task in range(1, tasks):
+        if process := wait_for_training(fleet, task * rounds_per_task + 1):
+            kill_job(fleet, process)
+        _kill(fleet, chance, "device", 0.34)
+        _kill_coordinator(fleet, 0)
+
+
 def _throw_garbage(fleet: LiveFleet, chance: random.Random) -> None:
     """A few hundred messages of every broken kind at the coordinator's ROUTER."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
@@ -129,6 +139,8 @@ def scenarios(scale: Scale) -> dict[str, Scenario]:
         return lambda fleet, chance: _strikes(fleet, chance, lambda _: strike(fleet, chance), scale=scale)
 
     unplanned = Scenario("", "", same_digest=True)
+    tasks = 1 + scale.disturbances
+    rounds_per_task = scale.rounds // tasks
     every = [
         Scenario(
             "mass-crash",
@@ -208,6 +220,17 @@ def scenarios(scale: Scale) -> dict[str, Scenario]:
             name="garbage",
             what="a stranger throws garbage at the coordinator",
             disturb=often(_throw_garbage),
+        ),
+        replace(
+            unplanned,
+            name="training-kills",
+            what="a generator's training and the coordinator are killed as classes come",
+            overrides=(
+                "algorithm.name='mfcl'",
+                "algorithm.options={iterations=400, generator_batch=2, synthetic_batch=4}",
+                f"stream={{kind='classes', tasks={tasks}, rounds_per_task={rounds_per_task}}}",
+            ),
+            disturb=lambda fleet, chance: _strike_trainings(fleet, chance, rounds_per_task, tasks),
         ),
     ]
     return {scenario.name: scenario for scenario in every}

@@ -1,0 +1,44 @@
+"""The training of a generator at the coordinator of a fleet: what shows of it, and how it is struck."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import psutil
+
+from fedemu.ops.stress.fleet import LiveFleet
+
+_CHECKPOINT = re.compile(r"job-(\d+)\.\d+\.\d+\.(\d+)\.safetensors")
+
+
+def steps_on_disk(fleet: LiveFleet, round: int) -> int:
+    """How many steps of a round's server job its checkpoint holds; 0 without one."""
+    files = (fleet.run_directory / "checkpoint").glob(f"job-{round}.*")
+    return max((int(match[2]) for file in files if (match := _CHECKPOINT.fullmatch(file.name))), default=0)
+
+
+def job_process(fleet: LiveFleet) -> psutil.Process | None:
+    """The process of the server job under way, the coordinator's only child."""
+    assert fleet.coordinator is not None
+    try:
+        return next(iter(fleet.coordinator.children()), None)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def wait_for_training(fleet: LiveFleet, round: int, seconds: float = 120.0) -> psutil.Process | None:
+    """Until a round's server job has a checkpoint; returns its process, or None where it is over already."""
+    fleet.wait_until(lambda: steps_on_disk(fleet, round) > 0, f"a checkpoint of the job of round {round}", seconds)
+    return job_process(fleet)
+
+
+def kill_job(fleet: LiveFleet, process: psutil.Process) -> None:
+    """Kill a job's process, and wait until the coordinator has noticed."""
+    noticed = _deaths(fleet) + 1
+    fleet.signal(process, signal.SIGKILL)
+    fleet.wait_until(lambda: _deaths(fleet) >= noticed, "the death of a server job", 30)
+
+
+def _deaths(fleet: LiveFleet) -> int:
+    return sum(event["event"] == "server_job_died" for event in fleet.events())

@@ -1,0 +1,126 @@
+"""Every class-incremental method over fleets that come and go: a coordinator that fails as a task begins, and devices
+and a trainer that are killed, leave the same model as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.summary import Summary
+from fedemu.ops.stress.fleet import LiveFleet
+from fedemu.ops.stress.invariants import clock_goes_forward, outcomes_add_up
+from fedemu.ops.stress.tasks import CHURN, TASKS
+
+ROUNDS = TASKS.rounds
+THIRD_TASK = 7
+"""The first round of the third task: earlier tasks have been remembered once, and a second time for it."""
+GENERATOR = "algorithm.options={iterations=20, generator_batch=16, synthetic_batch=4}"
+METHODS = {
+    "mfcl": ("algorithm.name='mfcl'", GENERATOR),
+    "mfcl with samples": ("algorithm.name='mfcl'", GENERATOR, "algorithm.options.samples=4"),
+    "fedavg_gen": ("algorithm.name='fedavg_gen'", GENERATOR),
+    "fedprox_plus": ("algorithm.name='fedprox_plus'",),
+    "fedlwf_2t": ("algorithm.name='fedlwf_2t'",),
+    "fedcil": (
+        "algorithm.name='fedcil'",
+        "algorithm.options={server_iterations=20, server_samples=8}",
+        "local.executor='serial'",
+        "local.batch_size=30",
+    ),
+    "fedntd among new classes": ("algorithm.name='fedntd'", "algorithm.loss='new_classes'"),
+    "wsm": ("algorithm.loss='wsm'",),
+    "oracle": ("stream.cumulative=true",),
+    "replay": ("replay={strategy='coordinated', capacity=6, iterations=1}",),
+}
+Play = Callable[..., Summary]
+
+
+@dataclass(frozen=True)
+class Played:
+    """A run in one process."""
+
+    directory: Path
+    summary: Summary
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Those of ``metrics.jsonl``, less what differs from machine to machine."""
+        lines = (self.directory / "metrics.jsonl").read_text().splitlines()
+        return [{key: value for key, value in json.loads(line).items() if not _real(key)} for line in lines]
+
+
+def _real(column: str) -> bool:
+    return column.startswith("wire_") or column.endswith("_seconds") or column == "wall_time"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, in_one_process: Play) -> Callable[[str], Played]:
+    played: dict[str, Played] = {}
+
+    def run(name: str) -> Played:
+        if name not in played:
+            directory = tmp_path_factory.mktemp("undisturbed") / "run"
+            played[name] = Played(directory, in_one_process(directory, *settings(name), experiment=TASKS.experiment))
+        return played[name]
+
+    return run
+
+
+def settings(name: str) -> tuple[str, ...]:
+    return (*TASKS.settings, *CHURN, *METHODS[name])
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_coordinator_that_fails_as_a_task_begins_goes_on_to_the_same_model(
+    name: str, tmp_path: Path, in_one_process: Play, undisturbed: Callable[[str], Played]
+) -> None:
+    """It fails when the devices have replied and kept what they keep, and nothing of the round is durable yet."""
+    expected = undisturbed(name)
+    with pytest.raises(_Unplugged):
+        in_one_process(tmp_path / "run", *settings(name), experiment=TASKS.experiment, observers=[_Unplugs(THIRD_TASK)])
+    resumed = Played(tmp_path / "run", in_one_process(tmp_path / "run", *settings(name), experiment=TASKS.experiment))
+    rows = resumed.rows
+    assert (resumed.summary.model_digest, resumed.summary.perturbed) == (expected.summary.model_digest, False)
+    assert rows == expected.rows
+    assert [row["task"] for row in rows] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
+    assert outcomes_add_up(rows) == clock_goes_forward(rows) == []
+    assert len({row["online"] for row in rows}) > 1, "devices come and go"
+    assert sum(row["dropped"] for row in rows) > 0, "some drop out"
+
+
+def test_devices_that_keep_models_of_earlier_tasks_have_them_still_when_they_and_the_trainer_are_killed(
+    new_fleet: Callable[..., LiveFleet], undisturbed: Callable[[str], Played]
+) -> None:
+    fleet = new_fleet(*settings("fedlwf_2t"), experiment=TASKS.experiment)
+    fleet.start_coordinator()
+    fleet.start_devices(TASKS.devices, "--trainers", "1")
+    fleet.wait_for_round(THIRD_TASK - 2)
+    for process in [*fleet.processes("device")[::3], *fleet.processes("trainer")]:
+        fleet.signal(process, signal.SIGKILL)
+    assert fleet.wait_for_end(100) == 0, fleet.tail()
+    assert (len(fleet.rows()), fleet.summary()["perturbed"]) == (ROUNDS, False)
+    assert outcomes_add_up(fleet.rows()) == []
+    assert fleet.summary()["model_digest"] == undisturbed("fedlwf_2t").summary.model_digest
+
+
+class _Unplugged(Exception):
+    pass
+
+
+class _Unplugs(Observers):
+    """Fails when a round is about to be made durable."""
+
+    def __init__(self, round: int) -> None:
+        super().__init__()
+        self._round = round
+
+    def event(self, name: str, **fields: Any) -> None:
+        if name == "checkpoint" and fields["round"] == self._round:
+            raise _Unplugged

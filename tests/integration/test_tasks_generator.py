@@ -1,0 +1,166 @@
+"""A coordinator, or the process that trains its generator, is killed or interrupted in the middle of the training; and
+a task's first round that has to be tried again. The generator is trained once, and the model is as it would be."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedemu.algorithms.class_incremental import SEEN
+from fedemu.algorithms.class_incremental_fedavg import RememberingFedAvg, RememberingState
+from fedemu.algorithms.interface import Ask, Context, Forest, Script, Tree
+from fedemu.algorithms.trees import flatten
+from fedemu.coordinator.checkpoint import load_job
+from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.summary import Summary, model_digest
+from fedemu.ops.stress.play import play
+from fedemu.ops.stress.scenarios import scenarios
+from fedemu.ops.stress.tasks import CHURN, TASKS
+
+Play = Callable[..., Summary]
+SCALE = replace(TASKS, rounds=4, disturbances=1)
+"""Two tasks of two rounds, and one of the generator's trainings to strike in."""
+KILLS = scenarios(SCALE)["training-kills"]
+BEGINS, STEPS, CHECKPOINT = 3, 20, 10
+"""The first round of the second task; the steps of its training, and those of the checkpoint within."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, in_one_process: Play) -> Summary:
+    directory = tmp_path_factory.mktemp("undisturbed") / "run"
+    return in_one_process(directory, *KILLS.settings(SCALE), experiment=SCALE.experiment)
+
+
+def test_kills_inside_the_training_of_the_generator_leave_the_model_as_it_would_be(
+    tmp_path: Path, undisturbed: Summary
+) -> None:
+    verdict = play(KILLS, SCALE, tmp_path, expected_digest=undisturbed.model_digest, seconds=100.0)
+    assert verdict.complaints == ()
+    log = (tmp_path / "run" / "logs" / "coordinator.log").read_text()
+    first, second = _steps_by_coordinator(log)
+    assert max(first) < STEPS, "it was killed before the training was over"
+    assert log.count("server_job_died") == 1, "and so was the process of the training, which was replaced"
+    assert (second[0], second[-1]) == (CHECKPOINT + 1, STEPS), "the next one goes on from the checkpoint"
+
+
+def test_ctrl_c_during_the_training_of_the_generator_leaves_a_run_that_goes_on_inside_it(
+    tmp_path: Path, undisturbed: Summary, in_one_process: Play
+) -> None:
+    run = tmp_path / "run"
+    arguments = [word for setting in KILLS.settings(SCALE) for word in ("--set", setting)]
+    command = ["run", SCALE.experiment, *arguments, "--transport", "memory", "--out", str(run)]
+    with subprocess.Popen([sys.executable, "-m", "fedemu.ops.cli", *command], stderr=subprocess.PIPE) as process:
+        try:
+            _wait_for(lambda: load_job(run / "checkpoint", BEGINS, 0) is not None, process)
+            process.send_signal(signal.SIGINT)
+            _, told = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 4, told.decode()
+    assert f"fedemu run --resume {run}" in told.decode()
+    kept = load_job(run / "checkpoint", BEGINS, 0)
+    assert kept is not None
+    assert (kept.step, kept.finished) == (CHECKPOINT, False)
+    assert [row["round"] for row in _lines(run / "metrics.jsonl")] == [1, 2]
+    watcher = _Watcher()
+    resumed = in_one_process(run, *KILLS.settings(SCALE), experiment=SCALE.experiment, observers=[watcher])
+    assert (resumed.model_digest, resumed.perturbed) == (undisturbed.model_digest, False)
+    assert (watcher.steps[0], watcher.steps[-1]) == ((BEGINS, CHECKPOINT + 1), (BEGINS, STEPS))
+
+
+SHORT_OF_REPLIES = (
+    *TASKS.settings,
+    *CHURN,
+    "rounds=3",
+    "stream={kind='classes', tasks=3, rounds_per_task=1}",
+    "faults.crash_rate=0.3",
+    "fleet.quorum=0.9",
+    "fleet.attempts=30",
+    "algorithm.name='mfcl'",
+    "algorithm.options={iterations=40, generator_batch=16, synthetic_batch=4}",
+)
+"""Every round is a task's first one, and most tries get too few replies."""
+
+
+def test_a_first_round_of_a_task_that_is_tried_again_trains_no_generator_again(
+    tmp_path: Path, in_one_process: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[int, list[Forest]] = defaultdict(list)
+    begun: dict[int, Tree] = {}
+    original = RememberingFedAvg.round
+
+    def overheard(method: RememberingFedAvg, state: RememberingState, context: Context) -> Script[RememberingState]:
+        script, answer = original(method, state, context), None
+        begun[context.round] = method.variables(state)
+        with closing(script):
+            while True:
+                try:
+                    request = script.send(answer)
+                except StopIteration as stop:
+                    return stop.value
+                if isinstance(request, Ask):
+                    asked[context.round].append(request.shared)
+                answer = yield request
+
+    monkeypatch.setattr(RememberingFedAvg, "round", overheard)
+    watcher = _Watcher()
+    in_one_process(tmp_path / "run", *SHORT_OF_REPLIES, experiment=TASKS.experiment, observers=[watcher])
+    tries = [row["attempts"] for row in _lines(tmp_path / "run" / "metrics.jsonl")]
+    assert min(tries[1:]) > 1, "both rounds that train a generator are tried again"
+    assert [watcher.steps.count((round, 1)) for round in (2, 3)] == [1, 1]
+    assert Counter(watcher.finished) == {2: tries[1], 3: tries[2]}, "each try has the job's result"
+    assert [len(asked[round]) for round in (2, 3)] == tries[1:]
+    for round in (2, 3):
+        first, *later = (model_digest(flatten(shared)) for shared in asked[round])
+        assert set(later) == {first}, "every try sends the same"
+        assert model_digest(asked[round][0]["previous"]) == model_digest(begun[round])
+        assert int(asked[round][0]["model"][SEEN].sum()) > int(begun[round][SEEN].sum()), "with rows for new classes"
+
+
+class _Watcher(Observers):
+    """Remembers what it is told of server jobs: (round, step) of steps done, and the rounds of jobs that are over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[int, int]] = []
+        self.finished: list[int] = []
+
+    def server_job(self, name: str, round: int, step: int, steps: int) -> None:
+        if step:
+            self.steps.append((round, step))
+
+    def event(self, name: str, **fields: Any) -> None:
+        if name == "server_job":
+            self.finished.append(fields["round"])
+
+
+def _steps_by_coordinator(log: str) -> list[list[int]]:
+    """The steps of the training that each coordinator process logged as done, in order."""
+    steps: dict[str, list[int]] = {}
+    for process, step in re.findall(rf" (\d+) INFO .* round {BEGINS}, server job generator: step (\d+) of", log):
+        steps.setdefault(process, []).append(int(step))
+    return [[step for step in done if step] for done in steps.values()]
+
+
+def _wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 100
+    while not condition():
+        assert process.poll() is None, process.communicate()[1].decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,0 +1,134 @@
+"""What travels when a task begins, in whole runs: once to every machine, to a device that comes late as well; and how
+devices fare meanwhile."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedemu.coordinator.summary import Summary
+from fedemu.device.store import read_own
+from fedemu.ops.stress.fleet import LiveFleet
+from fedemu.ops.stress.replay import newest_versions
+from fedemu.ops.stress.tasks import TASKS
+from fedemu.ops.stress.training import job_process
+
+DEVICES = 5
+SLOW = (
+    f"fleet.devices={DEVICES}",
+    f"fleet.per_round={DEVICES}",
+    "fleet.over_selection=1.0",
+    "data.partition={kind='iid'}",
+    # Tasks begin at 0, 1000 and 2000. A round without all devices takes 250 seconds, as it waits for the others.
+    "fleet.deadline=250.0",
+    "profile={seconds_per_sample=0.001, latency=100.0, down_kbps=1e9, up_kbps=1e9}",
+    "stream={kind='classes', tasks=3, rounds_per_task=3, period_seconds=1000.0}",
+)
+METHODS = {
+    "mfcl": ("algorithm.name='mfcl'", "algorithm.options={iterations=20, generator_batch=16, synthetic_batch=4}"),
+    "fedprox_plus": ("algorithm.name='fedprox_plus'",),
+    "fedlwf_2t": ("algorithm.name='fedlwf_2t'",),
+    "fedcil": (
+        "algorithm.name='fedcil'",
+        "algorithm.options={server_iterations=20, server_samples=8}",
+        "local.executor='serial'",
+        "local.batch_size=50",
+    ),
+}
+REMEMBERED = {
+    "mfcl": {"previous", "generator"},
+    "fedprox_plus": {"previous"},
+    "fedlwf_2t": set[str](),
+    "fedcil": {"generator"},
+}
+"""What devices are sent beside the model from the second task on."""
+SECONDS = 5.0
+"""How long the training of the generator lasts at least. A device may be silent for two seconds."""
+SMALL = 10_000
+"""Bytes of messages that carry no tensors, the heartbeats of a long training among them."""
+
+
+def test_a_generator_travels_once_per_machine_and_heartbeats_go_on_while_it_is_trained(
+    tmp_path: Path, new_fleet: Callable[..., LiveFleet]
+) -> None:
+    """Four devices are there from the beginning, the fifth comes between the second and the third round of a task."""
+    fleet = new_fleet(
+        *TASKS.settings,
+        *SLOW,
+        *METHODS["mfcl"],
+        "algorithm.options.iterations=100",
+        _online_from(tmp_path, 0, 0, 0, 0, 1300),
+        "rounds=6",
+        "liveness={heartbeat_seconds=0.5, patience=4}",
+        experiment=TASKS.experiment,
+    )
+    fleet.start_coordinator()
+    fleet.start_devices(DEVICES, "--trainers", "1")
+    fleet.wait_until(lambda: len(fleet.rows()) == 3 and job_process(fleet) is not None, "the training", 100)
+    training = job_process(fleet)
+    assert training is not None
+    training.send_signal(signal.SIGSTOP)
+    fleet.pause(SECONDS)
+    training.send_signal(signal.SIGCONT)
+    assert fleet.wait_for_end(100) == 0, fleet.tail()
+
+    rows = fleet.rows()
+    assert [row["accepted"] for row in rows] == [4, 4, 4, 4, 4, 5]
+    assert rows[3]["server_seconds"] > SECONDS
+    told = Counter(event["event"] for event in fleet.events())
+    assert told["join"] == DEVICES, "nobody had to come back"
+    assert not {"silence", "death", "dropout", "given_up"} & told.keys()
+    assert not fleet.summary()["perturbed"]
+
+    emulated = [row["bytes_down"] for row in rows[3:]]
+    model = emulated[1] // 4
+    beside = emulated[0] // 4 - model
+    assert emulated == [4 * (model + beside), 4 * model, 5 * model + beside]
+    wire = [row["wire_bytes_down"] for row in rows[3:]]
+    assert wire[0] - wire[1] == pytest.approx(beside, abs=SMALL), "once for the four of them"
+    assert wire[1] == pytest.approx(model, abs=SMALL)
+    assert wire[2] == pytest.approx(model, abs=SMALL), "the fifth finds the rest on its machine"
+    assert beside > 20 * SMALL
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_devices_that_come_with_the_third_task_take_part_in_its_first_round(
+    name: str, tmp_path: Path, in_one_process: Callable[..., Summary]
+) -> None:
+    summary = in_one_process(
+        tmp_path / "run",
+        *TASKS.settings,
+        *SLOW,
+        *METHODS[name],
+        _online_from(tmp_path, 0, 0, 0, 2000, 2000),
+        "stream={kind='classes', tasks=3, rounds_per_task=1, period_seconds=1000.0}",
+        "rounds=3",
+        experiment=TASKS.experiment,
+    )
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["accepted"] for row in rows] == [3, 3, 5]
+    assert not summary.perturbed
+    each = [row["bytes_down"] / row["accepted"] for row in rows]
+    assert each[1] == each[2], "as a task begins everything is new, to whoever was there before as well"
+    [record] = (tmp_path / "run" / "checkpoint").glob("record-*.json")
+    sent = json.loads(record.read_text())["record"]["roster"]["charged"]
+    assert [device.keys() for device in sent] == [{"model", *REMEMBERED[name]}] * DEVICES
+    own = {device: read_own(path) for device, path in newest_versions(tmp_path / "run").items()}
+    if name == "fedlwf_2t":
+        assert {int(state["task"]) for state in own.values()} == {2}
+        past = [int(own[device]["known"]) for device in range(DEVICES)]
+        assert past == [1, 1, 1, 0, 0], "those that have just come have no model of an earlier task"
+    else:
+        assert not own
+
+
+def _online_from(directory: Path, *seconds: float) -> str:
+    """The setting by which device i comes on-line at the i-th of these times, and stays."""
+    lines = ["device,start,end", *(f"{device},{start}," for device, start in enumerate(seconds))]
+    (directory / "availability.csv").write_text("\n".join(lines) + "\n")
+    return f"availability={{kind='trace', file='{directory / 'availability.csv'}', at_end='end'}}"
