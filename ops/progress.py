@@ -22,7 +22,7 @@ from fedemu.ops.progress_state import OUTCOMES, ProgressState, span
 LINE_SECONDS = 2.0
 """Plain lines come at most this often, but for the first and the last round."""
 JOB_LINE_SECONDS = 10.0
-"""Without any other plain line until one tells how far a server job is."""
+"""Of a server job, without any other plain line, until one tells how far it is."""
 REFRESHES_PER_SECOND = 5
 BAR_WIDTH = 40
 JOB_BAR_WIDTH = 20
@@ -89,8 +89,8 @@ class PlainProgress:
 
     def server_job(self, name: str, round: int, step: int, steps: int) -> None:
         self.state.server_job(name, round, step, steps)
-        line = self.state.job_line
-        if line is not None and self._clock() - self._last_line >= JOB_LINE_SECONDS:
+        job, line = self.state.job, self.state.job_line
+        if job and line and self._clock() - max(job.began, self._last_line) >= JOB_LINE_SECONDS:
             self._last_line = self._clock()
             self._print(line)
 

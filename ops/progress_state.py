@@ -14,19 +14,20 @@ WINDOW = 10
 
 @dataclass
 class JobProgress:
-    """A server job under way; ``step`` of at most ``steps`` steps were done at ``told``, by the clock of the state."""
+    """A server job under way since ``began``, by the clock of the state; ``step`` of at most ``steps`` are done."""
 
     name: str
     round: int
-    step: int
     steps: int
-    told: float
+    began: float
+    step: int = 0
 
     def __post_init__(self) -> None:
         self._first: tuple[float, int] | None = None
+        self._told = self.began
 
     def stepped(self, step: int, now: float) -> None:
-        self.step, self.told = step, now
+        self.step, self._told = step, now
         if self._first is None and step:
             self._first = now, step
 
@@ -44,8 +45,8 @@ class JobProgress:
         began, first = self._first
         if self.step == first:
             return None
-        pace = (self.told - began) / (self.step - first)
-        left = pace * (self.steps - self.step) - (now - self.told)
+        pace = (self._told - began) / (self.step - first)
+        left = pace * (self.steps - self.step) - (now - self._told)
         return left if left >= 0 else None
 
 
@@ -86,7 +87,7 @@ class ProgressState:
     def server_job(self, name: str, round: int, step: int, steps: int) -> None:
         self.running = True
         if self.job is None or (self.job.name, self.job.round) != (name, round) or step < self.job.step:
-            self.job = JobProgress(name, round, 0, steps, self.clock())
+            self.job = JobProgress(name, round, steps, self.clock())
         self.job.stepped(step, self.clock())
 
     def event(self, name: str) -> None:

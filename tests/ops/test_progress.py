@@ -123,6 +123,16 @@ def test_a_long_server_job_is_told_now_and_then_and_a_short_one_not_at_all(state
     ]
 
 
+def test_a_short_server_job_in_a_long_round_is_not_told(state: ProgressState, clock: Clock) -> None:
+    progress, written = plain(state, clock)
+    progress.round_finished(row(6))
+    clock.now += 5 * JOB_LINE_SECONDS
+    for step in range(4):
+        progress.server_job("distilling", 7, step, 3)
+        clock.now += 0.25 * JOB_LINE_SECONDS
+    assert len(written.getvalue().splitlines()) == 1
+
+
 def test_the_live_picture_shows_a_server_job_until_it_is_done(state: ProgressState) -> None:
     progress = LiveProgress(state, Console(file=io.StringIO(), force_terminal=True))
     progress.server_job("distilling", 7, 12, 50)
