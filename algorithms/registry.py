@@ -115,8 +115,9 @@ def build_algorithm(name: str, options: Mapping[str, Any], ingredients: Ingredie
 
 def find_criterion(name: str, model: Model | None = None) -> Criterion:
     """ConfigurationError where there is none of this name, or it is about new classes and the ``model`` gets none."""
-    criterion: Criterion = find("algorithm.loss", name, CRITERIA)
-    if criterion is not NewClassCrossEntropy:
+    found = find("algorithm.loss", name, CRITERIA)
+    if found is not NewClassCrossEntropy:
+        criterion: Criterion = found
         return criterion
     if not isinstance(model, Growing):
         raise ConfigurationError(
