@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedemu.algorithms.class_incremental import growing
 from fedemu.algorithms.distillation import predict
 from fedemu.algorithms.fedavg import fedavg
 from fedemu.algorithms.fedntd import fedntd
@@ -17,8 +18,9 @@ from fedemu.algorithms.interface import Batch, Facts, Model
 from fedemu.algorithms.losses import dynamic_distillation, knowledge_weights
 from fedemu.algorithms.models import cnn, mlp
 from fedemu.algorithms.objective import cross_entropy
-from fedemu.algorithms.public import PublicData
+from fedemu.algorithms.public import Labelled, PublicData
 from fedemu.algorithms.registry import build_algorithm
+from fedemu.algorithms.streams_tasks import ClassTasks
 from fedemu.algorithms.trees import add, model_digest, unflatten
 from fedemu.device.executors import Checked
 from fedemu.device.executors_serial import Serial
@@ -240,3 +242,23 @@ def test_options_that_contradict_each_other_are_refused(distil: str, names: str)
 def test_gamma_is_a_fraction(gamma: float) -> None:
     with pytest.raises(ConfigurationError, match=r"algorithm.options.gamma"):
         build_algorithm("flashback", {"gamma": gamma}, ingredients())
+
+
+@pytest.mark.parametrize("knowledge", ["counts", "probabilities"])
+def test_without_public_samples_of_the_classes_so_far_nothing_is_distilled(
+    knowledge: str, little_fleet: Callable[..., Any], public: PublicData
+) -> None:
+    model = growing(MODEL, ClassTasks.of(4, 2, [2, 0, 3, 1]), SHAPE)
+    # Labels go 0, 1, 2, 3, 0, ...: the first task brings the even ones.
+    odd = PublicData(*(Labelled(part.x[1::2], part.y[1::2]) for part in (public.train, public.validation)))
+    options = {"distil": "server", "knowledge": knowledge}
+    stream = [[np.arange(0, 40, 2)]]
+    taught, plain = (
+        little_fleet(build_algorithm(name, chosen, ingredients(model)), model.init(0), [], stream=stream, public=odd)
+        for name, chosen in (("flashback", options), ("fedavg", {}))
+    )
+    for fleet in (taught, plain):
+        fleet.play([0])
+    assert model_digest(taught.model) == model_digest(plain.model)
+    known = taught.state.inner.knowledge
+    assert known.tolist() == ([0.25, 0, 0.25, 0] if knowledge == "counts" else [0, 0, 0, 0])
