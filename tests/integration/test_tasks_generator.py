@@ -27,7 +27,7 @@ from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.summary import Summary, model_digest
 from fedemu.ops.stress.play import play
 from fedemu.ops.stress.scenarios import scenarios
-from fedemu.ops.stress.tasks import CHURN, TASKS
+from fedemu.ops.stress.tasks import TASKS
 
 Play = Callable[..., Summary]
 SCALE = replace(TASKS, rounds=4, disturbances=1)
@@ -82,11 +82,12 @@ def test_ctrl_c_during_the_training_of_the_generator_leaves_a_run_that_goes_on_i
 
 SHORT_OF_REPLIES = (
     *TASKS.settings,
-    *CHURN,
     "rounds=3",
     "stream={kind='classes', tasks=3, rounds_per_task=1}",
     "faults.crash_rate=0.3",
-    "fleet.quorum=0.9",
+    "fleet.per_round=5",
+    "fleet.over_selection=1.0",
+    "fleet.quorum=1.0",
     "fleet.attempts=30",
     "algorithm.name='mfcl'",
     "algorithm.options={iterations=40, generator_batch=16, synthetic_batch=4}",
