@@ -20,7 +20,7 @@ TABLE = {
 OURS = {
     "mfcl-superimagenet-m": (15, 5, 200, 20, 100, 1, 224, 5000),
     "mfcl-superimagenet-s": (10, 10, 200, 20, 100, 1, 224, 2500),
-    "mfcl-cifar100-subset": (10, 10, 20, 5, 10, 5, 32, 120),
+    "mfcl-cifar100-subset": (10, 10, 20, 5, 10, 10, 32, 120),
 }
 
 
@@ -36,7 +36,7 @@ def test_tasks_fleets_and_training_are_those_of_the_tables(name: str) -> None:
     experiment, stream = loaded(name)
     assert (stream.tasks, stream.rounds_per_task, experiment.rounds) == (tasks, rounds, tasks * rounds)
     assert (experiment.fleet.devices, experiment.fleet.per_round) == (devices, per_round)
-    assert (experiment.local.epochs, experiment.local.batch_size) == (epochs, 32)
+    assert (experiment.local.epochs, experiment.local.batch_size) == (epochs, 10 if name.endswith("subset") else 32)
     assert experiment.data.partition.model_dump(include={"kind", "alpha", "min_samples"}) == {
         "kind": "dirichlet",
         "alpha": 1.0,
