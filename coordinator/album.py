@@ -52,7 +52,8 @@ class Album:
         """Of images in the units in which the corpus stores them; what is not finite is black."""
         black, white = self._extremes
         levels = (x.astype(np.float32) - black) * (255 / (white - black))
-        return np.nan_to_num(levels).clip(0, 255).round().astype(np.uint8)
+        pixels: Pixels = np.nan_to_num(levels).clip(0, 255).round().astype(np.uint8)
+        return pixels
 
     @cached_property
     def _extremes(self) -> tuple[float, float]:

@@ -1,5 +1,5 @@
 """What a method generated, image by image: a real sample of every class above those that its generator made of it
-(as in figure 6 of MFCL; Babakniya et al., 2023)."""
+(as in figure 6 of Babakniya et al., "A Data-Free Approach to Mitigate Catastrophic Forgetting", 2023)."""
 
 from __future__ import annotations
 
