@@ -63,16 +63,21 @@ OWN = """
             self.kind, self.buffers, self.init, self.apply = inner.kind, inner.buffers, inner.init, inner.apply
 """
 TASKS = "stream={kind='classes',tasks=5}"
-DRIFT = "stream={kind='drift',periods=2}"
 REMEMBERING = ("mfcl", "fedavg_gen", "fedprox_plus", "fedlwf_2t", "fedcil")
 UNFIT_FOR_TASKS = [
     (["stream={kind='classes',tasks=11}"], "11 tasks are asked for, but 10 classes make at least 1 and at most 10"),
     (["stream={kind='classes',order=[0,1,2,3,4,5,6,7,9]}"], "the class order misses: 8; stream.order must name each"),
     (["stream={kind='classes',order=[0,0]}"], "stream.order names class 0 more than once"),
     *(
-        ([f"algorithm.name={name}", stream], "remembers classes of earlier tasks, but the stream brings none")
+        (
+            [f"algorithm.name={name}"],
+            f"the method '{name}' remembers classes of earlier tasks, but the stream brings none",
+        )
         for name in REMEMBERING
-        for stream in ("stream.kind=static", DRIFT)
+    ),
+    (
+        ["algorithm.name=mfcl", "stream={kind='drift',periods=2}"],
+        "but the stream brings none; set stream.kind = 'classes'",
     ),
     (["algorithm.loss=new_classes"], "about the classes of the current task, but the stream brings none"),
     (["algorithm.loss=new_classes", "algorithm.name=mfcl", TASKS], "the method 'mfcl' has a loss of its own"),
