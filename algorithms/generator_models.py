@@ -125,7 +125,7 @@ class _Doubling(nn.Conv2d):
         kernels = torch.cat([kernel for rows in _halves(self.weight, 2) for kernel in _halves(rows, 3)])
         assert self.bias is not None
         made = functional.conv2d(x, kernels, self.bias.repeat(4), padding=1)
-        made = made.unflatten(1, (2, 2, self.out_channels))
+        made = made.view(-1, 2, 2, self.out_channels, height + 1, width + 1)
         # Even rows begin one small row earlier than odd ones, and so do columns.
         kinds = [torch.stack([made[:, i, j, :, i : i + height, j : j + width] for j in (0, 1)], -1) for i in (0, 1)]
         return torch.stack(kinds, -3).flatten(-2).flatten(-3, -2)

@@ -1,7 +1,7 @@
 """Runs on class-incremental streams: how well each method knows all classes so far, and what it costs per round.
 
 The figures are those of Babakniya et al., "A Data-Free Approach to Mitigate Catastrophic Forgetting in Federated Class
-Incremental Learning for Vision Tasks" (MFCL), section 5, table 4 and figure 5, with the traffic beside the times.
+Incremental Learning for Vision Tasks" (2023), section 5, table 4 and figure 5, with the traffic beside the times.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def text(comparison: Comparison, width: int) -> str:
 
 
 def task_table(study: TaskStudy) -> tuple[str, dict[str, list[str]]]:
-    """Its title, and the table by column, each with one cell per method, as table 4 of MFCL."""
+    """Its title, and the table by column, each with one cell per method, as in table 4 of Babakniya et al."""
     table = {"experiment": [method.label for method in study.methods]}
     for title, (key, cell) in _OF_TASKS.items():
         cells_of_column = [cell(method.figures[key]) for method in study.methods]

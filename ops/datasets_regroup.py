@@ -1,6 +1,6 @@
-"""ImageNet regrouped into fewer and larger classes: SuperImageNet (MFCL; Babakniya et al., 2023, section 4).
+"""ImageNet regrouped into fewer and larger classes: SuperImageNet (Babakniya et al., 2023, section 4).
 
-``superimagenet_mapping.json`` is its authors' (github.com/SaraBabakN/MFCL-NeurIPS23): 461 classes of ImageNet in 100
+``superimagenet_mapping.json`` is its authors' (``docs/data.md`` names the source): 461 classes of ImageNet in 100
 superclasses, and the superclasses of each version. Training samples per superclass are the paper's (table 2), test
 samples those of the authors' code.
 """

@@ -1,4 +1,4 @@
-"""Methods on class-incremental streams: accuracy over the classes so far, by the number of tasks (MFCL, figure 5)."""
+"""Methods on class-incremental streams: accuracy over the classes so far, by the number of tasks (Babakniya et al., figure 5)."""
 
 from __future__ import annotations
 
