@@ -1,4 +1,4 @@
-"""Methods on class-incremental streams: accuracy over the classes so far, by the number of tasks (Babakniya et al., figure 5)."""
+"""Class-incremental streams: accuracy over the classes so far, by tasks observed (Babakniya et al., figure 5)."""
 
 from __future__ import annotations
 
