@@ -27,7 +27,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from fedemu.algorithms.class_incremental import Growing
+from fedemu.algorithms.class_incremental import SEEN, Growing
 from fedemu.algorithms.class_incremental_fedavg import (
     RememberingFedAvg,
     RememberingState,
@@ -58,7 +58,8 @@ class MFCL(RememberingFedAvg):
     """The rounds of a method that rehearses from a generator.
 
     With ``samples`` above 0 devices are sent so many synthetic samples of each class instead of the generator, made
-    once when a task begins (appendix D).
+    once when a task begins (appendix D). Where they do not ``recall`` the previous model, they are told only which
+    classes it had seen.
     """
 
     def __init__(
@@ -68,11 +69,13 @@ class MFCL(RememberingFedAvg):
         classifier: Growing,
         training: GeneratorTraining,
         samples: int,
+        recall: bool,
         average: Reducer,
     ) -> None:
         super().__init__(first, later, classifier, average)
         self._training = training
         self._samples = samples
+        self._recall = recall
 
     def init(self, variables: Tree, context: Context) -> RememberingState:
         model: Any = self.programs["train"]
@@ -93,7 +96,8 @@ class MFCL(RememberingFedAvg):
 
     def shared(self, kept: Forest) -> Forest:
         unsent = "generator" if self._samples else "synthetic"
-        return {key: tree for key, tree in kept.items() if key not in (unsent, JUDGED)}
+        sent = {key: tree for key, tree in kept.items() if key not in (unsent, JUDGED)}
+        return sent if self._recall else {**sent, "previous": {SEEN: kept["previous"][SEEN]}}
 
     def pictures(self, state: RememberingState, samples: int, seed: int) -> Tree:
         """Of the classes of earlier tasks; with ``targets = "model"`` of what the previous model takes them for."""
@@ -151,7 +155,8 @@ def mfcl(
     def loss(model: Model, classifier: Growing) -> LossFunction:
         return StableLoss(model, classifier, synthetic_batch, split, fine_tuning, distillation, distillation_scale)
 
-    return _rehearsing("mfcl", ingredients, settings, noise, synthetic_batch, samples, AVERAGES[weights], loss)
+    average, taught = AVERAGES[weights], distillation > 0
+    return _rehearsing("mfcl", ingredients, settings, noise, synthetic_batch, samples, average, loss, taught)
 
 
 def fedavg_gen(
@@ -187,7 +192,8 @@ def fedavg_gen(
     def loss(model: Model, classifier: Growing) -> LossFunction:
         return Objective(model)
 
-    return _rehearsing("fedavg_gen", ingredients, settings, noise, synthetic_batch, samples, weighted_mean, loss)
+    average, taught = weighted_mean, False
+    return _rehearsing("fedavg_gen", ingredients, settings, noise, synthetic_batch, samples, average, loss, taught)
 
 
 def _rehearsing(
@@ -199,8 +205,9 @@ def _rehearsing(
     samples: int,
     average: Reducer,
     loss: Callable[[Model, Growing], LossFunction],
+    taught: bool,
 ) -> MFCL:
-    """MFCL's rounds around a loss of the watched model and the classifier."""
+    """MFCL's rounds around a loss of the watched model and the classifier; ``taught``: it asks the previous model."""
     classifier = classifier_of(ingredients, method)
     ingredients.require_cross_entropy(method)
     generator = generator_for(ingredients.input_shape, noise)
@@ -223,4 +230,5 @@ def _rehearsing(
         synthetic_batch=synthetic_batch,
         noise={NOISE: (synthetic_batch,) if samples else (synthetic_batch, generator.noise)},
     )
-    return MFCL(ingredients.training(TaskSGD), later, classifier, training, samples, average)
+    recall = taught or (settings.targets == "model" and not samples)
+    return MFCL(ingredients.training(TaskSGD), later, classifier, training, samples, recall, average)

@@ -163,9 +163,10 @@ def duration(rows: Rows) -> Figure | None:
     if not rounds:
         return None
     figure, axes = new_figure("Real time per round")
-    axes.plot(rounds, np.array(values) * 1000, color=PURPLE, linewidth=1.6)
+    factor, unit = (1000, "milliseconds") if max(values) < 3 else (1, "seconds")
+    axes.plot(rounds, np.array(values) * factor, color=PURPLE, linewidth=1.6)
     axes.set_ylim(bottom=0)
-    axes.set_ylabel("milliseconds")
+    axes.set_ylabel(unit)
     return figure
 
 

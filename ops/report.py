@@ -160,7 +160,7 @@ def _cards(rows: Iterable[Mapping[str, Any]], summary: Mapping[str, Any], result
         *([] if results else [("forgetting", _number(summary.get("forgetting")))]),
         ("rounds", f"{len(rows)}"),
         ("device updates accepted", f"{accepted:,}"),
-        ("updates per second", f"{accepted / seconds:,.0f}" if seconds else "–"),
+        ("updates per second", _rate(accepted / seconds) if seconds else "–"),
         ("time of the experiment", f"{virtual / divisor:.1f} {unit}"),
         ("bytes down, emulated", readable_bytes(sum(float(row.get("bytes_down") or 0) for row in rows))),
         ("bytes up, emulated", readable_bytes(sum(float(row.get("bytes_up") or 0) for row in rows))),
@@ -216,6 +216,10 @@ def _line(row: tuple[str, ...]) -> str:
     cells = [f"<td>{escape(first)}</td>"]
     cells += [f'<td class="{"n" if len(cell) < 24 else ""}">{escape(cell)}</td>' for cell in rest]
     return f"<tr>{''.join(cells)}</tr>"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _number(value: Any) -> str:

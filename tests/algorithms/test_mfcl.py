@@ -173,6 +173,29 @@ def test_synthetic_samples_made_once_travel_in_place_of_the_generator(fleet: Cal
     assert int(played.state.kept["generator"]["norm.num_batches_tracked"]) == 20
 
 
+@pytest.mark.parametrize(
+    ("method", "options", "whole"),
+    [
+        (mfcl, {}, True),
+        (mfcl, {"distillation": 0.0}, False),
+        (mfcl, {"distillation": 0.0, "targets": "model"}, True),
+        (fedavg_gen, {}, False),
+        (fedavg_gen, {"targets": "model"}, True),
+        (fedavg_gen, {"targets": "model", "samples": 3}, False),
+    ],
+)
+def test_the_previous_model_travels_where_devices_ask_it_something(
+    fleet: Callable[..., Any], method: Any, options: dict[str, Any], whole: bool
+) -> None:
+    played = fleet(method(INGREDIENTS, **SHORT, **options))
+    played.play([0, 1])
+    before = played.model
+    played.play([1, 2])
+    sent = played.asks[-1].shared["previous"]
+    assert sent.keys() == (before.keys() if whole else {SEEN})
+    assert all(torch.equal(leaf, before[name]) for name, leaf in sent.items())
+
+
 def test_pictures_show_every_class_of_earlier_tasks(fleet: Callable[..., Any]) -> None:
     played = fleet(mfcl(INGREDIENTS, **SHORT), rounds_per_period=2)
     assert isinstance(played.algorithm, Picturing)
