@@ -33,6 +33,8 @@ Play = Callable[..., Summary]
 SCALE = replace(TASKS, rounds=4, disturbances=1)
 """Two tasks of two rounds, and one of the generator's trainings to strike in."""
 KILLS = scenarios(SCALE)["training-kills"]
+pytestmark = pytest.mark.timeout(300)
+"""Processes that import torch are started up to three times in a test, which takes its time on a busy machine."""
 BEGINS, STEPS, CHECKPOINT = 3, 20, 10
 """The first round of the second task; the steps of its training, and those of the checkpoint within."""
 
