@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, Literal
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import Model, Outputs, Tree
+from fedemu.algorithms.interface import Kind, Model, Outputs, Tree
 from fedemu.algorithms.layer_statistics import observed
 from fedemu.algorithms.layers import uniform
 from fedemu.algorithms.streams_tasks import ClassTasks
@@ -51,7 +51,7 @@ class Growing:
     head: Head
 
     @property
-    def kind(self) -> Literal["dense", "convolutional", "sequence"]:
+    def kind(self) -> Kind:
         return self.model.kind
 
     @cached_property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from fedemu.algorithms.adam import Adam
 from fedemu.algorithms.class_incremental import SEEN, Growing
 from fedemu.algorithms.class_incremental_fedavg import TaskSGD
 from fedemu.algorithms.generator_models import Generator
-from fedemu.algorithms.interface import Batch, Facts, Forest, Outcome, Outputs, Tree
+from fedemu.algorithms.interface import Batch, Facts, Forest, Kind, Outcome, Outputs, Tree
 from fedemu.algorithms.layers import Linear
 from fedemu.algorithms.local_sgd import Training
 from fedemu.algorithms.trees import without
@@ -40,8 +40,8 @@ class AcGan:
     latent: int
 
     @property
-    def kind(self) -> Literal["dense", "convolutional", "sequence"]:
-        return self.classifier.kind
+    def kind(self) -> Kind:
+        return self.generator.kind
 
     @cached_property
     def buffers(self) -> frozenset[str]:
@@ -91,6 +91,10 @@ class AdversarialSGD(TaskSGD):
     gan: AcGan
     generator_lr: float
     replay: bool
+
+    @property
+    def kind(self) -> Kind:
+        return self.gan.kind
 
     @property
     def passes(self) -> float:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedemu.algorithms.interface import Model, Tree
+from fedemu.algorithms.interface import Kind, Model, Tree
 from fedemu.algorithms.module_model import from_module
 from fedemu.protocol.errors import ConfigurationError
 
@@ -57,6 +57,10 @@ class Generator:
     def __post_init__(self) -> None:
         model = from_module(lambda: _Network(PLANS[self.size], self.noise, self.channels))
         object.__setattr__(self, "model", model)
+
+    @property
+    def kind(self) -> Kind:
+        return "convolutional"
 
     @property
     def idle(self) -> frozenset[str]:

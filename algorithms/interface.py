@@ -52,6 +52,8 @@ class Outcome(NamedTuple):
     own: Tree
 
 
+Kind = Literal["dense", "convolutional", "sequence"]
+"""Of a network: what the choice of an executor goes by."""
 Plan = Callable[[int, np.random.Generator], NDArray[np.int64]]
 """(examples, generator) -> positions ``[steps, batch]`` into the device's samples; -1 pads.
 
@@ -127,6 +129,14 @@ class LocalProgram(Protocol):
     def begin(self, shared: Forest, own: Tree, facts: Facts) -> Any: ...
 
     def finish(self, carry: Any, shared: Forest, own: Tree, facts: Facts) -> Outcome: ...
+
+
+@runtime_checkable
+class OfItsOwnKind(Protocol):
+    """A LocalProgram that may spend its time in another kind of network than the experiment's model."""
+
+    @property
+    def kind(self) -> Kind: ...
 
 
 @runtime_checkable
@@ -346,8 +356,8 @@ class Model(Protocol):
     """A network as pure functions; parameters and buffers are leaves of one Tree."""
 
     @property
-    def kind(self) -> Literal["dense", "convolutional", "sequence"]:
-        """What the executor's rule goes by."""
+    def kind(self) -> Kind:
+        """What the executor's rule goes by, unless a program is of its own kind."""
         ...
 
     @property

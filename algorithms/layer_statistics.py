@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import Model, Outputs, Tree
+from fedemu.algorithms.interface import Kind, Model, Outputs, Tree
 from fedemu.algorithms.layers import BATCH_NORM_MOMENTUM
 from fedemu.protocol.errors import ConfigurationError
 
@@ -50,7 +50,7 @@ class Watched:
     layers: tuple[tuple[str, int], ...]
 
     @property
-    def kind(self) -> Literal["dense", "convolutional", "sequence"]:
+    def kind(self) -> Kind:
         return self.model.kind
 
     @cached_property

@@ -228,6 +228,7 @@ def _rehearsing(
         loss=loss(model, classifier),
         synthetic=stored if samples else generated(generator, classifier, settings.targets),
         synthetic_batch=synthetic_batch,
+        kind=classifier.kind if samples else generator.kind,
         noise={NOISE: (synthetic_batch,) if samples else (synthetic_batch, generator.noise)},
     )
     recall = taught or (settings.targets == "model" and not samples)

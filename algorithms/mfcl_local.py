@@ -18,7 +18,7 @@ from fedemu.algorithms.class_incremental_fedavg import TaskSGD
 from fedemu.algorithms.class_incremental_losses import cross_entropy_among, feature_distillation
 from fedemu.algorithms.generator import Targets, intended_classes
 from fedemu.algorithms.generator_models import Generator
-from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Tree
+from fedemu.algorithms.interface import Batch, Facts, Forest, Kind, Model, Tree
 from fedemu.algorithms.local_sgd import Training
 from fedemu.algorithms.objective import Loss, cross_entropy
 
@@ -33,11 +33,13 @@ Synthetic = Callable[[Forest, Tensor], tuple[Tensor, Tensor]]
 class RehearsingSGD(TaskSGD):
     """Local training on batches to which ``synthetic`` adds ``synthetic_batch`` rows at the end.
 
-    ``noise`` is that of ``synthetic``, under the name ``NOISE``.
+    ``noise`` is that of ``synthetic``, under the name ``NOISE``. ``kind`` is that of the network that takes most of the
+    time: a generator's, where samples are made in each step.
     """
 
     synthetic: Synthetic
     synthetic_batch: int
+    kind: Kind
 
     @property
     def passes(self) -> float:

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from fedemu.algorithms.corpus import Corpus
-from fedemu.algorithms.interface import Forest, LocalProgram, Query, Tree
+from fedemu.algorithms.interface import Forest, Kind, LocalProgram, OfItsOwnKind, Query, Tree
 from fedemu.algorithms.replay_buffer import Buffer
 from fedemu.algorithms.trees import map_leaves
-from fedemu.device.compute_rule import STACK_SIZE_WHERE_FORCED, DeviceType, Kind, compute_rule
+from fedemu.device.compute_rule import STACK_SIZE_WHERE_FORCED, DeviceType, compute_rule
 from fedemu.device.executors import Checked, Executor, Job, JobResult, Source
 from fedemu.device.executors_query import catch_up, run_query
 from fedemu.device.executors_serial import Serial
@@ -26,9 +26,10 @@ KEPT_TREES = 8
 
 
 class Trainer:
-    """``kind`` is that of the model; ``examples`` are shared forests by program, in the shapes to expect.
+    """``kind`` is that of the model, and of programs that name none of their own.
 
-    ``selection`` is asked for sealed periods, where devices have replay buffers.
+    ``examples`` are shared forests by program, in the shapes to expect. ``selection`` is asked for sealed periods, where
+    devices have replay buffers.
     """
 
     def __init__(
@@ -46,13 +47,17 @@ class Trainer:
         self._selection = selection
         self.device = open_device(device_type)
         self._source = Source(corpus, seed, self.device)
-        self._executor = open_executor(executor, kind, "cuda" if self.device.type == "cuda" else "cpu")
+        type: DeviceType = "cuda" if self.device.type == "cuda" else "cpu"
+        kinds: set[Kind] = {kind, *(kind_of(program, kind) for program in programs.values())}
+        self._kind = kind
+        self._executors = {each: open_executor(executor, each, type) for each in kinds}
         self._examples = examples or {}
         self._placed: dict[int, tuple[Tree, Tree]] = {}
 
     def capacity(self, program: str) -> int:
         """How many jobs of a program make best use of one call."""
-        return 1 if _is_query(self.programs.get(program)) else self._executor.capacity
+        found = self.programs.get(program)
+        return 1 if _is_query(found) else self._executor_of(found).capacity
 
     def warm_up(self) -> None:
         """Trace the programs for the shapes to expect, so that the first job need not wait for it."""
@@ -93,8 +98,11 @@ class Trainer:
     def _run(self, program: Any, shared: Forest, jobs: Sequence[Job]) -> list[JobResult | TrainingError]:
         if _is_query(program):
             return [run_query(program, shared, job, self._source) for job in jobs]
-        results = self._executor.run(program, shared, [_over_all(job) for job in jobs], self._source)
+        results = self._executor_of(program).run(program, shared, [_over_all(job) for job in jobs], self._source)
         return [_with_buffer(result, job.buffer) for result, job in zip(results, jobs, strict=True)]
+
+    def _executor_of(self, program: object) -> Executor:
+        return self._executors[kind_of(program, self._kind)]
 
     def _place(self, tree: Tree) -> Tree:
         """The tree on the compute device; one that comes again is not copied again."""
@@ -107,6 +115,11 @@ class Trainer:
         if len(self._placed) > KEPT_TREES:
             del self._placed[next(iter(self._placed))]
         return found[1]
+
+
+def kind_of(program: object, model: Kind) -> Kind:
+    """A program's own kind, or else that of the experiment's ``model``."""
+    return program.kind if isinstance(program, OfItsOwnKind) else model
 
 
 def open_device(device_type: str) -> torch.device:

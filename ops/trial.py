@@ -23,7 +23,7 @@ from fedemu.algorithms.public import PublicData
 from fedemu.coordinator.evaluate import read
 from fedemu.coordinator.server_job_worker import settle
 from fedemu.device.executors import Job, Source
-from fedemu.device.training import open_executor
+from fedemu.device.training import kind_of, open_executor
 from fedemu.ops.config import Experiment
 from fedemu.ops.learning import first_ask, lacks_memory
 from fedemu.protocol.errors import ConfigurationError, TrainingError
@@ -118,7 +118,7 @@ def _train(
     said = f"{name!r} can't train the model {experiment.model.name!r} by the loss {experiment.algorithm.loss!r}"
     job = Job(device=0, round=1, task=0, indices=samples, each=next(iter((ask.each or {}).values()), {}))
     try:
-        executor = open_executor(experiment.local.executor, model.kind, "cpu", stack_size=STACK_SIZE)
+        executor = open_executor(experiment.local.executor, kind_of(program, model.kind), "cpu", stack_size=STACK_SIZE)
         source = Source(corpus, experiment.seed, torch.device("cpu"))
         [result] = executor.run(cast(LocalProgram, _FirstSteps(program)), ask.shared, [job], source)
     except Exception as error:

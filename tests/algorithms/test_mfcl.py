@@ -17,7 +17,7 @@ from fedemu.algorithms.corpus import Corpus, Split
 from fedemu.algorithms.generator import intended_classes
 from fedemu.algorithms.generator_models import generator_for
 from fedemu.algorithms.ingredients import Ingredients
-from fedemu.algorithms.interface import Batch, Facts, Picturing, Remarking, Revealing, Tree
+from fedemu.algorithms.interface import Batch, Facts, OfItsOwnKind, Picturing, Remarking, Revealing, Tree
 from fedemu.algorithms.mfcl import MFCL, fedavg_gen, mfcl
 from fedemu.algorithms.mfcl_local import NOISE, RehearsingSGD, StableLoss, generated, stored
 from fedemu.algorithms.models import mlp
@@ -171,6 +171,13 @@ def test_synthetic_samples_made_once_travel_in_place_of_the_generator(fleet: Cal
     assert shared["synthetic"]["y"].bincount(minlength=4).tolist() == [5, 0, 5, 0]
     played.play([2])
     assert int(played.state.kept["generator"]["norm.num_batches_tracked"]) == 20
+
+
+def test_making_samples_takes_convolutions_and_reading_them_does_not() -> None:
+    for samples, kind in ((0, "convolutional"), (3, "dense")):
+        programs = mfcl(INGREDIENTS, **SHORT, samples=samples).programs
+        assert not isinstance(programs["train"], OfItsOwnKind)
+        assert programs["rehearse"].kind == kind
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,26 @@ def test_jobs_are_run_by_the_executor_of_the_rule(trainer: Trainer) -> None:
     assert trainer.capacity("gradient") == 1
     results = trainer.run("train", {"model": MODEL.init(0)}, [job(0, 5), job(1, 9)])
     assert [(result.examples, result.steps) for result in results if isinstance(result, JobResult)] == [(5, 2), (9, 3)]
+
+
+class Convolving(LocalSGD):
+    kind = "convolutional"
+
+
+def test_a_program_of_its_own_kind_is_run_by_the_executor_for_that_kind(corpus: Corpus) -> None:
+    own = Convolving(**{field.name: getattr(LOCAL, field.name) for field in fields(LOCAL)})
+    trainer = Trainer({"train": LOCAL, "convolve": own}, corpus, seed=1, device_type="cpu", kind="dense")
+    assert trainer.capacity("train") > trainer.capacity("convolve") == 1
+    shared = {"model": MODEL.init(0)}
+    alone = Trainer({"train": LOCAL}, corpus, seed=1, device_type="cpu", executor="serial")
+    for ours, theirs in zip(
+        trainer.run("convolve", shared, [job(0, 5), job(1, 9)]),
+        alone.run("train", shared, [job(0, 5), job(1, 9)]),
+        strict=True,
+    ):
+        assert isinstance(ours, JobResult)
+        assert isinstance(theirs, JobResult)
+        assert all(torch.equal(leaf, theirs.payload["delta"][name]) for name, leaf in ours.payload["delta"].items())
 
 
 def test_read_only_trees_train_like_others(trainer: Trainer) -> None:
