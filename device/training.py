@@ -28,8 +28,8 @@ KEPT_TREES = 8
 class Trainer:
     """``kind`` is that of the model, and of programs that name none of their own.
 
-    ``examples`` are shared forests by program, in the shapes to expect. ``selection`` is asked for sealed periods, where
-    devices have replay buffers.
+    ``examples`` are shared forests by program, in the shapes to expect; ``selection`` is asked for sealed periods
+    where devices have replay buffers.
     """
 
     def __init__(
