@@ -20,7 +20,7 @@ TABLE = {
 OURS = {
     "mfcl-superimagenet-m": (15, 5, 200, 20, 100, 1, 224, 5000),
     "mfcl-superimagenet-s": (10, 10, 200, 20, 100, 1, 224, 2500),
-    "mfcl-cifar100-subset": (10, 10, 20, 5, 10, 10, 32, 120),
+    "mfcl-cifar100-subset": (10, 10, 20, 5, 10, 5, 32, 120),
 }
 
 
