@@ -38,7 +38,7 @@ from fedemu.algorithms.fedcil_local import (
     surprises,
     without_gan,
 )
-from fedemu.algorithms.generator_models import AT_ONCE, PLANS, Generator, generator_for
+from fedemu.algorithms.generator_models import AT_ONCE, PLANS, Generator, NoiseSize, generator_for
 from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import (
     Context,
@@ -179,7 +179,7 @@ def class_shares(counts: Sequence[int], old: NDArray[np.float64] | None) -> NDAr
 
 def fedcil(
     ingredients: Ingredients,
-    noise: NonNegativeInt = 0,
+    noise: NoiseSize = 0,
     generator_lr: PositiveFloat = 0.001,
     server_iterations: NonNegativeInt = 100,
     server_batch: PositiveInt = 32,

@@ -12,9 +12,10 @@ it has 64. The slope of LeakyReLU, on which the paper is silent, is 0.2.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -25,6 +26,10 @@ from fedemu.protocol.errors import ConfigurationError
 SLOPE = 0.2
 AT_ONCE = 16
 """Images that are made at once where they are only looked at, so that large ones fit into memory."""
+
+
+NoiseSize = Annotated[int, Field(ge=0, le=65_536)]
+"""How many values noise has; 0 is the size that the architecture was published with."""
 
 
 class Plan(NamedTuple):

@@ -21,11 +21,12 @@ Where the authors' code departs from the text:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from fedemu.algorithms.class_incremental import SEEN, Growing
 from fedemu.algorithms.class_incremental_fedavg import (
@@ -37,7 +38,7 @@ from fedemu.algorithms.class_incremental_fedavg import (
 )
 from fedemu.algorithms.fednova import AVERAGES, Weights
 from fedemu.algorithms.generator import Entropy, GeneratorSettings, GeneratorTraining, Targets
-from fedemu.algorithms.generator_models import AT_ONCE, generator_for
+from fedemu.algorithms.generator_models import AT_ONCE, NoiseSize, generator_for
 from fedemu.algorithms.generator_samples import judgement, synthetic
 from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Context, Forest, Model, Reducer, Script, Tree, weighted_mean
@@ -52,6 +53,10 @@ JUDGED: Final = "judged"
 """The key of what is kept, and not sent, of how good a generator came out."""
 GeneratorBatch = Annotated[int, Field(ge=2)]
 """A batch of one has no variance to normalise by."""
+Weight = Annotated[float, Field(ge=0, le=1e6)]
+Temperature = Annotated[float, Field(ge=1e-6, le=1e9)]
+MOST_BYTES: Final = 2**32
+"""Of the synthetic samples that are made at once."""
 
 
 class MFCL(RememberingFedAvg):
@@ -115,19 +120,19 @@ class MFCL(RememberingFedAvg):
 
 def mfcl(
     ingredients: Ingredients,
-    diversity: NonNegativeFloat = 1.0,
-    batch_statistics: NonNegativeFloat = 75.0,
-    image_prior: NonNegativeFloat = 0.001,
-    noise: NonNegativeInt = 0,
+    diversity: Weight = 1.0,
+    batch_statistics: Weight = 75.0,
+    image_prior: Weight = 0.001,
+    noise: NoiseSize = 0,
     iterations: PositiveInt = 5000,
     generator_batch: GeneratorBatch = 128,
     generator_lr: PositiveFloat = 0.001,
     targets: Targets = "noise",
-    temperature: PositiveFloat = 1.0,
+    temperature: Temperature = 1.0,
     entropy: Entropy = "classes",
     split: bool = True,
-    fine_tuning: NonNegativeFloat = 1.0,
-    distillation: NonNegativeFloat = 0.1,
+    fine_tuning: Weight = 1.0,
+    distillation: Weight = 0.1,
     distillation_scale: Literal["sum", "mean"] = "sum",
     synthetic_batch: PositiveInt = 32,
     samples: NonNegativeInt = 0,
@@ -161,15 +166,15 @@ def mfcl(
 
 def fedavg_gen(
     ingredients: Ingredients,
-    diversity: NonNegativeFloat = 1.0,
-    batch_statistics: NonNegativeFloat = 75.0,
-    image_prior: NonNegativeFloat = 0.001,
-    noise: NonNegativeInt = 0,
+    diversity: Weight = 1.0,
+    batch_statistics: Weight = 75.0,
+    image_prior: Weight = 0.001,
+    noise: NoiseSize = 0,
     iterations: PositiveInt = 5000,
     generator_batch: GeneratorBatch = 128,
     generator_lr: PositiveFloat = 0.001,
     targets: Targets = "noise",
-    temperature: PositiveFloat = 1.0,
+    temperature: Temperature = 1.0,
     entropy: Entropy = "classes",
     synthetic_batch: PositiveInt = 32,
     samples: NonNegativeInt = 0,
@@ -215,6 +220,12 @@ def _rehearsing(
         raise ConfigurationError(
             f"the first values of the generator's noise stand for the {ingredients.classes} classes, but there are "
             f"{generator.noise}; set algorithm.options.noise = {ingredients.classes} or more"
+        )
+    made = samples * ingredients.classes * math.prod(ingredients.input_shape) * 4
+    if made > MOST_BYTES:
+        raise ConfigurationError(
+            f"algorithm.options.samples = {samples} of each class come to {made / 2**30:.1f} GiB, and more than "
+            f"{MOST_BYTES / 2**30:.0f} GiB are not made at once; ask for fewer, or for the generator (samples = 0)"
         )
     model: Model = classifier
     observed = classifier

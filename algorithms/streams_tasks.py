@@ -46,7 +46,7 @@ class ClassTasks:
         """
         if not 1 <= tasks <= classes:
             raise ConfigurationError(
-                f"{tasks} tasks are asked for, but {classes} classes make at least 1 and at most {classes}"
+                f"stream.tasks = {tasks}, but {classes} classes make at least 1 task and at most {classes}"
             )
         given = np.asarray(order, dtype=np.int64)
         values, counts = np.unique(given, return_counts=True)

@@ -52,6 +52,12 @@ class Method:
     seen: Floats
 
     @property
+    def reached(self) -> str:
+        """How many tasks the runs have come to, and how many there are: ``2 of 5``; of the run that came least far."""
+        tasks = at(self.entry.experiment, ("stream", "tasks"))
+        return f"{int((~np.isnan(self.seen)).sum(axis=1).min())} of {tasks}"
+
+    @property
     def figures(self) -> Mapping[str, Statistic]:
         """By the keys ``QUALITY`` and ``COSTS``."""
         return {**{key: self.entry.figures[key] for key in QUALITY}, **self.costs}

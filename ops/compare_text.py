@@ -53,8 +53,14 @@ def text(comparison: Comparison, width: int) -> str:
 
 
 def task_table(study: TaskStudy) -> tuple[str, dict[str, list[str]]]:
-    """Its title, and the table by column, each with one cell per method, as in table 4 of Babakniya et al."""
+    """Its title, and the table by column, each with one cell per method, as in table 4 of Babakniya et al.
+
+    How many tasks were observed is told where that is not the same for all.
+    """
     table = {"experiment": [method.label for method in study.methods]}
+    reached = [method.reached for method in study.methods]
+    if len(set(reached)) > 1:
+        table["tasks"] = reached
     for title, (key, cell) in _OF_TASKS.items():
         cells_of_column = [cell(method.figures[key]) for method in study.methods]
         if set(cells_of_column) != {NEVER}:

@@ -138,6 +138,7 @@ def test_a_run_that_goes_on_or_knows_no_times_has_what_there_is(runs: Path, tmp_
     assert unknown == {key for key in COSTS if "seconds" in key or "later" in key}
     _, table = task_table(study_of(runs))
     assert table["device, later"][-1] == "–"
+    assert table["tasks"] == ["3 of 3", "3 of 3", "1 of 3"]
 
 
 def test_only_streams_of_classes_are_a_study_and_each_data_set_is_its_own(runs: Path, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ OWN = """
 TASKS = "stream={kind='classes',tasks=5}"
 REMEMBERING = ("mfcl", "fedavg_gen", "fedprox_plus", "fedlwf_2t", "fedcil")
 UNFIT_FOR_TASKS = [
-    (["stream={kind='classes',tasks=11}"], "11 tasks are asked for, but 10 classes make at least 1 and at most 10"),
+    (["stream={kind='classes',tasks=11}"], "stream.tasks = 11, but 10 classes make at least 1 task and at most 10"),
     (["stream={kind='classes',order=[0,1,2,3,4,5,6,7,9]}"], "the class order misses: 8; stream.order must name each"),
     (["stream={kind='classes',order=[0,0]}"], "stream.order names class 0 more than once"),
     *(
@@ -91,6 +91,11 @@ UNFIT_FOR_TASKS = [
             ("mfcl", "noise=9", "stand for the 10 classes, but there are 9; set algorithm.options.noise = 10 or more"),
             ("mfcl", "iterations=0", "algorithm.options.iterations = 0 does not fit 'mfcl'"),
             ("mfcl", "samples=-1", "algorithm.options.samples = -1 does not fit 'mfcl'"),
+            ("mfcl", "samples=10000000", "samples = 10000000 of each class come to 23.8 GiB, and more than 4 GiB"),
+            ("mfcl", "noise=3000000", "algorithm.options.noise = 3000000 does not fit 'mfcl'"),
+            ("mfcl", "diversity=1e300", "algorithm.options.diversity = 1e+300 does not fit 'mfcl'"),
+            ("mfcl", "temperature=0.0", "algorithm.options.temperature = 0.0 does not fit 'mfcl'"),
+            ("fedcil", "noise=3000000", "algorithm.options.noise = 3000000 does not fit 'fedcil'"),
             ("mfcl", "generator_batch=1", "algorithm.options.generator_batch = 1 does not fit 'mfcl'"),
             ("fedavg_gen", "split=false", "'fedavg_gen' has no option algorithm.options.split"),
             ("fedcil", "server_samples=0", "algorithm.options.server_samples = 0 does not fit 'fedcil'"),

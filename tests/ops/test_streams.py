@@ -200,7 +200,7 @@ def test_the_columns_that_a_stream_reads_are_kept_with_the_data() -> None:
         ),
         (
             {"kind": "classes", "tasks": 11},
-            'stream.kind = "classes": 11 tasks are asked for, but 10 classes make at least 1 and at most 10',
+            'stream.kind = "classes": stream.tasks = 11, but 10 classes make at least 1 task and at most 10',
         ),
         (
             {"kind": "classes", "order": [0, 1]},
