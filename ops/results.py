@@ -40,6 +40,12 @@ class Results:
         return float(known[-1]) if known else None
 
     @property
+    def cause(self) -> str:
+        """Why the run diverged; empty where it did not."""
+        told = [str(event.get("detail")) for event in self.events if event.get("event") == "diverged"]
+        return told[-1] if told and self.summary.get("outcome") == "diverged" else ""
+
+    @property
     def model(self) -> Path:
         """The final model's variables, as safetensors."""
         return self.directory / "model.safetensors"
@@ -59,6 +65,8 @@ class Results:
         real, virtual = (span(summary.get(key) or 0.0) for key in ("wall_time", "virtual_time"))
         end = f"{summary.get('outcome')}, {summary.get('rounds')} rounds in {real} ({virtual} of the experiment's time)"
         lines.append(f"{summary.get('name')}: {end}")
+        if self.cause:
+            lines.append(f"  cause     {self.cause}")
         if self.accuracy is not None:
             also = "" if self.perplexity is None else f"  perplexity {self.perplexity:.2f}"
             lines.append(f"  accuracy  {self.accuracy:.4f}  (best {summary.get('best_accuracy') or 0.0:.4f}){also}")

@@ -129,6 +129,16 @@ def test_periods_and_perplexity_are_told_at_the_end_of_a_run() -> None:
     ]
 
 
+def test_why_a_run_diverged_is_told_and_nothing_where_a_resumed_one_went_on() -> None:
+    directory = claim(EXPERIMENT, None)
+    with RunDirectory(directory, resume=True) as run:
+        run.event("diverged", 1.0, 2.0, detail="3 replies of round 7 were not finite")
+    write_summary(directory, outcome="diverged")
+    assert Results.read(directory).to_text().splitlines()[1] == "  cause     3 replies of round 7 were not finite"
+    write_summary(directory, outcome="completed")
+    assert Results.read(directory).cause == ""
+
+
 def test_a_program_gets_the_summary_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     directory = claim(EXPERIMENT, None)
     write_summary(directory, final_accuracy=None)
