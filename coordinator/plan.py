@@ -15,7 +15,7 @@ from fedemu.coordinator.evaluate import Evaluation
 from fedemu.coordinator.observer import Observer
 from fedemu.coordinator.settings import Settings
 from fedemu.protocol.ids import Digest
-from fedemu.protocol.transport import Network
+from fedemu.protocol.transport.interface import Network
 
 
 class Evaluates(Protocol):

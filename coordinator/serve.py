@@ -27,7 +27,7 @@ from fedemu.coordinator.service import Service
 from fedemu.coordinator.shelf import Shelf
 from fedemu.coordinator.summary import RunOutcome, Summary, model_digest, summarize
 from fedemu.coordinator.timeline import Timeline
-from fedemu.protocol.blobs import BlobStore
+from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError
 from fedemu.protocol.messages import Granted
 

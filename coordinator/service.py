@@ -17,7 +17,7 @@ from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import Buffer, Decoder, Limits
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Message
-from fedemu.protocol.transport import Network, Router
+from fedemu.protocol.transport.interface import Network, Router
 
 TICK_SECONDS = 0.25
 DRAIN_SECONDS = 0.5

@@ -27,12 +27,12 @@ from fedemu.device.bus import (
 )
 from fedemu.device.jobs import Group, JobQueue, QueuedJob
 from fedemu.device.observer import Observer
-from fedemu.protocol.blobs import BlobStore
+from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import BlobError, ConfigurationError, FedemuError, ProtocolError
 from fedemu.protocol.ids import Digest
 from fedemu.protocol.messages import BlobRef
-from fedemu.protocol.transport import Network
+from fedemu.protocol.transport.interface import Network
 
 log = logging.getLogger(__name__)
 

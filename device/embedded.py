@@ -28,9 +28,9 @@ from fedemu.device.pipe import TrainerSetup
 from fedemu.device.prepare import compare_data
 from fedemu.device.process import DeviceProcess
 from fedemu.device.trainer_shell import Runner, TrainerShell
-from fedemu.protocol.blobs import BlobStore, decode_tree
-from fedemu.protocol.memory_transport import MemoryNetwork
-from fedemu.protocol.transport import Network
+from fedemu.protocol.blobs.store import BlobStore, decode_tree
+from fedemu.protocol.transport.interface import Network
+from fedemu.protocol.transport.memory import MemoryNetwork
 
 _BUS = "bus"
 _TOKEN = "embedded"

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fedemu.protocol.blobs import CHUNK, BlobStore
+from fedemu.protocol.blobs.store import CHUNK, BlobStore
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.errors import BlobError
 from fedemu.protocol.ids import Digest

@@ -10,12 +10,12 @@ from typing import Never, TypeVar
 from fedemu.device.actions import Connect
 from fedemu.device.enrolment import EnrolAction, Enrolment
 from fedemu.device.fetch import Fetches, Step
-from fedemu.protocol.blobs import BlobStore
+from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import DOWN, Envelope
 from fedemu.protocol.errors import BlobError, FedemuError, ProtocolError, VersionMismatch
 from fedemu.protocol.ids import Digest
 from fedemu.protocol.messages import Blob, BlobRef, Bye, Died, Granted, Offer, Refused, Stop
-from fedemu.protocol.transport import Dealer, Network
+from fedemu.protocol.transport.interface import Dealer, Network
 
 T = TypeVar("T")
 

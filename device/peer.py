@@ -12,7 +12,7 @@ from fedemu.device.bus import Done, JobFailed, Joined, Submit, Withdraw
 from fedemu.device.runtime import DeviceRuntime
 from fedemu.protocol.codec import DOWN, Envelope
 from fedemu.protocol.errors import ProtocolError
-from fedemu.protocol.transport import Dealer, Network
+from fedemu.protocol.transport.interface import Dealer, Network
 
 End = Crash | Leave | Retire
 TellSupervisor = Callable[[Joined | Submit | Withdraw, Sequence[Any]], None]

@@ -21,8 +21,8 @@ from fedemu.device.poll_loop import PollLoop
 from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
-from fedemu.protocol.transport import Network
-from fedemu.protocol.zmq_transport import ZmqNetwork
+from fedemu.protocol.transport.interface import Network
+from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 RETIRED = 3
 FAILED = 1

@@ -24,9 +24,9 @@ from fedemu.device.observer import Observer, Silent
 from fedemu.device.pipe import Setup, TrainerSetup
 from fedemu.device.prepare import prepare_data
 from fedemu.device.trainers import Trainers, default_trainers
-from fedemu.protocol.blobs import BlobStore
+from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.errors import FedemuError, Interrupted
-from fedemu.protocol.zmq_transport import ZmqNetwork
+from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 __all__ = ["Observer", "Silent", "SupervisorPlan", "supervise"]
 

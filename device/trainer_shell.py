@@ -19,8 +19,8 @@ from fedemu.device.pipe import TO_TRAINER as SETUP
 from fedemu.device.pipe import TrainerSetup, Unpacker
 from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.errors import FedemuError, ProtocolError
-from fedemu.protocol.transport import Network
-from fedemu.protocol.zmq_transport import ZmqNetwork
+from fedemu.protocol.transport.interface import Network
+from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 log = logging.getLogger(__name__)
 

@@ -46,11 +46,11 @@ from fedemu.ops.run_together import conclude, say, title
 from fedemu.ops.serve_embedded import serve_embedded
 from fedemu.ops.streams import open_stream
 from fedemu.ops.trial import try_out
-from fedemu.protocol.blobs import encode_tree
+from fedemu.protocol.blobs.store import encode_tree
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError
-from fedemu.protocol.memory_transport import MemoryNetwork
-from fedemu.protocol.transport import Network
-from fedemu.protocol.zmq_transport import ZmqNetwork
+from fedemu.protocol.transport.interface import Network
+from fedemu.protocol.transport.memory import MemoryNetwork
+from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 MOST_HEARTBEATS = 500
 """Per second of the whole fleet: a larger one beats less often, or nothing else would be heard."""

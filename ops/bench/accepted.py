@@ -23,9 +23,9 @@ from fedemu.ops.serve_embedded import serve_embedded
 from fedemu.protocol.codec import Buffer, Decoder, Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.ids import AskId
-from fedemu.protocol.memory_transport import MemoryNetwork
 from fedemu.protocol.messages import Accepted, Hello, Message
-from fedemu.protocol.transport import Dealer, Router
+from fedemu.protocol.transport.interface import Dealer, Router
+from fedemu.protocol.transport.memory import MemoryNetwork
 
 
 class Overheard:

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedemu.ops.config_sources import load_experiment
 from fedemu.ops.datasets import build_partition, open_corpus
 from fedemu.ops.streams import open_stream
-from fedemu.protocol.blobs import BlobStore, encode_tree
+from fedemu.protocol.blobs.store import BlobStore, encode_tree
 from fedemu.protocol.codec import UP, Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.ids import Digest
@@ -28,7 +28,7 @@ from fedemu.protocol.messages import (
     Stop,
     Welcome,
 )
-from fedemu.protocol.zmq_transport import ZmqNetwork
+from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 HORIZON = 7200.0
 """Seconds of the experiment for which devices announce their presence, then and on every sweep anew."""

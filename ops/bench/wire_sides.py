@@ -19,7 +19,7 @@ from fedemu.protocol.codec import DOWN, UP, Buffer, Envelope, encode
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Beat, Blob, Heartbeat, Message, Result, Scheduled, Work
 from fedemu.protocol.tensors import pack
-from fedemu.protocol.zmq_transport import ZmqNetwork
+from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 PATIENCE_SECONDS = 60.0
 ZERO_COPY = 64 * 1024

@@ -18,11 +18,11 @@ from fedemu.coordinator.evaluate import Evaluation
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.settings import Settings
 from fedemu.protocol import messages as wire
-from fedemu.protocol.blobs import decode_tree
+from fedemu.protocol.blobs.store import decode_tree
 from fedemu.protocol.codec import DOWN, Envelope
 from fedemu.protocol.ids import DeviceId, Digest, digest_of
-from fedemu.protocol.memory_transport import MemoryNetwork
 from fedemu.protocol.tensors import pack, unpack
+from fedemu.protocol.transport.memory import MemoryNetwork
 
 BEAT = 0.05
 FOREVER = wire.Presence(until=float("inf"), intervals=((0.0, float("inf")),))

@@ -28,8 +28,8 @@ from fedemu.coordinator.serve import serve
 from fedemu.protocol import messages as wire
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import DeviceId, digest_of
-from fedemu.protocol.memory_transport import MemoryNetwork
 from fedemu.protocol.tensors import pack
+from fedemu.protocol.transport.memory import MemoryNetwork
 
 MakePlan = Callable[..., CoordinatorPlan]
 MakeFleet = Callable[..., Any]

@@ -16,7 +16,7 @@ from fedemu.coordinator.run_directory import read_run
 from fedemu.coordinator.serve import serve
 from fedemu.protocol import messages as wire
 from fedemu.protocol.errors import Interrupted
-from fedemu.protocol.memory_transport import MemoryNetwork
+from fedemu.protocol.transport.memory import MemoryNetwork
 
 MakePlan = Callable[..., CoordinatorPlan]
 MakeFleet = Callable[..., Any]

@@ -25,9 +25,9 @@ from fedemu.coordinator.serve import serve
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN
 from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError
-from fedemu.protocol.memory_transport import Faults, MemoryNetwork
 from fedemu.protocol.messages import Presence
-from fedemu.protocol.zmq_transport import ZmqNetwork
+from fedemu.protocol.transport.memory import Faults, MemoryNetwork
+from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 MakePlan = Callable[..., CoordinatorPlan]
 MakeFleet = Callable[..., Any]

@@ -22,11 +22,10 @@ from fedemu.device.bus import abstract_address
 from fedemu.device.factories import load
 from fedemu.device.pipe import TrainerSetup
 from fedemu.device.supervisor import SupervisorPlan
-from fedemu.protocol.blobs import BlobStore, encode_tree
+from fedemu.protocol.blobs.store import BlobStore, encode_tree
 from fedemu.protocol.codec import UP, Envelope
 from fedemu.protocol.errors import BlobError
 from fedemu.protocol.ids import Digest, digest_of
-from fedemu.protocol.memory_transport import MemoryNetwork
 from fedemu.protocol.messages import (
     Accepted,
     Beat,
@@ -47,8 +46,9 @@ from fedemu.protocol.messages import (
     Welcome,
     Work,
 )
-from fedemu.protocol.transport import Network
-from fedemu.protocol.zmq_transport import ZmqNetwork
+from fedemu.protocol.transport.interface import Network
+from fedemu.protocol.transport.memory import MemoryNetwork
+from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 HERE = Path(__file__).parent
 DATA = digest_of(b"toy data")

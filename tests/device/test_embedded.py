@@ -13,8 +13,8 @@ import pytest
 from fedemu.device.embedded import EmbeddedPlan, embed
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.errors import ConfigurationError, DataError
-from fedemu.protocol.memory_transport import Faults, MemoryNetwork
 from fedemu.protocol.messages import Bye, Died, Enroll
+from fedemu.protocol.transport.memory import Faults, MemoryNetwork
 
 HERE = Path(__file__).parent
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedemu.device.fetch import MOST_WAITS, PATIENCE, TRIES, WINDOW, Fetches
-from fedemu.protocol.blobs import CHUNK, BlobStore
+from fedemu.protocol.blobs.store import CHUNK, BlobStore
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.messages import Blob, BlobRef, Need
 

@@ -21,10 +21,10 @@ from fedemu.device.fleet import Fleet
 from fedemu.device.lease import LIFE_BITS
 from fedemu.device.observer import Silent
 from fedemu.device.pipe import Setup
-from fedemu.protocol.blobs import BlobStore, encode_tree
+from fedemu.protocol.blobs.store import BlobStore, encode_tree
 from fedemu.protocol.errors import ConfigurationError, FedemuError
-from fedemu.protocol.transport import Router
-from fedemu.protocol.zmq_transport import ZmqNetwork
+from fedemu.protocol.transport.interface import Router
+from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 TOYS = Path(__file__).parent / "toys.py"
 DEVICES = 20

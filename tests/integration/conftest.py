@@ -19,7 +19,7 @@ from fedemu.ops.stress.fleet import LiveFleet, live_fleet
 from fedemu.ops.stress.invariants import outcomes_add_up
 from fedemu.ops.stress.play import free_address
 from fedemu.ops.stress.scenarios import SHORT
-from fedemu.protocol.memory_transport import MemoryNetwork
+from fedemu.protocol.transport.memory import MemoryNetwork
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.ops.config_sources import load_experiment
 from fedemu.ops.coordinator_process import assemble
 from fedemu.ops.datasets import open_corpus
-from fedemu.protocol.blobs import decode_tree
+from fedemu.protocol.blobs.store import decode_tree
 from fedemu.protocol.ids import DeviceId
-from fedemu.protocol.memory_transport import MemoryNetwork
+from fedemu.protocol.transport.memory import MemoryNetwork
 
 
 def plan_of(directory: Path, *settings: str) -> CoordinatorPlan:

@@ -13,9 +13,9 @@ from zmq.utils.garbage import gc as sent_buffers
 
 from fedemu.protocol.codec import DOWN, UP, Decoder, Envelope
 from fedemu.protocol.errors import ConfigurationError, ProtocolError
-from fedemu.protocol.memory_transport import MemoryNetwork
-from fedemu.protocol.transport import Dealer, Network, Router
-from fedemu.protocol.zmq_transport import ZmqNetwork
+from fedemu.protocol.transport.interface import Dealer, Network, Router
+from fedemu.protocol.transport.memory import MemoryNetwork
+from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 Eventually = Callable[[Callable[[], object]], Awaitable[None]]
 

@@ -6,7 +6,7 @@ import sys
 PROBE = """
 import importlib, pkgutil, sys, threading
 import fedemu.protocol
-for module in pkgutil.iter_modules(fedemu.protocol.__path__, "fedemu.protocol."):
+for module in pkgutil.walk_packages(fedemu.protocol.__path__, "fedemu.protocol."):
     importlib.import_module(module.name)
 heavy = sorted({"torch", "matplotlib"} & set(sys.modules))
 print(heavy, threading.active_count())

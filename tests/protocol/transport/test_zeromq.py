@@ -17,7 +17,7 @@ import zmq
 from fedemu.protocol.codec import UP, Decoder, Limits, encode
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.messages import Beat, Blob, Heartbeat, Hello, Up
-from fedemu.protocol.zmq_transport import ZmqNetwork
+from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 
 @pytest.fixture

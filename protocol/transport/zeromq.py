@@ -11,8 +11,8 @@ import zmq
 from fedemu.protocol.codec import Buffer, Decoder, Envelope, encode
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
-from fedemu.protocol.zmq_endpoint import NOBLOCK, Endpoint
-from fedemu.protocol.zmq_sockets import bound, connected, make_context, unbind
+from fedemu.protocol.transport.endpoint import NOBLOCK, Endpoint
+from fedemu.protocol.transport.sockets import bound, connected, make_context, unbind
 
 logger = logging.getLogger(__name__)
 

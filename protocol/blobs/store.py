@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
+from fedemu.protocol.blobs.downloads import CHUNK, Download, abandoned, partial_file, write_at
 from fedemu.protocol.codec import ITEM_BYTES, Buffer
-from fedemu.protocol.downloads import CHUNK, Download, abandoned, partial_file, write_at
 from fedemu.protocol.errors import BlobError
 from fedemu.protocol.ids import Digest, digest_of
 from fedemu.protocol.tensors import buffer_of, view, wire_dtype

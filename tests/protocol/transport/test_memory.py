@@ -10,8 +10,8 @@ import pytest
 
 from fedemu.protocol.codec import DOWN, UP
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.memory_transport import Faults, MemoryDealer, MemoryNetwork, MemoryRouter
 from fedemu.protocol.messages import Hello
+from fedemu.protocol.transport.memory import Faults, MemoryDealer, MemoryNetwork, MemoryRouter
 
 
 class Clock:

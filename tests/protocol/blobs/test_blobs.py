@@ -14,7 +14,7 @@ import pytest
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from fedemu.protocol.blobs import CHUNK, BlobStore, decode_tree, encode_tree
+from fedemu.protocol.blobs.store import CHUNK, BlobStore, decode_tree, encode_tree
 from fedemu.protocol.errors import BlobError, MalformedMessage
 from fedemu.protocol.ids import Digest, digest_of
 
@@ -259,7 +259,7 @@ class TestDownloads:
 
     def test_a_crash_leaves_a_partial_file_that_the_next_start_removes(self, tmp_path: Path) -> None:
         crash = (
-            "import os, sys; from pathlib import Path; from fedemu.protocol.blobs import BlobStore\n"
+            "import os, sys; from pathlib import Path; from fedemu.protocol.blobs.store import BlobStore\n"
             f"BlobStore(Path(sys.argv[1])).receive({DIGEST!r}, 0, {SIZE}, b'x'); os._exit(0)"
         )
         subprocess.run([sys.executable, "-c", crash, str(tmp_path)], check=True, timeout=60)

@@ -1,0 +1,1 @@
+"""What a transport is, and two of them: ZeroMQ, and a network in memory."""
