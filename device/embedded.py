@@ -28,7 +28,8 @@ from fedemu.device.pipe import TrainerSetup
 from fedemu.device.prepare import compare_data
 from fedemu.device.process import DeviceProcess
 from fedemu.device.trainer_shell import Runner, TrainerShell
-from fedemu.protocol.blobs.store import BlobStore, decode_tree
+from fedemu.protocol.blobs.store import BlobStore
+from fedemu.protocol.blobs.tree_file import decode_tree
 from fedemu.protocol.transport.interface import Network
 from fedemu.protocol.transport.memory import MemoryNetwork
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fedemu.protocol.blobs.store import decode_tree, encode_tree
+from fedemu.protocol.blobs.tree_file import decode_tree, encode_tree
 from fedemu.protocol.ids import AskId
 
 PREFIX, SUFFIX = "own-", ".safetensors"

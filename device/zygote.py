@@ -23,7 +23,7 @@ from fedemu.device.birth import Birthplace
 from fedemu.device.factories import load
 from fedemu.device.kernel import end_with_parent, name_process
 from fedemu.device.pipe import TO_ZYGOTE, Broken, Ended, Fork, Forked, Setup, Unpacker, ZygoteReady, pack_message
-from fedemu.protocol.blobs.store import decode_tree
+from fedemu.protocol.blobs.tree_file import decode_tree
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.messages import Message
 

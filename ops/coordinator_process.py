@@ -46,7 +46,7 @@ from fedemu.ops.run_together import conclude, say, title
 from fedemu.ops.serve_embedded import serve_embedded
 from fedemu.ops.streams import open_stream
 from fedemu.ops.trial import try_out
-from fedemu.protocol.blobs.store import encode_tree
+from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError
 from fedemu.protocol.transport.interface import Network
 from fedemu.protocol.transport.memory import MemoryNetwork

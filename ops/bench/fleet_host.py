@@ -9,7 +9,8 @@ from pathlib import Path
 from fedemu.ops.config_sources import load_experiment
 from fedemu.ops.datasets import build_partition, open_corpus
 from fedemu.ops.streams import open_stream
-from fedemu.protocol.blobs.store import BlobStore, encode_tree
+from fedemu.protocol.blobs.store import BlobStore
+from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.codec import UP, Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.ids import Digest

@@ -10,7 +10,7 @@ from fedemu.algorithms.streams_plan import StreamPlan
 from fedemu.device.replay import split_own
 from fedemu.device.store import PREFIX, SUFFIX, read_own
 from fedemu.ops.stress.scenarios import Scale
-from fedemu.protocol.blobs.store import decode_tree
+from fedemu.protocol.blobs.tree_file import decode_tree
 from fedemu.protocol.errors import BlobError, DataError
 from fedemu.protocol.ids import AskId
 

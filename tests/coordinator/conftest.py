@@ -18,7 +18,7 @@ from fedemu.coordinator.evaluate import Evaluation
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.settings import Settings
 from fedemu.protocol import messages as wire
-from fedemu.protocol.blobs.store import decode_tree
+from fedemu.protocol.blobs.tree_file import decode_tree
 from fedemu.protocol.codec import DOWN, Envelope
 from fedemu.protocol.ids import DeviceId, Digest, digest_of
 from fedemu.protocol.tensors import pack, unpack

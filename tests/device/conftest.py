@@ -22,7 +22,8 @@ from fedemu.device.bus import abstract_address
 from fedemu.device.factories import load
 from fedemu.device.pipe import TrainerSetup
 from fedemu.device.supervisor import SupervisorPlan
-from fedemu.protocol.blobs.store import BlobStore, encode_tree
+from fedemu.protocol.blobs.store import BlobStore
+from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.codec import UP, Envelope
 from fedemu.protocol.errors import BlobError
 from fedemu.protocol.ids import Digest, digest_of

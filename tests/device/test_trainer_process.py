@@ -18,7 +18,8 @@ from fedemu.device.executors import Job, JobResult
 from fedemu.device.replay import split_own
 from fedemu.device.store import read_own, write_own
 from fedemu.device.trainer_process import TorchRunner
-from fedemu.protocol.blobs.store import BlobStore, encode_tree
+from fedemu.protocol.blobs.store import BlobStore
+from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.errors import TrainingError
 from fedemu.protocol.messages import TensorSpec
 from fedemu.protocol.tensors import unpack

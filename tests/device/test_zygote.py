@@ -21,7 +21,8 @@ from fedemu.device.fleet import Fleet
 from fedemu.device.lease import LIFE_BITS
 from fedemu.device.observer import Silent
 from fedemu.device.pipe import Setup
-from fedemu.protocol.blobs.store import BlobStore, encode_tree
+from fedemu.protocol.blobs.store import BlobStore
+from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.transport.interface import Router
 from fedemu.protocol.transport.zeromq import ZmqNetwork

@@ -16,7 +16,7 @@ from fedemu.device.bus import Done, JobFailed, Train
 from fedemu.device.pipe import TrainerSetup
 from fedemu.device.store import read_own, write_own
 from fedemu.device.trainer_shell import Answer, run_trainer
-from fedemu.protocol.blobs.store import decode_tree
+from fedemu.protocol.blobs.tree_file import decode_tree
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import AskId
 from fedemu.protocol.messages import TensorSpec

@@ -11,7 +11,7 @@ from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.ops.config_sources import load_experiment
 from fedemu.ops.coordinator_process import assemble
 from fedemu.ops.datasets import open_corpus
-from fedemu.protocol.blobs.store import decode_tree
+from fedemu.protocol.blobs.tree_file import decode_tree
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.transport.memory import MemoryNetwork
 

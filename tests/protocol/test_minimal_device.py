@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedemu.protocol import messages as m
-from fedemu.protocol.blobs.store import encode_tree
+from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.tensors import unpack
 

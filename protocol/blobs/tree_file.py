@@ -1,0 +1,100 @@
+"""Trees of arrays as bytes: a file in the safetensors format.
+
+As in ``tensors``, a bfloat16 array is held as uint16. The dtype is declared when a tree is written; when it is read,
+uint16 always means bfloat16.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from numpy.typing import NDArray
+
+from fedemu.protocol.codec import ITEM_BYTES, Buffer
+from fedemu.protocol.errors import BlobError
+from fedemu.protocol.tensors import buffer_of, view, wire_dtype
+
+_NAMES: Final[Mapping[str, str]] = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+_CODES: Final[Mapping[str, str]] = {name: code for code, name in _NAMES.items()}
+_PREFIX = 8
+
+
+def encode_tree(arrays: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str] | None = None) -> bytes:
+    """The file's bytes: a function of names, dtypes, shapes and values only. ``dtypes`` as in ``tensors.pack``.
+
+    Larger elements come first, then the order is that of the names, so that every array is aligned.
+    """
+    kinds = {name: wire_dtype(name, array, dtypes or {}) for name, array in arrays.items()}
+    header: dict[str, Any] = {}
+    parts: list[Buffer] = [b"", b""]
+    position = 0
+    for name in sorted(arrays, key=lambda name: (-ITEM_BYTES[kinds[name]], name)):
+        part = buffer_of(arrays[name], kinds[name])
+        end = position + len(part)
+        header[name] = {
+            "dtype": _CODES[kinds[name]],
+            "shape": list(arrays[name].shape),
+            "data_offsets": [position, end],
+        }
+        parts.append(part)
+        position = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _PREFIX)
+    parts[:2] = len(text).to_bytes(_PREFIX, "little"), text
+    return b"".join(parts)
+
+
+def decode_tree(data: Buffer | Path) -> dict[str, NDArray[Any]]:
+    """Read-only arrays over ``data``, or over the mapped file, which may be unlinked while they are in use.
+
+    Raises BlobError for what is not such a file, or holds a dtype that the wire does not carry.
+    """
+    if isinstance(data, Path):
+        try:
+            with data.open("rb") as file:
+                data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except (OSError, ValueError) as error:
+            raise BlobError(f"the tensor file {data} cannot be read: {error}") from error
+    try:
+        return _views(memoryview(data))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BlobError(f"this is not a tensor file in the safetensors format: {error!r:.300}") from error
+
+
+def _views(data: memoryview) -> dict[str, NDArray[Any]]:
+    length = int.from_bytes(data[:_PREFIX], "little")
+    if length > len(data) - _PREFIX:
+        raise ValueError(f"a header of {length} bytes does not fit in {len(data)} bytes")
+    header = json.loads(bytes(data[_PREFIX : _PREFIX + length]))
+    header.pop("__metadata__", None)
+    body = data[_PREFIX + length :]
+    position = 0
+    arrays = {}
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        start, end = entry["data_offsets"]
+        dtype, shape = _NAMES[entry["dtype"]], entry["shape"]
+        if not all(type(size) is int and size >= 0 for size in shape):
+            raise ValueError(f"{name!r} has the shape {shape}")
+        if start != position or end - start != math.prod(shape) * ITEM_BYTES[dtype] or end > len(body):
+            raise ValueError(f"{name!r} of shape {shape} does not lie where it should")
+        arrays[name] = view(body[start:end], dtype, shape)
+        position = end
+    if position != len(body):
+        raise ValueError(f"{len(body) - position} bytes belong to no tensor")
+    return dict(sorted(arrays.items()))
