@@ -15,30 +15,30 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from fedemu.algorithms.class_incremental import Growing
-from fedemu.algorithms.class_incremental_baselines import fedlwf_2t, fedprox_plus
-from fedemu.algorithms.class_incremental_rounds import NewClassCrossEntropy, with_tasks
-from fedemu.algorithms.fedavg import fedavg, fedprox
-from fedemu.algorithms.fedcil import fedcil
-from fedemu.algorithms.fedcurv import fedcurv
-from fedemu.algorithms.feddf import feddf
-from fedemu.algorithms.fednova import fednova
-from fedemu.algorithms.fedntd import fedntd
-from fedemu.algorithms.fedreg import fedreg
-from fedemu.algorithms.finetuning import fedavg_finetuned
-from fedemu.algorithms.flashback import flashback
-from fedemu.algorithms.ingredients import Ingredients
+from fedemu.algorithms.incremental.fedcil import fedcil
+from fedemu.algorithms.incremental.fedlwf_2t import fedlwf_2t, fedprox_plus
+from fedemu.algorithms.incremental.mfcl import fedavg_gen, mfcl
+from fedemu.algorithms.incremental.task_by_task import NewClassCrossEntropy, with_tasks
 from fedemu.algorithms.interface import Algorithm, Model
-from fedemu.algorithms.language_bert import tinybert, tinybert_small
-from fedemu.algorithms.language_gru import gru
-from fedemu.algorithms.mfcl import fedavg_gen, mfcl
-from fedemu.algorithms.models import cnn, lenet, mlp
-from fedemu.algorithms.module_model import from_module
-from fedemu.algorithms.moon import moon
-from fedemu.algorithms.objective import Criterion, cross_entropy, token_cross_entropy
-from fedemu.algorithms.resnet import resnet18
-from fedemu.algorithms.scaffold import scaffold
-from fedemu.algorithms.wsm import reweighted_softmax
+from fedemu.algorithms.methods.fedavg import fedavg, fedprox
+from fedemu.algorithms.methods.fedcurv import fedcurv
+from fedemu.algorithms.methods.feddf import feddf
+from fedemu.algorithms.methods.fednova import fednova
+from fedemu.algorithms.methods.fedntd import fedntd
+from fedemu.algorithms.methods.fedreg import fedreg
+from fedemu.algorithms.methods.finetuning import fedavg_finetuned
+from fedemu.algorithms.methods.flashback import flashback
+from fedemu.algorithms.methods.moon import moon
+from fedemu.algorithms.methods.scaffold import scaffold
+from fedemu.algorithms.models.bert import tinybert, tinybert_small
+from fedemu.algorithms.models.feed_forward import cnn, lenet, mlp
+from fedemu.algorithms.models.growing import Growing
+from fedemu.algorithms.models.gru import gru
+from fedemu.algorithms.models.resnet import resnet18
+from fedemu.algorithms.models.torch_module import from_module
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.objective import Criterion, cross_entropy, token_cross_entropy
+from fedemu.algorithms.training.wsm import reweighted_softmax
 from fedemu.protocol.errors import ConfigurationError
 
 MODELS: Mapping[str, Callable[..., Any]] = {

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms.corpus import Corpus
+from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.interface import Picturing
 from fedemu.coordinator.evaluate import evenly_spaced
 

@@ -2,7 +2,7 @@
 
 A measurement of the emulation, made where the payloads and the partition are at hand: no device is asked for anything,
 and nothing that the run computes depends on it. ``docs/run_directory.md`` tells what a line of ``diagnosis.jsonl``
-holds, ``algorithms/metrics.py`` what its measures mean.
+holds, ``algorithms/measures/forgetting.py`` what its measures mean.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms import metrics
-from fedemu.algorithms.corpus import Corpus
+from fedemu.algorithms.data.corpus import Corpus
+from fedemu.algorithms.data.partition import Partition
 from fedemu.algorithms.interface import Forest, Model, Revealing, Tree
-from fedemu.algorithms.partition import Partition
-from fedemu.algorithms.streams_plan import StreamPlan
+from fedemu.algorithms.measures import forgetting as metrics
+from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.algorithms.trees import add, map_leaves, squared_norm, unflatten, without
 from fedemu.coordinator.evaluate import Evaluation, Evaluator, answer, mean_by, read
 from fedemu.coordinator.payload import Payload, as_tensor

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedemu.algorithms.continual_metrics import perplexity
-from fedemu.algorithms.corpus import NO_TARGET, Corpus, Split
+from fedemu.algorithms.data.corpus import NO_TARGET, Corpus, Split
 from fedemu.algorithms.interface import Model, Tree
-from fedemu.algorithms.streams import PeriodTests, owners_of
+from fedemu.algorithms.measures.continual import perplexity
+from fedemu.algorithms.streams.schedule import PeriodTests, owners_of
 
 CACHE_LIMIT = 256 * 2**20
 """Bytes up to which the samples are kept in memory as the model takes them."""

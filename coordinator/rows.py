@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedemu.algorithms.interface import Context
-from fedemu.algorithms.metrics import accuracy_lost
+from fedemu.algorithms.measures.forgetting import accuracy_lost
 from fedemu.coordinator.ask import VERDICTS
 from fedemu.coordinator.evaluate import Evaluation
 from fedemu.coordinator.tally import Tally

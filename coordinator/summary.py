@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedemu.algorithms import continual_metrics
-from fedemu.algorithms.metrics import Floats, forgetting
+from fedemu.algorithms.measures import continual as continual_metrics
+from fedemu.algorithms.measures.forgetting import Floats, forgetting
 from fedemu.protocol.ids import Digest
 
 if TYPE_CHECKING:

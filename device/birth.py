@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedemu.algorithms.streams_plan import StreamPlan
+from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.device.behaviour import Behaviour
 from fedemu.device.membership import Membership
 from fedemu.device.runtime import DeviceRuntime

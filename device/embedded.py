@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Never
 
-from fedemu.algorithms.streams_plan import StreamPlan
+from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.device.birth import Birthplace
 from fedemu.device.broker import Broker
 from fedemu.device.bus import Attach, Finished, Train

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedemu.algorithms.corpus import Corpus
+from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.interface import Forest, LocalProgram, Tree
-from fedemu.algorithms.replay_buffer import Buffer
+from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.trees import flatten
 from fedemu.device.executors_plan import Planner
 from fedemu.protocol.errors import TrainingError

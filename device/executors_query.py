@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedemu.algorithms.interface import Batch, Facts, Forest, Memory, Outcome, Query
-from fedemu.algorithms.replay_buffer import Buffer
+from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.trees import map_leaves
 from fedemu.device.executors import Job, JobResult, Source
 from fedemu.device.executors_cohort import EACH, sample_problem

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms.replay_buffer import NEVER, Buffer
+from fedemu.algorithms.replay.buffer import NEVER, Buffer
 from fedemu.device.store import read_own
 from fedemu.device.stream import DeviceStream
 from fedemu.protocol.errors import BlobError, DataError

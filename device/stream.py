@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedemu.algorithms.partition import Indices
-from fedemu.algorithms.streams_plan import StreamPlan
+from fedemu.algorithms.data.partition import Indices
+from fedemu.algorithms.streams.plan import StreamPlan
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from fedemu.algorithms.corpus import Corpus
+from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.interface import Forest, Kind, LocalProgram, OfItsOwnKind, Query, Tree
-from fedemu.algorithms.replay_buffer import Buffer
+from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute_rule import STACK_SIZE_WHERE_FORCED, DeviceType, compute_rule
 from fedemu.device.executors import Checked, Executor, Job, JobResult, Source

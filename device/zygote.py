@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from fedemu.algorithms.streams_plan import StreamPlan
+from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.device import process
 from fedemu.device.birth import Birthplace
 from fedemu.device.factories import load

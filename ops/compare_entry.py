@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedemu.algorithms.metrics import forgetting
+from fedemu.algorithms.measures.forgetting import forgetting
 from fedemu.coordinator.run_directory import Run
 from fedemu.ops.period_results import period_results, perplexity_of
 

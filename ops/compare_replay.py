@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedemu.algorithms.continual_metrics import relative_change
+from fedemu.algorithms.measures.continual import relative_change
 from fedemu.ops.compare_entry import Entry, Statistic
 from fedemu.ops.compare_runs import Group, labels
 from fedemu.ops.period_results import Floats, period_results

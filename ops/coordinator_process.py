@@ -21,7 +21,7 @@ import torch
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
-from fedemu.algorithms.streams_plan import StreamPlan
+from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.coordinator.album import open_album
 from fedemu.coordinator.diagnosis import Diagnosis
 from fedemu.coordinator.evaluate import Evaluator

@@ -12,9 +12,9 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms import partitioners
-from fedemu.algorithms.corpus import Corpus
-from fedemu.algorithms.partition import Indices, Partition
+from fedemu.algorithms.data import partitioners
+from fedemu.algorithms.data.corpus import Corpus
+from fedemu.algorithms.data.partition import Indices, Partition
 from fedemu.ops import config
 from fedemu.ops.datasets_cache import Decoded, Progress, cache_folder, locked, read, write
 from fedemu.ops.datasets_leaf import decode_leaf, leaf_files

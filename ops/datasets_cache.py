@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms.corpus import Corpus, Split
+from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.ids import Digest, digest_of
 

@@ -17,7 +17,7 @@ os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 from datasets import Dataset  # type: ignore[import-untyped]
 from flwr_datasets import partitioner as flwr  # type: ignore[import-untyped]
 
-from fedemu.algorithms.partition import Indices
+from fedemu.algorithms.data.partition import Indices
 from fedemu.ops.datasets_source import LABEL
 from fedemu.protocol.errors import ConfigurationError, DataError
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from fedemu.algorithms.language import Objective
+from fedemu.algorithms.data.language import Objective
 from fedemu.ops.datasets_cache import FORMAT
 from fedemu.protocol.errors import DataError
 

@@ -1,6 +1,6 @@
 """Texts as language data: a column of them in a file, a folder or on the hub, tokenised and cut into samples.
 
-``fedemu.algorithms.language`` tells what a sample is, ``datasets_tokens.py`` where the vocabulary comes from.
+``fedemu.algorithms.data.language`` tells what a sample is, ``datasets_tokens.py`` where the vocabulary comes from.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms.language import masked, windows
+from fedemu.algorithms.data.language import masked, windows
 from fedemu.ops.datasets_cache import Decoded, Samples
 from fedemu.ops.datasets_source import Place, Source, TextSource
 from fedemu.ops.datasets_split import Part, chosen_splits, divided

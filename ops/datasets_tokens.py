@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from fedemu.algorithms.language import SPECIAL_TOKENS, UNKNOWN
+from fedemu.algorithms.data.language import SPECIAL_TOKENS, UNKNOWN
 from fedemu.ops.datasets_source import TextSource
 from fedemu.protocol.errors import DataError
 

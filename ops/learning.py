@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from fedemu.algorithms.augment import augmentation
-from fedemu.algorithms.class_incremental import growing
-from fedemu.algorithms.corpus import Corpus
-from fedemu.algorithms.ingredients import Ingredients
+from fedemu.algorithms.data.augment import augmentation
+from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.interface import Algorithm, Ask, Context, Model, Selecting, Tree
+from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.registry import BIDIRECTIONAL, CLASSIFIERS, build_algorithm, build_model, find_criterion
-from fedemu.algorithms.replay import ReplaySettings, with_replay
+from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
+from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.device.training import Trainer
 from fedemu.ops.config import Experiment
 from fedemu.ops.datasets import open_corpus

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms import continual_metrics
-from fedemu.algorithms.metrics import mean_known
+from fedemu.algorithms.measures import continual as continual_metrics
+from fedemu.algorithms.measures.forgetting import mean_known
 from fedemu.coordinator.run_directory import Run
 
 Floats = NDArray[np.float64]

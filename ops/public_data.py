@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fedemu.algorithms.corpus import Corpus
-from fedemu.algorithms.public import Labelled, PublicData
-from fedemu.algorithms.public_split import PublicSplit, public_split
+from fedemu.algorithms.data.corpus import Corpus
+from fedemu.algorithms.data.public_split import PublicSplit, public_split
+from fedemu.algorithms.interface.values import Labelled, PublicData
 from fedemu.ops import config
 from fedemu.protocol import seeds
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedemu.algorithms.partition import Indices
+from fedemu.algorithms.data.partition import Indices
 from fedemu.ops.config import Experiment
 from fedemu.ops.config_stream import in_words
 from fedemu.ops.datasets import build_partition, open_corpus

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedemu.algorithms import continual_metrics
+from fedemu.algorithms.measures import continual as continual_metrics
 from fedemu.ops.period_results import PeriodResults, perplexity_of
 
 TABLE_HEADER = (

@@ -9,13 +9,13 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms import streams_periods
-from fedemu.algorithms.corpus import Corpus, Split
-from fedemu.algorithms.partition import Partition
-from fedemu.algorithms.streams import PeriodTests, Schedule
-from fedemu.algorithms.streams_arrivals import own_times, poisson
-from fedemu.algorithms.streams_plan import StreamPlan
-from fedemu.algorithms.streams_tasks import ClassTasks, class_incremental
+from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.algorithms.data.partition import Partition
+from fedemu.algorithms.streams import periods as streams_periods
+from fedemu.algorithms.streams.arrivals import own_times, poisson
+from fedemu.algorithms.streams.plan import StreamPlan
+from fedemu.algorithms.streams.schedule import PeriodTests, Schedule
+from fedemu.algorithms.streams.tasks import ClassTasks, class_incremental
 from fedemu.ops import config
 from fedemu.ops.config_stream import INDEX, LABEL
 from fedemu.protocol import seeds

@@ -14,7 +14,8 @@ import numpy as np
 from rich.console import Console, Group
 from rich.table import Table
 
-from fedemu.algorithms.selection import (
+from fedemu.algorithms.replay.selection.diversity import RESTARTS
+from fedemu.algorithms.replay.selection.selection import (
     STRATEGIES,
     Strategy,
     gradient_diversity,
@@ -23,7 +24,6 @@ from fedemu.algorithms.selection import (
     solve_capped_simplex,
     targets,
 )
-from fedemu.algorithms.selection_diversity import RESTARTS
 from fedemu.ops.bench.measure import Effort, Tell
 from fedemu.ops.bench.selection_data import Floats, Size, candidates, cosines, fleet, least_objective, mixture
 from fedemu.protocol import seeds

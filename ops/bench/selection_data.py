@@ -11,7 +11,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms.selection import Candidates, directions
+from fedemu.algorithms.replay.selection.selection import Candidates, directions
 
 Floats = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedemu.algorithms.corpus import Corpus, Split
+from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.device.executors import Job
 from fedemu.device.training import Trainer
 from fedemu.ops.bench.measure import Sample

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from fedemu.algorithms.replay_buffer import Buffer
-from fedemu.algorithms.streams_plan import StreamPlan
+from fedemu.algorithms.replay.buffer import Buffer
+from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.device.replay import split_own
 from fedemu.device.store import PREFIX, SUFFIX, read_own
 from fedemu.ops.stress.scenarios import Scale

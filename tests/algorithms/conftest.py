@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedemu.algorithms.corpus import Corpus, Split
+from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.interface import (
     Algorithm,
     Ask,
@@ -22,8 +22,8 @@ from fedemu.algorithms.interface import (
     ServerJob,
     Tree,
 )
-from fedemu.algorithms.public import Labelled, PublicData
-from fedemu.algorithms.replay_buffer import Buffer
+from fedemu.algorithms.interface.values import Labelled, PublicData
+from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.device.executors import Executor, Job, JobResult, Source
 from fedemu.device.executors_query import catch_up, run_query
 from fedemu.device.executors_serial import Serial

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from fedemu.algorithms.fedavg import FedAvg
-from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Context
-from fedemu.algorithms.models import mlp
-from fedemu.algorithms.objective import cross_entropy
+from fedemu.algorithms.methods.fedavg import FedAvg
+from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.registry import build_algorithm, build_model, find_criterion
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.protocol.errors import ConfigurationError
 
 OWN = '''
 import torch
 from torch import nn
-from fedemu.algorithms.fedavg import FedAvg
-from fedemu.algorithms.objective import proximity
+from fedemu.algorithms.methods.fedavg import FedAvg
+from fedemu.algorithms.training.objective import proximity
 
 
 class FedProx(FedAvg):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.corpus import Corpus, Split
+from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.interface import Tree
 from fedemu.coordinator.album import Album, open_album
 from fedemu.coordinator.plan import CoordinatorPlan

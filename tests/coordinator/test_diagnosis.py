@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedemu.algorithms.corpus import Corpus, Split
+from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.algorithms.data.partition import Partition
 from fedemu.algorithms.interface import Forest, Outputs, Tree
-from fedemu.algorithms.partition import Partition
-from fedemu.algorithms.streams import PeriodTests, Schedule
-from fedemu.algorithms.streams_plan import StreamPlan
+from fedemu.algorithms.streams.plan import StreamPlan
+from fedemu.algorithms.streams.schedule import PeriodTests, Schedule
 from fedemu.coordinator import checkpoint
 from fedemu.coordinator.diagnosis import Diagnosis, RoundDiagnosis
 from fedemu.coordinator.evaluate import Evaluator

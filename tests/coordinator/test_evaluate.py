@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedemu.algorithms.corpus import NO_TARGET, Corpus, Split
+from fedemu.algorithms.data.corpus import NO_TARGET, Corpus, Split
 from fedemu.algorithms.interface import Outputs
-from fedemu.algorithms.streams import PeriodTests
+from fedemu.algorithms.streams.schedule import PeriodTests
 from fedemu.coordinator import evaluate as module
 from fedemu.coordinator.evaluate import Evaluator
 from fedemu.protocol.ids import digest_of

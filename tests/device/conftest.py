@@ -15,9 +15,9 @@ import numpy as np
 import psutil
 import pytest
 
-from fedemu.algorithms.partition import Partition
-from fedemu.algorithms.streams_periods import static
-from fedemu.algorithms.streams_plan import StreamPlan
+from fedemu.algorithms.data.partition import Partition
+from fedemu.algorithms.streams.periods import static
+from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.device.bus import abstract_address
 from fedemu.device.factories import load
 from fedemu.device.pipe import TrainerSetup

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedemu.algorithms.partition import Partition
-from fedemu.algorithms.streams_periods import static
-from fedemu.algorithms.streams_plan import StreamPlan
+from fedemu.algorithms.data.partition import Partition
+from fedemu.algorithms.streams.periods import static
+from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.device import birth
 from fedemu.device.actions import Connect
 from fedemu.device.birth import Birthplace

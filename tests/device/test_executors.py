@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedemu.algorithms.augment import augmentation
-from fedemu.algorithms.corpus import Corpus, Split
+from fedemu.algorithms.data.augment import augmentation
+from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outcome, Stage, Tree
-from fedemu.algorithms.layers import Linear
-from fedemu.algorithms.local_sgd import LocalSGD, shuffled_epochs
-from fedemu.algorithms.models import cnn, lenet, mlp
-from fedemu.algorithms.module_model import from_module
-from fedemu.algorithms.objective import Loss, Objective, proximity
-from fedemu.algorithms.resnet import resnet18
+from fedemu.algorithms.models.feed_forward import cnn, lenet, mlp
+from fedemu.algorithms.models.layers import Linear
+from fedemu.algorithms.models.resnet import resnet18
+from fedemu.algorithms.models.torch_module import from_module
+from fedemu.algorithms.training.local_sgd import LocalSGD, shuffled_epochs
+from fedemu.algorithms.training.objective import Loss, Objective, proximity
 from fedemu.algorithms.trees import flatten
 from fedemu.device.executors import Checked, Executor, Job, JobResult, Source
 from fedemu.device.executors_serial import Serial

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.corpus import Corpus, Split
+from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.interface import Facts, Forest, Memory, Outcome, Tree
-from fedemu.algorithms.local_sgd import LocalSGD
-from fedemu.algorithms.models import mlp
-from fedemu.algorithms.objective import Objective
-from fedemu.algorithms.replay_buffer import Buffer
+from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.replay.buffer import Buffer
+from fedemu.algorithms.training.local_sgd import LocalSGD
+from fedemu.algorithms.training.objective import Objective
 from fedemu.device.executors import Job, JobResult
 from fedemu.device.training import Trainer
 from fedemu.protocol.errors import DataError, TrainingError

@@ -8,13 +8,13 @@ import sys
 import numpy as np
 import torch
 
-from fedemu.algorithms.corpus import Corpus, Split
-from fedemu.algorithms.fedavg import fedavg
-from fedemu.algorithms.ingredients import Ingredients
-from fedemu.algorithms.models import cnn
-from fedemu.algorithms.objective import cross_entropy
-from fedemu.algorithms.replay import ReplaySettings, with_replay
-from fedemu.algorithms.replay_buffer import Buffer
+from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.algorithms.methods.fedavg import fedavg
+from fedemu.algorithms.models.feed_forward import cnn
+from fedemu.algorithms.replay.buffer import Buffer
+from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.device.executors import Job, JobResult
 from fedemu.device.training import Trainer
 from fedemu.protocol.ids import Digest

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedemu.algorithms import streams
-from fedemu.algorithms.replay_buffer import Buffer
-from fedemu.algorithms.streams_plan import StreamPlan
+from fedemu.algorithms.replay.buffer import Buffer
+from fedemu.algorithms.streams import schedule as streams
+from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.device.actions import Action, Connect, Crash, Disconnect, Leave, Retire, Send, Tell
 from fedemu.device.behaviour import Assignment, Schedule
 from fedemu.device.bus import Done, JobFailed, Joined, Submit, Withdraw

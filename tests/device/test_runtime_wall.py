@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedemu.algorithms import streams
-from fedemu.algorithms.streams_plan import StreamPlan
+from fedemu.algorithms.streams import schedule as streams
+from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.device.actions import Action, Connect, Crash, Disconnect, Leave, Send, Tell
 from fedemu.device.behaviour import Assignment, Schedule
 from fedemu.device.bus import Done, Joined, Submit

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedemu.algorithms.streams import Schedule
-from fedemu.algorithms.streams_plan import StreamPlan
+from fedemu.algorithms.streams.plan import StreamPlan
+from fedemu.algorithms.streams.schedule import Schedule
 from fedemu.device.stream import DeviceStream
 
 # Samples 10, 11 arrive in period 0, 12 in period 1, none in period 2, 13 and 14 in period 3; device 1 has 15 alone.

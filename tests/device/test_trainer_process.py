@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedemu.algorithms.interface import Forest
-from fedemu.algorithms.replay_buffer import Buffer
+from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.device.bus import Done, JobFailed, SharedFile, Train, TrainJob
 from fedemu.device.executors import Job, JobResult
 from fedemu.device.replay import split_own

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.corpus import Corpus, Split
+from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.interface import Facts, Forest, Memory, Outcome, Tree
-from fedemu.algorithms.local_sgd import LocalSGD
-from fedemu.algorithms.models import mlp
-from fedemu.algorithms.objective import Objective, cross_entropy
+from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.training.local_sgd import LocalSGD
+from fedemu.algorithms.training.objective import Objective, cross_entropy
 from fedemu.device.executors import Checked, Job, JobResult
 from fedemu.device.executors_serial import Serial
 from fedemu.device.executors_vmapped import Vmapped

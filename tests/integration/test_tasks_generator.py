@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from fedemu.algorithms.class_incremental import SEEN
-from fedemu.algorithms.class_incremental_fedavg import RememberingFedAvg, RememberingState
+from fedemu.algorithms.incremental.remembering import RememberingFedAvg, RememberingState
 from fedemu.algorithms.interface import Ask, Context, Forest, Script, Tree
+from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.trees import flatten
 from fedemu.coordinator.checkpoint import load_job
 from fedemu.coordinator.observer import Observers

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedemu.algorithms.streams_plan import StreamPlan
+from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.coordinator.evaluate import Evaluator
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.ops.config_sources import load_experiment

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedemu.algorithms.selection import STRATEGIES, objective
+from fedemu.algorithms.replay.selection.selection import STRATEGIES, objective
 from fedemu.ops import cli_bench
 from fedemu.ops.bench import selection
 from fedemu.ops.bench.measure import QUICK, Effort

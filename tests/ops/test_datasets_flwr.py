@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedemu.algorithms.corpus import Corpus, Split
-from fedemu.algorithms.partitioners import by_id, dirichlet, shards
+from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.algorithms.data.partitioners import by_id, dirichlet, shards
 from fedemu.ops import config, datasets
 from fedemu.ops.datasets_flwr import flwr_shares
 from fedemu.protocol.errors import ConfigurationError, DataError

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedemu.algorithms.corpus import NO_TARGET, Corpus
-from fedemu.algorithms.language import BEGIN, END, MASK, PAD, SPECIAL_TOKENS, UNKNOWN
+from fedemu.algorithms.data.corpus import NO_TARGET, Corpus
+from fedemu.algorithms.data.language import BEGIN, END, MASK, PAD, SPECIAL_TOKENS, UNKNOWN
 from fedemu.ops import config, datasets
 from fedemu.ops.datasets_source import TextSource
 from fedemu.ops.datasets_text_files import values

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedemu.algorithms.fedavg import FedAvg
-from fedemu.algorithms.local_sgd import LocalSGD
+from fedemu.algorithms.methods.fedavg import FedAvg
 from fedemu.algorithms.registry import BIDIRECTIONAL, CLASSIFIERS
+from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.device.executors import Job, JobResult
 from fedemu.device.executors_serial import Serial
 from fedemu.ops.config import Experiment

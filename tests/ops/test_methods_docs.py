@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from fedemu.algorithms import metrics
-from fedemu.algorithms.class_incremental import growing
-from fedemu.algorithms.generator_models import generator_for, samples_of_equal_memory
-from fedemu.algorithms.ingredients import Ingredients
 from fedemu.algorithms.interface import Ask, Context, Reply, ServerJob, Tree
-from fedemu.algorithms.models import mlp
+from fedemu.algorithms.measures import forgetting as metrics
+from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.models.growing import growing
+from fedemu.algorithms.models.image_generator import generator_for, samples_of_equal_memory
 from fedemu.algorithms.registry import ALGORITHMS, CRITERIA, build_algorithm, find_criterion
-from fedemu.algorithms.replay import LOOKS_AT_MODEL, NEEDS_LABELS, ReplaySettings, with_replay
-from fedemu.algorithms.selection import STRATEGIES
-from fedemu.algorithms.streams_tasks import ClassTasks
+from fedemu.algorithms.replay.replay import LOOKS_AT_MODEL, NEEDS_LABELS, ReplaySettings, with_replay
+from fedemu.algorithms.replay.selection.selection import STRATEGIES
+from fedemu.algorithms.streams.tasks import ClassTasks
+from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.trees import zeros_like
 from fedemu.ops.presets import is_preset
 from fedemu.protocol.errors import ConfigurationError

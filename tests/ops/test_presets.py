@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedemu.algorithms.corpus import Corpus, Split
-from fedemu.algorithms.generator_models import generator_for, samples_of_equal_memory
+from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.algorithms.models.image_generator import generator_for, samples_of_equal_memory
 from fedemu.ops.config import Experiment
 from fedemu.ops.config_sources import load_experiment
 from fedemu.ops.learning import open_algorithm

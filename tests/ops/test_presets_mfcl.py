@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedemu.algorithms.corpus import Corpus, Split
+from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.ops.config import Experiment
 from fedemu.ops.config_sources import load_experiment
 from fedemu.ops.config_stream import Classes

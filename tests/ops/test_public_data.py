@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedemu.algorithms.corpus import Corpus, Split
+from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.ops.config import Data, Experiment
 from fedemu.ops.datasets import build_partition
 from fedemu.ops.public_data import open_public, split_public

@@ -26,7 +26,7 @@ IMPOSSIBLE = [
     ("data.partition.min_samples=90", "20 devices with at least 90 samples each need 1800, but there are 1437"),
 ]
 REFUSES = """
-    from fedemu.algorithms.fedavg import FedAvg
+    from fedemu.algorithms.methods.fedavg import FedAvg
     from fedemu.protocol.errors import ConfigurationError
 
     class Refuses(FedAvg):
@@ -39,7 +39,7 @@ REFUSES = """
 OWN = """
     from torch import nn
 
-    from fedemu.algorithms.models import mlp
+    from fedemu.algorithms.models.feed_forward import mlp
 
     class Fewer(nn.Sequential):
         def __init__(self, input_shape, classes):

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedemu.algorithms.corpus import Corpus, Split
-from fedemu.algorithms.streams import PeriodTests, Schedule
-from fedemu.algorithms.streams_plan import StreamPlan
+from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.algorithms.streams.plan import StreamPlan
+from fedemu.algorithms.streams.schedule import PeriodTests, Schedule
 from fedemu.ops.config import Experiment
 from fedemu.ops.datasets import build_partition, source_of
 from fedemu.ops.streams import open_stream

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedemu.algorithms.corpus import Corpus
+from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.interface import Algorithm, Model, Tree
-from fedemu.algorithms.public import PublicData
+from fedemu.algorithms.interface.values import PublicData
 from fedemu.algorithms.trees import map_leaves
 from fedemu.ops.config import Experiment
 from fedemu.ops.config_sources import load_experiment
@@ -32,7 +32,7 @@ OWN = """
     import torch
     from torch import nn
 
-    from fedemu.algorithms.fedavg import FedAvg
+    from fedemu.algorithms.methods.fedavg import FedAvg
 
     class Linear(nn.Module):
         def __init__(self, input_shape, classes, more: int = 0):

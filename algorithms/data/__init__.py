@@ -1,0 +1,1 @@
+"""Samples, and which device holds which of them."""

@@ -1,0 +1,1 @@
+"""Methods for classes that arrive task by task."""

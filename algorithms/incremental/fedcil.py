@@ -1,0 +1,206 @@
+"""FedCIL (Qi, Zhao and Li, "Better Generative Replay for Continual Federated Learning", ICLR 2023).
+
+Devices train an AC-GAN on the classes of their task and, from the second task on, on as many samples that the global
+generator of the end of the last task makes of earlier classes. Discriminator and generator travel both ways and are
+averaged by examples. After each round the coordinator consolidates the average: it draws samples from the generators
+of all devices that took part, and trains the classifier on them by cross-entropy.
+
+Which classes a device's generator is asked for goes by the label counts that the device tells, half of the samples by
+classes of earlier tasks once there are any. The paper's terms of distillation at the devices are left out, as its
+authors' code multiplies them by 0. ``server_iterations`` 100 is that code's; it takes 400 local iterations a round, for
+which ``local.epochs`` stands here. Optimisers are not said in MFCL's comparison: discriminators take that of
+``[local]``, generators Adam with a first decay of 0.5, as is usual for such networks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
+from fedemu.algorithms.incremental.fedcil_local import (
+    FAKE,
+    FAKE_CLASSES,
+    GENERATOR,
+    OLD,
+    OLD_CLASSES,
+    AcGan,
+    AdversarialSGD,
+    generator_of,
+    surprises,
+    without_gan,
+)
+from fedemu.algorithms.incremental.remembering import RememberingFedAvg, RememberingState, classifier_of
+from fedemu.algorithms.interface import (
+    Context,
+    DeviceReply,
+    Forest,
+    Handle,
+    Reducer,
+    Reply,
+    Script,
+    ServerJob,
+    Tree,
+    collect,
+)
+from fedemu.algorithms.models.growing import SEEN
+from fedemu.algorithms.models.image_generator import AT_ONCE, PLANS, Generator, NoiseSize, generator_for
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.local_sgd import SGD
+from fedemu.algorithms.trees import add, flatten, map_leaves, unflatten, without
+from fedemu.protocol import seeds
+
+STRIDE = 20
+"""Iterations of a consolidation's step."""
+
+
+class FedCIL(RememberingFedAvg):
+    """Rounds of federated averaging over an AC-GAN, each followed by a consolidation of so many iterations."""
+
+    def __init__(
+        self,
+        first: AdversarialSGD,
+        later: AdversarialSGD,
+        gan: AcGan,
+        iterations: int,
+        batch_size: int,
+        samples: int,
+        lr: float,
+    ) -> None:
+        super().__init__(first, later, gan.classifier)
+        self._gan, self._optimiser = gan, SGD()
+        self._iterations, self._batch_size, self._samples, self._lr = iterations, batch_size, samples, lr
+
+    def init(self, variables: Tree, context: Context) -> RememberingState:
+        return RememberingState(self._gan.begun(variables, seeds.integer(context.seed, purpose="generator")))
+
+    def remember(self, state: RememberingState, context: Context) -> Script[Forest]:
+        yield from ()
+        kept = {name: leaf for name, leaf in state.variables.items() if name.startswith(GENERATOR)}
+        return {"generator": {**kept, SEEN: state.variables[SEEN]}}
+
+    @property
+    def reduce(self) -> Mapping[str, Reducer]:
+        return {**super().reduce, **({"locals": collect.of("delta")} if self._iterations else {})}
+
+    def merged(self, state: RememberingState, reply: Reply, context: Context) -> Script[Tree]:
+        average = add(state.variables, reply.values["delta"])
+        if not self._iterations:
+            return average
+        carry: Tree = yield self.job(state, average, reply.values["locals"], reply.devices, context)
+        return {**average, **unflatten(carry)["model"]}
+
+    def variables(self, state: RememberingState) -> Tree:
+        return without_gan(state.variables)
+
+    def pictures(self, state: RememberingState, samples: int, seed: int) -> Tree:
+        """Of the classes of earlier tasks, by the generator that devices replay from."""
+        if not state.kept:
+            return {}
+        generator = state.kept["generator"]
+        y = (generator[SEEN] > 0).nonzero()[:, 0].repeat(samples)
+        draws = seeds.generator(seed, purpose="pictures")
+        z = torch.from_numpy(draws.standard_normal((len(y), self._gan.latent), "float32"))
+        parts = zip(torch.split(z, AT_ONCE), torch.split(y, AT_ONCE), strict=True)
+        with torch.no_grad():
+            made = [self._gan.images(generator_of(generator), some, of, False)[0] for some, of in parts]
+        return {"x": torch.cat(made), "y": y}
+
+    def job(
+        self,
+        state: RememberingState,
+        average: Tree,
+        locals: Sequence[Handle],
+        replies: Sequence[DeviceReply],
+        context: Context,
+    ) -> ServerJob:
+        """Trains the classifier of ``average`` on samples of the local generators, which are made as it begins."""
+        classifier, buffers = self.classifier, self.classifier.buffers
+
+        def init() -> Tree:
+            old = state.kept["generator"][SEEN].double().numpy() if state.task else None
+            parts = [
+                self._made(add(state.variables, handle.load()), shares, context, handle)
+                for handle, reply in zip(locals, replies, strict=True)
+                if (shares := class_shares(reply.label_counts or (), old)) is not None
+            ]
+            data = {name: torch.cat([part[name] for part in parts]) for name in ("x", "y")} if parts else {}
+            return flatten({"model": without_gan(average), "data": data})
+
+        def step(carry: Tree, index: int) -> tuple[Tree, bool]:
+            forest = unflatten(carry)
+            variables: Tree = forest["model"]
+            if "data" not in forest:
+                return carry, True
+            x, y = forest["data"]["x"], forest["data"]["y"]
+            lr = torch.tensor(self._lr)
+            for iteration in range(index * STRIDE, min((index + 1) * STRIDE, self._iterations)):
+                draws = seeds.generator(context.seed, round=context.round, purpose=f"consolidation/{iteration}")
+                rows = torch.from_numpy(draws.integers(0, len(y), self._batch_size))
+                # Not torch.func.grad, whose first use imports a compiler: a second in the process of every job.
+                trained = map_leaves(lambda leaf: leaf.detach().requires_grad_(), without(variables, buffers))
+                outputs, changed = classifier.apply({**variables, **trained}, x[rows], True)
+                loss = surprises(outputs.logits, y[rows]).mean()
+                slopes = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+                named = dict(zip(trained, slopes, strict=True))
+                after, _ = self._optimiser.step(map_leaves(torch.Tensor.detach, trained), named, {}, lr)
+                variables = {**variables, **map_leaves(torch.Tensor.detach, changed), **after}
+            return flatten({"model": variables, "data": forest["data"]}), False
+
+        return ServerJob("consolidation", init, step, math.ceil(self._iterations / STRIDE), checkpoint_every=1)
+
+    def _made(self, variables: Tree, shares: NDArray[np.float64], context: Context, handle: Handle) -> Tree:
+        """``samples`` images of one device's generator, their classes drawn by ``shares [classes]``."""
+        draws = seeds.generator(context.seed, round=context.round, device=handle.device, purpose="consolidation")
+        y = torch.from_numpy(draws.choice(len(shares), self._samples, p=shares))
+        z = torch.from_numpy(draws.standard_normal((self._samples, self._gan.latent), "float32"))
+        with torch.no_grad():
+            x, _ = self._gan.images(generator_of(variables), z, y, False)
+        return {"x": x, "y": y}
+
+
+def class_shares(counts: Sequence[int], old: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
+    """What a device's generator has been trained on, by class; None where that is nothing.
+
+    ``counts [classes]`` are its label counts; ``old [classes]`` is 1 for classes of earlier tasks, None without any.
+    """
+    held = np.asarray(counts, dtype=np.float64)
+    if not held.sum():
+        return None
+    shares: NDArray[np.float64] = held / held.sum()
+    return shares if old is None else (shares + old / old.sum()) / 2
+
+
+def fedcil(
+    ingredients: Ingredients,
+    noise: NoiseSize = 0,
+    generator_lr: PositiveFloat = 0.001,
+    server_iterations: NonNegativeInt = 100,
+    server_batch: PositiveInt = 32,
+    server_samples: PositiveInt = 64,
+    server_lr: PositiveFloat = 0.01,
+) -> FedCIL:
+    """FedCIL; ``noise`` beside the class is what a generator takes, 0 for as much as MFCL's of this image size.
+
+    ``server_samples`` are made by each device's generator in a round; with ``server_iterations = 0`` the average is
+    left as it is. ConfigurationError where there are no tasks, or no generator for the images.
+    """
+    classifier = classifier_of(ingredients, "fedcil")
+    ingredients.require_cross_entropy("fedcil")
+    size = generator_for(ingredients.input_shape)
+    latent = noise or PLANS[size.size].noise
+    gan = AcGan(classifier, Generator(size.size, size.channels, latent + ingredients.classes), latent)
+    ingredients = replace(ingredients, model=gan)
+    rows = ingredients.batch_size
+    made: dict[str, tuple[int, ...]] = {FAKE: (rows, latent), FAKE_CLASSES: (rows, ingredients.classes)}
+    replayed: dict[str, tuple[int, ...]] = {OLD: (rows, latent), OLD_CLASSES: (rows, ingredients.classes)}
+    settings: dict[str, Any] = {"gan": gan, "generator_lr": generator_lr, "declares_label_counts": True}
+    first = ingredients.training(AdversarialSGD, **settings, replay=False, noise=made)
+    later = ingredients.training(AdversarialSGD, **settings, replay=True, noise={**made, **replayed})
+    return FedCIL(first, later, gan, server_iterations, server_batch, server_samples, server_lr)

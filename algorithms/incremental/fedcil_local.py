@@ -1,0 +1,207 @@
+"""What devices do in FedCIL: train an AC-GAN whose discriminator is the classifier, and replay from an earlier one.
+
+An auxiliary-classifier GAN (Odena et al., 2017) is the classifier with a second head, which tells real samples from
+made ones, and a generator of images by noise and class. Its variables ride beside the classifier's, under ``gan.``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedemu.algorithms.incremental.remembering import TaskSGD
+from fedemu.algorithms.interface import Batch, Facts, Forest, Kind, Outcome, Outputs, Tree
+from fedemu.algorithms.models.growing import SEEN, Growing
+from fedemu.algorithms.models.image_generator import Generator
+from fedemu.algorithms.models.layers import Linear
+from fedemu.algorithms.training.adam import Adam
+from fedemu.algorithms.training.local_sgd import Training
+from fedemu.algorithms.trees import without
+
+GAN: Final = "gan."
+GENERATOR: Final = "gan.generator."
+SOURCE: Final = "gan.source"
+"""The head that tells real from made: ``gan.source.weight [1, width]``, ``gan.source.bias [1]``."""
+FAKE, FAKE_CLASSES, OLD, OLD_CLASSES = "fake", "fake_classes", "old", "old_classes"
+"""Names of the noise that samples are made of, and of that whose largest value is their class."""
+
+
+@dataclass(frozen=True, eq=False)
+class AcGan:
+    """A model that classifies as ``classifier`` does; ``generator`` takes noise ``[batch, latent]`` and a class."""
+
+    classifier: Growing
+    generator: Generator
+    latent: int
+
+    @property
+    def kind(self) -> Kind:
+        return self.generator.kind
+
+    @cached_property
+    def buffers(self) -> frozenset[str]:
+        return self.classifier.buffers | {GENERATOR + name for name in self.generator.model.buffers}
+
+    def init(self, seed: int) -> Tree:
+        return self.begun(self.classifier.init(seed), seed)
+
+    def begun(self, variables: Tree, seed: int) -> Tree:
+        """The classifier's variables, and a new generator and source head."""
+        width = variables[self.classifier.head.weight].shape[1]
+        source = Linear(SOURCE, width, 1).init(torch.Generator().manual_seed(seed))
+        generator = self.generator.model.init(seed)
+        return {**variables, **source, **{GENERATOR + name: leaf for name, leaf in generator.items()}}
+
+    def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
+        outputs, buffers = self.classifier.apply(without_gan(variables), x, train)
+        return outputs, {**buffers, **{name: variables[name] for name in self.buffers if name.startswith(GAN)}}
+
+    def sources(self, variables: Tree, features: Tensor) -> Tensor:
+        """Logits ``[batch]`` of being real."""
+        return (features @ variables[f"{SOURCE}.weight"].t() + variables[f"{SOURCE}.bias"])[:, 0]
+
+    def images(self, generator: Tree, z: Tensor, y: Tensor, train: bool) -> tuple[Tensor, Tree]:
+        """Images of these classes, and the generator's next buffers."""
+        told = torch.arange(self.generator.noise - self.latent, device=y.device) == y[:, None]
+        outputs, buffers = self.generator.model.apply(generator, torch.cat([z, told.to(z.dtype)], 1), train)
+        return outputs.logits, buffers
+
+
+class Adversarial(NamedTuple):
+    """The carry: local training of the discriminator, all variables included, and the generator's optimiser."""
+
+    training: Training
+    memory: Tree
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AdversarialSGD(TaskSGD):
+    """A step of the discriminator by SGD and one of the generator by Adam, on a real batch and a made one.
+
+    Both minimise the cross-entropy of classes. The discriminator tells real samples from made ones, the generator
+    makes it err. With ``replay`` half of the weight of real samples goes to as many of ``shared["generator"]``, of
+    classes that it has seen.
+    """
+
+    gan: AcGan
+    generator_lr: float
+    replay: bool
+
+    @property
+    def kind(self) -> Kind:
+        return self.gan.kind
+
+    @property
+    def passes(self) -> float:
+        """Each of the real, made and replayed samples goes through the discriminator, made ones once more."""
+        return self.epochs * (4.0 if self.replay else 3.0)
+
+    @cached_property
+    def generator_optimiser(self) -> Adam:
+        # A smaller epsilon would make steps of gradients that are nothing but rounding.
+        return Adam(first_decay=0.5, epsilon=1e-5)
+
+    def begin(self, shared: Forest, own: Tree, facts: Facts) -> Any:
+        variables = shared["model"]
+        judging, making = self._parts(variables)
+        return Adversarial(Training(variables, self.optimiser.begin(judging)), self.generator_optimiser.begin(making))
+
+    def step(self, carry: Any, batch: Batch, shared: Forest, own: Tree, facts: Facts, noise: Tree) -> tuple[Any, Tree]:
+        variables = carry.training.variables
+        classes = drawn_classes(variables[SEEN], noise[FAKE_CLASSES])
+        data = self._data(batch, shared, noise)
+        judging, making = self._parts(variables)
+        fixed = {name: leaf for name, leaf in variables.items() if name not in judging and name not in making}
+
+        made, _ = self.gan.images(generator_of(variables), noise[FAKE], classes, True)
+
+        def judged(judging: Tree) -> tuple[Tensor, tuple[Tree, Tensor]]:
+            return self._judgement({**fixed, **judging}, data, made, classes, len(batch.y))
+
+        slopes, (buffers, surprise) = torch.func.grad(judged, has_aux=True)(judging)
+        judging, momentum = self.optimiser.step(judging, slopes, carry.training.momentum, facts.lr)
+        fixed = {**fixed, **buffers}
+
+        def fooled(making: Tree) -> tuple[Tensor, Tree]:
+            images, changed = self.gan.images(generator_of({**fixed, **making}), noise[FAKE], classes, True)
+            outputs, _ = self.gan.classifier.apply(without_gan({**fixed, **judging}), images, True)
+            doubt = functional.softplus(-self.gan.sources(judging, outputs.features))
+            return (doubt + surprises(outputs.logits, classes)).mean(), changed
+
+        slopes, changed = torch.func.grad(fooled, has_aux=True)(making)
+        lr = facts.lr.new_full((), self.generator_lr)
+        making, memory = self.generator_optimiser.step(making, slopes, carry.memory, lr)
+        after = {
+            **variables,
+            **fixed,
+            **{GENERATOR + name: leaf for name, leaf in changed.items()},
+            **judging,
+            **making,
+        }
+        # In the order in which it came, which is part of a carry's form.
+        kept = {name: memory[name] for name in carry.memory}
+        return Adversarial(Training(after, momentum), kept), {"loss": surprise}
+
+    def finish(self, carry: Any, shared: Forest, own: Tree, facts: Facts) -> Outcome:
+        return super().finish(carry.training, shared, own, facts)
+
+    def local_model(self, shared: Forest, payload: Forest) -> Tree:
+        return without_gan(super().local_model(shared, payload))
+
+    def _parts(self, variables: Tree) -> tuple[Tree, Tree]:
+        """What the two optimisers train: the discriminator's variables, and the generator's."""
+        trained = without(variables, self.model.buffers)
+        judging = {name: leaf for name, leaf in trained.items() if not name.startswith(GENERATOR)}
+        idle = {GENERATOR + name for name in self.gan.generator.idle}
+        return judging, {name: leaf for name, leaf in trained.items() if name not in judging and name not in idle}
+
+    def _data(self, batch: Batch, shared: Forest, noise: Tree) -> Batch:
+        """What counts as real, with weights that add up to 1."""
+        share = batch.weight / batch.weight.sum().clamp(min=1)
+        if not self.replay:
+            return batch._replace(weight=share)
+        generator = shared["generator"]
+        classes = drawn_classes(generator[SEEN], noise[OLD_CLASSES])
+        x, _ = self.gan.images(generator_of(generator), noise[OLD], classes, False)
+        half = torch.full_like(classes, 1, dtype=share.dtype) / (2 * len(classes))
+        return Batch(torch.cat([batch.x, x]), torch.cat([batch.y, classes]), torch.cat([share / 2, half]))
+
+    def _judgement(
+        self, variables: Tree, data: Batch, made: Tensor, classes: Tensor, real: int
+    ) -> tuple[Tensor, tuple[Tree, Tensor]]:
+        """The discriminator's loss; and its buffers, and the cross-entropy of the ``real`` first rows of ``data``."""
+        outputs, buffers = self.gan.classifier.apply(without_gan(variables), torch.cat([data.x, made]), True)
+        sources, rows = self.gan.sources(variables, outputs.features), len(data.y)
+        surprise = surprises(outputs.logits, torch.cat([data.y, classes]))
+        doubt = functional.softplus(torch.cat([-sources[:rows], sources[rows:]]))
+        each = surprise + doubt
+        value = (each[:rows] * data.weight).sum() + each[rows:].mean()
+        own = data.weight[:real]
+        known = (surprise[:real] * own).sum() / torch.where(own.sum() > 0, own.sum(), 1)
+        return value, (buffers, known.detach())
+
+
+def drawn_classes(seen: Tensor, noise: Tensor) -> Tensor:
+    """Classes ``[batch]``, each of those seen as likely as another, by the largest of noise ``[batch, classes]``."""
+    return torch.where(seen > 0, noise, -torch.inf).argmax(-1)
+
+
+def surprises(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy in nats row by row."""
+    true = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
+    return -torch.where(true, logits.log_softmax(-1), 0).sum(-1)
+
+
+def without_gan(variables: Tree) -> Tree:
+    """The classifier's variables."""
+    return {name: leaf for name, leaf in variables.items() if not name.startswith(GAN)}
+
+
+def generator_of(variables: Tree) -> Tree:
+    """The generator's variables, by its own names for them."""
+    return {name.removeprefix(GENERATOR): leaf for name, leaf in variables.items() if name.startswith(GENERATOR)}

@@ -1,0 +1,154 @@
+"""Two baselines of class-incremental learning without samples of old classes: FedProx⁺ and FedLwF-2T.
+
+Both are named and compared with by MFCL (Babakniya et al., 2023, section 5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from pydantic import NonNegativeFloat, PositiveFloat
+from torch import Tensor
+
+from fedemu.algorithms.incremental.remembering import (
+    RememberingFedAvg,
+    RememberingState,
+    TaskSGD,
+    classifier_of,
+)
+from fedemu.algorithms.interface import Batch, Context, Facts, Forest, Model, Outcome, Script, Tree
+from fedemu.algorithms.models.growing import SEEN, Growing
+from fedemu.algorithms.training.class_losses import distillation_among
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.local_sgd import Training
+from fedemu.algorithms.training.losses import proximal
+from fedemu.algorithms.training.objective import Criterion, Loss, Pass, Term
+from fedemu.algorithms.trees import map_leaves, unflatten, without, zeros_like
+from fedemu.protocol.errors import ConfigurationError
+
+
+def anchored(coefficient: float, classifier: Growing) -> Term:
+    """``coefficient / 2 · ‖w - w_previous‖²`` over the trained variables, less the rows of classes new to the task."""
+    rows = {classifier.head.weight, classifier.head.bias}
+
+    def term(model: Model, at: Pass) -> Tensor:
+        previous, trained = at.shared["previous"], without(at.variables, model.buffers)
+        known = previous[SEEN] > 0
+
+        def reference(name: str, leaf: Tensor) -> Tensor:
+            if name not in rows:
+                return previous[name]
+            return torch.where(known.view(-1, *[1] * (leaf.dim() - 1)), previous[name], leaf)
+
+        return coefficient * proximal(trained, {name: reference(name, leaf) for name, leaf in trained.items()})
+
+    return term
+
+
+def fedprox_plus(ingredients: Ingredients, mu: NonNegativeFloat = 1.0) -> RememberingFedAvg:
+    """FedProx⁺: from the second task on, local models are held near the global model at the end of the last task.
+
+    ``mu`` is the coefficient, which is unpublished; 1 as in FedProx.
+    """
+    classifier = classifier_of(ingredients, "fedprox_plus")
+    later = ingredients.training(TaskSGD, anchored(mu, classifier))
+    return RememberingFedAvg(ingredients.training(TaskSGD), later, classifier)
+
+
+@dataclass(frozen=True, eq=False)
+class PastKeepingSGD(TaskSGD):
+    """Local training at a device that keeps its latest model, and its last one of an earlier task.
+
+    ``own`` has ``last/NAME`` with its ``task``, and ``past/NAME``, which is one if ``known`` is 1.
+    """
+
+    def initial_own(self, shared: Forest) -> Tree:
+        nothing = zeros_like(shared["model"])
+        return {
+            **{f"last/{name}": leaf for name, leaf in nothing.items()},
+            **{f"past/{name}": leaf for name, leaf in nothing.items()},
+            "task": torch.zeros((), dtype=torch.int64),
+            "known": torch.zeros(()),
+        }
+
+    def finish(self, carry: Training, shared: Forest, own: Tree, facts: Facts) -> Outcome:
+        past, known = past_model(shared, own, facts)
+        kept = {
+            **{f"last/{name}": leaf for name, leaf in carry.variables.items()},
+            **{f"past/{name}": leaf for name, leaf in past.items()},
+            "task": facts.task.to(own["task"].dtype),
+            "known": known,
+        }
+        return super().finish(carry, shared, own, facts)._replace(own=kept)
+
+
+def past_model(shared: Forest, own: Tree, facts: Facts) -> tuple[Tree, Tensor]:
+    """A device's last model of an earlier task, and 1 if it has one; if not, the global model and 0."""
+    forest = unflatten({name: leaf for name, leaf in own.items() if "/" in name})
+    newer = ~facts.first_visit & (own["task"] < facts.task)
+    known = newer | (own["known"] > 0)
+
+    def chosen(last: Tensor, past: Tensor, model: Tensor) -> Tensor:
+        return torch.where(known, torch.where(newer, last, past), model)
+
+    return map_leaves(chosen, forest["last"], forest["past"], shared["model"]), known.to(own["known"].dtype)
+
+
+@dataclass(frozen=True)
+class TwoTeachers:
+    """``alpha · CE + beta · KD(past model) + (1 - alpha - beta) · KD(global model)``, each teacher on what it has seen.
+
+    A device that has no past model gives its share to cross-entropy. ``metrics`` holds the cross-entropy as ``loss``.
+    """
+
+    model: Model
+    criterion: Criterion
+    alpha: float
+    beta: float
+    temperature: float
+
+    def __call__(self, variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> Loss:
+        outputs, buffers = self.model.apply(variables, batch.x, True)
+        past, known = past_model(shared, own, facts)
+
+        def taught(teacher: Tree) -> Tensor:
+            answers, _ = self.model.apply(teacher, batch.x, False)
+            seen = teacher[SEEN] > 0
+            return distillation_among(outputs.logits, answers.logits, seen, self.temperature, batch.weight)
+
+        surprise = self.criterion(outputs.logits, batch, facts)
+        value = (self.alpha + self.beta * (1 - known)) * surprise + self.beta * known * taught(past)
+        value = value + (1 - self.alpha - self.beta) * taught(shared["model"])
+        return Loss(value, buffers, {"loss": surprise.detach()})
+
+
+class TwoTeacherFedAvg(RememberingFedAvg):
+    """Devices remember; nothing more is sent than by federated averaging."""
+
+    def remember(self, state: RememberingState, context: Context) -> Script[Forest]:
+        yield from ()
+        return {}
+
+
+def fedlwf_2t(
+    ingredients: Ingredients,
+    alpha: NonNegativeFloat = 0.33,
+    beta: NonNegativeFloat = 0.33,
+    temperature: PositiveFloat = 2.0,
+) -> TwoTeacherFedAvg:
+    """FedLwF-2T (Usmanova et al., 2021): from the second task on, two teachers beside the labels.
+
+    They are the device's own model at the end of its last visit in an earlier task, which it keeps, and the global
+    model as it was sent. Defaults are those of FedCIL's comparison. ConfigurationError where the teachers' shares,
+    ``beta`` and what is left of 1, are less than nothing.
+    """
+    if alpha + beta > 1:
+        raise ConfigurationError(
+            f"algorithm.options.alpha + beta = {alpha + beta:g} leaves less than nothing for the teacher at the "
+            "coordinator; set them to 1 or less together"
+        )
+    classifier = classifier_of(ingredients, "fedlwf_2t")
+    first = ingredients.training(PastKeepingSGD)
+    loss = TwoTeachers(ingredients.model, ingredients.criterion, alpha, beta, temperature)
+    return TwoTeacherFedAvg(first, ingredients.training(PastKeepingSGD, loss=loss), classifier)

@@ -1,0 +1,246 @@
+"""MFCL (Babakniya et al., "A Data-Free Approach to Mitigate Catastrophic Forgetting in Federated Class Incremental
+Learning for Vision Tasks", NeurIPS 2023): a generator remembers the classes of earlier tasks.
+
+Algorithm 1. In the first task devices minimise cross-entropy. When another task begins, the coordinator trains a
+generator against the global model, without data (``generator.py``), starting from the generator before it; then
+devices learn the new classes beside synthetic samples of the old ones (``mfcl_local.py``). The model at the end of the
+last task and the generator travel once per task and machine; a device keeps nothing.
+
+The generator's statistics are those of batch normalisation, or running statistics that devices report of the layers of
+models without it. Defaults are the paper's: weights 1, 75 and 0.001, 5,000 iterations, 32 synthetic samples a step.
+
+Where the authors' code departs from the text:
+
+- the generator's losses and their targets, as ``generator.py`` says;
+- feature distillation is divided by the number of old classes (``distillation_scale = "mean"``; equation 8 sums:
+  ``"sum"``). ``fine_tuning`` 1 and ``distillation`` 0.1 are the code's, the paper has no figures;
+- models are averaged evenly (``weights = "even"``); Algorithm 1 says FedAvg;
+- the pass for fine-tuning goes through the model once more, so that running statistics move twice a step. Here they
+  move once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from fedemu.algorithms.incremental.generator.samples import judgement, synthetic
+from fedemu.algorithms.incremental.generator.training import Entropy, GeneratorSettings, GeneratorTraining, Targets
+from fedemu.algorithms.incremental.mfcl_local import NOISE, RehearsingSGD, StableLoss, generated, stored
+from fedemu.algorithms.incremental.remembering import (
+    RememberingFedAvg,
+    RememberingState,
+    TaskSGD,
+    classifier_of,
+    unwatched,
+)
+from fedemu.algorithms.interface import Context, Forest, Model, Reducer, Script, Tree, weighted_mean
+from fedemu.algorithms.methods.fednova import AVERAGES, Weights
+from fedemu.algorithms.models.growing import SEEN, Growing
+from fedemu.algorithms.models.image_generator import AT_ONCE, NoiseSize, generator_for
+from fedemu.algorithms.models.layer_statistics import Watched, watched
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.local_sgd import LocalSGD
+from fedemu.algorithms.training.objective import LossFunction, Objective
+from fedemu.protocol import seeds
+from fedemu.protocol.errors import ConfigurationError
+
+JUDGED: Final = "judged"
+"""The key of what is kept, and not sent, of how good a generator came out."""
+GeneratorBatch = Annotated[int, Field(ge=2)]
+"""A batch of one has no variance to normalise by."""
+Weight = Annotated[float, Field(ge=0, le=1e6)]
+Temperature = Annotated[float, Field(ge=1e-6, le=1e9)]
+MOST_BYTES: Final = 2**32
+"""Of the synthetic samples that are made at once."""
+
+
+class MFCL(RememberingFedAvg):
+    """The rounds of a method that rehearses from a generator.
+
+    With ``samples`` above 0 devices are sent so many synthetic samples of each class instead of the generator, made
+    once when a task begins (appendix D). Where they do not ``recall`` the previous model, they are told only which
+    classes it had seen.
+    """
+
+    def __init__(
+        self,
+        first: LocalSGD,
+        later: LocalSGD,
+        classifier: Growing,
+        training: GeneratorTraining,
+        samples: int,
+        recall: bool,
+        average: Reducer,
+    ) -> None:
+        super().__init__(first, later, classifier, average)
+        self._training = training
+        self._samples = samples
+        self._recall = recall
+
+    def init(self, variables: Tree, context: Context) -> RememberingState:
+        model: Any = self.programs["train"]
+        watching = model.model
+        return RememberingState(watching.begun(variables) if isinstance(watching, Watched) else variables)
+
+    def remember(self, state: RememberingState, context: Context) -> Script[Forest]:
+        start = state.kept.get("generator", {})
+        generator = yield from self._training.train(state.variables, start, context)
+        previous = unwatched(state.variables)
+        noise = seeds.generator(context.seed, round=context.round, purpose="generator/judged")
+        judged = judgement(self._training, generator, state.variables, noise)
+        kept: dict[str, Tree] = {"previous": previous, "generator": generator, JUDGED: judged}
+        if self._samples:
+            draws = seeds.generator(context.seed, round=context.round, purpose="synthetic")
+            kept["synthetic"] = synthetic(self._training, generator, self.classifier, previous, self._samples, draws)
+        return kept
+
+    def shared(self, kept: Forest) -> Forest:
+        unsent = "generator" if self._samples else "synthetic"
+        sent = {key: tree for key, tree in kept.items() if key not in (unsent, JUDGED)}
+        return sent if self._recall else {**sent, "previous": {SEEN: kept["previous"][SEEN]}}
+
+    def pictures(self, state: RememberingState, samples: int, seed: int) -> Tree:
+        """Of the classes of earlier tasks; with ``targets = "model"`` of what the previous model takes them for."""
+        if not state.kept:
+            return {}
+        generator, previous = state.kept["generator"], state.kept["previous"]
+        draws = seeds.generator(seed, purpose="pictures")
+        return synthetic(self._training, generator, self.classifier, previous, samples, draws, AT_ONCE)
+
+    def remarks(self, state: RememberingState) -> Mapping[str, Any]:
+        """Of the generator that the round rehearsed from: ``judgement`` of it; nothing in the first task."""
+        judged = state.kept.get(JUDGED)
+        return {"generator": {name: float(value) for name, value in judged.items()}} if judged else {}
+
+
+def mfcl(
+    ingredients: Ingredients,
+    diversity: Weight = 1.0,
+    batch_statistics: Weight = 75.0,
+    image_prior: Weight = 0.001,
+    noise: NoiseSize = 0,
+    iterations: PositiveInt = 5000,
+    generator_batch: GeneratorBatch = 128,
+    generator_lr: PositiveFloat = 0.001,
+    targets: Targets = "noise",
+    temperature: Temperature = 1.0,
+    entropy: Entropy = "classes",
+    split: bool = True,
+    fine_tuning: Weight = 1.0,
+    distillation: Weight = 0.1,
+    distillation_scale: Literal["sum", "mean"] = "sum",
+    synthetic_batch: PositiveInt = 32,
+    samples: NonNegativeInt = 0,
+    weights: Weights = "examples",
+    device: Literal["auto", "cpu"] = "auto",
+) -> MFCL:
+    """MFCL. Of table 5, a weight of 0 leaves out its loss, and ``split = false`` lets all classes compete.
+
+    ``noise`` 0 is the size that the generator was published with; ``device`` is where it is trained. ConfigurationError
+    where there are no tasks, no generator for the images, no statistics of the model, or too little noise.
+    """
+    settings = GeneratorSettings(
+        diversity,
+        batch_statistics,
+        image_prior,
+        iterations,
+        generator_batch,
+        generator_lr,
+        targets,
+        temperature,
+        entropy,
+        device,
+    )
+
+    def loss(model: Model, classifier: Growing) -> LossFunction:
+        return StableLoss(model, classifier, synthetic_batch, split, fine_tuning, distillation, distillation_scale)
+
+    average, taught = AVERAGES[weights], distillation > 0
+    return _rehearsing("mfcl", ingredients, settings, noise, synthetic_batch, samples, average, loss, taught)
+
+
+def fedavg_gen(
+    ingredients: Ingredients,
+    diversity: Weight = 1.0,
+    batch_statistics: Weight = 75.0,
+    image_prior: Weight = 0.001,
+    noise: NoiseSize = 0,
+    iterations: PositiveInt = 5000,
+    generator_batch: GeneratorBatch = 128,
+    generator_lr: PositiveFloat = 0.001,
+    targets: Targets = "noise",
+    temperature: Temperature = 1.0,
+    entropy: Entropy = "classes",
+    synthetic_batch: PositiveInt = 32,
+    samples: NonNegativeInt = 0,
+    device: Literal["auto", "cpu"] = "auto",
+) -> MFCL:
+    """FedAvg + Gen of table 5: MFCL's generator, whose samples devices use like real ones and without further terms."""
+    settings = GeneratorSettings(
+        diversity,
+        batch_statistics,
+        image_prior,
+        iterations,
+        generator_batch,
+        generator_lr,
+        targets,
+        temperature,
+        entropy,
+        device,
+    )
+
+    def loss(model: Model, classifier: Growing) -> LossFunction:
+        return Objective(model)
+
+    average, taught = weighted_mean, False
+    return _rehearsing("fedavg_gen", ingredients, settings, noise, synthetic_batch, samples, average, loss, taught)
+
+
+def _rehearsing(
+    method: str,
+    ingredients: Ingredients,
+    settings: GeneratorSettings,
+    noise: int,
+    synthetic_batch: int,
+    samples: int,
+    average: Reducer,
+    loss: Callable[[Model, Growing], LossFunction],
+    taught: bool,
+) -> MFCL:
+    """MFCL's rounds around a loss of the watched model and the classifier; ``taught``: it asks the previous model."""
+    classifier = classifier_of(ingredients, method)
+    ingredients.require_cross_entropy(method)
+    generator = generator_for(ingredients.input_shape, noise)
+    if settings.targets == "noise" and generator.noise < ingredients.classes:
+        raise ConfigurationError(
+            f"the first values of the generator's noise stand for the {ingredients.classes} classes, but there are "
+            f"{generator.noise}; set algorithm.options.noise = {ingredients.classes} or more"
+        )
+    made = samples * ingredients.classes * math.prod(ingredients.input_shape) * 4
+    if made > MOST_BYTES:
+        raise ConfigurationError(
+            f"algorithm.options.samples = {samples} of each class come to {made / 2**30:.1f} GiB, and more than "
+            f"{MOST_BYTES / 2**30:.0f} GiB are not made at once; ask for fewer, or for the generator (samples = 0)"
+        )
+    model: Model = classifier
+    observed = classifier
+    if settings.batch_statistics:
+        model = watched(classifier, ingredients.input_shape)
+        observed = classifier.observed()
+    training = GeneratorTraining(generator, observed, settings)
+    ingredients = replace(ingredients, model=model)
+    later = ingredients.training(
+        RehearsingSGD,
+        loss=loss(model, classifier),
+        synthetic=stored if samples else generated(generator, classifier, settings.targets),
+        synthetic_batch=synthetic_batch,
+        kind=classifier.kind if samples else generator.kind,
+        noise={NOISE: (synthetic_batch,) if samples else (synthetic_batch, generator.noise)},
+    )
+    recall = taught or (settings.targets == "model" and not samples)
+    return MFCL(ingredients.training(TaskSGD), later, classifier, training, samples, recall, average)

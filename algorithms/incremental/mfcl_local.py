@@ -1,0 +1,127 @@
+"""What devices do in MFCL (Babakniya et al., 2023, section 3.2): rehearse while they learn new classes.
+
+Every batch of real samples is joined by synthetic ones of earlier classes. The paper draws as many of them as a batch
+has real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedemu.algorithms.incremental.generator.training import Targets, intended_classes
+from fedemu.algorithms.incremental.remembering import TaskSGD
+from fedemu.algorithms.interface import Batch, Facts, Forest, Kind, Model, Tree
+from fedemu.algorithms.models.growing import SEEN, Growing
+from fedemu.algorithms.models.image_generator import Generator
+from fedemu.algorithms.training.class_losses import cross_entropy_among, feature_distillation
+from fedemu.algorithms.training.local_sgd import Training
+from fedemu.algorithms.training.objective import Loss, cross_entropy
+
+NOISE = "synthetic"
+"""The name of the noise that synthetic samples are made of, or drawn by."""
+
+Synthetic = Callable[[Forest, Tensor], tuple[Tensor, Tensor]]
+"""(shared, noise) -> ``x [batch, ...]``, ``y [batch]``; pure, and usable under ``vmap``."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RehearsingSGD(TaskSGD):
+    """Local training on batches to which ``synthetic`` adds ``synthetic_batch`` rows at the end.
+
+    ``noise`` is that of ``synthetic``, under the name ``NOISE``. ``kind`` is that of the network that takes most of the
+    time: a generator's, where samples are made in each step.
+    """
+
+    synthetic: Synthetic
+    synthetic_batch: int
+    kind: Kind
+
+    @property
+    def passes(self) -> float:
+        """A synthetic sample counts like a real one; forward passes alone are not counted."""
+        return self.epochs * (1 + self.synthetic_batch / self.batch_size)
+
+    def step(
+        self, carry: Training, batch: Batch, shared: Forest, own: Tree, facts: Facts, noise: Tree
+    ) -> tuple[Training, Tree]:
+        x, y = self.synthetic(shared, noise[NOISE])
+        weight = torch.ones_like(y, dtype=batch.weight.dtype)
+        # A device without real samples in this step takes no step, and neither do its synthetic ones.
+        weight = weight * (batch.weight.sum() > 0)
+        joined = Batch(torch.cat([batch.x, x]), torch.cat([batch.y, y]), torch.cat([batch.weight, weight]))
+        return super().step(carry, joined, shared, own, facts, noise)
+
+
+@dataclass(frozen=True)
+class StableLoss:
+    """Equation 9 over joined batches, whose last ``synthetic_batch`` rows are synthetic:
+
+    - cross-entropy of real samples among the classes of the current task, or with ``split`` false among all seen;
+    - ``fine_tuning`` times the cross-entropy of all samples among all classes seen, for the classifier alone (features
+      are constants);
+    - ``distillation`` times the feature distillation of all samples from ``shared["previous"]`` in evaluation mode,
+      with ``distillation_scale = "mean"`` divided by the number of its classes.
+
+    A weight of 0 leaves a loss out. ``metrics`` holds the first as ``loss``.
+    """
+
+    model: Model
+    classifier: Growing
+    synthetic_batch: int
+    split: bool
+    fine_tuning: float
+    distillation: float
+    distillation_scale: Literal["sum", "mean"]
+
+    def __call__(self, variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> Loss:
+        outputs, buffers = self.model.apply(variables, batch.x, True)
+        rows = len(batch.y) - self.synthetic_batch
+        real = Batch(batch.x[:rows], batch.y[:rows], batch.weight[:rows])
+        logits = outputs.logits[:rows]
+        if self.split:
+            learning = cross_entropy_among(logits, real.y, self.classifier.of_task(facts.task), real.weight)
+        else:
+            learning = cross_entropy(logits, real, facts)
+        value = learning
+        if self.fine_tuning:
+            tuned = self.classifier.classify(variables, outputs.features.detach())
+            value = value + self.fine_tuning * cross_entropy(tuned, batch, facts)
+        if self.distillation:
+            value = value + self.distillation * self._drift(outputs.features, batch, shared["previous"])
+        return Loss(value, buffers, {"loss": learning.detach()})
+
+    def _drift(self, features: Tensor, batch: Batch, previous: Tree) -> Tensor:
+        before, _ = self.classifier.apply(previous, batch.x, False)
+        # Rows of zeros in place of those that the previous model had not learnt.
+        head = previous[self.classifier.head.weight] * previous[SEEN][:, None]
+        drift = feature_distillation(features, before.features, head, batch.weight)
+        return drift / previous[SEEN].sum() if self.distillation_scale == "mean" else drift
+
+
+def generated(generator: Generator, classifier: Growing, targets: Targets) -> Synthetic:
+    """Fresh images of ``shared["generator"]``, one for each row of noise ``[batch, generator.noise]``.
+
+    Their classes are those that the noise stands for, or what the previous model says.
+    """
+
+    def synthetic(shared: Forest, noise: Tensor) -> tuple[Tensor, Tensor]:
+        images = generator.images(shared["generator"], noise)
+        previous = shared["previous"]
+        if targets == "model":
+            outputs, _ = classifier.apply(previous, images, False)
+            return images, outputs.logits.argmax(-1)
+        return images, intended_classes(classifier, previous[SEEN] > 0, noise)
+
+    return synthetic
+
+
+def stored(shared: Forest, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of ``shared["synthetic"]``, each drawn with the same probability by one value of noise ``[batch]``."""
+    x, y = shared["synthetic"]["x"], shared["synthetic"]["y"]
+    rows = (torch.special.ndtr(noise) * len(y)).long().clamp(max=len(y) - 1)
+    return x.index_select(0, rows), y.index_select(0, rows)

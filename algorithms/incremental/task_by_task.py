@@ -1,0 +1,93 @@
+"""Any method on a class-incremental stream: when a task begins, the global model gets the rows of its classes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+from fedemu.algorithms.incremental.remembering import RememberingFedAvg
+from fedemu.algorithms.interface import (
+    Algorithm,
+    Batch,
+    Context,
+    Facts,
+    LocalProgram,
+    Model,
+    Picturing,
+    Query,
+    Remarking,
+    Script,
+    Tree,
+)
+from fedemu.algorithms.models.growing import Growing
+from fedemu.algorithms.training.class_losses import cross_entropy_among
+from fedemu.protocol.errors import ConfigurationError
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class NewClassCrossEntropy:
+    """Cross-entropy of the current task's samples among its classes only, as a criterion (MFCL, equation 6).
+
+    Samples of other classes, such as replayed ones, count for nothing.
+    """
+
+    model: Growing
+
+    def __call__(self, logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
+        return cross_entropy_among(logits, batch.y, self.model.of_task(facts.task), batch.weight)
+
+
+@dataclass(frozen=True)
+class TaskState(Generic[S]):
+    """The method's own state, and the task of the last round."""
+
+    inner: S
+    task: int
+
+
+class TaskByTask(Generic[S]):
+    """``inner``, whose state is a dataclass with the global model as ``variables``, in the same rounds."""
+
+    def __init__(self, inner: Algorithm[S], model: Growing) -> None:
+        self._inner, self._model = inner, model
+        self.programs: Mapping[str, LocalProgram | Query] = inner.programs
+
+    def init(self, variables: Tree, context: Context) -> TaskState[S]:
+        inner = self._inner.init(variables, context)
+        if not (dataclasses.is_dataclass(type(inner)) and hasattr(inner, "variables")):
+            raise ConfigurationError(
+                f"a class-incremental stream adds classes to the field 'variables' of a method's state, which "
+                f"{type(inner).__name__} lacks; let the state be a dataclass with the global model under that name"
+            )
+        return TaskState(inner, 0)
+
+    def round(self, state: TaskState[S], context: Context) -> Script[TaskState[S]]:
+        inner: Any = state.inner
+        if context.task != state.task:
+            variables = self._model.entered(inner.variables, context.task, context.seed)
+            inner = dataclasses.replace(inner, variables=variables)
+        return TaskState((yield from self._inner.round(inner, context)), context.task)
+
+    def variables(self, state: TaskState[S]) -> Tree:
+        return self._inner.variables(state.inner)
+
+    def remarks(self, state: TaskState[S]) -> Mapping[str, Any]:
+        """Those of ``inner``."""
+        return self._inner.remarks(state.inner) if isinstance(self._inner, Remarking) else {}
+
+    def pictures(self, state: TaskState[S], samples: int, seed: int) -> Tree:
+        """Those of ``inner``."""
+        return self._inner.pictures(state.inner, samples, seed) if isinstance(self._inner, Picturing) else {}
+
+
+def with_tasks(algorithm: Algorithm[Any], model: Model) -> Algorithm[Any]:
+    """The method, whose model grows task by task where ``model`` does and the method does not see to it by itself."""
+    if not isinstance(model, Growing) or isinstance(algorithm, RememberingFedAvg):
+        return algorithm
+    return TaskByTask(algorithm, model)

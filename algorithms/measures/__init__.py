@@ -1,0 +1,1 @@
+"""What the papers measure: accuracy over tasks, and forgetting."""

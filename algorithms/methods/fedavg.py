@@ -1,0 +1,48 @@
+"""Federated averaging (McMahan et al., 2017): the mean of the local models, weighted by their numbers of examples.
+
+FedProx (Li et al., 2020) is the same with a proximal term in the local loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import NonNegativeFloat
+
+from fedemu.algorithms.interface import Ask, Context, LocalProgram, Query, Reply, Script, Tree, weighted_mean
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.local_sgd import LocalSGD
+from fedemu.algorithms.training.objective import proximity
+from fedemu.algorithms.trees import add
+
+
+@dataclass(frozen=True)
+class FedAvgState:
+    variables: Tree
+
+
+class FedAvg:
+    """One ask a round; the global model moves by the weighted mean of the deltas, running statistics included."""
+
+    def __init__(self, local: LocalSGD) -> None:
+        self.programs: Mapping[str, LocalProgram | Query] = {"train": local}
+
+    def init(self, variables: Tree, context: Context) -> FedAvgState:
+        return FedAvgState(variables)
+
+    def round(self, state: FedAvgState, context: Context) -> Script[FedAvgState]:
+        reply: Reply = yield Ask("train", shared={"model": state.variables}, reduce={"delta": weighted_mean})
+        return FedAvgState(add(state.variables, reply.values["delta"]))
+
+    def variables(self, state: FedAvgState) -> Tree:
+        return state.variables
+
+
+def fedavg(ingredients: Ingredients) -> FedAvg:
+    return FedAvg(ingredients.local_sgd())
+
+
+def fedprox(ingredients: Ingredients, mu: NonNegativeFloat = 1.0) -> FedAvg:
+    """FedProx; ``mu`` is the proximal term's coefficient (1, as FedNTD and WSM compare with; 0 is FedAvg)."""
+    return FedAvg(ingredients.local_sgd(proximity(mu)))

@@ -1,0 +1,97 @@
+"""FedDF (Lin et al., 2020), "Ensemble Distillation for Robust Model Fusion in Federated Learning".
+
+The local models are averaged; then the average learns, on public data without labels, to say what they say together:
+the loss is ``KL(softmax(mean_k z_k / T) ‖ softmax(z / T))``, with the evenly averaged logits ``z_k`` that the local
+models give in evaluation mode. Labels of the public data are read on its validation part only, to stop early.
+
+Defaults are the authors': T = 1, Adam at 0.001 with cosine decay to 0, at most 10,000 batches of 128, evaluated every
+100 batches, ended after 1,000 without a better evaluation, gradients clipped at a norm of 5. Their devices train for 40
+epochs a round, which is a matter of local training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+from torch.nn import functional
+
+from fedemu.algorithms.interface import Ask, Context, Handle, Reply, Script, Tree, collect, weighted_mean
+from fedemu.algorithms.interface.values import Labelled
+from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState
+from fedemu.algorithms.training.adam import Adam
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.local_sgd import LocalSGD
+from fedemu.algorithms.training.server_training import ServerTraining, predict
+from fedemu.algorithms.trees import add
+
+
+class FedDF(FedAvg):
+    """FedAvg's state and program; the average is trained by a server job."""
+
+    def __init__(self, local: LocalSGD, server: ServerTraining, temperature: float) -> None:
+        super().__init__(local)
+        self._model = local.model
+        self._server = server
+        self._temperature = temperature
+
+    def round(self, state: FedAvgState, context: Context) -> Script[FedAvgState]:
+        reduce = {"delta": weighted_mean, "locals": collect.of("delta")}
+        reply: Reply = yield Ask("train", {"model": state.variables}, reduce)
+        average = add(state.variables, reply.values["delta"])
+        prepare = partial(self._lessons, state.variables, reply.values["locals"])
+        trained = yield from self._server.train("distillation", average, prepare, context)
+        return FedAvgState(trained.variables)
+
+    def _lessons(self, variables: Tree, locals: Sequence[Handle], public: Labelled) -> Tree:
+        """The ensemble's probabilities ``[n, classes]``."""
+        ensemble = torch.zeros(())
+        for local in locals:
+            ensemble = ensemble + predict(self._model, add(variables, local.load()), public.x) / len(locals)
+        return {"probabilities": (ensemble / self._temperature).softmax(-1)}
+
+
+def agreement(temperature: float, logits: Tensor, y: Tensor, lessons: Tree, rows: Tensor) -> Tensor:
+    """The mean of ``KL(ensemble ‖ softmax(logits / temperature))``; labels play no part."""
+    likelihoods = (logits / temperature).log_softmax(-1)
+    return functional.kl_div(likelihoods, lessons["probabilities"][rows], reduction="batchmean")
+
+
+def cosine(lr: float, batches: int, batch: int) -> float:
+    """The learning rate at ``batch`` of ``batches``, from ``lr`` down to 0 along half a cosine."""
+    return lr * (1 + math.cos(math.pi * batch / batches)) / 2
+
+
+def feddf(
+    ingredients: Ingredients,
+    temperature: PositiveFloat = 1.0,
+    server_lr: PositiveFloat = 1e-3,
+    server_batch: PositiveInt = 128,
+    server_batches: NonNegativeInt = 10_000,
+    evaluate_every: PositiveInt = 100,
+    patience: PositiveInt = 1_000,
+    clip_norm: PositiveFloat = 5.0,
+) -> FedDF:
+    """FedDF; ``evaluate_every`` and ``patience`` are numbers of batches, rounded up to whole evaluations.
+
+    Devices train by any criterion.
+    """
+    ingredients.require_classes("feddf")
+    ingredients.require_public("feddf")
+    steps = -(-server_batches // evaluate_every)
+    server = ServerTraining(
+        ingredients.model,
+        partial(agreement, temperature),
+        Adam(),
+        partial(cosine, server_lr, steps * evaluate_every),
+        server_batch,
+        steps,
+        -(-patience // evaluate_every),
+        batches=evaluate_every,
+        clip_norm=clip_norm,
+    )
+    return FedDF(ingredients.local_sgd(), server, temperature)

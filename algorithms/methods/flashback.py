@@ -1,0 +1,238 @@
+"""Flashback (2024), "Understanding and Mitigating Forgetting in Federated Learning": distillation by what models know.
+
+A round is Algorithm 1. Devices train by equation 3 with the global model as the single teacher; the student's counts
+are their label counts, the teacher's are π, the knowledge of the global model. The coordinator averages the local
+models and trains the average on the public data by the same loss, taught by the local models and by the global model
+before the round; then it adds ``gamma`` times the devices' label counts to π. In round 1 π is 0, and devices train by
+cross-entropy.
+
+Where the paper leaves a choice (there is no public code):
+
+- Label counts are raw numbers. If π were divided by its sum, ``gamma`` would cancel; figure 13 shows that it matters.
+- Participations are counted before ``gamma · r <= 1`` is tested, so a device adds ``floor(1 / gamma)`` times.
+- At the server the student's counts are π before this round's update, so π stands in the denominator twice.
+- No factor of the squared temperature. Teachers are in evaluation mode; at the server their logits are computed once.
+- The server trains by SGD with momentum, in passes over the public training part, until ``patience`` passes bring no
+  better accuracy on the public validation part. The average itself is a candidate for the best model.
+
+Defaults: ``gamma`` 0.025 (for CIFAR-10; CINIC-10 and FEMNIST take 0.1) and ``temperature`` 3 are the paper's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from fedemu.algorithms.interface import (
+    Ask,
+    Batch,
+    Context,
+    DeviceReply,
+    Facts,
+    Forest,
+    Handle,
+    LocalProgram,
+    Model,
+    Query,
+    Reply,
+    Script,
+    Tree,
+    collect,
+    weighted_mean,
+)
+from fedemu.algorithms.interface.values import Labelled
+from fedemu.algorithms.methods.fedntd import preservation
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.local_sgd import LocalSGD
+from fedemu.algorithms.training.losses import dynamic_distillation, knowledge_weights
+from fedemu.algorithms.training.objective import Loss, cross_entropy
+from fedemu.algorithms.training.server_training import ServerTraining, by_passes, predict
+from fedemu.algorithms.trees import add
+from fedemu.protocol.errors import ConfigurationError
+
+Knowledge = Literal["counts", "probabilities"]
+
+
+def accumulate_knowledge(knowledge: Tensor, counts: Tensor, participations: Tensor, gamma: float) -> Tensor:
+    """The global model's knowledge after a round, ``[classes]``.
+
+    ``counts [devices, classes]`` and ``participations [devices]``, this round's included, are those of the round's
+    devices. Each adds ``gamma · counts`` in its first ``floor(1 / gamma)`` participations and nothing afterwards.
+    Algorithm 1, lines 14 to 19.
+    """
+    most = math.floor(1 / gamma + 1e-9)  # 1 / gamma may fall just short of a whole number
+    learnt = gamma * counts[participations <= most].double().sum(0)
+    return (knowledge + learnt).to(knowledge.dtype)
+
+
+@dataclass(frozen=True)
+class DynamicLoss:
+    """The devices' loss, equation 3 with ``shared["model"]`` as teacher and ``shared["knowledge"]`` as its counts.
+
+    ``metrics`` holds the cross-entropy as ``loss``, as other methods report it.
+    """
+
+    model: Model
+    temperature: float
+    knowledge: Knowledge
+
+    def __call__(self, variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> Loss:
+        outputs, buffers = self.model.apply(variables, batch.x, True)
+        teacher, _ = self.model.apply(shared["model"], batch.x, False)
+        known = facts.label_counts
+        if self.knowledge == "probabilities":
+            known = known / facts.examples.clamp(min=1)
+        student, teachers = knowledge_weights(known, shared["knowledge"]["counts"][None])
+        value = dynamic_distillation(
+            outputs.logits, batch.y, teacher.logits[None], student, teachers, self.temperature, batch.weight
+        )
+        surprise = cross_entropy(outputs.logits, batch, facts)
+        return Loss(value, buffers, {"loss": surprise.detach()})
+
+
+@dataclass(frozen=True)
+class FlashbackState:
+    """``knowledge [classes]`` is π, ``participations [devices]`` how often each device's result was accepted."""
+
+    variables: Tree
+    knowledge: Tensor
+    participations: Tensor
+
+
+class Flashback:
+    """One ask a round, then a server job; without ``server`` the average stays as it is.
+
+    ``guided`` says whether the devices' loss reads π, ``devices`` is the size of the fleet.
+    """
+
+    def __init__(
+        self, local: LocalSGD, server: ServerTraining | None, gamma: float, guided: bool, devices: int
+    ) -> None:
+        self.programs: Mapping[str, LocalProgram | Query] = {"train": local}
+        self._model = local.model
+        self._server = server
+        self._gamma = gamma
+        self._guided = guided
+        self._devices = devices
+
+    def init(self, variables: Tree, context: Context) -> FlashbackState:
+        return FlashbackState(variables, torch.zeros(context.classes), torch.zeros(self._devices, dtype=torch.int64))
+
+    def round(self, state: FlashbackState, context: Context) -> Script[FlashbackState]:
+        reply: Reply = yield self._ask(state)
+        counts = _label_counts(reply.devices)
+        variables: Tree = add(state.variables, reply.values["delta"])
+        if self._server is not None:
+            prepare = partial(self._lessons, state, reply.values["locals"], counts)
+            trained = yield from self._server.train("distillation", variables, prepare, context)
+            variables, counts = trained.variables, trained.lessons["counts"]
+        assert counts is not None, "without label counts the server estimates them"
+        present = torch.tensor([reply.device for reply in reply.devices])
+        participations = state.participations.index_add(0, present, torch.ones_like(present))
+        knowledge = accumulate_knowledge(state.knowledge, counts, participations[present], self._gamma)
+        return FlashbackState(variables, knowledge, participations)
+
+    def variables(self, state: FlashbackState) -> Tree:
+        return state.variables
+
+    def _ask(self, state: FlashbackState) -> Ask:
+        shared: dict[str, Tree] = {"model": state.variables}
+        if self._guided:
+            shared["knowledge"] = {"counts": state.knowledge}
+        reduce = {"delta": weighted_mean}
+        if self._server is not None:
+            reduce["locals"] = collect.of("delta")
+        return Ask("train", shared, reduce)
+
+    def _lessons(
+        self, state: FlashbackState, locals: Sequence[Handle], counts: Tensor | None, public: Labelled
+    ) -> Tree:
+        """What ``taught`` needs; ``counts [K, classes]`` of the local models are estimated where they are None."""
+        teachers = [predict(self._model, add(state.variables, each.load()), public.x) for each in locals]
+        if counts is None:
+            counts = torch.stack([_mean_answer(logits) for logits in teachers])
+        logits = torch.stack([*teachers, predict(self._model, state.variables, public.x)])
+        known = torch.cat([counts, state.knowledge[None]])
+        student, weights = knowledge_weights(state.knowledge, known)
+        return {"counts": counts, "logits": logits, "student": student, "teachers": weights}
+
+
+def taught(temperature: float, logits: Tensor, y: Tensor, lessons: Tree, rows: Tensor) -> Tensor:
+    """The server's loss: equation 3 with all teachers of ``lessons``."""
+    return dynamic_distillation(
+        logits, y, lessons["logits"][:, rows], lessons["student"], lessons["teachers"], temperature
+    )
+
+
+def flashback(
+    ingredients: Ingredients,
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.025,
+    temperature: PositiveFloat = 3.0,
+    distil: Literal["both", "devices", "server"] = "both",
+    local: Literal["dynamic", "not_true"] = "dynamic",
+    beta: NonNegativeFloat = 1.0,
+    tau: PositiveFloat = 1.0,
+    knowledge: Knowledge = "counts",
+    server_lr: PositiveFloat = 0.01,
+    server_momentum: NonNegativeFloat = 0.9,
+    server_batch: PositiveInt = 64,
+    server_epochs: NonNegativeInt = 50,
+    patience: PositiveInt = 5,
+) -> Flashback:
+    """Flashback and its variants.
+
+    ``distil`` at one side only is appendix E's: ``devices`` leaves the average as it is (and needs no public data),
+    ``server`` trains devices by cross-entropy. ``local = "not_true"`` puts FedNTD's loss with ``beta`` and ``tau`` in
+    place of dynamic distillation at the devices.
+
+    ``knowledge = "probabilities"`` is appendix B's: in place of its label counts, a local model's mean output
+    probabilities over the public training part, taken at the coordinator, so that label counts never leave a device. A
+    device compares π with its label proportions, which add up to 1 like the probabilities. ``gamma`` then wants tuning.
+    """
+    ingredients.require_classes("flashback")
+    ingredients.require_cross_entropy("flashback")
+    _require_sense(distil, local)
+    model, guided = ingredients.model, distil != "server" and local == "dynamic"
+    own_loss = {"loss": DynamicLoss(model, temperature, knowledge)} if guided else {}
+    terms = (preservation(beta, tau),) if local == "not_true" else ()
+    program = ingredients.local_sgd(*terms, **own_loss, declares_label_counts=knowledge == "counts")
+    server = None
+    if distil != "devices" or knowledge == "probabilities":
+        ingredients.require_public("flashback")
+        # A job without steps still makes its lessons, and with them the estimate of what the local models know.
+        epochs = 0 if distil == "devices" else server_epochs
+        loss = partial(taught, temperature)
+        server = by_passes(model, loss, server_lr, server_momentum, server_batch, epochs, patience)
+    return Flashback(program, server, gamma, guided, ingredients.devices)
+
+
+def _require_sense(distil: str, local: str) -> None:
+    """ConfigurationError where two options contradict each other."""
+    if local == "not_true" and distil == "server":
+        raise ConfigurationError(
+            "algorithm.options.local = 'not_true' distils at the devices, but distil = 'server' leaves that out; "
+            "drop one of the two"
+        )
+    if local == "not_true" and distil == "devices":
+        raise ConfigurationError(
+            "algorithm.options.local = 'not_true' with distil = 'devices' is FedNTD; set algorithm.name = 'fedntd', "
+            "or distil = 'both'"
+        )
+
+
+def _mean_answer(logits: Tensor) -> Tensor:
+    """The mean probabilities ``[classes]`` over samples, 0 without any."""
+    return logits.softmax(-1).mean(0) if len(logits) else logits.new_zeros(logits.shape[-1])
+
+
+def _label_counts(replies: Sequence[DeviceReply]) -> Tensor | None:
+    """``[K, classes]`` in cohort order; None where devices don't tell them."""
+    counts = [reply.label_counts for reply in replies if reply.label_counts is not None]
+    return torch.tensor(counts, dtype=torch.float32) if counts else None

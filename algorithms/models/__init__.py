@@ -1,0 +1,1 @@
+"""Networks as pure functions."""

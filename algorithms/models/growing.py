@@ -1,0 +1,169 @@
+"""Classifiers that grow with the tasks of a stream, for any model whose logits are linear in its features.
+
+The classifier has rows for all classes from the beginning, so that shapes never change. A buffer of the model,
+``classes_seen``, says which of them a task has brought so far; logits of the others are out of the running, and their
+rows get no gradient. A task's rows are drawn when it begins, by (seed, task). ``class_incremental_rounds.py`` holds
+what a method does about it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from fedemu.algorithms.interface import Kind, Model, Outputs, Tree
+from fedemu.algorithms.models.layer_statistics import observed
+from fedemu.algorithms.models.layers import uniform
+from fedemu.algorithms.streams.tasks import ClassTasks
+from fedemu.protocol import seeds
+from fedemu.protocol.errors import ConfigurationError
+
+SEEN: Final = "classes_seen"
+"""The buffer ``[classes]`` float32, 1 for a class that a task has brought, 0 for others."""
+APART = 50.0
+"""By how much the logit of an unseen class lies below the highest of a seen one: out of a float32's sight, and finite,
+so that the loss of a sample whose class has yet to come stays a number that can be shown."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """Names of a classifier's ``weight [classes, width]`` and, if it has one, its ``bias [classes]``."""
+
+    weight: str
+    bias: str | None
+
+    def __call__(self, variables: Tree, features: Tensor) -> Tensor:
+        logits = features @ variables[self.weight].t()
+        return logits if self.bias is None else logits + variables[self.bias]
+
+
+@dataclass(frozen=True, eq=False)
+class Growing:
+    """A model of the classes seen so far. A new one knows those of the first task."""
+
+    model: Model
+    tasks: ClassTasks
+    head: Head
+
+    @property
+    def kind(self) -> Kind:
+        return self.model.kind
+
+    @cached_property
+    def buffers(self) -> frozenset[str]:
+        return self.model.buffers | {SEEN}
+
+    @cached_property
+    def task_of(self) -> Tensor:
+        """The task that brings each class, ``[classes]`` int64."""
+        return torch.from_numpy(self.tasks.task)
+
+    def init(self, seed: int) -> Tree:
+        return {**self.model.init(seed), SEEN: (self.task_of == 0).float()}
+
+    def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
+        inner = {name: leaf for name, leaf in variables.items() if name != SEEN}
+        outputs, buffers = self.model.apply(inner, x, train)
+        return outputs._replace(logits=among_seen(variables, outputs.logits)), {**buffers, SEEN: variables[SEEN]}
+
+    def classify(self, variables: Tree, features: Tensor) -> Tensor:
+        """The logits ``[batch, classes]`` of features ``[batch, width]``."""
+        return among_seen(variables, self.head(variables, features))
+
+    def observed(self) -> Growing:
+        """The same with statistics; ConfigurationError where the model has none to report."""
+        return replace(self, model=observed(self.model))
+
+    def of_task(self, task: Tensor) -> Tensor:
+        """Which classes a task brings, ``[classes]`` bool; under ``vmap`` a different one for each device."""
+        return self.task_of.to(task.device) == task
+
+    def entered(self, variables: Tree, task: int, seed: int) -> Tree:
+        """The variables when ``task`` begins: with the rows of all classes up to it, those of new ones just drawn."""
+        after = dict(variables)
+        for new in range(task + 1):
+            rows = (self.task_of == new) & (variables[SEEN] == 0)
+            if rows.any():
+                drawn = self._drawn(variables, new, seed)
+                after |= {name: _with_rows(after[name], rows, leaf) for name, leaf in drawn.items()}
+                after[SEEN] = torch.where(rows, 1.0, after[SEEN])
+        return after
+
+    def _drawn(self, variables: Tree, task: int, seed: int) -> Tree:
+        """A fresh classifier as torch would draw it, of which a task takes its rows."""
+        generator = torch.Generator().manual_seed(seeds.integer(seed, purpose=f"head/{task}"))
+        names = [self.head.weight] + ([] if self.head.bias is None else [self.head.bias])
+        width = variables[self.head.weight].shape[1]
+        return {name: uniform(variables[name].shape, width, generator) for name in names}
+
+
+def growing(model: Model, tasks: ClassTasks, input_shape: tuple[int, ...]) -> Growing:
+    """The model with a classifier that grows; ConfigurationError where its logits are not linear in its features.
+
+    ``input_shape`` is that of one sample.
+    """
+    return Growing(model, tasks, head_of(model, len(tasks.order), input_shape))
+
+
+def head_of(model: Model, classes: int, input_shape: tuple[int, ...]) -> Head:
+    """The classifier of any model, found by comparing what it gives with what each candidate would.
+
+    ConfigurationError where the model can't be applied to such samples, gives other logits than one for each class, or
+    has no variables that make its logits of its features.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def stirred(leaf: Tensor) -> Tensor:
+        """So that a bias that starts at 0 is seen too."""
+        return leaf + 0.01 * torch.randn(leaf.shape, generator=generator) if leaf.is_floating_point() else leaf
+
+    fixed = model.buffers
+    variables = {name: leaf if name in fixed else stirred(leaf) for name, leaf in model.init(0).items()}
+    logits, features = _outputs(model, variables, torch.randn(3, *input_shape, generator=generator))
+    if logits.shape != (3, classes):
+        raise ConfigurationError(
+            f"the model gives logits {list(logits.shape)} for 3 samples where the data have {classes} classes; "
+            f"they must be [3, {classes}]"
+        )
+    weights = [
+        name for name, leaf in variables.items() if features.dim() == 2 and leaf.shape == (classes, features.shape[1])
+    ]
+    biases = [name for name, leaf in variables.items() if leaf.shape == (classes,)]
+    for weight in weights:
+        for bias in (None, *biases):
+            head = Head(weight, bias)
+            if torch.allclose(head(variables, features), logits, rtol=1e-4, atol=1e-5 * math.sqrt(features.shape[1])):
+                return head
+    raise ConfigurationError(
+        "class-incremental streams need a model whose logits are a linear layer of its features, and no such layer was "
+        "found in this one; let it return (logits, features), or choose another model"
+    )
+
+
+def _outputs(model: Model, variables: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits and features, in evaluation."""
+    try:
+        with torch.no_grad():
+            outputs, _ = model.apply(variables, x, False)
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise ConfigurationError(
+            f"the model can't be applied to samples of the shape {tuple(x.shape[1:])}: {type(error).__name__}: {said}"
+        ) from error
+    return outputs.logits, outputs.features
+
+
+def among_seen(variables: Tree, logits: Tensor) -> Tensor:
+    """The logits, with those of unseen classes ``APART`` below the highest of a seen one; they pass no gradient."""
+    seen = variables[SEEN] > 0
+    highest = torch.where(seen, logits, -torch.inf).amax(-1, keepdim=True).detach()
+    return torch.where(seen, logits, highest - APART)
+
+
+def _with_rows(leaf: Tensor, rows: Tensor, other: Tensor) -> Tensor:
+    return torch.where(rows.view(-1, *[1] * (leaf.dim() - 1)), other, leaf)

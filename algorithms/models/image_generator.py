@@ -1,0 +1,146 @@
+"""Generators of images (MFCL; Babakniya et al., 2023, tables 6 and 7): noise to images, normalised as the data are.
+
+A linear layer makes small maps of the noise; blocks of doubling (nearest neighbour), 3×3 convolution, batch
+normalisation and LeakyReLU enlarge them; a last convolution, tanh and batch normalisation without parameters make
+channels of mean 0 and variance 1. The generators for 32, 64 and 224 pixels are the paper's; those for 8 and 28 pixels
+are smaller ones of the same kind.
+
+Table 6 has a batch normalisation of 3 channels after the third block's convolution for 64 pixels, which gives 64; here
+it has 64. The slope of LeakyReLU, on which the paper is silent, is 0.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedemu.algorithms.interface import Kind, Model, Tree
+from fedemu.algorithms.models.torch_module import from_module
+from fedemu.protocol.errors import ConfigurationError
+
+SLOPE = 0.2
+AT_ONCE = 16
+"""Images that are made at once where they are only looked at, so that large ones fit into memory."""
+
+
+NoiseSize = Annotated[int, Field(ge=0, le=65_536)]
+"""How many values noise has; 0 is the size that the architecture was published with."""
+
+
+class Plan(NamedTuple):
+    """``start`` pixels and ``widths[0]`` channels after the linear layer, then one block for each further width."""
+
+    noise: int
+    start: int
+    widths: tuple[int, ...]
+
+
+PLANS = {
+    8: Plan(64, 4, (64, 32)),
+    28: Plan(100, 7, (64, 32, 16)),
+    32: Plan(200, 8, (128, 128, 64)),
+    64: Plan(400, 8, (128, 128, 128, 64)),
+    224: Plan(200, 7, (64, 64, 64, 64, 64, 64)),
+}
+"""By image size in pixels."""
+
+
+@dataclass(frozen=True)
+class Generator:
+    """Makes images ``[batch, channels, size, size]`` of noise ``z [batch, noise]``."""
+
+    size: int
+    channels: int
+    noise: int
+    model: Model = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        model = from_module(lambda: _Network(PLANS[self.size], self.noise, self.channels))
+        object.__setattr__(self, "model", model)
+
+    @property
+    def kind(self) -> Kind:
+        return "convolutional"
+
+    @property
+    def idle(self) -> frozenset[str]:
+        """Biases that batch normalisation takes away again: their gradients are nothing but rounding."""
+        return frozenset(f"blocks.{block}.0.bias" for block in range(len(PLANS[self.size].widths) - 1))
+
+    def images(self, variables: Tree, z: Tensor) -> Tensor:
+        """In evaluation: an image depends on its own noise only."""
+        return self.model.apply(variables, z, False)[0].logits
+
+
+def generator_for(input_shape: tuple[int, ...], noise: int = 0) -> Generator:
+    """The generator for samples of this shape; ``noise`` 0 is the size that the architecture was published with.
+
+    ConfigurationError where samples are no square images of a size that there is a generator for.
+    """
+    sizes = set(input_shape[1:])
+    if len(input_shape) != 3 or len(sizes) != 1 or sizes - PLANS.keys():
+        raise ConfigurationError(
+            f"there is no generator for samples of the shape {input_shape}; there are generators for square images of "
+            f"{', '.join(map(str, PLANS))} pixels: choose such data, or a method without a generator"
+        )
+    channels, size, _ = input_shape
+    return Generator(size, channels, noise or PLANS[size].noise)
+
+
+def samples_of_equal_memory(generator: Generator) -> int:
+    """How many samples take no more memory than the generator's variables: a byte for each value and for the label."""
+    variables = generator.model.init(0)
+    memory = sum(leaf.numel() * leaf.element_size() for leaf in variables.values())
+    return memory // (generator.channels * generator.size**2 + 1)
+
+
+class _Network(nn.Module):
+    def __init__(self, plan: Plan, noise: int, channels: int) -> None:
+        super().__init__()
+        first, last = plan.widths[0], plan.widths[-1]
+        self.shape = (first, plan.start, plan.start)
+        self.project = nn.Linear(noise, first * plan.start**2)
+        self.norm = nn.BatchNorm2d(first)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(_Doubling(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.LeakyReLU(SLOPE))
+            for inputs, outputs in zip(plan.widths, plan.widths[1:], strict=False)
+        )
+        self.image = nn.Conv2d(last, channels, 3, padding=1)
+        self.scale = nn.BatchNorm2d(channels, affine=False)
+
+    def forward(self, z: Tensor) -> Tensor:
+        x: Tensor = self.norm(self.project(z).view(-1, *self.shape))
+        for block in self.blocks:
+            x = block(x)
+        images: Tensor = self.scale(self.image(x).tanh())
+        return images
+
+
+class _Doubling(nn.Conv2d):
+    """A 3×3 convolution, padded by 1, of images that nearest-neighbour interpolation has doubled, without these images.
+
+    In a doubled image two of the three pixels in a row that the kernel meets are one pixel. So each of the four kinds
+    of pixels that come out, by even or odd row and column, is a 2×2 convolution of the small image, whose kernel has
+    sums in place of such pairs: 16 products for 36, and half the time for wide layers.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[2:]
+        kernels = torch.cat([kernel for rows in _halves(self.weight, 2) for kernel in _halves(rows, 3)])
+        assert self.bias is not None
+        made = functional.conv2d(x, kernels, self.bias.repeat(4), padding=1)
+        made = made.view(-1, 2, 2, self.out_channels, height + 1, width + 1)
+        # Even rows begin one small row earlier than odd ones, and so do columns.
+        kinds = [torch.stack([made[:, i, j, :, i : i + height, j : j + width] for j in (0, 1)], -1) for i in (0, 1)]
+        return torch.stack(kinds, -3).flatten(-2).flatten(-3, -2)
+
+
+def _halves(weight: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
+    """What a kernel's three rows or columns come to on two pixels of the small image: for even and for odd places."""
+    first, second, third = weight.unbind(dimension)
+    return torch.stack([first, second + third], dimension), torch.stack([first + second, third], dimension)

@@ -1,0 +1,117 @@
+"""Mean and variance of what runs through a model's layers: of a batch, and running ones over a device's batches.
+
+A model tells those of a batch in ``Outputs.statistics`` once it is ``observed``. Batch normalisation keeps running ones
+by itself; other layers of a ``Watched`` model get them in buffers of its own, so that devices report them as they do
+batch normalisation's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fedemu.algorithms.interface import Kind, Model, Outputs, Tree
+from fedemu.algorithms.models.layers import BATCH_NORM_MOMENTUM
+from fedemu.protocol.errors import ConfigurationError
+
+WATCHED: Final = "watched."
+"""How the names of a watched layer's buffers begin: ``watched.LAYER.mean``, ``watched.LAYER.var``."""
+
+
+@runtime_checkable
+class Observable(Protocol):
+    def observed(self) -> Model:
+        """The same model with ``Outputs.statistics``: ``LAYER.mean`` and ``LAYER.var`` ``[channels]``, biased."""
+        ...
+
+
+def observed(model: Model) -> Model:
+    """The model with statistics; ConfigurationError where it is of a kind that reports none."""
+    if not isinstance(model, Observable):
+        raise ConfigurationError(
+            f"a generator is trained by statistics of the model's layers, and a {type(model).__name__} reports none; "
+            "choose mlp, cnn, lenet, resnet18 or a torch.nn.Module, or set algorithm.options.batch_statistics = 0"
+        )
+    return model.observed()
+
+
+@dataclass(frozen=True, eq=False)
+class Watched:
+    """An observed model that keeps running statistics of ``layers``, by name and number of channels.
+
+    The share of the newest batch is that of batch normalisation, and so is what they begin with: 0 and 1.
+    """
+
+    model: Model
+    layers: tuple[tuple[str, int], ...]
+
+    @property
+    def kind(self) -> Kind:
+        return self.model.kind
+
+    @cached_property
+    def buffers(self) -> frozenset[str]:
+        return self.model.buffers | self.added
+
+    @cached_property
+    def added(self) -> frozenset[str]:
+        """The buffers that the model itself does not have."""
+        return frozenset(f"{WATCHED}{name}.{figure}" for name, _ in self.layers for figure in ("mean", "var"))
+
+    def init(self, seed: int) -> Tree:
+        return self.begun(self.model.init(seed))
+
+    def begun(self, variables: Tree) -> Tree:
+        """The model's variables, and statistics of nothing yet."""
+        means = {f"{WATCHED}{name}.mean": torch.zeros(channels) for name, channels in self.layers}
+        variances = {f"{WATCHED}{name}.var": torch.ones(channels) for name, channels in self.layers}
+        return {**variables, **means, **variances}
+
+    def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
+        inner = {name: leaf for name, leaf in variables.items() if name not in self.added}
+        outputs, buffers = self.model.apply(inner, x, train)
+        kept = {name: variables[name] for name in self.added}
+        if train:
+            for name, leaf in kept.items():
+                newest = outputs.statistics[name.removeprefix(WATCHED)].detach()
+                kept[name] = torch.lerp(leaf, newest, BATCH_NORM_MOMENTUM)
+        return outputs, {**buffers, **kept}
+
+
+def watched(model: Model, input_shape: tuple[int, ...]) -> Watched:
+    """The model, observed, with running statistics of all layers that have none.
+
+    ``input_shape`` is that of one sample. ConfigurationError where the model reports no layers at all.
+    """
+    seen = observed(model)
+    variables = seen.init(0)
+    with torch.no_grad():
+        outputs, _ = seen.apply(variables, torch.zeros(2, *input_shape), False)
+    channels = {name.removesuffix(".mean"): len(leaf) for name, leaf in outputs.statistics.items() if _is_mean(name)}
+    if not channels:
+        raise ConfigurationError(
+            "a generator is trained by statistics of the model's layers, and this model has no layers that report any; "
+            "give it hidden layers (a module of your own batch normalisation), or set "
+            "algorithm.options.batch_statistics = 0"
+        )
+    return Watched(seen, tuple(layer for layer in channels.items() if f"{layer[0]}.running_mean" not in variables))
+
+
+def running_statistics(variables: Tree) -> Tree:
+    """``LAYER.mean`` and ``LAYER.var`` of batch normalisation's and of watched layers, by what the variables hold."""
+    found: dict[str, Tensor] = {}
+    for name, leaf in variables.items():
+        if name.startswith(WATCHED):
+            found[name.removeprefix(WATCHED)] = leaf
+        for figure in ("mean", "var"):
+            if name.endswith(ending := f".running_{figure}"):
+                found[f"{name.removesuffix(ending)}.{figure}"] = leaf
+    return found
+
+
+def _is_mean(name: str) -> bool:
+    return name.endswith(".mean")

@@ -1,0 +1,237 @@
+"""Coordinated selection: devices and coordinator agree on what the fleet keeps, by weighted sums of gradients alone.
+
+Good et al., "Coordinated Replay Sample Selection for Continual Federated Learning", section 4.3 and algorithm 1: device
+m finds the relaxed ``x_m`` whose sum of gradient directions ``G_m x_m`` is nearest to its target ``h_m``, 0 at first;
+the coordinator answers the sums by ``h_m = G_m x_m - mean over devices``, so that the targets add up to 0. The mean
+goes over all devices that have answered in this period, with the last sum of those that have gone away since.
+
+Two forms on the wire. ``mean``: a device remembers its sum and sends how it changed; the coordinator holds only the
+total and sends its mean to all alike. ``each``: devices send their sums, the coordinator holds them all and sends every
+device its own target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedemu.algorithms.interface import Facts, Forest, Memory, Outcome, Reducer, Reply, Tree, collect, total
+from fedemu.algorithms.replay.lens import Lens
+from fedemu.algorithms.replay.queries import Select
+from fedemu.algorithms.replay.sample_gradients import Directions
+from fedemu.algorithms.replay.selection.candidates import Floats, Positions
+from fedemu.algorithms.replay.selection.capped_simplex import solve_capped_simplex
+from fedemu.algorithms.replay.selection.diversity import select_top
+from fedemu.algorithms.trees import add, map_leaves, squared_norm, subtract, without
+from fedemu.protocol.ids import DeviceId
+
+GRADIENT_SUM: Final = "gradient_sum"
+_MEAN, _EACH = "mean", "each"
+_CHANGE, _JOINED, _SUM = "change", "joined", "sum"
+_DEVICES = "devices"
+_PERIOD = "period"
+_X = "x"
+_OWN_SUM = "sum."
+
+Form = Literal["mean", "each"]
+
+
+class Targets(Protocol):
+    """The coordinator's part: takes the devices' sums and makes targets of them."""
+
+    @property
+    def reduce(self) -> Mapping[str, Reducer]: ...
+
+    @property
+    def devices(self) -> int:
+        """How many have answered in this period."""
+        ...
+
+    def add(self, reply: Reply) -> None: ...
+
+    def total(self) -> Tree:
+        """The sum over the devices' last sums, in float64; empty before the first."""
+        ...
+
+    def shared(self) -> Forest:
+        """What all devices are sent of it."""
+        ...
+
+    def each(self) -> Mapping[DeviceId, Tree] | None:
+        """What single devices are sent of it."""
+        ...
+
+
+@dataclass
+class MeanTargets:
+    """Holds the total, whatever the number of devices; the mean travels in the leaves' own dtype."""
+
+    devices: int = 0
+    sums: Tree = field(default_factory=dict)
+    last: Tree = field(default_factory=dict)
+    reduce: Mapping[str, Reducer] = field(default_factory=lambda: {_CHANGE: total, _JOINED: total})
+
+    def add(self, reply: Reply) -> None:
+        self.last = reply.values[_CHANGE]
+        change = map_leaves(Tensor.double, self.last)
+        self.sums = add(self.sums, change) if self.sums else change
+        self.devices += int(reply.values[_JOINED][_DEVICES])
+
+    def total(self) -> Tree:
+        return self.sums
+
+    def shared(self) -> Forest:
+        if not self.devices:
+            return {}
+        return {_MEAN: map_leaves(lambda leaf, like: (leaf / self.devices).to(like.dtype), self.sums, self.last)}
+
+    def each(self) -> None:
+        return None
+
+
+@dataclass
+class EachTargets:
+    """Holds the last sum of every device."""
+
+    sums: dict[DeviceId, Tree] = field(default_factory=dict)
+    reduce: Mapping[str, Reducer] = field(default_factory=lambda: {_SUM: collect})
+
+    @property
+    def devices(self) -> int:
+        return len(self.sums)
+
+    def add(self, reply: Reply) -> None:
+        for handle in reply.values[_SUM]:
+            self.sums[handle.device] = handle.load()
+
+    def total(self) -> Tree:
+        whole: Tree = {}
+        for device in sorted(self.sums):
+            one = map_leaves(Tensor.double, self.sums[device])
+            whole = add(whole, one) if whole else one
+        return whole
+
+    def shared(self) -> Forest:
+        return {}
+
+    def each(self) -> Mapping[DeviceId, Tree]:
+        mean = map_leaves(lambda leaf: leaf / self.devices, self.total())
+        return {device: map_leaves(_difference, own, mean) for device, own in self.sums.items()}
+
+
+TARGETS: Final[Mapping[Form, type[MeanTargets] | type[EachTargets]]] = {"mean": MeanTargets, "each": EachTargets}
+
+
+def _difference(own: Tensor, mean: Tensor) -> Tensor:
+    return (own.double() - mean).to(own.dtype)
+
+
+def objective(targets: Targets) -> float:
+    """``‖sum of G_m x_m‖²`` over the relaxed x of all devices that have answered: problem 6."""
+    return float(squared_norm(targets.total()))
+
+
+def marked(period: int) -> Forest:
+    """Says of which period the targets are, as they mean nothing to a device that selects from an earlier one."""
+    return {_PERIOD: {_PERIOD: torch.tensor([period])}}
+
+
+def target(memory: Memory, shared: Forest, own: Tree) -> Tree | None:
+    """The device's ``h_m``; None where it has not answered in this period, or nobody has been sent targets."""
+    if _PERIOD not in shared or int(shared[_PERIOD][_PERIOD]) != memory.period or _X not in own:
+        return None
+    if _EACH in shared:
+        return shared[_EACH]
+    return subtract(_own_sum(own), shared[_MEAN]) if _MEAN in shared else None
+
+
+def _own_sum(own: Tree) -> Tree:
+    return {name.removeprefix(_OWN_SUM): leaf for name, leaf in own.items() if name.startswith(_OWN_SUM)}
+
+
+def _solution(own: Tree) -> Floats:
+    solution: Floats = own[_X].cpu().numpy()
+    return solution
+
+
+def _linear(directions: Directions, aim: Tree | None) -> Floats | None:
+    return None if aim is None else directions.products(aim)
+
+
+@dataclass(frozen=True, eq=False)
+class GradientSum:
+    """Come near the target by the convex relaxation, and answer with the sum of gradient directions by its x.
+
+    With ``form`` ``mean`` the payload is how the sum has ``change``d, from 0 at first, and whether the device has
+    ``joined``; with ``each`` it is the ``sum``. ``passes``: one for the Gram matrix, one for the products with the
+    target and one for the sum, as if nothing were remembered.
+    """
+
+    lens: Lens
+    form: Form
+    passes: float = 3.0
+    declares_label_counts: bool = False
+
+    def payload(self, shared: Forest) -> Forest:
+        trained = without(shared["model"], self.lens.model.buffers)
+        if self.form == "each":
+            return {_SUM: trained}
+        return {_CHANGE: trained, _JOINED: {_DEVICES: torch.zeros(1, dtype=torch.int64)}}
+
+    def ask(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> tuple[Outcome, Tensor | None]:
+        directions = self.lens.directions(memory, shared, facts)
+        linear = _linear(directions, target(memory, shared, own))
+        x = solve_capped_simplex(directions.gram, memory.budget, linear, start=_start(own, memory))
+        summed = directions.weighted_sum(x)
+        remembered = {_X: torch.from_numpy(x)}
+        if self.form == "each":
+            return Outcome({_SUM: summed}, remembered), None
+        joined = torch.tensor([0 if _X in own else 1])
+        change = subtract(summed, _own_sum(own)) if _X in own else summed
+        kept = {_OWN_SUM + name: leaf for name, leaf in summed.items()}
+        return Outcome({_CHANGE: change, _JOINED: {_DEVICES: joined}}, remembered | kept), None
+
+
+def _start(own: Tree, memory: Memory) -> Floats | None:
+    """The last x, from which the objective can only fall; None where it is of fewer samples."""
+    return _solution(own) if _X in own and memory.budget < len(own[_X]) == len(memory.fresh) else None
+
+
+@dataclass(frozen=True, eq=False)
+class CoordinatedSelect(Select):
+    """Keep the N largest of the x that comes nearest to the target.
+
+    A device that has answered but has no target, because it comes back after the exchange, keeps the N largest of its
+    last x; whatever arrived after that comes last. One that has not answered selects by ``strategy``, alone.
+    ``passes``: one for the Gram matrix and one for the products with the target.
+    """
+
+    zero_diagonal: bool = True
+    restarts: int = 0
+    passes: float = 2.0
+
+    def choose(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> Positions:
+        size = len(memory.fresh)
+        if _X not in own or not 0 < memory.budget < size:
+            return super().choose(memory, shared, own, facts)
+        aim = target(memory, shared, own)
+        if aim is None:
+            x = np.zeros(size)
+            x[: len(own[_X])] = _solution(own)
+        else:
+            directions = self.lens.directions(memory, shared, facts)
+            x = solve_capped_simplex(
+                directions.gram,
+                memory.budget,
+                directions.products(aim),
+                self.zero_diagonal,
+                start=None if self.zero_diagonal else _start(own, memory),
+                restarts=self.restarts if self.zero_diagonal else 0,
+                generator=memory.generator,
+            )
+        return select_top(x, memory.budget)

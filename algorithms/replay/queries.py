@@ -1,0 +1,75 @@
+"""What devices are asked about their memory: to choose what they keep, and before that, if coordinated, for a sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from fedemu.algorithms.interface import Facts, Forest, Memory, Outcome, Tree
+from fedemu.algorithms.replay.lens import Lens
+from fedemu.algorithms.replay.selection.candidates import Candidates, Positions, Strategy
+
+CENSUS: Final = "census"
+
+
+@dataclass(frozen=True)
+class Census:
+    """How many samples a device keeps: of each of so many ``labels`` and ``periods``, and in all; 0 leaves them out."""
+
+    labels: int = 0
+    periods: int = 0
+
+    def of(self, memory: Memory, keep: Positions) -> Tree:
+        """``samples [1]``, ``labels [labels]`` and ``periods [periods]``, int64."""
+        counts = {"samples": torch.tensor([len(keep)])}
+        if self.labels:
+            counts["labels"] = _counts(memory.batch.y.cpu()[torch.from_numpy(keep)], self.labels)
+        if self.periods:
+            counts["periods"] = _counts(torch.from_numpy(memory.periods[keep]), self.periods)
+        return counts
+
+    def zero(self) -> Tree:
+        sizes = {"samples": 1, "labels": self.labels, "periods": self.periods}
+        return {name: torch.zeros(size, dtype=torch.int64) for name, size in sizes.items() if size}
+
+
+def _counts(values: Tensor, size: int) -> Tensor:
+    return torch.bincount(values, minlength=size)
+
+
+@dataclass(frozen=True, eq=False)
+class Select:
+    """Keep what the strategy chooses among the buffer and the period's samples, and tell the census of it.
+
+    The same for a period that a device has sealed. ``passes`` are 0 for strategies that do not look at the model, and 1
+    for those that do: the forward pass of herding is counted as a whole one, and gradients as one pass, as if all of
+    them fitted into the memory. Products of gradients and the solver's work are not counted.
+    """
+
+    lens: Lens
+    strategy: Strategy
+    census: Census
+    labelled: bool
+    passes: float = 0.0
+    declares_label_counts: bool = False
+
+    def payload(self, shared: Forest) -> Forest:
+        return {CENSUS: self.census.zero()}
+
+    def ask(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> tuple[Outcome, Tensor | None]:
+        keep = self.choose(memory, shared, own, facts)
+        return Outcome({CENSUS: self.census.of(memory, keep)}, {}), torch.from_numpy(keep)
+
+    def choose(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> Positions:
+        """The ascending positions of the samples to keep."""
+        candidates = Candidates(
+            fresh=memory.fresh,
+            seen=memory.seen,
+            labels=memory.batch.y.cpu().numpy() if self.labelled else None,
+            gram=lambda: self.lens.directions(memory, shared, facts).gram,
+            features=lambda: self.lens.features(memory, shared),
+        )
+        return self.strategy(candidates, memory.budget, memory.generator)

@@ -1,0 +1,167 @@
+"""Replay as an algorithm: any method, and at the end of every period the devices choose what they keep of it.
+
+After a period's last round the devices on-line are asked to select; a coordinated selection is preceded by the exchange
+of ``replay_coordination``. The traffic and the time of it belong to that round. Devices that are away select later, by
+themselves, as the interface's ``Selecting`` says. How devices train on what they kept is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from fedemu.algorithms.interface import (
+    Algorithm,
+    Ask,
+    Context,
+    Forest,
+    LocalProgram,
+    Picturing,
+    Query,
+    Remarking,
+    Reply,
+    Script,
+    Tree,
+    total,
+)
+from fedemu.algorithms.replay.coordination import (
+    GRADIENT_SUM,
+    TARGETS,
+    CoordinatedSelect,
+    GradientSum,
+    Targets,
+    marked,
+    objective,
+)
+from fedemu.algorithms.replay.lens import Lens
+from fedemu.algorithms.replay.queries import CENSUS, Census, Select
+from fedemu.algorithms.replay.selection.selection import STRATEGIES, Strategy, fixed_proportion, gradient_diversity
+from fedemu.algorithms.replay.settings import COORDINATED, ReplaySettings
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.protocol.errors import ConfigurationError
+
+__all__ = ["Replay", "ReplaySettings", "ReplayState", "with_replay"]
+
+SELECT: Final = "select"
+NEEDS_LABELS: Final = ("class_balanced", "herding")
+LOOKS_AT_MODEL: Final = ("herding", "gss_greedy", "gss_cluster", "diversity_convex", "diversity", COORDINATED)
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class ReplayState(Generic[S]):
+    """The method's own state, and what the last round had to say of selection."""
+
+    inner: S
+    remarks: Mapping[str, Any]
+
+
+class Replay(Generic[S]):
+    """``inner``, and the selection of samples when a period ends; its rounds are those of ``inner``."""
+
+    def __init__(self, inner: Algorithm[S], settings: ReplaySettings, select: Select, sums: GradientSum | None) -> None:
+        self._inner = inner
+        self._settings = settings
+        self._select = select
+        self._coordinated = sums is not None
+        queries: dict[str, Query] = {SELECT: select} | ({GRADIENT_SUM: sums} if sums is not None else {})
+        if taken := sorted(queries.keys() & inner.programs.keys()):
+            raise ConfigurationError(
+                f"the method has a program {taken[0]!r} of its own, which is replay's name for one; rename the method's"
+            )
+        self.programs: Mapping[str, LocalProgram | Query] = {**inner.programs, **queries}
+
+    @property
+    def selection(self) -> Query:
+        return self._select
+
+    def init(self, variables: Tree, context: Context) -> ReplayState[S]:
+        return ReplayState(self._inner.init(variables, context), {})
+
+    def round(self, state: ReplayState[S], context: Context) -> Script[ReplayState[S]]:
+        inner = yield from self._inner.round(state.inner, context)
+        if not context.task_ends:
+            return ReplayState(inner, {})
+        remarks = yield from self._exchange(self._inner.variables(inner), context)
+        return ReplayState(inner, remarks)
+
+    def variables(self, state: ReplayState[S]) -> Tree:
+        return self._inner.variables(state.inner)
+
+    def remarks(self, state: ReplayState[S]) -> Mapping[str, Any]:
+        """Those of ``inner``; after a period's end ``replay``, and with coordination ``coordination``."""
+        inner = self._inner.remarks(state.inner) if isinstance(self._inner, Remarking) else {}
+        return {**inner, **state.remarks}
+
+    def pictures(self, state: ReplayState[S], samples: int, seed: int) -> Tree:
+        """Those of ``inner``."""
+        return self._inner.pictures(state.inner, samples, seed) if isinstance(self._inner, Picturing) else {}
+
+    def _exchange(self, variables: Tree, context: Context) -> Generator[Any, Any, dict[str, Any]]:
+        shared: Forest = {"model": variables} if self._settings.strategy in LOOKS_AT_MODEL else {}
+        if not self._coordinated:
+            kept = yield from self._selected(Ask(SELECT, shared, {CENSUS: total}, "online", optional=True), context)
+            return {"replay": kept}
+        shared = {**shared, **marked(context.task)}
+        targets: Targets = TARGETS[self._settings.targets]()
+        objectives: list[float] = []
+        for _ in range(self._settings.iterations):
+            reply: Reply = yield _with_targets(GRADIENT_SUM, shared, targets, targets.reduce)
+            if reply.devices:
+                targets.add(reply)
+            objectives.append(objective(targets))
+        kept = yield from self._selected(_with_targets(SELECT, shared, targets, {CENSUS: total}), context)
+        return {"replay": kept, "coordination": {"devices": targets.devices, "objective": objectives}}
+
+    def _selected(self, ask: Ask, context: Context) -> Generator[Any, Any, dict[str, Any]]:
+        """What the devices on-line keep, all together."""
+        reply: Reply = yield ask
+        census = reply.values[CENSUS] if reply.devices else self._select.census.zero()
+        counts = {name: leaf.tolist() for name, leaf in census.items()}
+        (samples,) = counts.pop("samples")
+        return {"period": context.task, "devices": len(reply.devices), "samples": samples, **counts}
+
+
+def _with_targets(program: str, shared: Forest, targets: Targets, reduce: Mapping[str, Any]) -> Ask:
+    return Ask(program, {**shared, **targets.shared()}, reduce, "online", targets.each(), optional=True)
+
+
+def with_replay(inner: Algorithm[S], settings: ReplaySettings, ingredients: Ingredients) -> Algorithm[Any]:
+    """The method with replay buffers, a Selecting and Remarking algorithm; with the strategy ``none`` ``inner`` itself.
+
+    ConfigurationError where the strategy needs labels or features and there are none.
+    """
+    strategy = settings.strategy
+    if strategy == "none":
+        return inner
+    if strategy in NEEDS_LABELS and not ingredients.labelled:
+        raise ConfigurationError(
+            f"replay.strategy = {strategy!r} needs labels, which these data do not have; choose another strategy"
+        )
+    if strategy == "herding":
+        ingredients.require_features("herding")
+    lens = Lens(ingredients.model, ingredients.criterion, settings.memory)
+    labels = ingredients.classes if ingredients.labelled and settings.census else 0
+    census = Census(labels, settings.periods if settings.census else 0)
+    alone, labelled = _strategy(settings), ingredients.labelled
+    if strategy != COORDINATED:
+        passes = 1.0 if strategy in LOOKS_AT_MODEL else 0.0
+        return Replay(inner, settings, Select(lens, alone, census, labelled, passes), None)
+    select = CoordinatedSelect(
+        lens, alone, census, labelled, zero_diagonal=settings.final == "zero_diagonal", restarts=settings.restarts
+    )
+    return Replay(inner, settings, select, GradientSum(lens, settings.targets))
+
+
+def _strategy(settings: ReplaySettings) -> Strategy:
+    match settings.strategy:
+        case "fixed_proportion":
+            return fixed_proportion(settings.proportion)
+        case "diversity":
+            return gradient_diversity(restarts=settings.restarts)
+        case strategy if strategy == COORDINATED:
+            zero_diagonal = settings.final == "zero_diagonal"
+            return gradient_diversity(zero_diagonal, settings.restarts if zero_diagonal else 0)
+    return STRATEGIES[settings.strategy]

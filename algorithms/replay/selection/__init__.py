@@ -1,0 +1,1 @@
+"""Strategies that choose which samples a device keeps; numpy only."""

@@ -1,0 +1,80 @@
+"""Strategies that draw at random what a device keeps.
+
+The baselines of Good et al., "Coordinated Replay Sample Selection for Continual Federated Learning", appendix A (after
+Dupuy et al. 2023), and reservoir sampling (Vitter 1985, algorithm R).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedemu.algorithms.replay.selection.candidates import Candidates, Positions, Strategy, within_budget
+from fedemu.protocol.errors import ConfigurationError
+
+
+def none(candidates: Candidates, budget: int, generator: np.random.Generator) -> Positions:
+    """Keep nothing: training without replay."""
+    return np.empty(0, dtype=np.int64)
+
+
+@within_budget
+def naive_uniform(candidates: Candidates, budget: int, generator: np.random.Generator) -> Positions:
+    """A uniform sample of X_t and R_t together, in which old periods fade."""
+    return generator.permutation(len(candidates))[:budget]
+
+
+@within_budget
+def approximation_of_uniform(candidates: Candidates, budget: int, generator: np.random.Generator) -> Positions:
+    """``N n_t / n_{<=t}`` samples of X_t, the rest of R_t, so that the buffer is nearly a uniform sample of all seen.
+
+    Rounded and filled up as in ``fixed_proportion``.
+    """
+    return _from_both(candidates, budget, candidates.fresh.sum() / candidates.seen, generator)
+
+
+def fixed_proportion(proportion: float) -> Strategy:
+    """``p N`` samples of X_t and ``(1 - p) N`` of R_t, each uniformly.
+
+    What isn't whole is rounded up with the probability of its fraction, so that the expected share is exact even where
+    ``p N`` is below 1. Where one part has fewer samples than its share, the other one fills up.
+    """
+    if not 0.0 < proportion < 1.0:
+        raise ConfigurationError(f"the proportion of new samples is {proportion}; it must lie between 0 and 1")
+
+    @within_budget
+    def strategy(candidates: Candidates, budget: int, generator: np.random.Generator) -> Positions:
+        return _from_both(candidates, budget, proportion, generator)
+
+    return strategy
+
+
+@within_budget
+def reservoir(candidates: Candidates, budget: int, generator: np.random.Generator) -> Positions:
+    """Algorithm R, continued: the new samples arrive one by one after ``seen - len(X_t)`` earlier ones.
+
+    The k-th sample ever seen takes the place of a random one with probability ``N / k``, which keeps the buffer a
+    uniform sample of all that was seen, if R_t was kept the same way and with the same budget. A buffer that is larger
+    is thinned out at random first; one that isn't full takes every arrival until it is.
+    """
+    held = np.flatnonzero(~candidates.fresh)
+    if len(held) > budget:
+        held = generator.permutation(held)[:budget]
+    slots = held.tolist()
+    arrivals = np.flatnonzero(candidates.fresh)
+    for ordinal, arrival in enumerate(arrivals.tolist(), candidates.seen - len(arrivals) + 1):
+        if len(slots) < budget:
+            slots.append(arrival)
+        elif (slot := int(generator.integers(ordinal))) < budget:
+            slots[slot] = arrival
+    return np.array(slots, dtype=np.int64)
+
+
+def _from_both(candidates: Candidates, budget: int, proportion: float, generator: np.random.Generator) -> Positions:
+    """``proportion * budget`` new samples and the rest old ones, as far as there are any; needs fewer than all."""
+    new, old = np.flatnonzero(candidates.fresh), np.flatnonzero(~candidates.fresh)
+    share = proportion * budget
+    wanted = math.floor(share) + int(generator.random() < share - math.floor(share))
+    count = min(max(wanted, budget - len(old)), len(new), budget)
+    return np.concatenate([generator.permutation(new)[:count], generator.permutation(old)[: budget - count]])

@@ -1,0 +1,80 @@
+"""Strategies that keep the classes of a device's samples in balance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedemu.algorithms.replay.selection.candidates import Candidates, Positions, known, within_budget
+from fedemu.algorithms.replay.selection.diversity import directions
+
+Counts = Positions
+
+
+def class_quotas(counts: ArrayLike, budget: int, generator: np.random.Generator) -> Counts:
+    """How many samples to keep of classes with ``counts [classes]``: as equal as they allow, ``budget`` in all.
+
+    Classes with too few give all they have. Which classes have one more than others is drawn.
+    """
+    held = np.asarray(counts, dtype=np.int64)
+    quotas = np.zeros_like(held)
+    while (left := min(budget, int(held.sum())) - int(quotas.sum())) > 0:
+        unmet = np.flatnonzero(quotas < held)
+        if left < len(unmet):
+            quotas[generator.permutation(unmet)[:left]] += 1
+        else:
+            quotas[unmet] = np.minimum(held[unmet], quotas[unmet] + left // len(unmet))
+    return quotas
+
+
+def herding(features: ArrayLike, budget: int) -> Positions:
+    """The first ``budget`` positions by herding, in the order of their choice, from ``features [n, features]``.
+
+    Rebuffi et al., "iCaRL", algorithm 4: with features of norm 1 (a row of zeros stays one), each step adds the sample
+    that brings the mean of the chosen ones nearest to the mean of all; the lowest position among equals. Means are not
+    brought to norm 1 again.
+    """
+    rows = directions(features)
+    total = np.zeros(rows.shape[1])
+    chosen: list[int] = []
+    for count in range(1, min(budget, len(rows)) + 1):
+        away = np.square(rows.mean(axis=0) - (total + rows) / count).sum(axis=1)
+        away[chosen] = np.inf
+        chosen.append(int(away.argmin()))
+        total += rows[chosen[-1]]
+    return np.array(chosen, dtype=np.int64)
+
+
+@within_budget
+def class_balanced(candidates: Candidates, budget: int, generator: np.random.Generator) -> Positions:
+    """As many samples of each class as of any other, as far as there are, each class's at random."""
+    return _by_class(
+        candidates, budget, generator, "class balance", lambda members, quota: generator.permutation(members)[:quota]
+    )
+
+
+@within_budget
+def by_herding(candidates: Candidates, budget: int, generator: np.random.Generator) -> Positions:
+    """``herding`` within each class, with quotas as of ``class_balanced`` (iCaRL's exemplars)."""
+    features = np.asarray(known(candidates.features, "herding", "features")())
+    return _by_class(
+        candidates, budget, generator, "herding", lambda members, quota: members[herding(features[members], quota)]
+    )
+
+
+def _by_class(
+    candidates: Candidates,
+    budget: int,
+    generator: np.random.Generator,
+    strategy: str,
+    choose: Callable[[Positions, int], Positions],
+) -> Positions:
+    """``choose(members, quota)`` of each class, in the order of labels."""
+    labels = known(candidates.labels, strategy, "labels")
+    classes, counts = np.unique(labels, return_counts=True)
+    quotas = class_quotas(counts, budget, generator)
+    return np.concatenate(
+        [choose(np.flatnonzero(labels == label), int(quota)) for label, quota in zip(classes, quotas, strict=True)]
+    )

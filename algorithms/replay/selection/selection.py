@@ -1,0 +1,67 @@
+"""Which samples a device replays later: the solver, the objective and every strategy, under one name.
+
+A strategy takes ``Candidates``, a budget and a generator, and returns ascending positions: never more than the budget,
+all where the budget allows it, the same for the same generator. Each kind has a module of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from fedemu.algorithms.replay.selection.at_random import (
+    approximation_of_uniform,
+    fixed_proportion,
+    naive_uniform,
+    none,
+    reservoir,
+)
+from fedemu.algorithms.replay.selection.by_class import by_herding, class_balanced, class_quotas, herding
+from fedemu.algorithms.replay.selection.candidates import Candidates, Positions, Strategy
+from fedemu.algorithms.replay.selection.capped_simplex import solve_capped_simplex
+from fedemu.algorithms.replay.selection.diversity import directions, gradient_diversity, objective, select_top, targets
+from fedemu.algorithms.replay.selection.gss import by_gss_cluster, by_gss_greedy, gss_cluster, gss_greedy
+
+__all__ = [
+    "STRATEGIES",
+    "Candidates",
+    "Positions",
+    "Strategy",
+    "approximation_of_uniform",
+    "by_gss_cluster",
+    "by_gss_greedy",
+    "by_herding",
+    "class_balanced",
+    "class_quotas",
+    "directions",
+    "fixed_proportion",
+    "gradient_diversity",
+    "gss_cluster",
+    "gss_greedy",
+    "herding",
+    "naive_uniform",
+    "none",
+    "objective",
+    "reservoir",
+    "select_top",
+    "solve_capped_simplex",
+    "targets",
+]
+
+STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
+    {
+        "none": none,
+        "naive_uniform": naive_uniform,
+        "approximation_of_uniform": approximation_of_uniform,
+        "fixed_proportion": fixed_proportion(0.5),
+        "reservoir": reservoir,
+        "class_balanced": class_balanced,
+        "herding": by_herding,
+        "gss_greedy": by_gss_greedy,
+        "gss_cluster": by_gss_cluster,
+        "diversity_convex": gradient_diversity(zero_diagonal=False),
+        "diversity": gradient_diversity(),
+    }
+)
+"""Every strategy with its defaults, by name."""

@@ -1,0 +1,53 @@
+"""How devices choose what they replay, as one checked object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from fedemu.algorithms.replay.selection.diversity import RESTARTS
+from fedemu.algorithms.replay.selection.selection import STRATEGIES
+from fedemu.protocol.errors import ConfigurationError
+
+COORDINATED: Final = "coordinated"
+CHOICES: Final = {
+    "strategy": (*STRATEGIES, COORDINATED),
+    "targets": ("mean", "each"),
+    "final": ("zero_diagonal", "convex"),
+}
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """``strategy`` is one of STRATEGIES or ``coordinated``; ``budget`` is how many samples it keeps after a period.
+
+    ``proportion`` is that of ``fixed_proportion``, ``restarts`` those of the zero-diagonal relaxation. Coordination
+    asks ``iterations`` times, answers by ``targets`` and ends with the relaxation ``final``. With ``census`` devices
+    tell how many samples of each label and of each of so many ``periods`` they keep. ``memory`` bounds, in bytes, what
+    the gradients of one device's samples take at a time. ConfigurationError where a value makes no sense.
+    """
+
+    strategy: str
+    budget: int = 0
+    proportion: float = 0.5
+    restarts: int = RESTARTS
+    iterations: int = 1
+    targets: Literal["mean", "each"] = "mean"
+    final: Literal["zero_diagonal", "convex"] = "zero_diagonal"
+    census: bool = True
+    memory: int = 2**29
+    periods: int = 1
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigurationError(
+                    f"replay.{name} is {getattr(self, name)!r}; set one of {', '.join(map(repr, choices))}"
+                )
+        for name, least in {"budget": 0, "restarts": 0, "iterations": 0, "memory": 1, "periods": 1}.items():
+            if getattr(self, name) < least:
+                raise ConfigurationError(f"replay: {name} is {getattr(self, name)}; it must be {least} or more")
+        if not 0.0 < self.proportion < 1.0:
+            raise ConfigurationError(
+                f"replay.proportion is {self.proportion}, the share of new samples; it must lie between 0 and 1"
+            )

@@ -1,0 +1,1 @@
+"""Which sample arrives at which device, and when."""

@@ -1,0 +1,106 @@
+"""Class-incremental streams: each period is a task that brings classes which no other task has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedemu.algorithms.data.partition import Indices, Partition
+from fedemu.algorithms.data.partitioners import Labels
+from fedemu.algorithms.streams.schedule import PeriodTests, Schedule, checked
+from fedemu.protocol.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class ClassTasks:
+    """Task ``t`` brings the classes ``order[offsets[t]:offsets[t + 1]]``.
+
+    ``order [classes]`` holds every class once, ``offsets`` are ``[tasks + 1]``.
+    """
+
+    order: Indices
+    offsets: Indices
+
+    def __len__(self) -> int:
+        """The number of tasks."""
+        return len(self.offsets) - 1
+
+    @property
+    def task(self) -> Indices:
+        """The task of each class, ``[classes]``."""
+        return np.searchsorted(self.offsets, self.position, side="right") - 1
+
+    @property
+    def position(self) -> Indices:
+        """Each class's position in the order, ``[classes]``: its row in a head that grows task by task."""
+        return np.argsort(self.order)
+
+    @classmethod
+    def of(cls, classes: int, tasks: int, order: Sequence[int] | Indices) -> ClassTasks:
+        """Consecutive runs of the order, even within one: the first ``classes % tasks`` tasks bring one class more.
+
+        ``order`` is a permutation of all classes, given or drawn (``generator.permutation(classes)``). Raises
+        ConfigurationError where it is none, or where there are not enough classes.
+        """
+        if not 1 <= tasks <= classes:
+            raise ConfigurationError(
+                f"stream.tasks = {tasks}, but {classes} classes make at least 1 task and at most {classes}"
+            )
+        given = np.asarray(order, dtype=np.int64)
+        values, counts = np.unique(given, return_counts=True)
+        for faulty, fault in (
+            (np.setdiff1d(values, np.arange(classes)), "names a class that there is not"),
+            (values[counts > 1], "repeats"),
+            (np.setdiff1d(np.arange(classes), values), "misses"),
+        ):
+            if len(faulty):
+                raise ConfigurationError(
+                    f"the class order {fault}: {', '.join(map(str, faulty[:10]))}; "
+                    f"stream.order must name each of the classes 0 to {classes - 1} once, or none"
+                )
+        sizes = [len(part) for part in np.array_split(given, tasks)]
+        return cls(given, np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def class_incremental(
+    labels: Labels, test_labels: Labels, partition: Partition, tasks: ClassTasks, *, generator: np.random.Generator
+) -> tuple[Schedule, PeriodTests]:
+    """A device's samples of a task's classes arrive in that task's period, in random order, all at its beginning.
+
+    A period is tested on the test split's samples of its classes; ``PeriodTests.up_to`` are those of all classes so
+    far. Any partition will do, such as one of ``spread_by_task``.
+    """
+    for part in (labels, test_labels):
+        if len(part) and not 0 <= part.min() <= part.max() < len(tasks.order):
+            raise ConfigurationError(
+                f"the tasks are made of {len(tasks.order)} classes, but labels go from {part.min()} to {part.max()}"
+            )
+    shuffled = generator.permutation(len(partition.train_indices))
+    period = tasks.task[labels[partition.train_indices[shuffled]]]
+    return checked(
+        Schedule.of(partition, shuffled, period, len(tasks)),
+        PeriodTests.of(tasks.task[test_labels], np.arange(len(test_labels)), period_count=len(tasks), held_out=False),
+    )
+
+
+def spread_by_task(
+    labels: Labels, tasks: ClassTasks, devices: int, spread: Callable[[Labels], Sequence[Indices]]
+) -> list[Indices]:
+    """Divide each task's samples by itself: one ascending index array per device, as partitioners return.
+
+    ``spread(labels of a task)`` returns positions among the task's samples for each device. No need of it for plain
+    Dir(alpha), of which MFCL (Babakniya et al., 2023, section 5) takes alpha = 1: ``dirichlet`` with ``min_samples``
+    0 and neither ``retry`` nor ``balanced`` spreads every class by itself, so it does the same for all tasks at once.
+    """
+    parts: list[list[Indices]] = [[] for _ in range(devices)]
+    task_of = tasks.task[labels]
+    for task in range(len(tasks)):
+        members = np.flatnonzero(task_of == task)
+        shares = spread(labels[members])
+        if len(shares) != devices:
+            raise ConfigurationError(f"task {task} was spread over {len(shares)} devices, but the fleet has {devices}")
+        for device, share in enumerate(shares):
+            parts[device].append(members[share])
+    return [np.sort(np.concatenate(part)) for part in parts]

@@ -1,0 +1,1 @@
+"""What is minimised, and by which steps, on devices and at the coordinator."""

@@ -1,0 +1,159 @@
+"""Local training by stochastic gradient descent: FedAvg's program, and that of methods which differ in their loss only.
+
+Methods that train otherwise wrap it: a corrected gradient is a ``direction``, another payload a program of its own
+around ``begin``, ``step`` and ``finish``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedemu.algorithms.interface import Augment, Batch, Facts, Forest, Model, Outcome, Plan, Stage, Tree
+from fedemu.algorithms.training.objective import Loss, LossFunction
+from fedemu.algorithms.trees import add, subtract, without, zeros_like
+
+Direction = Callable[[Tree, Forest, Tree, Facts], Tree]
+"""(gradients, shared, own, facts) -> what the optimiser takes for the gradients."""
+
+
+class Training(NamedTuple):
+    """The carry of local training: all variables, and the momentum of the trained ones (empty without momentum)."""
+
+    variables: Tree
+    momentum: Tree
+
+
+@dataclass(frozen=True)
+class SGD:
+    """``g += weight_decay·w; m = momentum·m + g; w -= lr·m``, as in torch; momentum starts at 0."""
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def begin(self, trained: Tree) -> Tree:
+        return zeros_like(trained) if self.momentum else {}
+
+    def step(self, trained: Tree, gradients: Tree, momentum: Tree, lr: Tensor) -> tuple[Tree, Tree]:
+        """The next variables and momentum; nothing is changed in place."""
+        after: dict[str, Tensor] = {}
+        velocity: dict[str, Tensor] = {}
+        for name, leaf in trained.items():
+            move = gradients[name]
+            if self.weight_decay:
+                move = torch.add(move, leaf, alpha=self.weight_decay)
+            if self.momentum:
+                move = velocity[name] = torch.add(move, momentum[name], alpha=self.momentum)
+            after[name] = torch.addcmul(leaf, move, lr, value=-1)
+        return after, velocity
+
+
+@dataclass(frozen=True, eq=False)
+class LocalSGD:
+    """Starts from ``shared["model"]`` and sends ``{"delta": local - global}`` over all variables, buffers included.
+
+    ``batch_size`` samples a step, drawn without replacement in each epoch; an epoch's last batch may be smaller. The
+    learning rate of round r, counted from 1, is ``lr · lr_decay^(r-1)``; where tasks have ``rounds_per_task``, r counts
+    from 1 in each task.
+    """
+
+    model: Model
+    loss: LossFunction
+    epochs: int
+    batch_size: int
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    lr_decay: float = 1.0
+    rounds_per_task: int = 0
+    augment: Augment | None = None
+    direction: Direction | None = None
+    noise: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    declares_label_counts: bool = False
+
+    @property
+    def passes(self) -> float:
+        return float(self.epochs)
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        plan = shuffled_epochs(self.epochs, self.batch_size)
+        return (Stage(plan, self.step, self.augment, rows_matter=bool(self.model.buffers)),)
+
+    @cached_property
+    def optimiser(self) -> SGD:
+        return SGD(self.momentum, self.weight_decay)
+
+    def learning_rate(self, round: int, task: int) -> float:
+        return float(self.lr * self.lr_decay ** (round - 1 - task * self.rounds_per_task))
+
+    def initial_own(self, shared: Forest) -> Tree:
+        return {}
+
+    def payload(self, shared: Forest) -> Forest:
+        return {"delta": shared["model"]}
+
+    def begin(self, shared: Forest, own: Tree, facts: Facts) -> Training:
+        variables = shared["model"]
+        return Training(variables, self.optimiser.begin(without(variables, self.model.buffers)))
+
+    def step(
+        self, carry: Training, batch: Batch, shared: Forest, own: Tree, facts: Facts, noise: Tree
+    ) -> tuple[Training, Tree]:
+        gradients, loss = self.gradients(carry.variables, batch, shared, own, facts)
+        if self.direction is not None:
+            gradients = self.direction(gradients, shared, own, facts)
+        before = without(carry.variables, self.model.buffers)
+        trained, momentum = self.optimiser.step(before, gradients, carry.momentum, facts.lr)
+        return Training({**carry.variables, **loss.buffers, **trained}, momentum), loss.metrics
+
+    def gradients(self, variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> tuple[Tree, Loss]:
+        """Of the loss by the trained variables, and the loss itself."""
+        buffers = {name: variables[name] for name in variables if name in self.model.buffers}
+
+        def value(trained: Tree) -> tuple[Tensor, Loss]:
+            loss = self.loss({**trained, **buffers}, batch, shared, own, facts)
+            return loss.value, loss
+
+        gradients, loss = torch.func.grad(value, has_aux=True)(without(variables, self.model.buffers))
+        return gradients, loss
+
+    def finish(self, carry: Training, shared: Forest, own: Tree, facts: Facts) -> Outcome:
+        return Outcome({"delta": subtract(carry.variables, shared["model"])}, own)
+
+    def local_model(self, shared: Forest, payload: Forest) -> Tree:
+        return add(shared["model"], payload["delta"])
+
+
+def shuffled_epochs(epochs: int, batch_size: int) -> Plan:
+    """Each epoch goes over all samples in an order of its own, in batches of ``batch_size``, the last one padded.
+
+    Samples that fit into one batch are not shuffled, because their order says nothing.
+    """
+
+    def plan(examples: int, generator: np.random.Generator) -> NDArray[np.int64]:
+        batches = -(-examples // batch_size)
+        positions = np.full((epochs, batches * batch_size), -1, np.int64)
+        positions[:, :examples] = np.arange(examples)
+        if batches > 1:
+            generator.permuted(positions[:, :examples], axis=1, out=positions[:, :examples])
+        return positions.reshape(epochs * batches, batch_size)
+
+    return plan
+
+
+def first_batches(most: int, batch_size: int) -> Plan:
+    """One epoch of ``shuffled_epochs``, cut off after ``most`` batches."""
+    epoch = shuffled_epochs(1, batch_size)
+
+    def plan(examples: int, generator: np.random.Generator) -> NDArray[np.int64]:
+        return epoch(examples, generator)[:most]
+
+    return plan

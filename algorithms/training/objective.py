@@ -1,0 +1,101 @@
+"""What local training minimises: a criterion on the logits, plus the terms that a method adds to it.
+
+``cross_entropy`` is a criterion; any other of its shape goes with every method that trains by cross-entropy.
+``token_cross_entropy`` is the one for language data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedemu.algorithms.data.corpus import NO_TARGET
+from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outputs, Tree
+from fedemu.algorithms.training.losses import proximal
+from fedemu.algorithms.trees import without
+
+
+class Loss(NamedTuple):
+    """``value``, zero-dimensional; the buffers after the forward pass; ``metrics``, zero-dimensional and detached."""
+
+    value: Tensor
+    buffers: Tree
+    metrics: Tree
+
+
+class LossFunction(Protocol):
+    """A pure function of tensors, differentiated by the variables; usable under ``torch.func.vmap``."""
+
+    def __call__(self, variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> Loss: ...
+
+
+class Pass(NamedTuple):
+    """One forward pass in training, as the terms of an objective see it."""
+
+    variables: Tree
+    outputs: Outputs
+    batch: Batch
+    shared: Forest
+    own: Tree
+    facts: Facts
+
+
+Criterion = Callable[[Tensor, Batch, Facts], Tensor]
+"""(logits ``[batch, ...]``, batch, facts) -> the mean over the batch by its weights, zero-dimensional.
+
+Logits are ``[batch, classes]``, or those of every token, ``[batch, length, vocabulary]``.
+"""
+Term = Callable[[Model, Pass], Tensor]
+"""What a method adds to the criterion, zero-dimensional and already multiplied by its coefficient."""
+
+
+def cross_entropy(logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
+    """The mean cross-entropy in nats, weighted by ``batch.weight``; 0 for a batch of padding."""
+    share = batch.weight / batch.weight.sum().clamp(min=1)
+    # A comparison, because one_hot reads values and so can't be mapped over devices.
+    target = (torch.arange(logits.shape[-1], device=logits.device) == batch.y[:, None]) * share[:, None]
+    return -(logits.log_softmax(-1) * target).sum()
+
+
+def token_cross_entropy(logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
+    """The mean cross-entropy in nats over the tokens to be predicted, weighted by their samples' ``batch.weight``.
+
+    ``logits [batch, length, vocabulary]``, and ``batch.x [batch, 2, length]`` with the targets. 0 where nothing is to
+    be predicted.
+    """
+    targets = batch.x[:, 1]
+    asked = targets != NO_TARGET
+    weight = torch.where(asked, batch.weight[:, None], 0)
+    likelihoods = logits.log_softmax(-1).gather(-1, torch.where(asked, targets, 0)[..., None])[..., 0]
+    total = weight.sum()
+    return -(likelihoods * weight).sum() / torch.where(total > 0, total, 1)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Criterion plus terms over one forward pass of the model; ``metrics`` holds the criterion as ``loss``."""
+
+    model: Model
+    criterion: Criterion = cross_entropy
+    terms: tuple[Term, ...] = ()
+
+    def __call__(self, variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> Loss:
+        outputs, buffers = self.model.apply(variables, batch.x, True)
+        criterion = self.criterion(outputs.logits, batch, facts)
+        value = criterion
+        for term in self.terms:
+            value = value + term(self.model, Pass(variables, outputs, batch, shared, own, facts))
+        return Loss(value, buffers, {"loss": criterion.detach()})
+
+
+def proximity(coefficient: float) -> Term:
+    """FedProx's term: ``coefficient / 2 · ‖w - w_global‖²`` over the trained variables."""
+
+    def term(model: Model, at: Pass) -> Tensor:
+        return coefficient * proximal(without(at.variables, model.buffers), at.shared["model"])
+
+    return term

@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+
+from fedemu.algorithms.data.partition import Partition
+from fedemu.protocol.errors import ConfigurationError, DataError
+
+
+def shares(*lists):
+    return [np.array(values, dtype=np.int64) for values in lists]
+
+
+def test_a_device_sees_its_own_samples():
+    partition = Partition.of(shares([0, 3], [], [1, 2, 4]), 0.0, np.random.default_rng(0))
+    assert len(partition) == 3
+    assert [partition.device(i)[0].tolist() for i in range(3)] == [[0, 3], [], [1, 2, 4]]
+    assert all(len(partition.device(i)[1]) == 0 for i in range(3))
+    assert partition.train_offsets.tolist() == [0, 2, 2, 5]
+
+
+def test_a_device_outside_the_fleet_is_refused():
+    partition = Partition.of(shares([0], [1]), 0.0, np.random.default_rng(0))
+    for index in (-1, 2):
+        with pytest.raises(IndexError, match=f"device {index} of 2"):
+            partition.device(index)
+
+
+@pytest.mark.parametrize(
+    ("samples", "fraction", "expected"), [(10, 0.1, 1), (19, 0.1, 1), (9, 0.1, 0), (1, 0.9, 0), (3, 0.99, 2)]
+)
+def test_validation_takes_the_floor_of_its_fraction_and_leaves_one_sample(samples, fraction, expected):
+    partition = Partition.of([np.arange(samples)], fraction, np.random.default_rng(0))
+    train, validation = partition.device(0)
+    assert len(validation) == expected
+    assert sorted([*train, *validation]) == list(range(samples))
+    assert train.tolist() == sorted(train)
+    assert validation.tolist() == sorted(validation)
+
+
+def test_the_same_generator_holds_the_same_samples_back():
+    first, second = (Partition.of([np.arange(100)], 0.2, np.random.default_rng(7)) for _ in range(2))
+    other = Partition.of([np.arange(100)], 0.2, np.random.default_rng(8))
+    assert first.validation_indices.tolist() == second.validation_indices.tolist()
+    assert first.validation_indices.tolist() != other.validation_indices.tolist()
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
+def test_a_validation_fraction_out_of_range_is_refused(fraction):
+    with pytest.raises(ConfigurationError, match=r"validation fraction is .*; it must be at least 0 and below 1"):
+        Partition.of([np.arange(3)], fraction, np.random.default_rng(0))
+
+
+def test_a_partition_survives_the_way_through_arrays():
+    partition = Partition.of(shares([0, 3, 5], [1, 2, 4]), 0.4, np.random.default_rng(0))
+    again = Partition.from_arrays(partition.to_arrays())
+    assert all((again.to_arrays()[name] == array).all() for name, array in partition.to_arrays().items())
+    assert all(array.dtype == np.int64 for array in partition.to_arrays().values())
+
+
+def spoilt(**changes):
+    arrays = Partition.of(shares([0, 3, 5], [1, 2, 4]), 0.4, np.random.default_rng(0)).to_arrays()
+    arrays.update(changes)
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "complaint"),
+    [
+        (spoilt(train_indices=None), "lacks train_indices"),
+        (spoilt(train_indices=np.zeros(4, dtype=np.int32)), "train_indices of the partition is int32"),
+        (spoilt(train_indices=np.zeros((2, 2), dtype=np.int64)), r"int64 \[2, 2\]"),
+        (spoilt(train_offsets=np.array([0, 3, 2])), "train offsets of the partition do not fit its 4 indices"),
+        (spoilt(train_offsets=np.array([1, 2, 4])), "train offsets"),
+        (spoilt(train_offsets=np.array([0, 4])), "different numbers of devices"),
+        (spoilt(train_offsets=np.array([], dtype=np.int64)), "train offsets"),
+        (spoilt(validation_indices=np.array([-1, 0])), "negative validation index -1"),
+    ],
+)
+def test_arrays_that_are_no_partition_are_refused(arrays, complaint):
+    with pytest.raises(DataError, match=complaint):
+        Partition.from_arrays(arrays)

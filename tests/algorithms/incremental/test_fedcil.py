@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor
+from torch.nn import functional
+
+from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.algorithms.incremental.fedcil import class_shares, fedcil
+from fedemu.algorithms.incremental.fedcil_local import (
+    FAKE,
+    FAKE_CLASSES,
+    GAN,
+    GENERATOR,
+    OLD,
+    OLD_CLASSES,
+    AdversarialSGD,
+    drawn_classes,
+    generator_of,
+    without_gan,
+)
+from fedemu.algorithms.interface import Batch, Context, DeviceReply, Facts, Picturing, Revealing, Tree
+from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.models.growing import SEEN, growing
+from fedemu.algorithms.streams.tasks import ClassTasks
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.objective import cross_entropy
+from fedemu.algorithms.training.wsm import reweighted_softmax
+from fedemu.device.executors import Checked
+from fedemu.device.executors_serial import Serial
+from fedemu.device.executors_vmapped import Vmapped
+from fedemu.protocol import seeds
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.ids import DeviceId, Digest
+
+SHAPE = (1, 8, 8)
+TASKS = ClassTasks.of(4, 2, [2, 0, 3, 1])
+MODEL = growing(mlp(SHAPE, 4, (6,)), TASKS, SHAPE)
+INGREDIENTS = Ingredients(MODEL, cross_entropy, 4, 1, 10, 0.05, 0.5, devices=3, input_shape=SHAPE)
+SHORT: dict[str, Any] = {"noise": 5, "server_iterations": 30, "server_batch": 4, "server_samples": 6}
+
+
+@pytest.fixture(scope="module")
+def digits() -> Corpus:
+    """The digits 0 to 3."""
+    found = load_digits(n_class=4)
+    x, y = (found.images * 15).astype(np.uint8)[:, None], found.target.astype(np.int64)
+    split = Split(x, y, {})
+    return Corpus("digits", split, split, tuple("0123"), SHAPE, np.array([75.0]), np.array([90.0]), Digest("0" * 64))
+
+
+@pytest.fixture
+def fleet(little_fleet: Callable[..., Any], digits: Corpus) -> Callable[..., Any]:
+    """Two tasks over three devices, 60 samples each."""
+    per_task = [np.flatnonzero(np.isin(digits.train.y, TASKS.order[2 * t : 2 * t + 2])) for t in range(2)]
+    stream = [[task[20 * i : 20 * i + 20] for i in range(3)] for task in per_task]
+
+    def make(**fields: Any) -> Any:
+        made = little_fleet(fedcil(INGREDIENTS, **SHORT), MODEL.init(0), [], stream=stream, **fields)
+        made.corpus = digits
+        return made
+
+    return make
+
+
+def test_it_plays_where_devices_come_and_go_alike_on_every_executor(fleet: Callable[..., Any]) -> None:
+    played = fleet(rounds_per_period=2, executor=Checked(Serial(), Vmapped(2)))
+    for cohort in ([0, 1], [1], [0, 2], [0, 1, 2]):
+        played.play(cohort)
+    assert [ask.program for ask in played.asks] == ["train", "train", "rehearse", "rehearse"]
+    assert [list(ask.shared) for ask in played.asks] == 2 * [["model"]] + 2 * [["model", "generator"]]
+    assert played.jobs == ["consolidation"] * 4
+    third, fourth = (ask.shared["generator"] for ask in played.asks[2:])
+    assert all(torch.equal(leaf, fourth[name]) for name, leaf in third.items())
+    assert third[SEEN].tolist() == [1, 0, 1, 0]
+    assert played.model.keys() == MODEL.init(0).keys()
+    assert played.model[SEEN].tolist() == [1, 1, 1, 1]
+    assert all(bool(torch.isfinite(leaf).all()) for leaf in played.state.variables.values())
+
+
+def test_pictures_show_the_classes_that_devices_replay(fleet: Callable[..., Any]) -> None:
+    played = fleet(rounds_per_period=2)
+    assert isinstance(played.algorithm, Picturing)
+    for cohort in ([0, 1], [1]):
+        played.play(cohort)
+        assert played.algorithm.pictures(played.state, 9, 1) == {}
+    before = generator_of(played.state.variables)
+    played.play([0, 2])
+    pictures, again = (played.algorithm.pictures(played.state, 9, 1) for _ in range(2))
+    assert pictures["y"].tolist() == [0, 2] * 9
+    assert torch.equal(pictures["x"], again["x"])
+    gan = played.algorithm.programs["train"].gan
+    z = torch.from_numpy(seeds.generator(1, purpose="pictures").standard_normal((18, 5), "float32"))
+    expected, _ = gan.images(before, z, pictures["y"], False)
+    assert torch.allclose(pictures["x"], expected, atol=1e-5)
+
+
+def test_a_reply_tells_the_whole_network_and_the_label_counts(fleet: Callable[..., Any]) -> None:
+    played = fleet()
+    played.play([1])
+    program = played.algorithm.programs["train"]
+    assert isinstance(program, Revealing)
+    assert played.payloads[1]["delta"].keys() == played.state.variables.keys()
+    assert program.local_model(played.asks[0].shared, played.payloads[1]).keys() == played.model.keys()
+    assert played.results[1].label_counts is not None
+    moved = played.payloads[1]["delta"]
+    assert all(bool(moved[name].any()) for name in moved if name.endswith("weight"))
+
+
+def facts() -> Facts:
+    zero = torch.tensor(0)
+    return Facts(torch.tensor(3), zero, torch.tensor(0.5), zero, zero, torch.tensor(True), torch.tensor([0] * 4))
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def test_a_step_is_one_of_the_discriminator_and_one_of_the_generator() -> None:
+    """The discriminator's by hand: real, replayed and made samples, of which padding is none."""
+    method = fedcil(replace(INGREDIENTS, momentum=0.0), **SHORT)
+    program = method.programs["rehearse"]
+    assert isinstance(program, AdversarialSGD)
+    assert program.noise == {FAKE: (10, 5), FAKE_CLASSES: (10, 4), OLD: (10, 5), OLD_CLASSES: (10, 4)}
+    gan = program.gan
+    old = {**gan.init(3), SEEN: torch.tensor([1.0, 0.0, 1.0, 0.0])}
+    start = {**gan.init(4), SEEN: torch.ones(4)}
+    shared = {"model": start, "generator": old}
+    noise = {name: randn(*shape) for name, shape in program.noise.items()}
+    batch = Batch(randn(3, *SHAPE), torch.tensor([3, 1, 0]), torch.tensor([1.0, 1.0, 0.0]))
+
+    classes = noise[FAKE_CLASSES].argmax(1)
+    replayed = drawn_classes(old[SEEN], noise[OLD_CLASSES])
+    assert set(replayed.tolist()) == {0, 2}
+    made, _ = gan.images(generator_of(start), noise[FAKE], classes, True)
+    again, _ = gan.images(generator_of(old), noise[OLD], replayed, False)
+
+    def loss(trained: Tree) -> Tensor:
+        def terms(x: Tensor, y: Tensor, real: float) -> Tensor:
+            outputs, _ = gan.apply({**start, **trained}, x, True)
+            sources = gan.sources({**start, **trained}, outputs.features)
+            told = functional.binary_cross_entropy_with_logits(sources, torch.full_like(sources, real))
+            return functional.cross_entropy(outputs.logits, y) + told
+
+        real = (terms(batch.x[:2], batch.y[:2], 1.0) + terms(again, replayed, 1.0)) / 2
+        return real + terms(made, classes, 0.0)
+
+    judging = {n: leaf for n, leaf in start.items() if n not in gan.buffers and not n.startswith(GENERATOR)}
+    slopes = torch.func.grad(loss)(judging)
+    carry, metrics = program.step(program.begin(shared, {}, facts()), batch, shared, {}, facts(), noise)
+    after = carry.training.variables
+    assert after.keys() == start.keys()
+    for name, leaf in judging.items():
+        torch.testing.assert_close(after[name], leaf - 0.5 * slopes[name])
+    known = functional.cross_entropy(gan.apply(start, batch.x[:2], True)[0].logits, batch.y[:2])
+    torch.testing.assert_close(metrics["loss"], known)
+
+    def fooled(making: Tree) -> Tensor:
+        images, _ = gan.images({**generator_of(start), **making}, noise[FAKE], classes, True)
+        outputs, _ = gan.apply({**start, **after}, images, True)
+        sources = gan.sources(after, outputs.features)
+        told = functional.binary_cross_entropy_with_logits(sources, torch.ones(10))
+        return functional.cross_entropy(outputs.logits, classes) + told
+
+    making = {n: leaf for n, leaf in generator_of(start).items() if GENERATOR + n not in gan.buffers}
+    slopes = torch.func.grad(fooled)(making)
+    for name, leaf in making.items():
+        if name in gan.generator.idle:
+            assert torch.equal(after[GENERATOR + name], leaf)
+            continue
+        # Adam's first step, whatever its decays.
+        move = 0.001 * slopes[name] / (slopes[name].abs() + 1e-5)
+        torch.testing.assert_close(after[GENERATOR + name], leaf - move, rtol=0, atol=1e-5)
+    assert int(after[f"{GENERATOR}norm.num_batches_tracked"]) == 1
+
+
+def test_a_generator_is_asked_for_what_it_was_trained_on() -> None:
+    shares = class_shares((3, 0, 1, 0), None)
+    assert shares is not None
+    assert shares.tolist() == [0.75, 0, 0.25, 0]
+    later = class_shares((0, 4, 0, 0), np.array([1.0, 0.0, 1.0, 0.0]))
+    assert later is not None
+    assert later.tolist() == [0.25, 0.5, 0.25, 0]
+    assert class_shares((0, 0, 0, 0), None) is None
+
+
+class _Local:
+    def __init__(self, device: int, tree: Tree) -> None:
+        self.device, self._tree = DeviceId(device), tree
+
+    def load(self) -> Tree:
+        return self._tree
+
+
+def consolidation(counts: tuple[int, ...]) -> tuple[Any, Tree]:
+    method = fedcil(INGREDIENTS, **SHORT)
+    state = method.init(MODEL.init(0), Context(0, 0, 3, 4))
+    delta = {
+        name: torch.full_like(leaf, 0.01 if leaf.is_floating_point() else 0) for name, leaf in state.variables.items()
+    }
+    reply = DeviceReply(DeviceId(2), 5, 3, {}, counts)
+    job = method.job(state, state.variables, [_Local(2, delta)], (reply,), Context(1, 0, 3, 4))
+    return job, state.variables
+
+
+def test_consolidation_trains_the_classifier_and_goes_on_in_the_middle_to_the_same_end() -> None:
+    job, average = consolidation((2, 0, 3, 0))
+    assert (job.name, job.steps) == ("consolidation", 2)
+    begun = job.init()
+    assert begun["data/x"].shape == (6, *SHAPE)
+    assert set(begun["data/y"].tolist()) <= {0, 2}
+    halfway, _ = job.step(begun, 0)
+    end, _ = job.step(halfway, 1)
+    again, _ = consolidation((2, 0, 3, 0))[0].step({name: leaf.clone() for name, leaf in halfway.items()}, 1)
+    assert all(torch.equal(leaf, again[name]) for name, leaf in end.items())
+    model = {name.removeprefix("model/"): leaf for name, leaf in end.items() if name.startswith("model/")}
+    assert model.keys() == without_gan(average).keys()
+    assert not any(name.startswith(GAN) for name in model)
+
+    def loss(variables: Tree) -> float:
+        return float(functional.cross_entropy(MODEL.apply(variables, end["data/x"], False)[0].logits, end["data/y"]))
+
+    assert loss(model) < loss(without_gan(average))
+
+
+def test_without_samples_there_is_nothing_to_consolidate() -> None:
+    job, average = consolidation((0, 0, 0, 0))
+    carry, finished = job.step(job.init(), 0)
+    assert finished
+    assert all(torch.equal(leaf, average[name.removeprefix("model/")]) for name, leaf in carry.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model": mlp(SHAPE, 4)}, "set stream.kind = 'classes'"),
+        ({"criterion": reweighted_softmax}, "has a loss of its own"),
+        ({"model": growing(mlp((1, 9, 9), 4), TASKS, (1, 9, 9)), "input_shape": (1, 9, 9)}, "there is no generator"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        fedcil(replace(INGREDIENTS, **changes))

@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.algorithms.incremental.generator.training import intended_classes
+from fedemu.algorithms.incremental.mfcl import MFCL, fedavg_gen, mfcl
+from fedemu.algorithms.incremental.mfcl_local import NOISE, RehearsingSGD, StableLoss, generated, stored
+from fedemu.algorithms.incremental.remembering import unwatched
+from fedemu.algorithms.interface import Batch, Facts, OfItsOwnKind, Picturing, Remarking, Revealing, Tree
+from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.models.growing import SEEN, growing
+from fedemu.algorithms.models.image_generator import generator_for
+from fedemu.algorithms.models.resnet import resnet18
+from fedemu.algorithms.models.torch_module import from_module
+from fedemu.algorithms.streams.tasks import ClassTasks
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.objective import cross_entropy
+from fedemu.algorithms.training.wsm import reweighted_softmax
+from fedemu.device.executors import Checked
+from fedemu.device.executors_serial import Serial
+from fedemu.device.executors_vmapped import Vmapped
+from fedemu.protocol import seeds
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.ids import Digest
+
+SHAPE = (1, 8, 8)
+TASKS = ClassTasks.of(4, 2, [2, 0, 3, 1])
+MODEL = growing(mlp(SHAPE, 4, (6,)), TASKS, SHAPE)
+INGREDIENTS = Ingredients(MODEL, cross_entropy, 4, 2, 5, 0.05, devices=3, input_shape=SHAPE)
+SHORT: dict[str, Any] = {"iterations": 20, "generator_batch": 8, "noise": 6, "synthetic_batch": 3}
+
+
+@pytest.fixture(scope="module")
+def digits() -> Corpus:
+    """The digits 0 to 3."""
+    found = load_digits(n_class=4)
+    x, y = (found.images * 15).astype(np.uint8)[:, None], found.target.astype(np.int64)
+    split = Split(x, y, {})
+    return Corpus("digits", split, split, tuple("0123"), SHAPE, np.array([75.0]), np.array([90.0]), Digest("0" * 64))
+
+
+@pytest.fixture
+def stream(digits: Corpus) -> list[list[Any]]:
+    """Two tasks over three devices, 60 samples each."""
+    per_task = [np.flatnonzero(np.isin(digits.train.y, TASKS.order[2 * t : 2 * t + 2])) for t in range(2)]
+    return [[task[20 * i : 20 * i + 20] for i in range(3)] for task in per_task]
+
+
+@pytest.fixture
+def fleet(little_fleet: Callable[..., Any], digits: Corpus, stream: Any) -> Callable[..., Any]:
+    def make(method: MFCL, **fields: Any) -> Any:
+        made = little_fleet(method, MODEL.init(0), [], stream=stream, **fields)
+        made.corpus = digits
+        return made
+
+    return make
+
+
+def test_the_first_task_is_federated_averaging_and_the_next_brings_generator_and_previous_model(
+    fleet: Callable[..., Any],
+) -> None:
+    played = fleet(mfcl(INGREDIENTS, **SHORT), rounds_per_period=2, executor=Checked(Serial(), Vmapped(2)))
+    for _ in range(2):
+        played.play([0, 1, 2])
+    assert [ask.program for ask in played.asks] == ["train", "train"]
+    assert [list(ask.shared) for ask in played.asks] == [["model"], ["model"]]
+    assert played.jobs == []
+    first = played.model
+    played.play([0, 2])
+    played.play([1])
+    assert played.jobs == ["generator"]
+    third, fourth = played.asks[2:]
+    assert third.program == fourth.program == "rehearse"
+    assert list(third.shared) == ["model", "previous", "generator"]
+    assert third.shared["previous"].keys() == first.keys()
+    assert all(torch.equal(leaf, first[name]) for name, leaf in third.shared["previous"].items())
+    for key in ("previous", "generator"):
+        assert all(torch.equal(leaf, fourth.shared[key][name]) for name, leaf in third.shared[key].items())
+    assert third.shared["model"][SEEN].tolist() == [1, 1, 1, 1]
+    assert torch.equal(third.shared["model"]["fc2.weight"], MODEL.entered(first, 1, 5)["fc2.weight"])
+    assert played.model.keys() == first.keys()
+    assert all(bool(torch.isfinite(leaf).all()) for leaf in played.model.values())
+
+
+def test_devices_report_running_statistics_which_are_no_part_of_the_model(fleet: Callable[..., Any]) -> None:
+    played = fleet(mfcl(INGREDIENTS, **SHORT))
+    played.play([0])
+    assert played.state.variables.keys() - played.model.keys() == {"watched.fc1.mean", "watched.fc1.var"}
+    assert played.state.variables["watched.fc1.mean"].abs().min() > 0
+    program = played.algorithm.programs["train"]
+    assert isinstance(program, Revealing)
+    assert program.local_model(played.asks[0].shared, played.payloads[0]).keys() == played.model.keys()
+    without = fleet(mfcl(INGREDIENTS, **SHORT, batch_statistics=0.0))
+    without.play([0])
+    assert without.state.variables.keys() == without.model.keys()
+
+
+def test_batch_normalisation_brings_statistics_of_its_own(
+    little_fleet: Callable[..., Any], digits: Corpus, stream: Any
+) -> None:
+    model = growing(resnet18(SHAPE, 4, "batch", width=2), TASKS, SHAPE)
+    method = mfcl(replace(INGREDIENTS, model=model, epochs=1, batch_size=10), **{**SHORT, "iterations": 2})
+    played = little_fleet(method, model.init(0), [], stream=stream)
+    played.corpus = digits
+    played.play([0])
+    played.play([1])
+    assert played.state.variables.keys() == played.model.keys() == model.init(0).keys()
+    assert played.jobs == ["generator"]
+    assert all(bool(torch.isfinite(leaf).all()) for leaf in played.model.values())
+
+
+class Forgetful(nn.Module):
+    """Normalises by each batch, without running statistics, and refuses variables that it does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm = nn.Linear(64, 6), nn.BatchNorm1d(6, track_running_stats=False)
+        self.top = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.norm(self.body(x.flatten(1))).relu()
+        return self.top(features), features
+
+
+def test_running_statistics_are_kept_for_a_module_that_keeps_none(
+    little_fleet: Callable[..., Any], digits: Corpus, stream: Any
+) -> None:
+    model = growing(from_module(Forgetful), TASKS, SHAPE)
+    method = mfcl(replace(INGREDIENTS, model=model), **{**SHORT, "iterations": 2})
+    played = little_fleet(method, model.init(0), [], stream=stream)
+    played.corpus = digits
+    played.play([0, 1])
+    assert played.state.variables.keys() - played.model.keys() == {"watched.norm.mean", "watched.norm.var"}
+    played.play([1, 2])
+    assert played.jobs == ["generator"]
+    assert bool(torch.isfinite(played.state.variables["watched.norm.mean"]).all())
+
+
+def test_a_generator_starts_from_the_one_before(
+    little_fleet: Callable[..., Any], digits: Corpus, stream: list[list[Any]]
+) -> None:
+    model = growing(mlp(SHAPE, 4, (6,)), ClassTasks.of(4, 4, range(4)), SHAPE)
+    method = mfcl(replace(INGREDIENTS, model=model), **SHORT)
+    periods = [[np.flatnonzero(digits.train.y == task)[:20]] for task in range(4)]
+    played = little_fleet(method, model.init(0), [], stream=periods)
+    played.corpus = digits
+    for _ in range(3):
+        played.play([0])
+    first, second = (ask.shared["generator"] for ask in played.asks[1:])
+    assert int(first["norm.num_batches_tracked"]) == 20
+    assert int(second["norm.num_batches_tracked"]) == 40
+
+
+def test_synthetic_samples_made_once_travel_in_place_of_the_generator(fleet: Callable[..., Any]) -> None:
+    played = fleet(mfcl(INGREDIENTS, **SHORT, samples=5), executor=Checked(Serial(), Vmapped(2)))
+    played.play([0, 1, 2])
+    played.play([0, 1])
+    shared = played.asks[1].shared
+    assert list(shared) == ["model", "previous", "synthetic"]
+    assert shared["synthetic"]["x"].shape == (10, *SHAPE)
+    assert shared["synthetic"]["y"].bincount(minlength=4).tolist() == [5, 0, 5, 0]
+    played.play([2])
+    assert int(played.state.kept["generator"]["norm.num_batches_tracked"]) == 20
+
+
+def test_making_samples_takes_convolutions_and_reading_them_does_not() -> None:
+    for samples, kind in ((0, "convolutional"), (3, "dense")):
+        programs = mfcl(INGREDIENTS, **SHORT, samples=samples).programs
+        assert not isinstance(programs["train"], OfItsOwnKind)
+        assert programs["rehearse"].kind == kind
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "whole"),
+    [
+        (mfcl, {}, True),
+        (mfcl, {"distillation": 0.0}, False),
+        (mfcl, {"distillation": 0.0, "targets": "model"}, True),
+        (fedavg_gen, {}, False),
+        (fedavg_gen, {"targets": "model"}, True),
+        (fedavg_gen, {"targets": "model", "samples": 3}, False),
+    ],
+)
+def test_the_previous_model_travels_where_devices_ask_it_something(
+    fleet: Callable[..., Any], method: Any, options: dict[str, Any], whole: bool
+) -> None:
+    played = fleet(method(INGREDIENTS, **SHORT, **options))
+    played.play([0, 1])
+    before = played.model
+    played.play([1, 2])
+    sent = played.asks[-1].shared["previous"]
+    assert sent.keys() == (before.keys() if whole else {SEEN})
+    assert all(torch.equal(leaf, before[name]) for name, leaf in sent.items())
+
+
+def test_pictures_show_every_class_of_earlier_tasks(fleet: Callable[..., Any]) -> None:
+    played = fleet(mfcl(INGREDIENTS, **SHORT), rounds_per_period=2)
+    assert isinstance(played.algorithm, Picturing)
+    for cohort in ([0, 1, 2], [1]):
+        played.play(cohort)
+        assert played.algorithm.pictures(played.state, 3, 1) == {}
+    played.play([0])
+    pictures, again = (played.algorithm.pictures(played.state, 10, seed) for seed in (1, 1))
+    assert pictures["x"].shape == (20, *SHAPE)
+    assert pictures["y"].bincount(minlength=4).tolist() == [10, 0, 10, 0]
+    assert torch.equal(pictures["x"], again["x"])
+    assert not torch.equal(pictures["x"], played.algorithm.pictures(played.state, 10, 2)["x"])
+    played.play([2])
+    assert torch.equal(pictures["x"], played.algorithm.pictures(played.state, 10, 1)["x"])
+
+
+def test_a_round_tells_how_good_the_generator_is_that_it_rehearsed_from(fleet: Callable[..., Any]) -> None:
+    played = fleet(mfcl(INGREDIENTS, **SHORT), rounds_per_period=2)
+    assert isinstance(played.algorithm, Remarking)
+    for cohort in ([0, 1, 2], [1]):
+        played.play(cohort)
+        assert played.algorithm.remarks(played.state) == {}
+    before = played.state.variables
+    played.play([0])
+    said = played.algorithm.remarks(played.state)
+    assert list(said) == ["generator"]
+    names = ["cross_entropy", "diversity", "batch_statistics", "image_prior", "recognised"]
+    assert list(said["generator"]) == names
+    played.play([2])
+    assert played.algorithm.remarks(played.state) == said
+
+    generator, draws = played.state.kept["generator"], seeds.generator(5, round=3, purpose="generator/judged")
+    z = torch.from_numpy(draws.standard_normal((8, 6), "float32"))
+    made = generator_for(SHAPE, 6).images(generator, z)
+    logits = MODEL.apply(unwatched(before), made, False)[0].logits
+    intended = z[:, :2].argmax(1) * -2 + 2  # the classes 2 and 0, in the order in which they came
+    assert said["generator"]["recognised"] == (logits.argmax(1) == intended).float().mean()
+    assert said["generator"]["cross_entropy"] == pytest.approx(float(functional.cross_entropy(logits, intended)))
+
+
+def test_where_noise_tells_no_class_none_can_be_recognised(fleet: Callable[..., Any]) -> None:
+    played = fleet(mfcl(INGREDIENTS, **SHORT, targets="model", image_prior=0.0))
+    played.play([0, 1])
+    played.play([1, 2])
+    said = played.algorithm.remarks(played.state)["generator"]
+    assert list(said) == ["cross_entropy", "diversity", "batch_statistics"]
+    pictures = played.algorithm.pictures(played.state, 10, 1)
+    logits = MODEL.apply(played.state.kept["previous"], pictures["x"], False)[0].logits
+    assert torch.equal(pictures["y"], logits.argmax(1))
+
+
+def test_the_other_targets_are_what_the_previous_model_says(fleet: Callable[..., Any]) -> None:
+    for samples in (0, 5):
+        played = fleet(mfcl(INGREDIENTS, **SHORT, targets="model", samples=samples))
+        played.play([0, 1])
+        played.play([1, 2])
+        assert set(played.state.kept["previous"][SEEN].nonzero()[:, 0].tolist()) == {0, 2}
+    said = MODEL.apply(played.asks[1].shared["previous"], played.asks[1].shared["synthetic"]["x"], False)[0].logits
+    assert torch.equal(said.argmax(1), played.asks[1].shared["synthetic"]["y"])
+
+
+def test_the_same_synthetic_sample_is_as_likely_as_any_other() -> None:
+    shared = {"synthetic": {"x": torch.arange(8.0)[:, None], "y": torch.arange(8)}}
+    x, y = stored(shared, torch.randn(4000, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(x[:, 0].long(), y)
+    assert y.bincount(minlength=8).min() > 430
+    assert stored(shared, torch.tensor([-9.0, 0.0, 9.0]))[1].tolist() == [0, 4, 7]
+
+
+def facts(task: int) -> Facts:
+    zero = torch.tensor(0)
+    return Facts(
+        torch.tensor(4), zero, torch.tensor(0.5), zero, torch.tensor(task), torch.tensor(True), torch.tensor([0] * 4)
+    )
+
+
+class Case:
+    """A model in its second task, and a joined batch: three real samples, the last of them padding, two synthetic."""
+
+    def __init__(self) -> None:
+        self.previous = MODEL.init(0)
+        self.variables = MODEL.entered({**self.previous, "fc1.bias": self.previous["fc1.bias"] + 0.1}, 1, 7)
+        x = torch.randn(5, *SHAPE, generator=torch.Generator().manual_seed(0))
+        weight = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
+        self.batch = Batch(x, torch.tensor([3, 1, 3, 0, 2]), weight)
+        self.counted = torch.tensor([0, 1, 3, 4])
+
+    def value(self, **settings: Any) -> Tensor:
+        defaults: dict[str, Any] = {
+            "split": True,
+            "fine_tuning": 0.0,
+            "distillation": 0.0,
+            "distillation_scale": "sum",
+        }
+        loss = StableLoss(MODEL, MODEL, 2, **{**defaults, **settings})
+        return loss(self.variables, self.batch, {"previous": self.previous}, {}, facts(1)).value
+
+    def outputs(self, variables: Tree) -> Any:
+        return MODEL.apply(variables, self.batch.x, True)[0]
+
+
+def test_the_parts_of_the_loss() -> None:
+    case = Case()
+    outputs, before = case.outputs(case.variables), case.outputs(case.previous)
+    new = functional.cross_entropy(outputs.logits[:2][:, [1, 3]], torch.tensor([1, 0]))
+    torch.testing.assert_close(case.value(), new)
+    everything = functional.cross_entropy(outputs.logits[:2], case.batch.y[:2])
+    torch.testing.assert_close(case.value(split=False), everything)
+    tuning = functional.cross_entropy(outputs.logits[case.counted], case.batch.y[case.counted])
+    torch.testing.assert_close(case.value(fine_tuning=2.0) - new, 2 * tuning)
+    head = case.previous["fc2.weight"][[0, 2]]
+    drift = ((outputs.features - before.features)[case.counted] @ head.t()).square().sum(1).mean()
+    torch.testing.assert_close(case.value(distillation=3.0) - new, 3 * drift)
+    torch.testing.assert_close(case.value(distillation=3.0, distillation_scale="mean") - new, 1.5 * drift)
+
+
+def test_fine_tuning_moves_the_classifier_only_and_the_new_head_learns_by_real_samples_only() -> None:
+    case = Case()
+
+    def slopes(**settings: Any) -> Tree:
+        trained = {name: leaf for name, leaf in case.variables.items() if name != SEEN}
+
+        def value(trained: Tree) -> Tensor:
+            case.variables = {**trained, SEEN: torch.ones(4)}
+            return case.value(**settings)
+
+        found: Tree = torch.func.grad(value)(trained)
+        return found
+
+    plain = slopes()
+    assert plain["fc2.weight"][[0, 2]].abs().max() == 0
+    tuned = slopes(fine_tuning=1.0)
+    assert torch.equal(tuned["fc1.weight"], plain["fc1.weight"])
+    assert tuned["fc2.weight"][[0, 2]].abs().sum(1).min() > 0
+
+
+def test_a_step_joins_synthetic_samples_unless_the_device_has_none_of_its_own() -> None:
+    seen: list[Batch] = []
+
+    class Recorded(StableLoss):
+        def __call__(self, variables: Tree, batch: Batch, *rest: Any) -> Any:
+            seen.append(batch)
+            return super().__call__(variables, batch, *rest)
+
+    method = mfcl(INGREDIENTS, **SHORT)
+    program = method.programs["rehearse"]
+    assert isinstance(program, RehearsingSGD)
+    assert program.noise == {NOISE: (3, 6)}
+    assert program.passes == 2 * (1 + 3 / 5)
+    generator = method._training.generator
+    case, made = Case(), generator.model.init(0)
+    program = replace(
+        program, model=MODEL, loss=Recorded(MODEL, MODEL, 3, True, 1.0, 1.0, "sum"), synthetic=program.synthetic
+    )
+    shared = {"model": case.variables, "previous": case.previous, "generator": made}
+    z = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+    for weight in (torch.tensor([1.0, 1.0, 0.0]), torch.zeros(3)):
+        batch = Batch(case.batch.x[:3], case.batch.y[:3], weight)
+        program.step(program.begin(shared, {}, facts(1)), batch, shared, {}, facts(1), {NOISE: z})
+    images, classes = generated(generator, MODEL, "noise")(shared, z)
+    assert torch.equal(classes, intended_classes(MODEL, case.previous[SEEN] > 0, z))
+    assert torch.equal(seen[0].x, torch.cat([case.batch.x[:3], images]))
+    assert torch.equal(seen[0].y, torch.cat([case.batch.y[:3], classes]))
+    assert [part.weight.tolist() for part in seen] == [[1, 1, 0, 1, 1, 1], [0] * 6]
+
+
+def test_without_further_terms_it_is_federated_averaging_with_generated_samples(fleet: Callable[..., Any]) -> None:
+    played = fleet(fedavg_gen(INGREDIENTS, **SHORT), executor=Checked(Serial(), Vmapped(2)))
+    played.play([0, 1, 2])
+    played.play([0, 2])
+    assert list(played.asks[1].shared) == ["model", "previous", "generator"]
+    first, rehearse = (played.algorithm.programs[name] for name in ("train", "rehearse"))
+    assert type(first.loss) is type(rehearse.loss)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "sentence"),
+    [
+        ({"model": mlp(SHAPE, 4)}, {}, "the stream brings none; set stream.kind = 'classes'"),
+        ({"criterion": reweighted_softmax}, {}, "has a loss of its own"),
+        ({}, {"noise": 3}, "stand for the 4 classes, but there are 3; set algorithm.options.noise = 4 or more"),
+        ({"model": growing(mlp((1, 12, 12), 4), TASKS, (1, 12, 12)), "input_shape": (1, 12, 12)}, {}, "no generator"),
+        ({"model": growing(mlp(SHAPE, 4, ()), TASKS, SHAPE)}, {}, "no layers that report any"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(changes: dict[str, Any], options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        mfcl(replace(INGREDIENTS, **changes), **options)

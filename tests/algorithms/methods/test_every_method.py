@@ -1,0 +1,179 @@
+"""What holds for all methods alike: with which loss, in what company, over whose devices, and what leaves a device.
+
+Each is played on all of its devices' samples at once and, where a test says ``in_tasks``, on a stream of two tasks that
+bring two classes each. Methods that remember earlier tasks are played on the latter only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedemu.algorithms.data.corpus import Corpus
+from fedemu.algorithms.interface import Algorithm, Ask, Model, Revealing, Tree
+from fedemu.algorithms.interface.values import Labelled, PublicData
+from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.models.growing import SEEN, growing
+from fedemu.algorithms.models.image_generator import generator_for
+from fedemu.algorithms.registry import ALGORITHMS, build_algorithm, find_criterion
+from fedemu.algorithms.streams.tasks import ClassTasks
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.coordinator.payload import PayloadTemplate
+from fedemu.device.executors import Checked
+from fedemu.device.executors_serial import Serial
+from fedemu.device.executors_vmapped import Vmapped
+from fedemu.protocol.errors import ConfigurationError
+
+NOISE = 6
+GENERATOR: dict[str, Any] = {"iterations": 2, "generator_batch": 4, "noise": NOISE, "synthetic_batch": 3}
+SHORT: dict[str, dict[str, Any]] = {
+    "fedcurv": {"samples": 6, "penalty": 0.01},
+    "feddf": {"server_batches": 4, "evaluate_every": 2},
+    "fedreg": {"iterations": 2, "rehearsals": 2},
+    "flashback": {"server_epochs": 2},
+    "fedavg_finetuned": {"server_epochs": 2},
+    "mfcl": GENERATOR,
+    "fedavg_gen": GENERATOR,
+    "fedcil": {"noise": NOISE, "server_iterations": 2, "server_samples": 4},
+}
+NEED_TASKS = {"mfcl", "fedavg_gen", "fedprox_plus", "fedlwf_2t", "fedcil"}
+OWN_LOSS = {"flashback", "mfcl", "fedavg_gen", "fedcil"}
+TELL_LABEL_COUNTS = {"flashback", "fedcil"}
+
+SHAPE, CLASSES, WIDTH = (1, 8, 8), 4, 6
+MODEL = mlp(SHAPE, CLASSES, (WIDTH,))
+GROWING = growing(MODEL, ClassTasks.of(CLASSES, 2, [2, 0, 3, 1]), SHAPE)
+SHARES = [np.arange(40 * i, 40 * i + 10 + 7 * i) for i in range(4)]
+# Labels go 0, 1, 2, 3, 0, ...: the second task brings the odd ones, of which the last device has none.
+STREAM = [[*(share[first::2] for share in SHARES), np.arange(200, 212 - 12 * first, 2)] for first in (0, 1)]
+SETTINGS = [
+    *(pytest.param(name, False, id=name) for name in ALGORITHMS if name not in NEED_TASKS),
+    *(pytest.param(name, True, id=f"{name}-in_tasks") for name in ALGORITHMS),
+]
+EVERY_METHOD = pytest.mark.parametrize(("name", "in_tasks"), SETTINGS)
+
+
+def model_of(in_tasks: bool) -> Model:
+    return GROWING if in_tasks else MODEL
+
+
+def build(name: str, in_tasks: bool, loss: str = "cross_entropy") -> Algorithm[Any]:
+    model = model_of(in_tasks)
+    ingredients = Ingredients(
+        model, find_criterion(loss, model), CLASSES, 2, 5, 0.05, 0.5, devices=5, public=True, input_shape=SHAPE
+    )
+    return build_algorithm(name, SHORT.get(name, {}), ingredients)
+
+
+@pytest.fixture(scope="module")
+def corpus(corpus: Corpus) -> Corpus:
+    """The middle of the pictures, of a size that there is a generator for."""
+    split = replace(corpus.train, x=np.ascontiguousarray(corpus.train.x[:, :, 2:10, 2:10]))
+    return replace(corpus, train=split, test=split, input_shape=SHAPE)
+
+
+@pytest.fixture(scope="module")
+def public(corpus: Corpus) -> PublicData:
+    parts = [Labelled(*corpus.batch(corpus.train, np.arange(start, start + 40))) for start in (300, 340)]
+    return PublicData(*parts)
+
+
+@pytest.fixture
+def fleet(little_fleet: Callable[..., Any], public: PublicData) -> Callable[..., Any]:
+    """``fleet(name, in_tasks)``, with a round for each task."""
+
+    def make(name: str, in_tasks: bool, loss: str = "cross_entropy", **fields: Any) -> Any:
+        over = {"stream": STREAM if in_tasks else (), "public": public}
+        return little_fleet(build(name, in_tasks, loss), model_of(in_tasks).init(0), SHARES, **over, **fields)
+
+    return make
+
+
+@EVERY_METHOD
+def test_it_plays_where_devices_come_and_go_and_no_executor_changes_what_comes_of_it(
+    name: str, in_tasks: bool, fleet: Callable[..., Any]
+) -> None:
+    """``Checked`` compares both executors on every ask, own states included.
+
+    In the second task, which begins with the third round, device 2 is there for the first time, device 4 has no
+    samples, and device 0 has a state of the first round only.
+    """
+    played = fleet(name, in_tasks, executor=Checked(Serial(), Vmapped(2)), rounds_per_period=2)
+    first = played.model
+    everywhere = [([0, 1, 3], []), ([0, 3], [0]), ([0, 1, 2, 3], [1])]
+    for cohort, lost in [*everywhere[:2], ([0, 2, 4], [0]), everywhere[2]] if in_tasks else everywhere:
+        played.play(cohort, lost)
+        assert all(bool(torch.isfinite(leaf).all()) for leaf in played.model.values())
+    assert any(not torch.equal(leaf, first[key]) for key, leaf in played.model.items())
+    if in_tasks:
+        assert played.model[SEEN].tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_reweighted_softmax_goes_with_it_unless_cross_entropy_is_built_into_its_loss(
+    name: str, fleet: Callable[..., Any]
+) -> None:
+    in_tasks = name in NEED_TASKS
+    if name in OWN_LOSS:
+        with pytest.raises(ConfigurationError, match="has a loss of its own"):
+            build(name, in_tasks, "wsm")
+        return
+    with_it, without_it = (fleet(name, in_tasks, loss) for loss in ("wsm", "cross_entropy"))
+    for played in (with_it, without_it):
+        played.play([0, 1, 2])
+    assert any(not torch.equal(leaf, without_it.model[key]) for key, leaf in with_it.model.items())
+
+
+def in_rounds(played: Any, cohort: list[int], in_tasks: bool) -> Iterator[Ask]:
+    """What was asked in a round or, in tasks, in one of each."""
+    for _ in range(2 if in_tasks else 1):
+        played.play(cohort)
+        yield played.asks[-1]
+
+
+@EVERY_METHOD
+def test_what_leaves_a_device(name: str, in_tasks: bool, fleet: Callable[..., Any]) -> None:
+    played = fleet(name, in_tasks)
+    for ask in in_rounds(played, [0, 2], in_tasks):
+        program: Any = played.algorithm.programs[ask.program]
+        reply = PayloadTemplate.of(program.payload(ask.shared)).bytes / 4
+        assert reply == pytest.approx(weight_of_a_reply(name, model_of(in_tasks).init(0)), rel=0.01)
+        assert program.declares_label_counts == (name in TELL_LABEL_COUNTS)
+        told = {device: result.label_counts is not None for device, result in played.results.items()}
+        assert set(told.values()) == {name in TELL_LABEL_COUNTS}
+
+
+def weight_of_a_reply(name: str, model: Tree) -> int:
+    """In numbers: models, the statistics of a layer or, in FedCIL, a generator by noise and class and a second head."""
+    numbers = sum(leaf.numel() for leaf in model.values())
+    generator = generator_for(SHAPE, NOISE + CLASSES).model.init(0)
+    match name:
+        case "scaffold":
+            return 2 * numbers
+        case "fedcurv":
+            return 3 * numbers
+        case "mfcl" | "fedavg_gen":
+            return numbers + 2 * WIDTH
+        case "fedcil":
+            return numbers + WIDTH + 1 + sum(leaf.numel() for leaf in generator.values())
+    return numbers
+
+
+@EVERY_METHOD
+def test_a_reply_tells_the_devices_model(name: str, in_tasks: bool, fleet: Callable[..., Any]) -> None:
+    """Diagnosis looks at it: where one device takes part and nothing is trained after it, it is the global model."""
+    played = fleet(name, in_tasks)
+    for ask in in_rounds(played, [3], in_tasks):
+        program = played.algorithm.programs[ask.program]
+        assert isinstance(program, Revealing)
+        found = program.local_model(ask.shared, played.payloads[3])
+        assert found.keys() == played.model.keys()
+        # A generator is trained before devices are asked.
+        if {*played.jobs} <= {"generator"}:
+            for key, leaf in found.items():
+                torch.testing.assert_close(leaf, played.model[key])

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedemu.algorithms.interface import Context, Reply, ServerJob, Tree
+from fedemu.algorithms.interface.values import Labelled, PublicData
+from fedemu.algorithms.methods.fedavg import fedavg
+from fedemu.algorithms.methods.feddf import agreement, cosine
+from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.registry import build_algorithm
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.objective import cross_entropy
+from fedemu.algorithms.training.server_training import predict
+from fedemu.algorithms.trees import add, model_digest, unflatten
+from fedemu.protocol.errors import ConfigurationError
+
+MODEL = mlp((1, 12, 12), 4, (8,))
+ONE_CLASS_EACH = [np.arange(0, 80, 4), np.arange(1, 80, 4)]
+SHORT = {"server_batches": 60, "evaluate_every": 20, "server_batch": 10}
+ROWS = torch.arange(2)
+
+
+def ingredients(public: bool = True) -> Ingredients:
+    return Ingredients(MODEL, cross_entropy, 4, epochs=1, batch_size=5, lr=0.05, devices=2, public=public)
+
+
+def test_the_loss_is_the_divergence_from_the_ensemble() -> None:
+    # Each row: 0.75 ln(0.75 / 0.5) + 0.25 ln(0.25 / 0.5) against an even student, and 0 against itself.
+    lessons = {"probabilities": torch.tensor([[0.75, 0.25], [0.5, 0.5]])}
+    loss = agreement(2.0, torch.zeros(2, 2), torch.tensor([0, 1]), lessons, ROWS)
+    assert float(loss) == pytest.approx((0.75 * math.log(1.5) + 0.25 * math.log(0.5)) / 2)
+
+
+def test_labels_of_the_training_part_do_not_matter(little_fleet: Callable[..., Any], public: PublicData) -> None:
+    def played(labels: torch.Tensor) -> Any:
+        data = PublicData(Labelled(public.train.x, labels), public.validation)
+        method = build_algorithm("feddf", SHORT, ingredients())
+        fleet = little_fleet(method, MODEL.init(0), ONE_CLASS_EACH, public=data)
+        fleet.play([0, 1])
+        return fleet.model
+
+    assert model_digest(played(public.train.y)) == model_digest(played(3 - public.train.y))
+
+
+def test_the_rate_falls_to_zero_along_half_a_cosine() -> None:
+    rate = partial(cosine, 0.5, 100)
+    assert [rate(0), rate(50), rate(100)] == pytest.approx([0.5, 0.25, 0.0])
+
+
+def test_the_target_is_what_the_mean_of_the_local_logits_says(
+    little_fleet: Callable[..., Any], public: PublicData
+) -> None:
+    method = build_algorithm("feddf", {**SHORT, "temperature": 2.0}, ingredients())
+    fleet = little_fleet(method, MODEL.init(0), ONE_CLASS_EACH, public=public)
+    start = fleet.model
+    fleet.play([0, 1])
+    logits = [predict(MODEL, add(start, fleet.payloads[i]["delta"]), public.train.x) for i in (0, 1)]
+    torch.testing.assert_close(
+        fleet.carries[0]["lessons/probabilities"], (torch.stack(logits).mean(0) / 2.0).softmax(-1)
+    )
+
+
+def test_the_average_learns_to_agree_with_the_ensemble(little_fleet: Callable[..., Any], public: PublicData) -> None:
+    method = build_algorithm("feddf", SHORT, ingredients())
+    fleet = little_fleet(method, MODEL.init(0), ONE_CLASS_EACH, public=public)
+    plain = little_fleet(fedavg(ingredients()), MODEL.init(0), ONE_CLASS_EACH)
+    fleet.play([0, 1])
+    plain.play([0, 1])
+    assert fleet.jobs == ["distillation"]
+    carry = unflatten(fleet.carries[0])
+
+    def divergence(model: Tree) -> float:
+        logits = predict(MODEL, model, public.train.x)
+        return float(agreement(1.0, logits, public.train.y, carry["lessons"], torch.arange(40)))
+
+    assert divergence(carry["model"]) < 0.5 * divergence(plain.model)
+
+
+def test_rounds_follow_each_other(little_fleet: Callable[..., Any], public: PublicData) -> None:
+    method = build_algorithm("feddf", SHORT, ingredients())
+    fleet = little_fleet(method, MODEL.init(0), ONE_CLASS_EACH, public=public)
+    fleet.play([0, 1], lost=[0])
+    fleet.play([1])
+    assert fleet.jobs == ["distillation", "distillation"]
+
+
+def test_batches_are_rounded_up_to_whole_evaluations(public: PublicData) -> None:
+    context = Context(round=1, task=0, seed=1, classes=4, public=public)
+    method = build_algorithm("feddf", {"server_batches": 250}, ingredients())
+    script = method.round(method.init(MODEL.init(0), context), context)
+    next(script)
+    job = script.send(Reply({"delta": MODEL.init(1), "locals": []}, ()))
+    assert isinstance(job, ServerJob)
+    assert job.steps == 3
+
+
+def test_it_is_refused_without_public_data() -> None:
+    with pytest.raises(ConfigurationError, match="'feddf' needs public data"):
+        build_algorithm("feddf", {}, ingredients(public=False))

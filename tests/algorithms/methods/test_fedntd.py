@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedemu.algorithms.interface import Batch, Model, Outputs, Tree
+from fedemu.algorithms.methods.fedavg import FedAvg, fedavg
+from fedemu.algorithms.methods.fedntd import fedntd, preservation
+from fedemu.algorithms.models.feed_forward import cnn, mlp
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.losses import not_true_distillation
+from fedemu.algorithms.training.objective import Pass, cross_entropy
+from fedemu.device.executors import Checked
+from fedemu.device.executors_serial import Serial
+from fedemu.device.executors_vmapped import Vmapped
+
+SHAPE = (1, 12, 12)
+MLP = mlp(SHAPE, 4, (8,))
+UNEVEN = [np.arange(0, 40, 4), np.arange(1, 70, 2), np.arange(0, 3), np.arange(0)]
+
+
+def ingredients(model: Model = MLP, **settings: Any) -> Ingredients:
+    return Ingredients(model, cross_entropy, **{"classes": 4, "epochs": 2, "batch_size": 8, "lr": 0.05, **settings})
+
+
+def same(left: Tree, right: Tree) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+class Louder:
+    """Logits ``w·x``, twice as large in training; ``w [classes]``, ``x [batch, 1]``."""
+
+    kind = "dense"
+    buffers: frozenset[str] = frozenset()
+
+    def init(self, seed: int) -> Tree:
+        return {"w": torch.tensor([1.0, -0.5, 2.0])}
+
+    def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
+        logits = x * variables["w"] * (2 if train else 1)
+        return Outputs(logits, x, {}), {}
+
+
+def test_the_teacher_is_the_sent_model_in_evaluation_mode_on_the_same_batch() -> None:
+    model: Any = Louder()
+    batch = Batch(torch.tensor([[1.0], [3.0], [-1.0]]), torch.tensor([0, 2, 1]), torch.tensor([1.0, 1.0, 0.0]))
+    sent, trained = model.init(0), {"w": torch.tensor([0.0, 1.0, 0.5])}
+    facts: Any = None
+    at = Pass(trained, model.apply(trained, batch.x, True)[0], batch, {"model": sent}, {}, facts)
+    expected = not_true_distillation(2 * batch.x * trained["w"], batch.x * sent["w"], batch.y, 3.0, batch.weight)
+    torch.testing.assert_close(preservation(0.7, 3.0)(model, at), 0.7 * expected)
+
+
+def test_without_distillation_it_is_fedavg_to_the_bit(little_fleet: Callable[..., Any]) -> None:
+    plain, distilled = (
+        little_fleet(algorithm, MLP.init(0), UNEVEN)
+        for algorithm in (fedavg(ingredients()), fedntd(ingredients(), beta=0.0))
+    )
+    for _ in range(2):
+        plain.play([0, 1, 2])
+        distilled.play([0, 1, 2])
+    assert same(plain.model, distilled.model)
+
+
+def test_a_first_step_is_fedavgs_because_the_student_is_its_teacher(little_fleet: Callable[..., Any]) -> None:
+    once = ingredients(epochs=1, batch_size=40)
+    plain, distilled = (little_fleet(algorithm, MLP.init(0), UNEVEN) for algorithm in (fedavg(once), fedntd(once)))
+    plain.play([0, 1])
+    distilled.play([0, 1])
+    for name, leaf in plain.model.items():
+        torch.testing.assert_close(distilled.model[name], leaf)
+
+
+def test_it_keeps_the_local_model_nearer_to_the_teachers_other_classes(little_fleet: Callable[..., Any]) -> None:
+    variables = MLP.init(0)
+    one_class = [np.arange(0, 160, 4)]
+
+    def divergence(algorithm: FedAvg) -> float:
+        fleet = little_fleet(algorithm, variables, one_class)
+        fleet.play([0])
+        x, y = fleet.corpus.batch(fleet.corpus.train, one_class[0])
+        student, teacher = (MLP.apply(tree, x, False)[0].logits for tree in (fleet.model, variables))
+        return float(not_true_distillation(student, teacher, y, 1.0))
+
+    assert divergence(fedntd(ingredients(), beta=5.0)) < 0.5 * divergence(fedavg(ingredients()))
+
+
+def test_it_sends_and_keeps_what_fedavg_does(little_fleet: Callable[..., Any]) -> None:
+    fleet = little_fleet(fedntd(ingredients()), MLP.init(0), UNEVEN)
+    fleet.play([0, 1])
+    assert [payload.keys() for payload in fleet.payloads.values()] == [{"delta"}] * 2
+    assert fleet.own == {}
+    assert fleet.asks[0].shared.keys() == {"model"}
+
+
+@pytest.mark.parametrize("model", [MLP, cnn(SHAPE, 4)], ids=["mlp", "cnn"])
+def test_serial_and_vmapped_agree(little_fleet: Callable[..., Any], model: Model) -> None:
+    executor = Checked(Serial(), Vmapped(2))
+    few = [share[:9] for share in UNEVEN]
+    fleet = little_fleet(fedntd(ingredients(model), tau=2.0), model.init(0), few, executor=executor)
+    fleet.play([0, 1, 2, 3])
+    assert all(leaf.isfinite().all() for leaf in fleet.model.values())

@@ -1,0 +1,218 @@
+"""Replay around methods: rounds, states, what is asked when a period ends, what leaves a device, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedemu.algorithms.interface import Context, Remarking, Selecting
+from fedemu.algorithms.methods.fedavg import fedavg
+from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.registry import build_algorithm
+from fedemu.algorithms.replay.replay import LOOKS_AT_MODEL, ReplaySettings, with_replay
+from fedemu.algorithms.replay.selection.selection import STRATEGIES
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.objective import cross_entropy
+from fedemu.algorithms.trees import flatten as wire_names
+from fedemu.coordinator.outline import flatten, restore
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
+
+MODEL = mlp((1, 12, 12), 4, (6,))
+BUDGET = 5
+STRATEGY_NAMES = [name for name in (*STRATEGIES, "coordinated") if name != "none"]
+STREAM = [[np.arange(100 * t + 30 * i, 100 * t + 30 * i + size) for i, size in enumerate((12, 3, 0))] for t in range(3)]
+"""Three devices, with more samples than the budget, with fewer, and with none."""
+
+
+def ingredients(**fields: Any) -> Ingredients:
+    return replace(Ingredients(MODEL, cross_entropy, 4, 1, 4, 0.05, devices=3, input_shape=(1, 12, 12)), **fields)
+
+
+def built(strategy: str, method: str = "fedavg", **fields: Any) -> Any:
+    inner = build_algorithm(method, {}, ingredients())
+    return with_replay(inner, ReplaySettings(strategy, BUDGET, periods=len(STREAM), **fields), ingredients())
+
+
+@pytest.fixture
+def fleet(little_fleet: Callable[..., Any]) -> Callable[..., Any]:
+    """A fleet whose periods take two rounds each."""
+
+    def begin(algorithm: Any, budget: int = BUDGET, stream: Any = STREAM) -> Any:
+        return little_fleet(algorithm, MODEL.init(0), [], stream=stream, budget=budget, rounds_per_period=2)
+
+    return begin
+
+
+def play(fleet: Any, rounds: int) -> Any:
+    for _ in range(rounds):
+        fleet.play([0, 1])
+    return fleet
+
+
+def kept(fleet: Any) -> dict[int, list[int]]:
+    return {device: buffer.indices.tolist() for device, buffer in sorted(fleet.buffers.items())}
+
+
+@pytest.mark.parametrize("strategy", STRATEGY_NAMES)
+def test_devices_select_when_a_period_ends_within_budget_and_the_same_each_time(fleet: Any, strategy: str) -> None:
+    played = play(fleet(built(strategy)), 1)
+    assert [ask.program for ask in played.asks] == ["train"]
+    assert played.algorithm.remarks(played.state) == {}
+    play(played, 3)
+    period = ["train", "train", *["gradient_sum"] * (strategy == "coordinated"), "select"]
+    assert [ask.program for ask in played.asks] == period * 2
+    for device, parts in enumerate(zip(*STREAM, strict=True)):
+        buffer, had = played.buffers[device], np.concatenate(parts[:2])
+        assert len(buffer) == min(BUDGET, len(had))
+        assert set(buffer.indices) <= set(had)
+        assert (buffer.periods == buffer.indices // 100).all()
+        assert (buffer.period, buffer.seen) == (2, len(had))
+    assert kept(play(fleet(built(strategy)), 4)) == kept(played)
+
+
+@pytest.mark.parametrize("strategy", STRATEGY_NAMES)
+def test_only_strategies_that_look_at_the_model_are_sent_it(fleet: Any, strategy: str) -> None:
+    ask = play(fleet(built(strategy)), 2).asks[-1]
+    assert ask.cohort == "online"
+    assert ask.optional
+    assert ("model" in ask.shared) == (strategy in LOOKS_AT_MODEL)
+    assert (built(strategy).selection.passes > 0) == (strategy in LOOKS_AT_MODEL)
+
+
+def test_nothing_is_asked_after_the_last_period(fleet: Any) -> None:
+    assert [ask.program for ask in play(fleet(built("reservoir")), 6).asks[-2:]] == ["train", "train"]
+
+
+def test_what_is_kept_goes_on_record_by_label_and_period(fleet: Any) -> None:
+    played = play(fleet(built("class_balanced")), 4)
+    indices = np.concatenate([buffer.indices for buffer in played.buffers.values()])
+    assert played.algorithm.remarks(played.state) == {
+        "replay": {
+            "period": 1,
+            "devices": 3,
+            "samples": 10,
+            "labels": np.bincount(indices % 4, minlength=4).tolist(),
+            "periods": np.bincount(indices // 100, minlength=3).tolist(),
+        }
+    }
+
+
+def test_without_a_census_only_the_number_of_samples_is_told(fleet: Any) -> None:
+    played = play(fleet(built("naive_uniform", census=False)), 2)
+    assert played.algorithm.remarks(played.state) == {"replay": {"period": 0, "devices": 3, "samples": 8}}
+    assert list(wire_names(played.payloads[0])) == ["census/samples"]
+
+
+def test_unlabelled_data_have_no_census_of_labels() -> None:
+    unlabelled = ingredients(labelled=False)
+    algorithm: Any = with_replay(fedavg(unlabelled), ReplaySettings("reservoir", periods=2), unlabelled)
+    assert {name: leaf.shape for name, leaf in algorithm.selection.payload({})["census"].items()} == {
+        "samples": (1,),
+        "periods": (2,),
+    }
+
+
+@pytest.mark.parametrize("form", ["mean", "each"])
+def test_only_sums_a_flag_and_the_census_leave_a_device(fleet: Any, form: str) -> None:
+    """Of whatever shape the sums are, it is the model's: nothing has a row per sample."""
+    played = play(fleet(built("coordinated", targets=form, iterations=2)), 1)
+    played.play([0, 1], online=[[0, 1, 2], [0, 2], [0, 1]])
+    sums = {name: (leaf.shape, leaf.dtype) for name, leaf in MODEL.init(0).items()}
+    counts = {"samples": 1, "labels": 4, "periods": 3}
+    census = {f"census/{name}": (torch.Size([size]), torch.int64) for name, size in counts.items()}
+    joined = {"joined/devices": (torch.Size([1]), torch.int64)} if form == "mean" else {}
+    key = "change" if form == "mean" else "sum"
+    expected = {f"{key}/{name}": what for name, what in sums.items()} | joined
+    _, first, second, last = played.sent
+    for answers, leaves in ((first, expected), (second, expected), (last, census)):
+        for payload in answers.values():
+            assert {name: (leaf.shape, leaf.dtype) for name, leaf in wire_names(payload).items()} == leaves
+    assert all(not result.metrics and result.label_counts is None for result in played.results.values())
+
+
+def test_a_payload_is_what_was_promised(fleet: Any) -> None:
+    played = play(fleet(built("coordinated")), 2)
+    for ask, answers in zip(played.asks[-2:], played.sent[-2:], strict=True):
+        promised = wire_names(played.algorithm.programs[ask.program].payload(ask.shared))
+        for payload in answers.values():
+            sent = wire_names(payload)
+            assert {name: (leaf.shape, leaf.dtype) for name, leaf in sent.items()} == {
+                name: (leaf.shape, leaf.dtype) for name, leaf in promised.items()
+            }
+
+
+def test_both_wire_forms_select_alike_with_a_real_model(fleet: Any) -> None:
+    stream = [[np.arange(100 * t + 25 * i, 100 * t + 25 * i + 14) for i in range(4)] for t in range(2)]
+    by_mean, by_each = (
+        play(fleet(built("coordinated", targets=form, iterations=3), stream=stream), 2) for form in ("mean", "each")
+    )
+    first, second = (played.algorithm.remarks(played.state)["coordination"] for played in (by_mean, by_each))
+    assert first["devices"] == second["devices"] == 4
+    assert first["objective"] == pytest.approx(second["objective"], rel=1e-5)
+    assert first["objective"] == sorted(first["objective"], reverse=True)
+    assert kept(by_mean) == kept(by_each)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon", "fedcurv"])
+def test_rounds_states_and_the_model_are_those_of_the_method(fleet: Any, little_fleet: Any, method: str) -> None:
+    replayed = play(fleet(built("coordinated", method)), 2)
+    plain = little_fleet(build_algorithm(method, {}, ingredients()), MODEL.init(0), STREAM[0])
+    play(plain, 2)
+    assert all(torch.equal(leaf, plain.model[name]) for name, leaf in replayed.model.items())
+    tensors: dict[str, torch.Tensor] = {}
+    outline = json.loads(json.dumps(flatten(replayed.state, tensors)))
+    example = replayed.algorithm.init(MODEL.init(0), Context(0, 0, 0, 4))
+    restored = restore(outline, tensors, example)
+    assert type(restored.inner) is type(replayed.state.inner)
+    assert restored.remarks == replayed.state.remarks
+    assert flatten(restored, {}) == flatten(replayed.state, {})
+
+
+def test_training_goes_over_the_buffer_and_the_periods_samples(fleet: Any) -> None:
+    played = play(fleet(built("naive_uniform")), 3)
+    assert [played.results[device].examples for device in (0, 1)] == [5 + 12, 3 + 3]
+
+
+def test_who_was_away_selects_at_its_next_work(fleet: Any) -> None:
+    played = play(fleet(built("coordinated")), 1)
+    played.play([1], online=[[1], [1]])
+    assert kept(played)[0] == []
+    played.play([0, 1])
+    assert len(played.buffers[0]) == BUDGET
+    assert played.buffers[0].period == 1
+
+
+def test_it_selects_and_remarks_and_keeps_what_the_method_says() -> None:
+    class Talking:
+        programs: Mapping[str, Any] = {}
+
+        def init(self, variables: Any, context: Any) -> Any:
+            return variables
+
+        def remarks(self, state: Any) -> Any:
+            return {"said": 3}
+
+    inner: Any = Talking()
+    algorithm: Any = with_replay(inner, ReplaySettings("reservoir"), ingredients())
+    assert isinstance(algorithm, Selecting)
+    assert isinstance(algorithm, Remarking)
+    assert algorithm.remarks(algorithm.init({}, Context(0, 0, 0, 4))) == {"said": 3}
+
+
+def test_without_a_strategy_the_method_stays_as_it_is() -> None:
+    inner = fedavg(ingredients())
+    assert with_replay(inner, ReplaySettings("none"), ingredients()) is inner
+
+
+@pytest.mark.parametrize("strategy", ["coordinated", "diversity", "diversity_convex", "gss_greedy", "gss_cluster"])
+def test_samples_without_a_gradient_are_selected_all_the_same(fleet: Any, strategy: str) -> None:
+    flat = ingredients(criterion=lambda logits, batch, facts: 0.0 * logits.sum())
+    algorithm = with_replay(fedavg(flat), ReplaySettings(strategy, BUDGET, periods=3), flat)
+    assert {device: len(indices) for device, indices in kept(play(fleet(algorithm), 2)).items()} == {0: 5, 1: 3, 2: 0}

@@ -1,0 +1,37 @@
+"""The coordinator's part of coordinated selection: the targets of both wire forms."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedemu.algorithms.interface import Reply
+from fedemu.algorithms.replay.coordination import EachTargets, MeanTargets, objective
+from fedemu.algorithms.replay.selection.selection import targets
+
+
+@settings(deadline=None)
+@given(st.lists(st.sets(st.integers(0, 5), min_size=1).map(sorted), min_size=1, max_size=5), st.integers(0, 99))
+def test_both_forms_give_the_same_targets_to_rounding(asked: Any, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    by_mean, by_each, last = MeanTargets(), EachTargets(), {}
+    for devices in asked:
+        now = {m: torch.from_numpy(random.normal(3.0, 1.0, 50).astype(np.float32)) for m in devices}
+        change = sum((now[m] - last.get(m, 0.0)).double() for m in devices).float()
+        joined = torch.tensor([len(now.keys() - last.keys())])
+        by_mean.add(Reply({"change": {"w": change}, "joined": {"devices": joined}}, ()))
+        by_each.add(Reply({"sum": [SimpleNamespace(device=m, load=partial(dict, w=now[m])) for m in devices]}, ()))
+        last |= now
+    expected = targets([last[m].double().numpy() for m in sorted(last)])
+    for row, m in enumerate(sorted(last)):
+        np.testing.assert_allclose(by_each.each()[m]["w"], expected[row], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(last[m] - by_mean.shared()["mean"]["w"], expected[row], rtol=1e-5, atol=1e-5)
+    assert by_mean.devices == by_each.devices == len(last)
+    assert objective(by_mean) == pytest.approx(objective(by_each), rel=1e-5)

@@ -1,0 +1,80 @@
+import math
+
+import numpy as np
+import pytest
+
+from fedemu.algorithms.data.partition import Partition
+from fedemu.algorithms.data.partitioners import iid
+from fedemu.algorithms.streams.tasks import ClassTasks, class_incremental, spread_by_task
+from fedemu.protocol.errors import ConfigurationError
+
+
+def seeded(seed=0):
+    return np.random.default_rng(seed)
+
+
+def partition(*shares):
+    return Partition.of([np.array(share, dtype=np.int64) for share in shares], 0.0, seeded())
+
+
+def by_period(schedule, device):
+    return [schedule.arrived(device, period, math.inf).tolist() for period in range(schedule.period_count)]
+
+
+def plan_of(tests):
+    return [tests.of_period(period).tolist() for period in range(len(tests))]
+
+
+def test_tasks_are_runs_of_the_class_order_and_the_first_are_larger():
+    tasks = ClassTasks.of(5, 2, [3, 0, 4, 2, 1])
+    assert (len(tasks), tasks.offsets.tolist()) == (2, [0, 3, 5])
+    assert tasks.task.tolist() == [0, 1, 1, 0, 0]
+    assert tasks.position.tolist() == [1, 4, 3, 0, 2]
+
+
+def test_samples_arrive_with_their_class_and_are_tested_with_it():
+    labels, test_labels = np.array([0, 1, 2, 3, 0, 1, 2, 3]), np.array([3, 2, 1, 0, 3])
+    tasks = ClassTasks.of(4, 2, [3, 0, 2, 1])
+    schedule, tests = class_incremental(
+        labels, test_labels, partition([0, 1, 2, 3, 4], [5, 6], [7]), tasks, generator=seeded()
+    )
+    held = [[sorted(samples) for samples in by_period(schedule, device)] for device in range(3)]
+    assert held == [[[0, 3, 4], [1, 2]], [[], [5, 6]], [[7], []]]
+    assert (plan_of(tests), tests.held_out) == ([[0, 3, 4], [1, 2]], False)
+
+
+def test_each_task_is_spread_by_itself():
+    labels = np.array([0, 1, 0, 1, 0, 1, 0, 1])
+    tasks = ClassTasks.of(2, 2, [1, 0])
+    shares = spread_by_task(labels, tasks, 2, lambda part: [np.arange(1), np.arange(1, len(part))])
+    assert [share.tolist() for share in shares] == [[0, 1], [2, 3, 4, 5, 6, 7]]
+    drawn = spread_by_task(labels, tasks, 2, lambda part: iid(len(part), 2, generator=seeded()))
+    assert [np.bincount(labels[share]).tolist() for share in drawn] == [[2, 2], [2, 2]]
+    with pytest.raises(ConfigurationError, match="task 0 was spread over 1 devices, but the fleet has 2"):
+        spread_by_task(labels, tasks, 2, lambda part: [np.arange(len(part))])
+
+
+@pytest.mark.parametrize(
+    ("classes", "tasks", "order", "complaint"),
+    [
+        (3, 4, [0, 1, 2], "stream.tasks = 4, but 3 classes make at least 1 task and at most 3"),
+        (3, 0, [0, 1, 2], "stream.tasks = 0, but"),
+        (3, 2, [0, 2], "the class order misses: 1; stream.order must name each of the classes 0 to 2 once, or none"),
+        (3, 2, [0, 2, 2, 1], "the class order repeats: 2; stream.order"),
+        (3, 2, [0, 3, 1], "the class order names a class that there is not: 3; stream.order"),
+    ],
+)
+def test_tasks_that_can_not_be_made_are_refused(classes, tasks, order, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        ClassTasks.of(classes, tasks, order)
+
+
+def test_a_task_without_samples_and_labels_of_other_classes_are_refused():
+    tasks = ClassTasks.of(3, 3, [0, 1, 2])
+    everything = partition(range(2))
+    with pytest.raises(ConfigurationError, match="period 2 of 3 has no sample to train on at any device"):
+        class_incremental(np.array([0, 1]), np.array([0, 1, 2]), everything, tasks, generator=seeded())
+    with pytest.raises(ConfigurationError, match="period 1 of 3 has no sample to test on"):
+        class_incremental(np.array([0, 1, 2]), np.array([0, 2]), partition(range(3)), tasks, generator=seeded())
+    with pytest.raises(ConfigurationError, match="made of 3 classes, but labels go from 1 to 3"):
+        class_incremental(np.array([1, 3]), np.array([0, 1, 2]), everything, tasks, generator=seeded())

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from torch import nn
+
+from fedemu.algorithms.interface import Model
+from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.models.resnet import resnet18
+from fedemu.algorithms.models.torch_module import from_module
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.objective import cross_entropy
+from fedemu.protocol.errors import ConfigurationError
+
+SHAPE = (1, 8, 8)
+
+
+def ingredients(model: Model, batch_size: int) -> Ingredients:
+    return Ingredients(model, cross_entropy, 3, 1, batch_size, 0.1, input_shape=SHAPE)
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize("model", [resnet18(SHAPE, 3, norm="batch", width=2), from_module(normalised)])
+def test_batches_of_one_are_refused_where_a_model_normalises_by_them(model: Model) -> None:
+    with pytest.raises(ConfigurationError, match=r"batch normalisation can't work with local\.batch_size = 1"):
+        ingredients(model, 1).local_sgd()
+    assert ingredients(model, 2).local_sgd().batch_size == 2
+
+
+@pytest.mark.parametrize("model", [resnet18(SHAPE, 3, norm="group", width=2), mlp(SHAPE, 3)])
+def test_batches_of_one_are_all_right_elsewhere(model: Model) -> None:
+    assert ingredients(model, 1).local_sgd().batch_size == 1
+
+
+def test_the_learning_rate_begins_anew_with_each_task_where_their_rounds_are_told() -> None:
+    plain = replace(ingredients(mlp(SHAPE, 3), 2), lr_decay=0.5)
+    assert plain.local_sgd().learning_rate(4, 1) == 0.0125
+    assert replace(plain, rounds_per_task=3).local_sgd().learning_rate(4, 1) == 0.1

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from fedemu.algorithms.interface import Batch, Facts
+from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.training.objective import Objective, cross_entropy, proximity
+
+ZERO = torch.tensor(0)
+FACTS = Facts(ZERO, ZERO, torch.tensor(0.1), ZERO, ZERO, torch.tensor(True), torch.tensor([1, 1, 1]))
+
+
+def batch(weight: list[float]) -> Batch:
+    torch.manual_seed(0)
+    return Batch(torch.randn(4, 6), torch.tensor([0, 2, 1, 2]), torch.tensor(weight))
+
+
+def test_cross_entropy_is_the_mean_that_torch_computes() -> None:
+    logits = torch.tensor([[1.0, 2.0, -1.0], [0.0, 0.0, 0.0], [3.0, -3.0, 0.5], [0.1, 0.2, 0.3]])
+    whole = batch([1.0, 1.0, 1.0, 1.0])
+    torch.testing.assert_close(cross_entropy(logits, whole, FACTS), functional.cross_entropy(logits, whole.y))
+
+
+def test_cross_entropy_leaves_padding_out() -> None:
+    logits = torch.tensor([[1.0, 2.0, -1.0], [0.0, 0.0, 0.0], [3.0, -3.0, 0.5], [0.1, 0.2, 0.3]])
+    padded = batch([1.0, 1.0, 0.0, 0.0])
+    torch.testing.assert_close(cross_entropy(logits, padded, FACTS), functional.cross_entropy(logits[:2], padded.y[:2]))
+
+
+def test_a_batch_of_padding_costs_nothing() -> None:
+    assert float(cross_entropy(torch.ones(4, 3), batch([0.0] * 4), FACTS)) == 0.0
+
+
+def test_terms_add_to_the_criterion_and_leave_the_metric_alone() -> None:
+    model = mlp((6,), 3, (2,))
+    variables = model.init(0)
+    moved = {name: leaf + 0.5 for name, leaf in variables.items()}
+    whole = batch([1.0] * 4)
+    plain = Objective(model)(moved, whole, {"model": variables}, {}, FACTS)
+    held = Objective(model, terms=(proximity(2.0),))(moved, whole, {"model": variables}, {}, FACTS)
+    count = sum(leaf.numel() for leaf in variables.values())
+    assert float(held.value - plain.value) == pytest.approx(0.25 * count, rel=1e-5)
+    assert float(held.metrics["loss"]) == float(plain.value)

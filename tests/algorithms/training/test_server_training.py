@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedemu.algorithms.interface import Context, Model, Outputs, ServerJob, Tree
+from fedemu.algorithms.interface.values import Labelled, PublicData
+from fedemu.algorithms.methods.finetuning import labelled
+from fedemu.algorithms.models.feed_forward import cnn
+from fedemu.algorithms.models.torch_module import from_module
+from fedemu.algorithms.training.adam import Adam
+from fedemu.algorithms.training.local_sgd import SGD
+from fedemu.algorithms.training.server_training import ServerTraining, Trained, by_passes, clipped, positions, predict
+from fedemu.algorithms.trees import from_arrays, to_arrays
+
+
+class Clock:
+    """Its parameter ``w`` grows by 1 per batch under ``forward``; it is right about ``right[w]`` validation samples."""
+
+    kind: Literal["dense"] = "dense"
+    buffers: frozenset[str] = frozenset()
+
+    def __init__(self, right: Sequence[int]) -> None:
+        self.right = right
+
+    def init(self, seed: int) -> Tree:
+        return {"w": torch.tensor(0.0)}
+
+    def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
+        if train:
+            logits = variables["w"].expand(len(x), 2)
+        else:
+            answers = (x[:, 0] < self.right[round(float(variables["w"]))]).float()
+            logits = torch.stack([1 - answers, answers], 1)
+        return Outputs(logits, logits, {}), {}
+
+
+def forward(logits: Tensor, y: Tensor, lessons: Tree, rows: Tensor) -> Tensor:
+    return -logits[:, 0].mean()
+
+
+NUMBERS = torch.arange(10.0)[:, None]
+CLOCK_DATA = PublicData(Labelled(NUMBERS[:4], torch.ones(4).long()), Labelled(NUMBERS, torch.ones(10).long()))
+
+
+def run(job: ServerJob) -> tuple[Tree, int]:
+    """The last carry, and after how many steps."""
+    carry = job.init()
+    for index in range(job.steps):
+        carry, finished = job.step(carry, index)
+        if finished:
+            return carry, index + 1
+    return carry, job.steps
+
+
+def best_of(right: Sequence[int], patience: int = 2, steps: int = 6) -> tuple[float, int]:
+    """The best parameter, which tells the step, and the number of steps, of a model with these right answers."""
+    model = Clock(right)
+    training = by_passes(model, forward, 1.0, 0.0, 4, steps, patience)
+    job = training.job("clock", model.init(0), lambda public: {}, context(CLOCK_DATA))
+    carry, taken = run(job)
+    return float(carry["best/w"]), taken
+
+
+def context(public: PublicData, round: int = 3) -> Context:
+    return Context(round=round, task=0, seed=7, classes=4, public=public)
+
+
+def norms() -> Model:
+    return from_module(
+        lambda: torch.nn.Sequential(
+            torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Flatten(), torch.nn.Linear(200, 4)
+        )
+    )
+
+
+def test_training_ends_after_patience_steps_without_more_right_answers() -> None:
+    assert best_of([1, 5, 3, 4, 9, 9, 9]) == (1.0, 3)
+
+
+def test_a_better_model_renews_the_patience() -> None:
+    assert best_of([1, 5, 3, 6, 2, 6, 9]) == (3.0, 5)
+
+
+def test_of_equals_the_earliest_counts() -> None:
+    assert best_of([1, 5, 5, 5, 9, 9, 9]) == (1.0, 3)
+
+
+def test_what_training_began_with_is_kept_where_nothing_is_better() -> None:
+    assert best_of([5, 1, 5, 9, 9, 9, 9]) == (0.0, 2)
+
+
+def test_training_ends_at_the_last_step_with_the_best_of_all() -> None:
+    assert best_of([1, 2, 3, 4, 5, 6, 7]) == (6.0, 6)
+
+
+def test_without_steps_there_are_still_lessons() -> None:
+    model = Clock([1])
+    training = by_passes(model, forward, 1.0, 0.0, 4, 0, 2)
+    script = training.train("clock", model.init(0), lambda train: {"sum": train.x.sum()}, context(CLOCK_DATA))
+    job = next(script)
+    assert isinstance(job, ServerJob)
+    assert (job.name, job.checkpoint_every) == ("clock", 1)
+    with pytest.raises(StopIteration) as end:
+        script.send(run(job)[0])
+    assert end.value.value == Trained({"w": torch.tensor(0.0)}, {"sum": torch.tensor(6.0)})
+
+
+def test_passes_go_over_all_samples_in_orders_of_their_own() -> None:
+    where = context(CLOCK_DATA)
+    batches = [rows.tolist() for rows in positions(5, 2, 0, 6, where)]
+    assert [len(rows) for rows in batches] == [2, 2, 1, 2, 2, 1]
+    assert sorted(chain(*batches[:3])) == sorted(chain(*batches[3:])) == [0, 1, 2, 3, 4]
+    assert batches[:3] != batches[3:]
+
+
+def test_the_order_of_samples_does_not_depend_on_where_one_begins() -> None:
+    where = context(CLOCK_DATA)
+    whole = [rows.tolist() for rows in positions(5, 2, 0, 9, where)]
+    assert [rows.tolist() for rows in positions(5, 2, 4, 3, where)] == whole[4:7]
+    assert [rows.tolist() for rows in positions(5, 2, 0, 9, context(CLOCK_DATA, round=4))] != whole
+
+
+def test_the_rate_is_asked_by_batch_over_the_whole_job() -> None:
+    asked: list[int] = []
+
+    def rate(batch: int) -> float:
+        asked.append(batch)
+        return 1.0
+
+    model = Clock(range(20))
+    training = ServerTraining(model, forward, SGD(), rate, batch_size=4, steps=2, patience=1, batches=3)
+    carry, _ = run(training.job("clock", model.init(0), lambda public: {}, context(CLOCK_DATA)))
+    assert asked == [0, 1, 2, 3, 4, 5]
+    assert float(carry["model/w"]) == 6.0
+
+
+def test_long_gradients_are_shortened_and_short_ones_left() -> None:
+    gradients = {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}
+    shortened = clipped(gradients, 1.0)
+    assert [float(shortened[name]) for name in "ab"] == pytest.approx([0.6, 0.8], rel=1e-6)
+    assert clipped(gradients, 6.0) == gradients
+    assert clipped(gradients, float("inf")) is gradients
+
+
+@pytest.mark.parametrize("optimiser", [SGD(), SGD(momentum=0.9), Adam()], ids=["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("build", [norms, lambda: cnn((1, 12, 12), 4)], ids=["norms", "cnn"])
+def test_a_job_that_goes_on_from_its_carry_gives_the_same_bits(build: Any, optimiser: Any, public: PublicData) -> None:
+    torch.set_num_threads(1)
+    model = build()
+    training = ServerTraining(model, labelled, optimiser, lambda batch: 0.05, batch_size=16, steps=3, patience=5)
+
+    def job() -> ServerJob:
+        return training.job("tune", model.init(0), lambda train: {"x": train.x[:2]}, context(public))
+
+    expected, _ = run(job())
+    first = job()
+    carry, _ = first.step(first.init(), 0)
+    for index in (1, 2):
+        kept = {name: array.copy() for name, array in to_arrays(carry).items()}
+        carry, _ = job().step(from_arrays(kept), index)
+    assert carry.keys() == expected.keys()
+    assert all(torch.equal(carry[name], leaf) for name, leaf in expected.items())
+
+
+def test_training_makes_a_model_better_on_the_validation_part(public: PublicData) -> None:
+    torch.set_num_threads(1)
+    model = cnn((1, 12, 12), 4)
+    training = by_passes(model, labelled, 0.05, 0.9, 16, 6, 6)
+    job = training.job("tune", model.init(0), lambda train: {}, context(public))
+    before = job.init()
+    after, _ = run(job)
+    best = {name.removeprefix("best/"): leaf for name, leaf in after.items() if name.startswith("best/")}
+    answers = predict(model, best, public.validation.x).argmax(-1)
+    assert int(after["stop/right"]) == int((answers == public.validation.y).sum()) > int(before["stop/right"])
+
+
+def test_running_statistics_are_carried_and_not_trained(public: PublicData) -> None:
+    model = norms()
+    training = by_passes(model, labelled, 0.05, 0.9, 20, 1, 5)
+    after, _ = run(training.job("tune", model.init(0), lambda train: {}, context(public)))
+    assert int(after["model/1.num_batches_tracked"]) == 2
+    assert not any(name.startswith("memory/1.running") for name in after)
+    assert after["model/1.running_mean"].abs().sum() > 0
