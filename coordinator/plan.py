@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedemu.algorithms.interface import Algorithm, Tree
-from fedemu.algorithms.interface.values import PublicData
+from fedemu.algorithms.interface import Algorithm, PublicData, Tree
 from fedemu.coordinator.album import Album
 from fedemu.coordinator.diagnosis import Diagnosis
 from fedemu.coordinator.evaluate import Evaluation

@@ -11,8 +11,18 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from fedemu.algorithms.interface import Algorithm, Ask, Context, Picturing, Remarking, Reply, Script, ServerJob, Tree
-from fedemu.algorithms.interface.values import PublicData
+from fedemu.algorithms.interface import (
+    Algorithm,
+    Ask,
+    Context,
+    Picturing,
+    PublicData,
+    Remarking,
+    Reply,
+    Script,
+    ServerJob,
+    Tree,
+)
 from fedemu.coordinator import checkpoint
 from fedemu.coordinator.album import Album
 from fedemu.coordinator.asking import Asking, Short

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.data.public_split import PublicSplit, public_split
-from fedemu.algorithms.interface.values import Labelled, PublicData
+from fedemu.algorithms.interface import Labelled, PublicData
 from fedemu.ops import config
 from fedemu.protocol import seeds
 

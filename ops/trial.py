@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedemu.algorithms.data.corpus import Corpus
-from fedemu.algorithms.interface import Algorithm, Context, LocalProgram, Model, Plan, Tree
-from fedemu.algorithms.interface.values import PublicData
+from fedemu.algorithms.interface import Algorithm, Context, LocalProgram, Model, Plan, PublicData, Tree
 from fedemu.coordinator.evaluate import read
 from fedemu.coordinator.server_job_worker import settle
 from fedemu.device.executors import Job, Source

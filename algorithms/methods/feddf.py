@@ -20,8 +20,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn import functional
 
-from fedemu.algorithms.interface import Ask, Context, Handle, Reply, Script, Tree, collect, weighted_mean
-from fedemu.algorithms.interface.values import Labelled
+from fedemu.algorithms.interface import Ask, Context, Handle, Labelled, Reply, Script, Tree, collect, weighted_mean
 from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState
 from fedemu.algorithms.training.adam import Adam
 from fedemu.algorithms.training.ingredients import Ingredients

@@ -38,6 +38,7 @@ from fedemu.algorithms.interface import (
     Facts,
     Forest,
     Handle,
+    Labelled,
     LocalProgram,
     Model,
     Query,
@@ -47,7 +48,6 @@ from fedemu.algorithms.interface import (
     collect,
     weighted_mean,
 )
-from fedemu.algorithms.interface.values import Labelled
 from fedemu.algorithms.methods.fedntd import preservation
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD

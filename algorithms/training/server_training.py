@@ -16,8 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import Context, Model, Script, ServerJob, Tree
-from fedemu.algorithms.interface.values import Labelled, PublicData
+from fedemu.algorithms.interface import Context, Labelled, Model, PublicData, Script, ServerJob, Tree
 from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.training.local_sgd import SGD
 from fedemu.algorithms.trees import flatten, map_leaves, scale, squared_norm, unflatten, without

@@ -16,13 +16,14 @@ from fedemu.algorithms.interface import (
     Ask,
     Context,
     DeviceReply,
+    Labelled,
+    PublicData,
     Reducer,
     Reply,
     Selecting,
     ServerJob,
     Tree,
 )
-from fedemu.algorithms.interface.values import Labelled, PublicData
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.device.executors import Executor, Job, JobResult, Source
 from fedemu.device.executors_query import catch_up, run_query

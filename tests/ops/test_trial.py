@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from fedemu.algorithms.data.corpus import Corpus
-from fedemu.algorithms.interface import Algorithm, Model, Tree
-from fedemu.algorithms.interface.values import PublicData
+from fedemu.algorithms.interface import Algorithm, Model, PublicData, Tree
 from fedemu.algorithms.trees import map_leaves
 from fedemu.ops.config import Experiment
 from fedemu.ops.config_sources import load_experiment

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from fedemu.algorithms.data.corpus import Corpus
-from fedemu.algorithms.interface import Algorithm, Ask, Model, Revealing, Tree
-from fedemu.algorithms.interface.values import Labelled, PublicData
+from fedemu.algorithms.interface import Algorithm, Ask, Labelled, Model, PublicData, Revealing, Tree
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import SEEN, growing
 from fedemu.algorithms.models.image_generator import generator_for

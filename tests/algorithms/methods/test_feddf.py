@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedemu.algorithms.interface import Context, Reply, ServerJob, Tree
-from fedemu.algorithms.interface.values import Labelled, PublicData
+from fedemu.algorithms.interface import Context, Labelled, PublicData, Reply, ServerJob, Tree
 from fedemu.algorithms.methods.fedavg import fedavg
 from fedemu.algorithms.methods.feddf import agreement, cosine
 from fedemu.algorithms.models.feed_forward import mlp

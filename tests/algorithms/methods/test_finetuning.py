@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedemu.algorithms.interface.values import Labelled, PublicData
+from fedemu.algorithms.interface import Labelled, PublicData
 from fedemu.algorithms.methods.fedavg import fedavg
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import growing

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import Batch, Facts, Model
-from fedemu.algorithms.interface.values import Labelled, PublicData
+from fedemu.algorithms.interface import Batch, Facts, Labelled, Model, PublicData
 from fedemu.algorithms.methods.fedavg import fedavg
 from fedemu.algorithms.methods.fedntd import fedntd
 from fedemu.algorithms.methods.flashback import accumulate_knowledge

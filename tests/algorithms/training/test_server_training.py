@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import Context, Model, Outputs, ServerJob, Tree
-from fedemu.algorithms.interface.values import Labelled, PublicData
+from fedemu.algorithms.interface import Context, Labelled, Model, Outputs, PublicData, ServerJob, Tree
 from fedemu.algorithms.methods.finetuning import labelled
 from fedemu.algorithms.models.feed_forward import cnn
 from fedemu.algorithms.models.torch_module import from_module
