@@ -16,7 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from fedemu.algorithms.incremental.fedcil import fedcil
-from fedemu.algorithms.incremental.fedlwf_2t import fedlwf_2t, fedprox_plus
+from fedemu.algorithms.incremental.fedlwf_2t import fedlwf_2t
+from fedemu.algorithms.incremental.fedprox_plus import fedprox_plus
 from fedemu.algorithms.incremental.mfcl import fedavg_gen, mfcl
 from fedemu.algorithms.incremental.task_by_task import NewClassCrossEntropy, with_tasks
 from fedemu.algorithms.interface import Algorithm, Model

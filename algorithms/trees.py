@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -52,18 +53,20 @@ def unflatten(leaves: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def model_digest(variables: Tree) -> Digest:
-    """SHA-256 over the sorted (name, dtype, shape, little-endian bytes) of all variables, buffers included.
+    """SHA-256 over the variables in order of their names: name, dtype and shape as a line of JSON, then the raw bytes.
 
-    Per leaf that is ``name``, NUL, ``dtype``, NUL, the sizes separated by commas, NUL, and the bytes in C order.
+    The bytes are little-endian and in C order, so the digest does not depend on the machine or on memory layout.
     """
-    state = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(variables):
-        leaf = variables[name]
-        dtype = str(leaf.dtype).removeprefix("torch.")
-        state.update(f"{name}\0{dtype}\0{','.join(map(str, leaf.shape))}\0".encode())
-        array = _to_array(leaf)
-        state.update(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).data)
-    return Digest(state.hexdigest())
+        tensor = variables[name].detach().cpu().contiguous()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        digest.update(json.dumps([name, dtype, list(tensor.shape)], separators=(",", ":")).encode() + b"\n")
+        if dtype == "bfloat16":  # numpy does not have this type; only its bits count
+            tensor = tensor.view(torch.int16)
+        values = tensor.numpy()
+        digest.update(values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes())
+    return Digest(digest.hexdigest())
 
 
 def map_leaves(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fedemu.algorithms.interface import Context
+from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator import checkpoint
 from fedemu.coordinator.asking import Asking
 from fedemu.coordinator.event_log import EventLog
@@ -25,7 +26,7 @@ from fedemu.coordinator.rounds import Diverged, Progress, Rounds
 from fedemu.coordinator.run_directory import RunDirectory
 from fedemu.coordinator.service import Service
 from fedemu.coordinator.shelf import Shelf
-from fedemu.coordinator.summary import RunOutcome, Summary, model_digest, summarize
+from fedemu.coordinator.summary import RunOutcome, Summary, summarize
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError

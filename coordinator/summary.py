@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import platform
 import sys
@@ -17,10 +15,9 @@ import numpy as np
 
 from fedemu.algorithms.measures import continual as continual_metrics
 from fedemu.algorithms.measures.forgetting import Floats, forgetting
-from fedemu.protocol.ids import Digest
 
 if TYPE_CHECKING:
-    from fedemu.algorithms.interface import Tree
+    pass
 
 RunOutcome = Literal["completed", "diverged", "quorum", "interrupted", "failed"]
 
@@ -154,25 +151,6 @@ def summarize_periods(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | Non
 def _array(rows: Sequence[Mapping[str, Any]], column: str) -> Floats:
     """``[rows, ...]``, NaN for null."""
     return np.array([row.get(column) for row in rows], dtype=np.float64)
-
-
-def model_digest(variables: Tree) -> Digest:
-    """SHA-256 over the variables in order of their names: name, dtype and shape as a line of JSON, then the raw bytes.
-
-    The bytes are little-endian and in C order, so the digest does not depend on the machine or on memory layout.
-    """
-    digest = hashlib.sha256()
-    for name in sorted(variables):
-        tensor = variables[name].detach().cpu().contiguous()
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        digest.update(json.dumps([name, dtype, list(tensor.shape)], separators=(",", ":")).encode() + b"\n")
-        if dtype == "bfloat16":  # unknown to numpy; its bits are all that counts
-            import torch  # reports read this module without torch
-
-            tensor = tensor.view(torch.int16)
-        values = tensor.numpy()
-        digest.update(values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes())
-    return Digest(digest.hexdigest())
 
 
 def _processor() -> str:

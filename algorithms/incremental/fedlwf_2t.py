@@ -1,6 +1,6 @@
-"""Two baselines of class-incremental learning without samples of old classes: FedProx⁺ and FedLwF-2T.
+"""FedLwF-2T: two teachers, the device's own past model and the global model, take the place of old samples.
 
-Both are named and compared with by MFCL (Babakniya et al., 2023, section 5).
+Usmanova et al., 2021. A baseline that MFCL (Babakniya et al., 2023, section 5) names and compares with.
 """
 
 from __future__ import annotations
@@ -18,42 +18,13 @@ from fedemu.algorithms.incremental.remembering import (
     classifier_of,
 )
 from fedemu.algorithms.interface import Batch, Context, Facts, Forest, Model, Outcome, Script, Tree
-from fedemu.algorithms.models.growing import SEEN, Growing
+from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.training.class_losses import distillation_among
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import Training
-from fedemu.algorithms.training.losses import proximal
-from fedemu.algorithms.training.objective import Criterion, Loss, Pass, Term
-from fedemu.algorithms.trees import map_leaves, unflatten, without, zeros_like
+from fedemu.algorithms.training.objective import Criterion, Loss
+from fedemu.algorithms.trees import map_leaves, unflatten, zeros_like
 from fedemu.protocol.errors import ConfigurationError
-
-
-def anchored(coefficient: float, classifier: Growing) -> Term:
-    """``coefficient / 2 · ‖w - w_previous‖²`` over the trained variables, less the rows of classes new to the task."""
-    rows = {classifier.head.weight, classifier.head.bias}
-
-    def term(model: Model, at: Pass) -> Tensor:
-        previous, trained = at.shared["previous"], without(at.variables, model.buffers)
-        known = previous[SEEN] > 0
-
-        def reference(name: str, leaf: Tensor) -> Tensor:
-            if name not in rows:
-                return previous[name]
-            return torch.where(known.view(-1, *[1] * (leaf.dim() - 1)), previous[name], leaf)
-
-        return coefficient * proximal(trained, {name: reference(name, leaf) for name, leaf in trained.items()})
-
-    return term
-
-
-def fedprox_plus(ingredients: Ingredients, mu: NonNegativeFloat = 1.0) -> RememberingFedAvg:
-    """FedProx⁺: from the second task on, local models are held near the global model at the end of the last task.
-
-    ``mu`` is the coefficient, which is unpublished; 1 as in FedProx.
-    """
-    classifier = classifier_of(ingredients, "fedprox_plus")
-    later = ingredients.training(TaskSGD, anchored(mu, classifier))
-    return RememberingFedAvg(ingredients.training(TaskSGD), later, classifier)
 
 
 @dataclass(frozen=True, eq=False)

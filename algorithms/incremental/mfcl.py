@@ -31,18 +31,12 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from fedemu.algorithms.incremental.generator.samples import judgement, synthetic
 from fedemu.algorithms.incremental.generator.training import Entropy, GeneratorSettings, GeneratorTraining, Targets
 from fedemu.algorithms.incremental.mfcl_local import NOISE, RehearsingSGD, StableLoss, generated, stored
-from fedemu.algorithms.incremental.remembering import (
-    RememberingFedAvg,
-    RememberingState,
-    TaskSGD,
-    classifier_of,
-    unwatched,
-)
+from fedemu.algorithms.incremental.remembering import RememberingFedAvg, RememberingState, TaskSGD, classifier_of
 from fedemu.algorithms.interface import Context, Forest, Model, Reducer, Script, Tree, weighted_mean
 from fedemu.algorithms.methods.fednova import AVERAGES, Weights
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.models.image_generator import AT_ONCE, NoiseSize, generator_for
-from fedemu.algorithms.models.layer_statistics import Watched, watched
+from fedemu.algorithms.models.layer_statistics import Watched, unwatched, watched
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import LossFunction, Objective

@@ -23,7 +23,7 @@ from fedemu.algorithms.interface import (
     weighted_mean,
 )
 from fedemu.algorithms.models.growing import Growing
-from fedemu.algorithms.models.layer_statistics import WATCHED
+from fedemu.algorithms.models.layer_statistics import unwatched
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.trees import add
@@ -88,11 +88,6 @@ class RememberingFedAvg:
 
     def variables(self, state: RememberingState) -> Tree:
         return unwatched(state.variables)
-
-
-def unwatched(variables: Tree) -> Tree:
-    """The variables without running statistics that the model itself does not have."""
-    return {name: leaf for name, leaf in variables.items() if not name.startswith(WATCHED)}
 
 
 def classifier_of(ingredients: Ingredients, method: str) -> Growing:

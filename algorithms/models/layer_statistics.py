@@ -14,7 +14,12 @@ from typing import Final, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import Kind, Model, Outputs, Tree
+from fedemu.algorithms.interface import (
+    Kind,
+    Model,
+    Outputs,
+    Tree,
+)
 from fedemu.algorithms.models.layers import BATCH_NORM_MOMENTUM
 from fedemu.protocol.errors import ConfigurationError
 
@@ -115,3 +120,8 @@ def running_statistics(variables: Tree) -> Tree:
 
 def _is_mean(name: str) -> bool:
     return name.endswith(".mean")
+
+
+def unwatched(variables: Tree) -> Tree:
+    """The variables without running statistics that the model itself does not have."""
+    return {name: leaf for name, leaf in variables.items() if not name.startswith(WATCHED)}

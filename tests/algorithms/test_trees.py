@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 
 import numpy as np
+import pytest
 import torch
 
 from fedemu.algorithms.trees import (
@@ -69,20 +71,40 @@ def test_wire_names_lead_to_the_same_forest_back() -> None:
     assert unflatten(leaves) == forest
 
 
-def test_the_digest_is_over_sorted_names_dtypes_shapes_and_little_endian_bytes() -> None:
-    variables = {"b": torch.tensor([[1.0], [2.0]]), "a": torch.tensor(3, dtype=torch.int64)}
+def test_the_model_digest_is_over_sorted_names_dtypes_shapes_and_bytes() -> None:
+    variables = {"w": torch.tensor([[1.0, 2.0]]), "b": torch.tensor(7)}
     expected = hashlib.sha256(
-        b"a\0int64\0\0" + np.array(3, "<i8").tobytes() + b"b\0float32\x002,1\0" + np.array([1, 2], "<f4").tobytes()
+        b'["b","int64",[]]\n' + struct.pack("<q", 7) + b'["w","float32",[1,2]]\n' + struct.pack("<2f", 1.0, 2.0)
     )
     assert model_digest(variables) == expected.hexdigest()
+    assert model_digest(dict(reversed(variables.items()))) == expected.hexdigest()
 
 
-def test_the_digest_ignores_order_and_layout_but_no_bit() -> None:
-    w = torch.arange(6.0).reshape(2, 3)
-    digest = model_digest({"w": w, "v": torch.zeros(1)})
-    assert model_digest({"v": torch.zeros(1), "w": w.t().contiguous().t()}) == digest
-    assert model_digest({"v": torch.tensor([-0.0]), "w": w}) != digest
-    assert model_digest({"v": torch.zeros(1), "w": w.reshape(3, 2)}) != digest
+def test_the_model_digest_does_not_see_memory_layout_or_gradients() -> None:
+    weight = torch.arange(24.0).reshape(1, 2, 3, 4)
+    strided = weight.clone(memory_format=torch.channels_last).requires_grad_()
+    assert model_digest({"w": strided}) == model_digest({"w": weight})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"v": torch.zeros(4)},
+        {"w": torch.zeros(2, 2)},
+        {"w": torch.zeros(4, dtype=torch.int32)},
+        {"w": torch.tensor([0.0, 0.0, 0.0, -0.0])},
+        {},
+    ],
+)
+def test_the_model_digest_sees_names_shapes_dtypes_and_every_bit(other: dict[str, torch.Tensor]) -> None:
+    assert model_digest(other) != model_digest({"w": torch.zeros(4)})
+
+
+def test_bfloat16_has_a_digest_of_its_own_bits() -> None:
+    value = torch.tensor([1.0], dtype=torch.bfloat16)
+    expected = hashlib.sha256(b'["w","bfloat16",[1]]\n' + b"\x80\x3f").hexdigest()
+    assert model_digest({"w": value}) == expected
+    assert model_digest({"w": value.reshape(())}) != expected
 
 
 def test_arithmetic_goes_leaf_by_leaf() -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator.run_directory import RunDirectory, plain, read_run
-from fedemu.coordinator.summary import model_digest, summarize
+from fedemu.coordinator.summary import summarize
 from fedemu.protocol.errors import ConfigurationError
 
 

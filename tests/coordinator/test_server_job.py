@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from fedemu.algorithms.interface import ServerJob
+from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator import checkpoint
 from fedemu.coordinator.server_job import run_server_job
-from fedemu.coordinator.summary import model_digest
 from fedemu.protocol.errors import FedemuError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

@@ -39,11 +39,10 @@ from fedemu.algorithms.incremental.generator.losses import (
     image_prior_loss,
     information_entropy_loss,
 )
-from fedemu.algorithms.incremental.remembering import unwatched
 from fedemu.algorithms.interface import Context, Outputs, Script, ServerJob, Tree
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.models.image_generator import Generator
-from fedemu.algorithms.models.layer_statistics import running_statistics
+from fedemu.algorithms.models.layer_statistics import running_statistics, unwatched
 from fedemu.algorithms.training.adam import Adam
 from fedemu.algorithms.training.class_losses import feature_distillation, new_class_cross_entropy
 from fedemu.algorithms.trees import flatten, map_leaves, unflatten, without

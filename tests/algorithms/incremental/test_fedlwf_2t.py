@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedemu.algorithms.incremental.fedlwf_2t import TwoTeachers, anchored, fedlwf_2t, fedprox_plus
+from fedemu.algorithms.incremental.fedlwf_2t import TwoTeachers, fedlwf_2t
+from fedemu.algorithms.incremental.fedprox_plus import anchored, fedprox_plus
 from fedemu.algorithms.incremental.task_by_task import TaskByTask
 from fedemu.algorithms.interface import Batch, Facts, Outputs, Revealing, Tree
 from fedemu.algorithms.methods.fedavg import fedavg

@@ -15,11 +15,11 @@ from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.incremental.generator.training import intended_classes
 from fedemu.algorithms.incremental.mfcl import MFCL, fedavg_gen, mfcl
 from fedemu.algorithms.incremental.mfcl_local import NOISE, RehearsingSGD, StableLoss, generated, stored
-from fedemu.algorithms.incremental.remembering import unwatched
 from fedemu.algorithms.interface import Batch, Facts, OfItsOwnKind, Picturing, Remarking, Revealing, Tree
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import SEEN, growing
 from fedemu.algorithms.models.image_generator import generator_for
+from fedemu.algorithms.models.layer_statistics import unwatched
 from fedemu.algorithms.models.resnet import resnet18
 from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.streams.tasks import ClassTasks

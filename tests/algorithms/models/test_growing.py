@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedemu.algorithms.incremental.fedlwf_2t import fedprox_plus
+from fedemu.algorithms.incremental.fedprox_plus import fedprox_plus
 from fedemu.algorithms.incremental.task_by_task import TaskByTask, with_tasks
 from fedemu.algorithms.interface import Context, Model, Picturing, Tree
 from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState, fedavg
