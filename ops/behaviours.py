@@ -7,10 +7,10 @@ from typing import assert_never
 
 from numpy.random import Generator
 
-from fedemu.device import availability, profile
-from fedemu.device.availability import Interval
-from fedemu.device.behaviour import Behaviour
-from fedemu.device.faults import FaultRates
+from fedemu.device.behaviour import availability, profile
+from fedemu.device.behaviour.availability import Interval
+from fedemu.device.behaviour.behaviour import Behaviour
+from fedemu.device.behaviour.faults import FaultRates
 from fedemu.ops import config
 from fedemu.ops.config import Experiment
 from fedemu.protocol.errors import ConfigurationError

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedemu.device import traces
 from fedemu.ops.config import AUTO, AvailabilityTrace, ComputeTrace, Experiment, NetworkTrace, ProfileRows, Traces
+from fedemu.ops.experiment import trace_files as traces
 from fedemu.protocol.errors import ConfigurationError
 
 TRACES_FILE = "traces.json"

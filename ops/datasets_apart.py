@@ -16,7 +16,7 @@ from fedemu.ops.datasets_source import Place, entry_of, locate
 from fedemu.protocol.errors import DataError
 
 _SAID = 1
-"""How ``fedemu.device.prepare`` ends after an error that it has told on stdout."""
+"""How ``fedemu.device.machine.prepare`` ends after an error that it has told on stdout."""
 
 
 def find_data(experiment: Experiment) -> Place:
@@ -38,7 +38,14 @@ def decode_apart(experiment: Experiment, say: Callable[[str], None]) -> None:
         file.write(experiment.to_bytes())
         file.flush()
         process = subprocess.Popen(
-            [sys.executable, "-m", "fedemu.device.prepare", "fedemu.ops.datasets:prepare", file.name, str(os.getpid())],
+            [
+                sys.executable,
+                "-m",
+                "fedemu.device.machine.prepare",
+                "fedemu.ops.datasets:prepare",
+                file.name,
+                str(os.getpid()),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,

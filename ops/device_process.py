@@ -14,8 +14,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from fedemu.device.observer import Observer, Silent
-from fedemu.device.supervisor import SupervisorPlan, supervise
+from fedemu.device.machine.observer import Observer, Silent
+from fedemu.device.machine.supervisor import SupervisorPlan, supervise
 from fedemu.ops.cli_errors import exit_code_of
 from fedemu.ops.config import Runtime
 from fedemu.ops.logs import open_log

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 import zmq
 from packaging.requirements import Requirement
 
-from fedemu.device import limits
-from fedemu.device.trainers import default_trainers
+from fedemu.device.machine import limits
+from fedemu.device.machine.trainers import default_trainers
 from fedemu.ops.datasets_cache import cache_folder
 
 DEVICES = 300

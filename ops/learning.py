@@ -14,7 +14,7 @@ from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.registry import BIDIRECTIONAL, CLASSIFIERS, build_algorithm, build_model, find_criterion
 from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
 from fedemu.algorithms.training.ingredients import Ingredients
-from fedemu.device.training import Trainer
+from fedemu.device.compute.trainer import Trainer
 from fedemu.ops.config import Experiment
 from fedemu.ops.datasets import open_corpus
 from fedemu.ops.public_data import open_public

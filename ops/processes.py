@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
-from fedemu.device.kernel import name_process
+from fedemu.protocol.host.kernel import name_process
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LEFT_EARLY = 130

@@ -8,8 +8,8 @@ from dataclasses import replace
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.serve import serve
 from fedemu.coordinator.summary import Summary
-from fedemu.device.embedded import EmbeddedPlan, embed
-from fedemu.device.trainer_process import open_runner
+from fedemu.device.compute.process import open_runner
+from fedemu.device.machine.embedded import EmbeddedPlan, embed
 from fedemu.ops.config import Runtime
 
 DEPARTURE_SECONDS = 10.0

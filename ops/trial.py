@@ -21,8 +21,8 @@ from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.interface import Algorithm, Context, LocalProgram, Model, Plan, PublicData, Tree
 from fedemu.coordinator.evaluate import read
 from fedemu.coordinator.server_job_worker import settle
-from fedemu.device.executors import Job, Source
-from fedemu.device.training import kind_of, open_executor
+from fedemu.device.compute.executors.executor import Job, Source
+from fedemu.device.compute.trainer import kind_of, open_executor
 from fedemu.ops.config import Experiment
 from fedemu.ops.learning import first_ask, lacks_memory
 from fedemu.protocol.errors import ConfigurationError, TrainingError

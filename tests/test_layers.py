@@ -28,10 +28,10 @@ LIGHT_MODULES = (
     "fedemu.ops.behaviours",
     "fedemu.ops.device_process",
     "fedemu.ops.run_together",
-    "fedemu.device.zygote",
-    "fedemu.device.process",
-    "fedemu.device.supervisor",
-    "fedemu.device.prepare",
+    "fedemu.device.process.zygote",
+    "fedemu.device.process.process",
+    "fedemu.device.machine.supervisor",
+    "fedemu.device.machine.prepare",
 )
 HEAVY = ("torch", "matplotlib", "sklearn", "datasets", "pandas", "scipy")
 

@@ -18,7 +18,7 @@ import numpy  # noqa: F401
 import pydantic  # noqa: F401
 import zmq
 
-from fedemu.device.kernel import end_with_parent
+from fedemu.protocol.host.kernel import end_with_parent
 
 
 def main(address: str, count: int) -> None:

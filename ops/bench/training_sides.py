@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedemu.algorithms.data.corpus import Corpus, Split
-from fedemu.device.executors import Job
-from fedemu.device.training import Trainer
+from fedemu.device.compute.executors.executor import Job
+from fedemu.device.compute.trainer import Trainer
 from fedemu.ops.bench.measure import Sample
 from fedemu.ops.bench.plain_loop import convolutional, device_update, perceptron, snapshot
 from fedemu.ops.config import Experiment

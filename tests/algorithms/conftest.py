@@ -25,9 +25,9 @@ from fedemu.algorithms.interface import (
     Tree,
 )
 from fedemu.algorithms.replay.buffer import Buffer
-from fedemu.device.executors import Executor, Job, JobResult, Source
-from fedemu.device.executors_query import catch_up, run_query
-from fedemu.device.executors_serial import Serial
+from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source
+from fedemu.device.compute.executors.query import catch_up, run_query
+from fedemu.device.compute.executors.serial import Serial
 from fedemu.protocol.ids import DeviceId, Digest
 
 T = TypeVar("T")

@@ -19,13 +19,13 @@ from fedemu.algorithms.data.partition import Partition
 from fedemu.algorithms.streams.periods import static
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.device.bus import abstract_address
-from fedemu.device.factories import load
+from fedemu.device.machine.supervisor import SupervisorPlan
 from fedemu.device.pipe import TrainerSetup
-from fedemu.device.supervisor import SupervisorPlan
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.codec import UP, Envelope
 from fedemu.protocol.errors import BlobError
+from fedemu.protocol.host.named import load
 from fedemu.protocol.ids import Digest, digest_of
 from fedemu.protocol.messages import (
     Accepted,
@@ -310,8 +310,8 @@ def leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         buses.append(abstract_address())
         return buses[-1]
 
-    monkeypatch.setattr("fedemu.device.trainers.COMMAND", (str(HERE / "toy_trainer.py"),))
-    monkeypatch.setattr("fedemu.device.supervisor.abstract_address", address)
+    monkeypatch.setattr("fedemu.device.machine.trainers.COMMAND", (str(HERE / "toy_trainer.py"),))
+    monkeypatch.setattr("fedemu.device.machine.supervisor.abstract_address", address)
     (tmp_path / "logs").mkdir()
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield
@@ -331,8 +331,8 @@ def free_port() -> int:
 _MAIN = """
 import asyncio, json, sys
 from pathlib import Path
-from fedemu.device import trainers
-from fedemu.device.supervisor import SupervisorPlan, supervise
+from fedemu.device.machine import trainers
+from fedemu.device.machine.supervisor import SupervisorPlan, supervise
 from fedemu.protocol.errors import FedemuError
 fields = json.loads(sys.argv[1])
 trainers.COMMAND = (fields.pop("command"),)

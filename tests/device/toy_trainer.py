@@ -1,4 +1,4 @@
-"""A trainer process that computes toy numbers without torch; takes the place of ``fedemu.device.trainer_process``."""
+"""A trainer process that computes toy numbers without torch; takes the place of ``fedemu.device.compute.process``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from fedemu.device.bus import Done, JobFailed, Train
+from fedemu.device.compute.shell import Answer, run_trainer
+from fedemu.device.memory.store import read_own, write_own
 from fedemu.device.pipe import TrainerSetup
-from fedemu.device.store import read_own, write_own
-from fedemu.device.trainer_shell import Answer, run_trainer
 from fedemu.protocol.blobs.tree_file import decode_tree
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import AskId

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedemu.device.behaviour import Assignment, Schedule
+from fedemu.device.behaviour.behaviour import Assignment, Schedule
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import Digest, digest_of
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from fedemu.coordinator.summary import Summary
-from fedemu.device.replay import split_own
-from fedemu.device.store import read_own
+from fedemu.device.memory.holding import split_own
+from fedemu.device.memory.store import read_own
 from fedemu.ops.stress.fleet import LiveFleet
 from fedemu.ops.stress.invariants import outcomes_add_up
 from fedemu.ops.stress.replay import (

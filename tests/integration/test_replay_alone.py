@@ -13,8 +13,8 @@ import pytest
 
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.summary import Summary
-from fedemu.device.replay import split_own
-from fedemu.device.store import read_own
+from fedemu.device.memory.holding import split_own
+from fedemu.device.memory.store import read_own
 from fedemu.ops.stress.fleet import LiveFleet
 from fedemu.ops.stress.invariants import clock_goes_forward
 from fedemu.ops.stress.replay import (

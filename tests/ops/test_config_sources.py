@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.device.behaviour import Assignment
+from fedemu.device.behaviour.behaviour import Assignment
 from fedemu.ops.behaviours import open_behaviours
 from fedemu.ops.config import Experiment, Exponential
 from fedemu.ops.config_sources import check_resume, load_experiment, read_frozen, write_frozen

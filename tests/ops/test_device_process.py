@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.device.observer import Silent
+from fedemu.device.machine.observer import Silent
 from fedemu.ops.device_process import Told, state_folder
 
 

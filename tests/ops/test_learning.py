@@ -10,8 +10,8 @@ import torch
 from fedemu.algorithms.methods.fedavg import FedAvg
 from fedemu.algorithms.registry import BIDIRECTIONAL, CLASSIFIERS
 from fedemu.algorithms.training.local_sgd import LocalSGD
-from fedemu.device.executors import Job, JobResult
-from fedemu.device.executors_serial import Serial
+from fedemu.device.compute.executors.executor import Job, JobResult
+from fedemu.device.compute.executors.serial import Serial
 from fedemu.ops.config import Experiment
 from fedemu.ops.datasets import open_corpus
 from fedemu.ops.learning import open_algorithm, open_trainer

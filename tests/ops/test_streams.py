@@ -227,6 +227,6 @@ def test_a_column_that_the_test_split_lacks_is_told() -> None:
 
 
 def test_the_zygote_knows_streams_without_torch() -> None:
-    code = "import sys; import fedemu.device.zygote; print('torch' in sys.modules)"
+    code = "import sys; import fedemu.device.process.zygote; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "False\n"

@@ -26,9 +26,9 @@ from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.algorithms.training.wsm import reweighted_softmax
-from fedemu.device.executors import Checked
-from fedemu.device.executors_serial import Serial
-from fedemu.device.executors_vmapped import Vmapped
+from fedemu.device.compute.executors.executor import Checked
+from fedemu.device.compute.executors.serial import Serial
+from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import Digest

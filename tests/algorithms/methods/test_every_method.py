@@ -23,9 +23,9 @@ from fedemu.algorithms.registry import ALGORITHMS, build_algorithm, find_criteri
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.coordinator.payload import PayloadTemplate
-from fedemu.device.executors import Checked
-from fedemu.device.executors_serial import Serial
-from fedemu.device.executors_vmapped import Vmapped
+from fedemu.device.compute.executors.executor import Checked
+from fedemu.device.compute.executors.serial import Serial
+from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.protocol.errors import ConfigurationError
 
 NOISE = 6

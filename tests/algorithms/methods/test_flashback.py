@@ -21,9 +21,9 @@ from fedemu.algorithms.training.losses import dynamic_distillation, knowledge_we
 from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.algorithms.training.server_training import predict
 from fedemu.algorithms.trees import add, model_digest, unflatten
-from fedemu.device.executors import Checked
-from fedemu.device.executors_serial import Serial
-from fedemu.device.executors_vmapped import Vmapped
+from fedemu.device.compute.executors.executor import Checked
+from fedemu.device.compute.executors.serial import Serial
+from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.protocol.errors import ConfigurationError
 
 SHAPE = (1, 12, 12)

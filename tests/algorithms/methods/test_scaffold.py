@@ -29,9 +29,9 @@ from fedemu.algorithms.registry import build_algorithm
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import Training
 from fedemu.algorithms.training.objective import Loss, cross_entropy
-from fedemu.device.executors import Checked
-from fedemu.device.executors_serial import Serial
-from fedemu.device.executors_vmapped import Vmapped
+from fedemu.device.compute.executors.executor import Checked
+from fedemu.device.compute.executors.serial import Serial
+from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import DeviceId
 

@@ -22,9 +22,9 @@ from fedemu.algorithms.replay.sample_gradients import SampleGradients
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy, token_cross_entropy
 from fedemu.algorithms.trees import map_leaves
-from fedemu.device.executors import Executor
-from fedemu.device.executors_serial import Serial
-from fedemu.device.executors_vmapped import Vmapped
+from fedemu.device.compute.executors.executor import Executor
+from fedemu.device.compute.executors.serial import Serial
+from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import Digest
 

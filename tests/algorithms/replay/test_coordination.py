@@ -19,7 +19,7 @@ from fedemu.algorithms.replay.queries import Census
 from fedemu.algorithms.replay.replay import Replay, ReplaySettings
 from fedemu.algorithms.replay.selection.capped_simplex import solve_capped_simplex
 from fedemu.algorithms.replay.selection.selection import Candidates, directions, gradient_diversity, select_top, targets
-from fedemu.device.executors_query import PURPOSE
+from fedemu.device.compute.executors.query import PURPOSE
 from fedemu.protocol.seeds import generator
 
 WIDTH = 7

@@ -15,9 +15,9 @@ from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.losses import reweighted_cross_entropy
 from fedemu.algorithms.training.objective import Criterion, cross_entropy
 from fedemu.algorithms.training.wsm import reweighted_softmax
-from fedemu.device.executors import Checked
-from fedemu.device.executors_serial import Serial
-from fedemu.device.executors_vmapped import Vmapped
+from fedemu.device.compute.executors.executor import Checked
+from fedemu.device.compute.executors.serial import Serial
+from fedemu.device.compute.executors.vmapped import Vmapped
 
 SHAPE = (1, 12, 12)
 MLP = mlp(SHAPE, 4, (8,))

@@ -1,0 +1,32 @@
+"""Broken payloads by plan: what a faulty device sends instead of its result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedemu.device.behaviour.faults import Corruption
+from fedemu.protocol.codec import ITEM_BYTES
+from fedemu.protocol.messages import Result, TensorSpec
+
+
+def corrupt(result: Result, frames: Sequence[Any], kind: Corruption) -> tuple[Result, list[Any]]:
+    """The result with a payload that can't be used.
+
+    ``nan`` strikes the first tensor of floats (or else damages a shape), ``shape`` the first tensor, ``truncate`` the
+    last. A payload without tensors gains one.
+    """
+    tensors, damaged = list(result.tensors), [bytes(frame) for frame in frames]
+    if not tensors:
+        tensors.append(TensorSpec(name="corrupt", dtype="uint8", shape=(0,)))
+        damaged.append(b"")
+    floats = [place for place, spec in enumerate(tensors) if "float" in spec.dtype and damaged[place]]
+    if kind == "nan" and floats:
+        damaged[floats[0]] = b"\xff" * len(damaged[floats[0]])  # all ones is NaN in every IEEE format and in bfloat16
+    elif kind == "truncate" and damaged[-1]:
+        damaged[-1] = damaged[-1][: len(damaged[-1]) // 2]
+    else:
+        item = ITEM_BYTES[tensors[0].dtype]
+        damaged[0] += bytes(item)
+        tensors[0] = tensors[0].model_copy(update={"shape": (len(damaged[0]) // item,)})
+    return result.model_copy(update={"tensors": tuple(tensors)}), damaged

@@ -1,0 +1,71 @@
+"""Planned misbehaviour: what goes wrong with one request to one device, a function of (seed, device, ask)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from fedemu.device.behaviour.profile import Distribution, Fixed
+from fedemu.protocol.ids import AskId
+from fedemu.protocol.seeds import generator
+
+Drop = Literal["crash", "leave", "silence"]
+ReplyKind = Literal["normal", "corrupt", "duplicate", "decline"]
+Corruption = Literal["nan", "shape", "truncate"]
+DROPS: tuple[Drop, ...] = ("crash", "leave", "silence")
+REPLIES: tuple[ReplyKind, ...] = ("corrupt", "duplicate", "decline")
+MINUTE = Fixed(60.0)
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True)
+class FaultRates:
+    """Probabilities per request; crash, leave, silence exclude each other, and so do corrupt, duplicate, decline."""
+
+    crash: float = 0.0
+    leave: float = 0.0
+    silence: float = 0.0
+    corrupt: float = 0.0
+    duplicate: float = 0.0
+    decline: float = 0.0
+    corruptions: tuple[Corruption, ...] = ("nan", "shape", "truncate")
+    downtime: Distribution = MINUTE
+
+    @property
+    def any(self) -> bool:
+        return any((self.crash, self.leave, self.silence, self.corrupt, self.duplicate, self.decline))
+
+
+@dataclass(frozen=True)
+class FaultPlan:
+    """``drop`` happens after ``fraction`` of the work's duration and takes the device away for ``downtime`` seconds."""
+
+    drop: Drop | None = None
+    fraction: float = 1.0
+    downtime: float = 0.0
+    reply: ReplyKind = "normal"
+    corruption: Corruption | None = None
+
+
+def plan(rates: FaultRates, seed: int, device: int, ask: AskId) -> FaultPlan:
+    """Draws in one fixed order, so that a higher rate of one fault keeps the devices that a lower rate had."""
+    if not rates.any:
+        return FaultPlan()
+    random = generator(seed, round=ask.round, device=device, purpose=f"faults/{ask.attempt}/{ask.ordinal}")
+    chance, fraction, reply_chance, choice = random.random(4)
+    drop = _pick(chance, DROPS, (rates.crash, rates.leave, rates.silence))
+    reply = _pick(reply_chance, REPLIES, (rates.corrupt, rates.duplicate, rates.decline))
+    corruption = rates.corruptions[int(choice * len(rates.corruptions))] if reply == "corrupt" else None
+    downtime = rates.downtime.draw(random) if drop else 0.0
+    return FaultPlan(drop, float(fraction) if drop else 1.0, downtime, reply or "normal", corruption)
+
+
+def _pick(chance: float, kinds: Sequence[Kind], rates: Sequence[float]) -> Kind | None:
+    """The kind whose stretch of [0, 1) holds ``chance``; None beyond the last."""
+    edge = 0.0
+    for kind, rate in zip(kinds, rates, strict=True):
+        edge += rate
+        if chance < edge:
+            return kind
+    return None

@@ -1,0 +1,1 @@
+"""How programs run: one device after another, or many devices stacked."""

@@ -1,0 +1,221 @@
+"""What executors prepare before the first step: the samples that each step of each device sees, and stacked inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedemu.algorithms.interface import Augment, Facts, Forest, LocalProgram, Stage, Tree
+from fedemu.device.compute.executors.executor import Job, Source
+from fedemu.protocol.errors import TrainingError
+from fedemu.protocol.seeds import generator
+
+EACH = "each"
+"""The key under which a job's own part of the ask appears among the shared trees."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The steps of all devices in one stage, one line each, a device's lines in a row.
+
+    ``rows [lines, batch]`` points into the cohort's samples, where padding repeats samples of the same batch;
+    ``weights`` alike, 0 for padding. Device ``d`` has the lines from ``first[d]``, ``steps[d]`` of them.
+    """
+
+    rows: NDArray[np.int64]
+    weights: NDArray[np.float32]
+    first: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    augment: Augment | None
+    draws: Mapping[str, Tensor]
+    """The augmentation's choices, leaves ``[lines, batch, ...]``."""
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Jobs that can run together, with all that their steps read; ``x [rows, ...]`` holds the samples of all."""
+
+    jobs: Sequence[Job]
+    places: Sequence[int]
+    """Where each job stood in the call."""
+    x: Tensor
+    y: Tensor
+    examples: NDArray[np.int64]
+    label_counts: NDArray[np.int64]
+    stages: Sequence[Lines]
+    facts: tuple[Tensor, ...]
+    """Packed, as ``unpacked`` takes them, with one row per job."""
+    own: Tree
+    each: Tree
+    noise: Sequence[np.random.Generator]
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        return _total([lines.steps for lines in self.stages])
+
+
+def cohorts(
+    program: LocalProgram, shared: Forest, jobs: Sequence[Job], source: Source, size: int
+) -> Iterator[Cohort | tuple[int, TrainingError]]:
+    """The jobs in cohorts of at most ``size``, alike in the form of what they bring; or a place and its error."""
+    template = program.initial_own(shared)
+    alike: dict[Any, list[int]] = {}
+    for place, job in enumerate(jobs):
+        if problem := problem_of(job, template, len(source.corpus.train)):
+            yield place, TrainingError(f"device {job.device}: {problem}")
+        else:
+            alike.setdefault(_layout(job.each) if job.each else (), []).append(place)
+    for places in alike.values():
+        for start in range(0, len(places), size):
+            yield from _cohort(program, template, jobs, places[start : start + size], source)
+
+
+def problem_of(job: Job, template: Tree, samples: int) -> str | None:
+    if job.own is not None and _layout(job.own) != _layout(template):
+        return f"its own state {_layout(job.own)} is not of the form {_layout(template)} that the program keeps"
+    return sample_problem(job, samples)
+
+
+def sample_problem(job: Job, samples: int) -> str | None:
+    held = [job.indices, *job.sealed.values(), *([] if job.buffer is None else [job.buffer.indices])]
+    if any(part.size and not 0 <= int(part.min()) <= int(part.max()) < samples for part in held):
+        return f"its sample indices reach beyond the {samples} training samples"
+    return None
+
+
+def _layout(tree: Tree) -> tuple[tuple[str, tuple[int, ...], torch.dtype], ...]:
+    return tuple(sorted((name, tuple(leaf.shape), leaf.dtype) for name, leaf in tree.items()))
+
+
+def _cohort(
+    program: LocalProgram, template: Tree, jobs: Sequence[Job], places: Sequence[int], source: Source
+) -> Iterator[Cohort | tuple[int, TrainingError]]:
+    plans: list[list[NDArray[np.int64]]] = []
+    able: list[int] = []
+    for place in places:
+        try:
+            job = jobs[place]
+            plans.append(
+                [
+                    source.planner.plan(stage, i, job.indices.size, job.round, job.device)
+                    for i, stage in enumerate(program.stages)
+                ]
+            )
+            able.append(place)
+        except Exception as error:
+            yield place, TrainingError(f"device {jobs[place].device}: planning its batches failed: {error}")
+    if not able:
+        return
+    group = [jobs[place] for place in able]
+    examples = np.array([job.indices.size for job in group], np.int64)
+    indices = np.concatenate([job.indices for job in group])
+    x, y = source.corpus.batch(source.corpus.train, indices)
+    offsets = np.cumsum(examples) - examples
+    stages = [
+        _lines(stage, i, group, [plan[i] for plan in plans], offsets, source) for i, stage in enumerate(program.stages)
+    ]
+    owner = np.repeat(np.arange(len(group)), examples)
+    classes = source.corpus.classes
+    label_counts = np.bincount(owner * classes + y.numpy(), minlength=len(group) * classes).reshape(-1, classes)
+    steps = _total([lines.steps for lines in stages])
+    noise = [
+        generator(source.seed, round=job.round, device=job.device, purpose="noise") for job in group if program.noise
+    ]
+    yield Cohort(
+        jobs=group,
+        places=able,
+        x=x.to(source.device),
+        y=y.to(source.device),
+        examples=examples,
+        label_counts=label_counts,
+        stages=stages,
+        facts=_facts(program, group, examples, steps, label_counts, source.device),
+        own=_stacked([job.own for job in group], template, source.device),
+        each=_stacked([job.each for job in group], group[0].each, source.device),
+        noise=noise,
+    )
+
+
+def _lines(
+    stage: Stage,
+    number: int,
+    jobs: Sequence[Job],
+    plans: Sequence[NDArray[np.int64]],
+    offsets: NDArray[np.int64],
+    source: Source,
+) -> Lines:
+    steps = np.array([len(plan) for plan in plans], np.int64)
+    batch = max(plan.shape[1] for plan in plans)
+    positions = np.full((int(steps.sum()), batch), -1, np.int64)
+    first = np.cumsum(steps) - steps
+    for start, plan in zip(first.tolist(), plans, strict=True):
+        positions[start : start + len(plan), : plan.shape[1]] = plan
+    valid = positions >= 0
+    counts = np.maximum(valid.sum(1), 1)
+    if batch and (counts < batch).any():
+        repeated = np.take_along_axis(positions, np.arange(batch) % counts[:, None], axis=1)
+        positions = np.where(valid, positions, np.maximum(repeated, 0))
+    rows = positions + np.repeat(offsets, steps)[:, None]
+    draws: Mapping[str, Tensor] = {}
+    if stage.augment is not None and batch and len(rows):
+        drawn = [
+            stage.augment.draw(
+                generator(source.seed, round=job.round, device=job.device, purpose=f"augment/{number}"),
+                int(count) * batch,
+                source.corpus.input_shape,
+            )
+            for job, count in zip(jobs, steps, strict=True)
+        ]
+        draws = {
+            name: torch.from_numpy(np.concatenate([part[name] for part in drawn]))
+            .reshape(len(rows), batch, *drawn[0][name].shape[1:])
+            .to(source.device)
+            for name in drawn[0]
+        }
+    return Lines(rows, valid.astype(np.float32), first, steps, stage.augment, draws)
+
+
+def _total(counts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    total: NDArray[np.int64] = np.stack(counts).sum(0)
+    return total
+
+
+PACKED = 2
+"""Tensors that carry the facts to where they are unpacked; moving seven small ones takes longer."""
+
+
+def unpacked(counts: Tensor, lr: Tensor) -> Facts:
+    """The facts of one device: from counts ``[5 + classes]`` and its learning rate."""
+    examples, steps, round, task, first_visit = counts[:5].unbind()
+    return Facts(examples, steps, lr, round, task, first_visit.bool(), counts[5:])
+
+
+def _facts(
+    program: LocalProgram,
+    jobs: Sequence[Job],
+    examples: NDArray[np.int64],
+    steps: NDArray[np.int64],
+    label_counts: NDArray[np.int64],
+    device: torch.device,
+) -> tuple[Tensor, ...]:
+    rates = {key: program.learning_rate(*key) for key in {(job.round, job.task) for job in jobs}}
+    rows = [(job.round, job.task, job.own is None) for job in jobs]
+    counts = np.concatenate([examples[:, None], steps[:, None], np.array(rows, np.int64), label_counts], axis=1)
+    lr = np.array([rates[job.round, job.task] for job in jobs], np.float32)
+    return torch.from_numpy(counts).to(device), torch.from_numpy(lr).to(device)
+
+
+def _stacked(trees: Sequence[Tree | None], template: Tree, device: torch.device) -> Tree:
+    """Leaves ``[jobs, ...]``; zeros where a job brings none."""
+    return {
+        name: torch.stack(
+            [torch.zeros(leaf.shape, dtype=leaf.dtype) if tree is None else tree[name].cpu() for tree in trees]
+        ).to(device)
+        for name, leaf in template.items()
+    }

@@ -1,0 +1,123 @@
+"""Questions to a device's memory: answered one at a time, without steps. What they keep becomes the replay buffer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedemu.algorithms.interface import Batch, Facts, Forest, Memory, Outcome, Query
+from fedemu.algorithms.replay.buffer import Buffer
+from fedemu.algorithms.trees import map_leaves
+from fedemu.device.compute.executors.cohort import EACH, sample_problem
+from fedemu.device.compute.executors.executor import Job, JobResult, Source
+from fedemu.device.compute.executors.tracing import without_compiler
+from fedemu.protocol.errors import TrainingError
+from fedemu.protocol.seeds import generator
+
+PURPOSE = "replay"
+"""Of the random draws of a selection: one source for each device and period, whenever the selection comes."""
+
+
+def run_query(query: Query, shared: Forest, job: Job, source: Source) -> JobResult | TrainingError:
+    """Ask one device about its buffer and the period's samples; it has selected from all earlier periods."""
+    if problem := sample_problem(job, len(source.corpus.train)):
+        return TrainingError(f"device {job.device}: {problem}")
+    try:
+        if job.each:
+            shared = {**shared, EACH: map_leaves(lambda leaf: leaf.to(source.device), job.each)}
+        before = Buffer(period=job.task) if job.buffer is None else job.buffer
+        outcome, buffer, counts = _ask(query, shared, job, before, job.indices, source)
+    except Exception as error:
+        return TrainingError(f"device {job.device}: the question could not be answered: {error}")
+    return JobResult(
+        payload={key: map_leaves(_exported, tree) for key, tree in outcome.payload.items()},
+        own=job.own or {},
+        examples=int(counts.sum()),
+        steps=0,
+        metrics={},
+        label_counts=tuple(counts.tolist()) if query.declares_label_counts else None,
+        buffer=None if job.buffer is None else buffer,
+    )
+
+
+def catch_up(selection: Query, shared: Forest, job: Job, source: Source) -> Job | TrainingError:
+    """The job with a buffer that has seen all sealed periods, oldest first; what it did not keep is gone."""
+    if job.buffer is None:
+        return job
+    if problem := sample_problem(job, len(source.corpus.train)):
+        return TrainingError(f"device {job.device}: {problem}")
+    buffer = job.buffer
+    if buffer.period > job.task:
+        return TrainingError(
+            f"device {job.device}: its replay buffer is of period {buffer.period}, later than the work's {job.task}"
+        )
+    try:
+        while buffer.period < job.task:
+            arrived = job.sealed.get(buffer.period, np.empty(0, np.int64))
+            period = buffer.period
+            _, buffer, _ = _ask(selection, shared, job, buffer, arrived, source)
+            if buffer.period != period + 1:
+                raise ValueError("the algorithm's selection did not say what to keep")
+    except Exception as error:
+        return TrainingError(f"device {job.device}: it could not select from sealed samples: {error}")
+    return replace(job, buffer=buffer, sealed={})
+
+
+@torch.no_grad()
+def _ask(
+    query: Query, shared: Forest, job: Job, buffer: Buffer, arrived: NDArray[np.int64], source: Source
+) -> tuple[Outcome, Buffer, NDArray[np.int64]]:
+    """The answer, the buffer after it, and the label counts of what was asked about."""
+    device, period = source.device, buffer.period
+    memory = _memory(job, buffer, arrived, source)
+    counts = torch.bincount(memory.batch.y.cpu(), minlength=source.corpus.classes)
+    facts = Facts(
+        examples=torch.tensor(len(memory.indices), device=device),
+        steps=torch.tensor(0, device=device),
+        lr=torch.tensor(0.0, device=device),
+        round=torch.tensor(job.round, device=device),
+        task=torch.tensor(period, device=device),
+        first_visit=torch.tensor(not buffer.answered, device=device),
+        label_counts=counts.to(device),
+    )
+    own = map_leaves(lambda leaf: leaf.to(device), buffer.answered)
+    with without_compiler():
+        outcome, keep = query.ask(memory, shared, own, facts)
+    if keep is None:
+        after = replace(buffer, asked=len(arrived), answered=map_leaves(_exported, outcome.own))
+    else:
+        after = _kept(memory, keep.cpu().numpy().astype(np.int64))
+    return outcome, after, counts.numpy()
+
+
+def _memory(job: Job, buffer: Buffer, arrived: NDArray[np.int64], source: Source) -> Memory:
+    indices = np.concatenate([buffer.indices, arrived])
+    x, y = source.corpus.batch(source.corpus.train, indices)
+    device, period = source.device, buffer.period
+    return Memory(
+        batch=Batch(x.to(device), y.to(device), torch.ones(len(y), device=device)),
+        indices=indices,
+        fresh=np.arange(len(indices)) >= len(buffer),
+        periods=np.concatenate([buffer.periods, np.full(len(arrived), period, np.int64)]),
+        period=period,
+        budget=job.budget,
+        seen=buffer.seen + len(arrived),
+        generator=generator(source.seed, round=period, device=job.device, purpose=PURPOSE),
+    )
+
+
+def _kept(memory: Memory, keep: NDArray[np.int64]) -> Buffer:
+    """The buffer at the beginning of the next period."""
+    positions = np.unique(keep)
+    if len(positions) < len(keep) or len(keep) > memory.budget:
+        raise ValueError(f"{len(keep)} positions, some of them twice, or more than {memory.budget}, are no selection")
+    if len(keep) and not 0 <= positions[0] <= positions[-1] < len(memory.indices):
+        raise ValueError(f"positions {positions[0]} to {positions[-1]} of {len(memory.indices)} samples")
+    return Buffer(memory.indices[positions], memory.periods[positions], memory.period + 1, memory.seen)
+
+
+def _exported(leaf: torch.Tensor) -> torch.Tensor:
+    return leaf.detach().cpu().contiguous()

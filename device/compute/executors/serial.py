@@ -1,0 +1,119 @@
+"""One device after the other, each with its own tensors; convolutions see channels-last memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_unflatten
+
+from fedemu.algorithms.interface import Forest, LocalProgram
+from fedemu.algorithms.trees import map_leaves
+from fedemu.device.compute.executors.cohort import Cohort, Lines, cohorts
+from fedemu.device.compute.executors.executor import Job, JobResult, Source
+from fedemu.device.compute.executors.lowering import Lowering, Names
+from fedemu.protocol.errors import TrainingError
+
+
+class Serial:
+    """Runs one job at a time; leaves out padding where it can't matter."""
+
+    capacity = 1
+
+    def __init__(self) -> None:
+        self._lowering = Lowering(stack=None)
+
+    def run(
+        self, program: LocalProgram, shared: Forest, jobs: Sequence[Job], source: Source
+    ) -> list[JobResult | TrainingError]:
+        shared = {key: map_leaves(_channels_last, tree) for key, tree in shared.items()}
+        results: list[JobResult | TrainingError] = []
+        for job in jobs:
+            for cohort in cohorts(program, shared, [job], source, size=1):
+                if isinstance(cohort, tuple):
+                    results.append(cohort[1])
+                    continue
+                try:
+                    results.append(self._run(program, shared, cohort))
+                except Exception as error:
+                    results.append(TrainingError(f"device {job.device}: the program failed: {error}"))
+        return results
+
+    @torch.inference_mode()
+    def _run(self, program: LocalProgram, shared: Forest, cohort: Cohort) -> JobResult:
+        names = Names.of(shared, cohort.each, cohort.own, program)
+        common = [leaf for tree in shared.values() for leaf in tree.values()]
+        common += [_channels_last(leaf[0]) for leaf in (*cohort.each.values(), *cohort.own.values())]
+        common += [leaf[0] for leaf in cohort.facts]
+        lowered = self._lowering.begin(program, names, common)
+        # Steps write over the carry, which may be what was shared.
+        carry, carry_spec = [leaf.clone() for leaf in lowered.run(*common)], lowered.spec
+        measured: dict[str, list[Tensor]] = {}
+        sizes: dict[str, list[float]] = {}
+        samples = _rows_last_channel(cohort.x)
+        for number, lines in enumerate(cohort.stages):
+            rows_matter = program.stages[number].rows_matter
+            for line in range(len(lines.rows)):
+                batch, size = _batch(lines, line, samples, cohort.y, rows_matter)
+                noise = [_normal(cohort, program.noise[name]) for name in names.noise]
+                lowered = self._lowering.step(program, number, names, carry_spec, common, batch, noise, carry)
+                outputs = lowered.run(*common, *batch, *noise, *carry)
+                carry = list(outputs[: len(carry)])
+                for name, place in lowered.metrics.items():
+                    measured.setdefault(name, []).append(outputs[place])
+                    sizes.setdefault(name, []).append(size)
+        lowered = self._lowering.finish(program, names, carry_spec, common, carry)
+        outcome = tree_unflatten(list(lowered.run(*common, *carry)), lowered.spec)
+        return JobResult(
+            payload={key: map_leaves(_exported, tree) for key, tree in outcome.payload.items()},
+            own=map_leaves(_exported, outcome.own),
+            examples=int(cohort.examples[0]),
+            steps=int(cohort.steps[0]),
+            metrics={name: _mean(values, sizes[name]) for name, values in measured.items()},
+            label_counts=tuple(cohort.label_counts[0].tolist()) if program.declares_label_counts else None,
+        )
+
+
+def _batch(lines: Lines, line: int, samples: Tensor, labels: Tensor, rows_matter: bool) -> tuple[list[Tensor], float]:
+    """x, y and weight of one step, and its number of samples."""
+    rows, weights = lines.rows[line], lines.weights[line]
+    drawn = {name: leaf[line] for name, leaf in lines.draws.items()}
+    size = float(weights.sum())
+    if not rows_matter and size < len(weights):
+        present = np.flatnonzero(weights)
+        rows, weights = rows[present], weights[present]
+        drawn = {name: leaf[torch.from_numpy(present).to(leaf.device)] for name, leaf in drawn.items()}
+    index = torch.from_numpy(rows).to(samples.device)
+    x = samples.index_select(0, index)
+    if x.dim() == 4:
+        x = x.permute(0, 3, 1, 2)
+    if lines.augment is not None:
+        x = lines.augment.apply(x, drawn)
+    return [x, labels.index_select(0, index), torch.from_numpy(weights).to(samples.device)], size
+
+
+def _rows_last_channel(x: Tensor) -> Tensor:
+    """Images as ``[rows, height, width, channels]``, so that a permuted selection of rows is channels-last."""
+    return x.permute(0, 2, 3, 1).contiguous() if x.dim() == 4 else x
+
+
+def _channels_last(leaf: Tensor) -> Tensor:
+    return leaf.contiguous(memory_format=torch.channels_last) if leaf.dim() == 4 else leaf
+
+
+def _exported(leaf: Tensor) -> Tensor:
+    """A copy in host memory and C order: outside of it, inference tensors can't be written to or differentiated."""
+    with torch.inference_mode(False):
+        return leaf.cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _normal(cohort: Cohort, shape: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(cohort.noise[0].standard_normal(shape, np.float32)).to(cohort.x.device)
+
+
+def _mean(values: Sequence[Tensor], sizes: Sequence[float]) -> float:
+    """Weighted by the steps' samples, in float64; 0 where there were none."""
+    total = sum(sizes)
+    return float(np.dot(torch.stack(list(values)).double().cpu().numpy(), sizes)) / total if total else 0.0

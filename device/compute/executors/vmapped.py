@@ -1,0 +1,241 @@
+"""Many devices at once: the program's functions mapped over a stack of fixed size.
+
+A device takes a slot for as many steps as it has, then the next one takes it, so nobody waits for the device with the
+most samples. What an idle slot computes is never read. As the stack's size never changes, a device's result is the same
+to the bit in any slot and any company.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._pytree import tree_unflatten
+
+from fedemu.algorithms.interface import Forest, LocalProgram, Tree
+from fedemu.device.compute.executors.cohort import Cohort, Lines, cohorts
+from fedemu.device.compute.executors.executor import Job, JobResult, Source
+from fedemu.device.compute.executors.lowering import Lowering, Names
+from fedemu.device.compute.executors.schedule import IDLE, Change, schedule
+from fedemu.protocol.errors import TrainingError
+
+STACKS_PER_CALL = 4
+"""A call takes this many times the stack's size of devices: enough to fill slots again, few enough to bound memory."""
+BLOCK_BYTES = 4 * 2**20
+"""Samples gathered at once."""
+
+
+class Vmapped:
+    def __init__(self, stack_size: int) -> None:
+        if stack_size < 2:
+            raise ValueError(f"a stack of {stack_size} is computed otherwise than larger ones; use at least 2")
+        self.stack_size = stack_size
+        self._lowering = Lowering(stack_size)
+
+    @property
+    def capacity(self) -> int:
+        return STACKS_PER_CALL * self.stack_size
+
+    def run(
+        self, program: LocalProgram, shared: Forest, jobs: Sequence[Job], source: Source
+    ) -> list[JobResult | TrainingError]:
+        results: dict[int, JobResult | TrainingError] = {}
+        for cohort in cohorts(program, shared, jobs, source, self.capacity):
+            if isinstance(cohort, tuple):
+                results[cohort[0]] = cohort[1]
+                continue
+            try:
+                results.update(zip(cohort.places, self._run(program, shared, cohort), strict=True))
+            except Exception as error:
+                for place, job in zip(cohort.places, cohort.jobs, strict=True):
+                    results[place] = TrainingError(f"device {job.device}: the program failed: {error}")
+        return [results[place] for place in range(len(jobs))]
+
+    @torch.inference_mode()
+    def _run(self, program: LocalProgram, shared: Forest, cohort: Cohort) -> list[JobResult]:
+        call = _Call(self._lowering, self.stack_size, program, shared, cohort)
+        totals: dict[str, NDArray[np.float64]] = {}
+        sizes: dict[str, NDArray[np.float64]] = {}
+        for number in range(len(cohort.stages)):
+            for name, (total, size) in call.stage(number).items():
+                totals[name] = totals.get(name, 0.0) + total
+                sizes[name] = sizes.get(name, 0.0) + size
+        means = {name: total / np.maximum(sizes[name], 1e-300) for name, total in totals.items()}
+        payloads, owns = call.finish()
+        steps, counts = cohort.steps.tolist(), cohort.label_counts.tolist()
+        return [
+            JobResult(
+                payload=payloads[i],
+                own=owns[i],
+                examples=examples,
+                steps=steps[i],
+                metrics={name: float(values[i]) for name, values in means.items()} if steps[i] else {},
+                label_counts=tuple(counts[i]) if program.declares_label_counts else None,
+            )
+            for i, examples in enumerate(cohort.examples.tolist())
+        ]
+
+
+class _Call:
+    """One cohort on its way through a program.
+
+    ``_carry`` holds the carry of each device, leaves ``[devices, ...]``, and ``_brought`` what it brings: its part of
+    the ask, its own state and its facts. Their number is rounded up to whole stacks; the added ones repeat the first.
+    """
+
+    def __init__(self, lowering: Lowering, slots: int, program: LocalProgram, shared: Forest, cohort: Cohort) -> None:
+        self._lowering, self._slots, self._program, self._cohort = lowering, slots, program, cohort
+        self._names = Names.of(shared, cohort.each, cohort.own, program)
+        self._shared = [leaf for tree in shared.values() for leaf in tree.values()]
+        lacking = -len(cohort.jobs) % slots
+        brought = [*cohort.each.values(), *cohort.own.values(), *cohort.facts]
+        self._brought = [torch.cat([leaf, leaf[:1].expand(lacking, *leaf.shape[1:])]) for leaf in brought]
+        parts = []
+        for stack in self._stacks(self._brought):
+            lowered = lowering.begin(program, self._names, [*self._shared, *stack])
+            parts.append(lowered.run(*self._shared, *stack))
+            self._spec = lowered.spec
+        # Made anew even from one part: it is written to, so it must not be memory of what was given.
+        self._carry = [torch.cat(leaves) for leaves in zip(*parts, strict=True)]
+
+    def stage(self, number: int) -> Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """Take all devices through a stage. Per metric: its sum over a device's steps by samples, and the samples."""
+        lines = self._cohort.stages[number]
+        plan = schedule(lines.first, lines.steps, self._slots)
+        batches = _Batches(plan.lines, lines, self._cohort)
+        measured: list[Sequence[Tensor]] = []
+        places: Mapping[str, int] = {}
+        inputs: list[Tensor] = []
+        for change, end in zip(plan.changes, [change.time for change in plan.changes[1:]], strict=False):
+            inputs = self._enter(change, self._leave(change, inputs))
+            for time in range(change.time, end):
+                brought, carry = inputs[: len(self._brought)], inputs[len(self._brought) :]
+                batch, noise = batches.at(time), self._noise(plan.devices[time])
+                common = [*self._shared, *brought]
+                if not measured:
+                    step = self._lowering.step(
+                        self._program, number, self._names, self._spec, common, batch, noise, carry
+                    )
+                    places = step.metrics
+                outputs = step.run(*common, *batch, *noise, *carry)
+                inputs = [*brought, *outputs[: len(carry)]]
+                measured.append([outputs[place] for place in places.values()])
+        if plan.changes:
+            self._leave(plan.changes[-1], inputs)
+        busy = plan.devices != IDLE
+        count = len(self._cohort.jobs)
+        owner, sizes = plan.devices[busy], batches.sizes[busy]
+
+        def per_device(values: NDArray[np.float64]) -> NDArray[np.float64]:
+            return np.bincount(owner, values, count).astype(np.float64, copy=False)
+
+        return {
+            name: (per_device(_table([row[i] for row in measured])[busy] * sizes), per_device(sizes))
+            for i, name in enumerate(places)
+        }
+
+    def finish(self) -> tuple[list[Forest], list[Tree]]:
+        """The payload and the next own state of each device."""
+        parts = []
+        for stack in self._stacks([*self._brought, *self._carry]):
+            brought, carry = stack[: len(self._brought)], stack[len(self._brought) :]
+            common = [*self._shared, *brought]
+            lowered = self._lowering.finish(self._program, self._names, self._spec, common, carry)
+            parts.append(lowered.run(*common, *carry))
+        with torch.inference_mode(False):
+            # Outside, what was made in inference mode could neither be written to nor take part in a gradient.
+            rows = [
+                [row for leaf in leaves for row in leaf.cpu().clone().unbind()] for leaves in zip(*parts, strict=True)
+            ]
+        places = tree_unflatten(list(range(len(rows))), lowered.spec)
+        devices = range(len(self._cohort.jobs))
+        payloads: list[Forest] = [
+            {key: {name: rows[i][device] for name, i in tree.items()} for key, tree in places.payload.items()}
+            for device in devices
+        ]
+        return payloads, [{name: rows[i][device] for name, i in places.own.items()} for device in devices]
+
+    def _stacks(self, leaves: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+        return (list(stack) for stack in zip(*(torch.split(leaf, self._slots) for leaf in leaves), strict=True))
+
+    def _leave(self, change: Change, inputs: list[Tensor]) -> list[Tensor]:
+        """Keep the carry of those who are done."""
+        if len(change.leaving):
+            devices, slots = self._index(change.leaving), self._index(change.leaving_slots)
+            for kept, leaf in zip(self._carry, inputs[len(self._brought) :], strict=True):
+                kept.index_copy_(0, devices, leaf.index_select(0, slots))
+        return inputs
+
+    def _enter(self, change: Change, inputs: list[Tensor]) -> list[Tensor]:
+        """The stack's inputs, per slot, with the devices that take their slots now."""
+        leaves = [*self._brought, *self._carry]
+        if not inputs:
+            occupants = np.zeros(self._slots, np.int64)
+            occupants[change.entering_slots] = change.entering
+            index = self._index(occupants)
+            return [leaf.index_select(0, index) for leaf in leaves]
+        if not len(change.entering):
+            return inputs
+        devices, slots = self._index(change.entering), self._index(change.entering_slots)
+        return [
+            stacked.index_copy(0, slots, leaf.index_select(0, devices))
+            for stacked, leaf in zip(inputs, leaves, strict=True)
+        ]
+
+    def _noise(self, devices: NDArray[np.int64]) -> list[Tensor]:
+        """Each busy slot's own draws; zeros in idle ones."""
+        if not self._names.noise:
+            return []
+        shapes = [self._program.noise[name] for name in self._names.noise]
+        drawn = [np.zeros((self._slots, *shape), np.float32) for shape in shapes]
+        for slot in np.flatnonzero(devices != IDLE).tolist():
+            for values, shape in zip(drawn, shapes, strict=True):
+                values[slot] = self._cohort.noise[devices[slot]].standard_normal(shape, np.float32)
+        return [torch.from_numpy(values).to(self._cohort.x.device) for values in drawn]
+
+    def _index(self, values: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(values).to(self._cohort.x.device)
+
+
+class _Batches:
+    """The batches of a stack ``[slots, batch, ...]`` by time, gathered for several steps at once."""
+
+    def __init__(self, lines: NDArray[np.int64], stage: Lines, cohort: Cohort) -> None:
+        self._stage, self._cohort = stage, cohort
+        self._lines = lines
+        weights = np.concatenate([stage.weights, np.zeros((1, stage.weights.shape[1]), np.float32)])
+        # Line -1 is the last one: an idle slot sees samples of weight 0.
+        self._weights = weights[lines]
+        self.sizes: NDArray[np.float64] = self._weights.sum(-1, dtype=np.float64)
+        sample = cohort.x[:1].nbytes * stage.rows.shape[1] * lines.shape[1]
+        self._span = max(1, BLOCK_BYTES // max(1, sample))
+        self._block: list[list[Tensor]] = []
+        self._start = 0
+
+    def at(self, time: int) -> list[Tensor]:
+        if not self._start <= time < self._start + len(self._block):
+            self._start = time
+            self._block = self._gathered(slice(time, time + self._span))
+        return self._block[time - self._start]
+
+    def _gathered(self, times: slice) -> list[list[Tensor]]:
+        cohort, lines = self._cohort, self._lines[times]
+        rows = torch.from_numpy(self._stage.rows[lines]).to(cohort.x.device)
+        flat = rows.view(-1)
+        x = cohort.x.index_select(0, flat)
+        if self._stage.augment is not None:
+            index = torch.from_numpy(lines.reshape(-1)).remainder(len(self._stage.rows)).to(cohort.x.device)
+            drawn = {name: leaf.index_select(0, index).flatten(0, 1) for name, leaf in self._stage.draws.items()}
+            x = self._stage.augment.apply(x, drawn)
+        x = x.view(*rows.shape, *x.shape[1:])
+        y = cohort.y.index_select(0, flat).view(rows.shape)
+        weights = torch.from_numpy(self._weights[times]).to(cohort.x.device)
+        return [list(batch) for batch in zip(x.unbind(), y.unbind(), weights.unbind(), strict=True)]
+
+
+def _table(rows: Sequence[Tensor]) -> NDArray[np.float64]:
+    """``[time, slots]``"""
+    return torch.stack(list(rows)).double().cpu().numpy()

@@ -1,0 +1,168 @@
+"""A trainer: runs groups of jobs with torch.
+
+Started by its supervisor as ``python -m fedemu.device.compute.process PARENT``.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedemu.algorithms.interface import Forest, Tree
+from fedemu.algorithms.trees import flatten, from_arrays, to_arrays
+from fedemu.device.bus import INDICES, SEALED, Done, JobFailed, SharedFile, Train, TrainJob
+from fedemu.device.compute.executors.executor import Job, JobResult
+from fedemu.device.compute.shell import Answer, run_trainer
+from fedemu.device.memory.holding import buffer_leaves, split_own
+from fedemu.device.memory.store import read_own, write_own
+from fedemu.device.pipe import TrainerSetup
+from fedemu.protocol.blobs.tree_file import decode_tree
+from fedemu.protocol.errors import BlobError, TrainingError
+from fedemu.protocol.host.named import load
+from fedemu.protocol.ids import AskId
+from fedemu.protocol.tensors import pack, unpack
+
+log = logging.getLogger(__name__)
+
+KEPT_TREES = 8
+"""Shared trees that stay decoded: an ask's groups follow each other, and some keys stay the same for many asks."""
+
+
+class Trainer(Protocol):
+    """What the experiment's factory makes; see ``training.py``."""
+
+    programs: Mapping[str, Any]
+
+    @property
+    def sample_bytes(self) -> int: ...
+
+    def capacity(self, program: str) -> int: ...
+
+    def warm_up(self) -> None: ...
+
+    def run(self, program: str, shared: Forest, jobs: Sequence[Job]) -> list[JobResult | TrainingError]: ...
+
+
+class TorchRunner:
+    """Decodes jobs for a Trainer and encodes what comes of them. ``clock`` tells real seconds, monotonic."""
+
+    def __init__(self, trainer: Trainer, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.capacity = {program: trainer.capacity(program) for program in trainer.programs}
+        self.default = 1
+        self._trainer = trainer
+        self._clock = clock
+        self._trees: dict[str, Tree] = {}
+
+    def run(self, train: Train, frames: Sequence[memoryview]) -> Iterator[Answer]:
+        shared = {blob.key: self._tree(blob) for blob in train.shared}
+        jobs: list[Job] = []
+        waiting: list[TrainJob] = []
+        place = 0
+        for job in train.jobs:
+            part = slice(place, place + job.tensors)
+            place += job.tensors
+            try:
+                jobs.append(_decode(train, job, frames[part], part))
+                waiting.append(job)
+            except BlobError as error:
+                yield _failed(train, job, "own_state", str(error))
+        began = self._clock()
+        try:
+            results = self._trainer.run(train.program, shared, jobs)
+        except Exception as error:
+            # It would come again in any other trainer, so it is the jobs that fail.
+            log.exception("program %r failed on %d jobs of ask %s", train.program, len(jobs), train.ask)
+            results = [TrainingError(f"{type(error).__name__}: {error}")] * len(jobs)
+        seconds = (self._clock() - began) / max(1, len(jobs))
+        for job, result in zip(waiting, results, strict=True):
+            if isinstance(result, TrainingError):
+                yield _failed(train, job, "training", str(result))
+            elif (result.own or result.buffer is not None) and job.own is not None and not Path(job.own).exists():
+                yield _failed(train, job, "own_state", f"the device's own state {job.own} is gone")
+            else:
+                yield _encode(train, job, result, self._trainer.sample_bytes, seconds)
+
+    def _tree(self, blob: SharedFile) -> Tree:
+        tree = self._trees.pop(blob.digest, None)
+        if tree is None:
+            tree = from_arrays(decode_tree(Path(blob.path)))
+        self._trees[blob.digest] = tree
+        if len(self._trees) > KEPT_TREES:
+            del self._trees[next(iter(self._trees))]
+        return tree
+
+
+def _decode(train: Train, job: TrainJob, frames: Sequence[memoryview], part: slice) -> Job:
+    """The tensors of a job are its indices, those of sealed periods, and then the device's own part of the ask."""
+    prefix = f"{job.device}/"
+    arrays = {name.removeprefix(prefix): array for name, array in unpack(train.tensors[part], frames).items()}
+    indices = arrays.pop(INDICES)
+    sealed = {int(name.removeprefix(SEALED)): arrays.pop(name) for name in list(arrays) if name.startswith(SEALED)}
+    own = Path(job.own) if job.own is not None else None
+    # A program without own state writes no versions, so there is none to read although an ask was accepted.
+    program, buffer = split_own(read_own(own) if own is not None and own.exists() else {})
+    answered = from_arrays(buffer.answered)
+    return Job(
+        device=job.device,
+        round=AskId.parse(train.ask).round,
+        task=train.task,
+        indices=indices,
+        each=from_arrays(arrays),
+        own=from_arrays(program) if program else None,
+        buffer=replace(buffer, answered=answered) if job.budget else None,
+        budget=job.budget,
+        sealed=sealed,
+    )
+
+
+def _encode(train: Train, job: TrainJob, result: JobResult, sample_bytes: int, seconds: float) -> Answer:
+    kept, buffered = dict(result.own), None
+    if result.buffer is not None:
+        kept |= {name: torch.as_tensor(leaf) for name, leaf in buffer_leaves(result.buffer).items()}
+        buffered = len(result.buffer)
+    if kept:
+        write_own(Path(job.next_own), to_arrays(kept), _bfloat16(kept))
+    payload = flatten(result.payload)
+    specs, frames = pack(to_arrays(payload), _bfloat16(payload))
+    done = Done(
+        device=job.device,
+        ask=train.ask,
+        examples=result.examples,
+        steps=result.steps,
+        metrics={name: float(value) for name, value in result.metrics.items()},
+        label_counts=result.label_counts,
+        seconds=seconds,
+        wrote_own=bool(kept),
+        buffered=buffered,
+        buffered_bytes=None if buffered is None else buffered * sample_bytes,
+        tensors=specs,
+    )
+    return done, frames
+
+
+def _bfloat16(leaves: Mapping[str, Tensor]) -> dict[str, str]:
+    return {name: "bfloat16" for name, leaf in leaves.items() if leaf.dtype == torch.bfloat16}
+
+
+def _failed(train: Train, job: TrainJob, reason: str, detail: str) -> Answer:
+    return JobFailed(device=job.device, ask=train.ask, reason=reason, detail=detail[:2048]), ()
+
+
+def open_runner(setup: TrainerSetup) -> TorchRunner:
+    """The experiment's trainer, warmed up."""
+    torch.set_num_threads(1)
+    trainer: Trainer = load(setup.trainer)(Path(setup.experiment).read_bytes(), setup.device_type)
+    trainer.warm_up()
+    return TorchRunner(trainer)
+
+
+if __name__ == "__main__":
+    sys.exit(run_trainer(int(sys.argv[1]), open_runner))

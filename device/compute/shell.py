@@ -1,0 +1,127 @@
+"""What a trainer process is around its computing: a connection to the bus, one group at a time, and an end in time.
+
+The process blocks while it computes; its supervisor watches the process itself, so nothing has to be said meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from fedemu.device.bus import TO_TRAINER, Attach, Done, Finished, JobFailed, Quit, Ready, Train, Unusable
+from fedemu.device.pipe import TO_TRAINER as SETUP
+from fedemu.device.pipe import TrainerSetup, Unpacker
+from fedemu.protocol.codec import Buffer, Envelope
+from fedemu.protocol.errors import FedemuError, ProtocolError
+from fedemu.protocol.host.kernel import end_with_parent, name_process
+from fedemu.protocol.transport.interface import Network
+from fedemu.protocol.transport.zeromq import ZmqNetwork
+
+log = logging.getLogger(__name__)
+
+Answer = tuple[Done | JobFailed, Sequence[Buffer]]
+
+
+class Runner(Protocol):
+    """Computes. ``capacity`` is how many jobs of a program make a group; programs not named there take ``default``."""
+
+    @property
+    def capacity(self) -> Mapping[str, int]: ...
+
+    @property
+    def default(self) -> int: ...
+
+    def run(self, train: Train, frames: Sequence[memoryview]) -> Iterable[Answer]:
+        """The answers to the group's jobs, in any order, as they become known."""
+        ...
+
+
+class TrainerShell:
+    """``over`` is set when the process is to end."""
+
+    def __init__(self, network: Network, setup: TrainerSetup) -> None:
+        self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.runner: Runner | None = None
+        self.bus = network.connect(setup.bus, TO_TRAINER, self._received, self._rejected)
+        self.bus.send(Attach(token=setup.token, role="trainer", number=setup.number))
+
+    def open(self, setup: TrainerSetup, open_runner: Callable[[TrainerSetup], Runner]) -> None:
+        """Get ready to compute; an error that no other trainer would escape is told."""
+        try:
+            self.runner = open_runner(setup)
+        except FedemuError as error:
+            self.bus.send(Unusable(detail=str(error)[:2048]))
+            return
+        self.bus.send(Ready(capacity=dict(self.runner.capacity), default=self.runner.default))
+
+    def _received(self, envelope: Envelope) -> None:
+        match envelope.message:
+            case Train() as train:
+                self.train(train, envelope.frames)
+            case Quit():
+                self.end()
+
+    def _rejected(self, error: ProtocolError) -> None:
+        log.warning("unreadable message on the bus: %s", error)
+
+    def train(self, train: Train, frames: Sequence[memoryview]) -> None:
+        """Run a group and answer."""
+        assert self.runner is not None, "work comes after Ready"
+        began = time.monotonic()
+        for answer, payload in self.runner.run(train, frames):
+            self.bus.send(answer, payload)
+        self.bus.send(Finished(group=train.group, seconds=time.monotonic() - began))
+
+    def end(self) -> None:
+        if not self.over.done():
+            self.over.set_result(0)
+
+
+def run_trainer(parent: int, open_runner: Callable[[TrainerSetup], Runner]) -> int:
+    """Be a trainer of the supervisor ``parent`` until standard input ends; returns the exit code."""
+    end_with_parent(parent)
+    name_process("fedemu-trainer")
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s trainer %(process)d %(levelname)s %(message)s")
+    return asyncio.run(_serve(open_runner))
+
+
+async def _serve(open_runner: Callable[[TrainerSetup], Runner]) -> int:
+    loop = asyncio.get_running_loop()
+    setup = _read_setup(sys.stdin.fileno())
+    if setup is None:
+        return 0
+    network = ZmqNetwork(max_sockets=16)
+    shell = TrainerShell(network, setup)
+
+    def give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        log.error("the trainer ends: %s", context["message"], exc_info=context.get("exception"))
+        if not shell.over.done():
+            shell.over.set_result(1)
+
+    loop.set_exception_handler(give_up)
+    try:
+        shell.open(setup, open_runner)
+        loop.add_reader(sys.stdin.fileno(), _end_of_input, shell)
+        return await shell.over
+    finally:
+        network.close()
+
+
+def _read_setup(descriptor: int) -> TrainerSetup | None:
+    """The one message on standard input; None if the supervisor is gone before it."""
+    unpacker = Unpacker(SETUP)
+    while data := os.read(descriptor, 2**16):
+        for message in unpacker.feed(data):
+            assert isinstance(message, TrainerSetup)
+            return message
+    return None
+
+
+def _end_of_input(shell: TrainerShell) -> None:
+    if not os.read(sys.stdin.fileno(), 2**16):
+        shell.end()

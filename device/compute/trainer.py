@@ -1,0 +1,168 @@
+"""The trainer: runs an experiment's programs on jobs, with the executor that the compute rule names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from fedemu.algorithms.data.corpus import Corpus
+from fedemu.algorithms.interface import Forest, Kind, LocalProgram, OfItsOwnKind, Query, Tree
+from fedemu.algorithms.replay.buffer import Buffer
+from fedemu.algorithms.trees import map_leaves
+from fedemu.device.compute.executors.executor import Checked, Executor, Job, JobResult, Source
+from fedemu.device.compute.executors.query import catch_up, run_query
+from fedemu.device.compute.executors.serial import Serial
+from fedemu.device.compute.executors.vmapped import Vmapped
+from fedemu.device.compute.rule import STACK_SIZE_WHERE_FORCED, DeviceType, compute_rule
+from fedemu.protocol.errors import ConfigurationError, TrainingError
+
+ExecutorName = Literal["auto", "serial", "vmapped", "checked"]
+KEPT_TREES = 8
+"""Shared trees that stay on a GPU after their call."""
+
+
+class Trainer:
+    """``kind`` is that of the model, and of programs that name none of their own.
+
+    ``examples`` are shared forests by program, in the shapes to expect; ``selection`` is asked for sealed periods
+    where devices have replay buffers.
+    """
+
+    def __init__(
+        self,
+        programs: Mapping[str, LocalProgram | Query],
+        corpus: Corpus,
+        seed: int,
+        device_type: str = "auto",
+        executor: str = "auto",
+        kind: Kind = "convolutional",
+        examples: Mapping[str, Forest] | None = None,
+        selection: Query | None = None,
+    ) -> None:
+        self.programs = programs
+        self._selection = selection
+        self.device = open_device(device_type)
+        self._source = Source(corpus, seed, self.device)
+        type: DeviceType = "cuda" if self.device.type == "cuda" else "cpu"
+        kinds: set[Kind] = {kind, *(kind_of(program, kind) for program in programs.values())}
+        self._kind = kind
+        self._executors = {each: open_executor(executor, each, type) for each in kinds}
+        self._examples = examples or {}
+        self._placed: dict[int, tuple[Tree, Tree]] = {}
+
+    def capacity(self, program: str) -> int:
+        """How many jobs of a program make best use of one call."""
+        found = self.programs.get(program)
+        return 1 if _is_query(found) else self._executor_of(found).capacity
+
+    def warm_up(self) -> None:
+        """Trace the programs for the shapes to expect, so that the first job need not wait for it."""
+        for name, shared in self._examples.items():
+            program = self.programs[name]
+            if _is_query(program) or not len(self._source.corpus.train):
+                continue
+            batch = max(stage.plan(1, np.random.default_rng(0)).shape[1] for stage in program.stages)  # type: ignore[union-attr]
+            indices = np.arange(min(batch, len(self._source.corpus.train)), dtype=np.int64)
+            self.run(name, shared, [Job(device=0, round=1, task=0, indices=indices)])
+
+    def run(self, program: str, shared: Forest, jobs: Sequence[Job]) -> list[JobResult | TrainingError]:
+        """The results in the order of the jobs; a job that can't be done is a TrainingError, the others go on.
+
+        Trees may be memory-mapped and read-only; nothing writes to them.
+        """
+        if program not in self.programs:
+            known = ", ".join(sorted(self.programs))
+            return [TrainingError(f"the experiment has no program {program!r}; it has {known}") for _ in jobs]
+        found: Any = self.programs[program]
+        placed = {key: self._place(tree) for key, tree in shared.items()}
+        try:
+            ready = [self._caught_up(placed, job) for job in jobs]
+            results = iter(self._run(found, placed, [job for job in ready if isinstance(job, Job)]))
+            return [next(results) if isinstance(job, Job) else job for job in ready]
+        except Exception as error:
+            return [TrainingError(f"device {job.device}: program {program!r} failed: {error}") for job in jobs]
+
+    @property
+    def sample_bytes(self) -> int:
+        """What a sample takes in a device's storage, its label included."""
+        split = self._source.corpus.train
+        return int(split.x.dtype.itemsize * np.prod(split.x.shape[1:]) + split.y.dtype.itemsize)
+
+    def _caught_up(self, shared: Forest, job: Job) -> Job | TrainingError:
+        return job if self._selection is None else catch_up(self._selection, shared, job, self._source)
+
+    def _run(self, program: Any, shared: Forest, jobs: Sequence[Job]) -> list[JobResult | TrainingError]:
+        if _is_query(program):
+            return [run_query(program, shared, job, self._source) for job in jobs]
+        results = self._executor_of(program).run(program, shared, [_over_all(job) for job in jobs], self._source)
+        return [_with_buffer(result, job.buffer) for result, job in zip(results, jobs, strict=True)]
+
+    def _executor_of(self, program: object) -> Executor:
+        return self._executors[kind_of(program, self._kind)]
+
+    def _place(self, tree: Tree) -> Tree:
+        """The tree on the compute device; one that comes again is not copied again."""
+        if self.device.type == "cpu":
+            return tree
+        found = self._placed.pop(id(tree), None)
+        if found is None:
+            found = tree, map_leaves(lambda leaf: leaf.to(self.device), tree)
+        self._placed[id(tree)] = found
+        if len(self._placed) > KEPT_TREES:
+            del self._placed[next(iter(self._placed))]
+        return found[1]
+
+
+def kind_of(program: object, model: Kind) -> Kind:
+    """A program's own kind, or else that of the experiment's ``model``."""
+    return program.kind if isinstance(program, OfItsOwnKind) else model
+
+
+def open_device(device_type: str) -> torch.device:
+    """The device to compute on; sets this process to compute reproducibly: one thread, no approximate arithmetic."""
+    torch.set_num_threads(1)
+    if device_type not in ("auto", "cpu", "cuda"):
+        raise ConfigurationError(f"device_type = {device_type!r} is none of auto, cpu and cuda")
+    if device_type == "cpu" or not torch.cuda.is_available():
+        if device_type == "cuda":
+            raise ConfigurationError("device_type = 'cuda', but torch finds no CUDA device here; use 'cpu' or 'auto'")
+        return torch.device("cpu")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return torch.device("cuda")
+
+
+def open_executor(name: str, kind: Kind, device_type: DeviceType, stack_size: int | None = None) -> Executor:
+    """The executor of this name; ``auto`` follows the compute rule. Stacks have its size unless another is given."""
+    if name not in get_args(ExecutorName):
+        raise ConfigurationError(f"local.executor = {name!r} is none of {', '.join(get_args(ExecutorName))}")
+    rule = compute_rule(kind, device_type)
+    if stack_size is None:
+        stack_size = rule.stack_size if rule.executor == "vmapped" else STACK_SIZE_WHERE_FORCED
+    if name == "checked":
+        return Checked(Serial(), Vmapped(stack_size))
+    if name == "vmapped" or (name == "auto" and rule.executor == "vmapped"):
+        return Vmapped(stack_size)
+    return Serial()
+
+
+def _over_all(job: Job) -> Job:
+    """The job over R_t and X_t, the buffer's samples first; in training every sample counts the same."""
+    return job if job.buffer is None else replace(job, indices=np.concatenate([job.buffer.indices, job.indices]))
+
+
+def _with_buffer(result: JobResult | TrainingError, buffer: Buffer | None) -> JobResult | TrainingError:
+    if buffer is None or isinstance(result, TrainingError):
+        return result
+    return replace(result, buffer=buffer, metrics={**result.metrics, "replay_samples": float(len(buffer))})
+
+
+def _is_query(program: LocalProgram | Query | None) -> bool:
+    return hasattr(program, "ask")

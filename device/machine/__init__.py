@@ -1,0 +1,1 @@
+"""The supervisor of a machine, and everything that it looks after."""

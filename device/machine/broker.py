@@ -1,0 +1,239 @@
+"""The bus of a machine: takes jobs from device processes, hands them to trainers in groups, and brings answers back.
+
+Payloads are passed on as they came, never decoded here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from fedemu.device.bus import (
+    TO_SUPERVISOR,
+    Attach,
+    Done,
+    Finished,
+    JobFailed,
+    Joined,
+    Quit,
+    Ready,
+    SharedFile,
+    Submit,
+    Train,
+    TrainJob,
+    Unusable,
+    Withdraw,
+)
+from fedemu.device.machine.jobs import Group, JobQueue, QueuedJob
+from fedemu.device.machine.observer import Observer
+from fedemu.protocol.blobs.store import BlobStore
+from fedemu.protocol.codec import Envelope
+from fedemu.protocol.errors import BlobError, ConfigurationError, FedemuError, ProtocolError
+from fedemu.protocol.ids import Digest
+from fedemu.protocol.messages import BlobRef
+from fedemu.protocol.transport.interface import Network
+
+log = logging.getLogger(__name__)
+
+
+class Broker:
+    """``want`` has a blob fetched; ``failed`` hears of what ends the machine."""
+
+    def __init__(
+        self,
+        network: Network,
+        address: str,
+        token: str,
+        store: BlobStore,
+        observer: Observer,
+        *,
+        want: Callable[[BlobRef], None],
+        failed: Callable[[FedemuError], None],
+    ) -> None:
+        self.joined: Callable[[int, int], None] = lambda device, incarnation: None
+        """Called when the coordinator took a device in."""
+        self.trainer_ready: Callable[[int], None] = lambda number: None
+        """Called when a trainer can take jobs."""
+        self._router = network.bind(address, TO_SUPERVISOR, self._received, self._rejected)
+        self._token = token
+        self._store = store
+        self._observer = observer
+        self._want = want
+        self._failed = failed
+        self._queue = JobQueue()
+        self._roles: dict[bytes, tuple[str, int]] = {}
+        self._processes: dict[int, bytes] = {}
+        self._trainers: dict[int, bytes] = {}
+        self._tally: dict[int, list[int]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._depth = 0
+        self._quitting = False
+
+    @property
+    def address(self) -> str:
+        return self._router.address
+
+    def needed(self) -> Iterable[Digest]:
+        """The blobs that jobs still wait for."""
+        return self._queue.needed()
+
+    def arrived(self, digest: Digest) -> None:
+        """A blob is at hand."""
+        self._queue.arrived(digest)
+        self._pump()
+
+    def lost(self, digest: Digest, error: BlobError) -> None:
+        """A blob can't be had."""
+        for job in self._queue.lost(digest):
+            self._give_up(job, "blob", str(error))
+
+    def process_ended(self, number: int) -> None:
+        peer = self._processes.pop(number, None)
+        if peer is not None:
+            del self._roles[peer]
+            self._queue.abandon(peer)
+
+    def trainer_ended(self, number: int) -> None:
+        """Its jobs are done by another trainer, or by itself in its next life."""
+        peer = self._trainers.pop(number, None)
+        if peer is not None:
+            del self._roles[peer]
+        for job in self._queue.remove_trainer(number):
+            self._give_up(job, "trainer", f"{job.deaths} trainers died over it")
+        self._pump()
+
+    def quit_processes(self) -> None:
+        """Have all device processes say goodbye, those too that have yet to attach."""
+        self._quitting = True
+        for peer in self._processes.values():
+            self._router.send(peer, Quit())
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._router.close()
+
+    # ── what comes in ─────────────────────────────────────────────────────────
+
+    def _received(self, peer: bytes, envelope: Envelope) -> None:
+        message = envelope.message
+        if isinstance(message, Attach):
+            self._attach(peer, message)
+            return
+        role, number = self._roles.get(peer, ("", -1))
+        match message:
+            case Done() | JobFailed() if role == "trainer":
+                self._answered(number, message, envelope.frames)
+            case Submit() if role == "process":
+                self._submit(peer, message, envelope.frames)
+            case Joined() if role == "process":
+                self.joined(message.device, message.incarnation)
+            case Withdraw() if role == "process":
+                self._queue.withdraw((message.device, message.ask))
+            case Ready() if role == "trainer":
+                capacities, default = message.capacity, message.default
+                self._queue.add_trainer(number, lambda program: capacities.get(program, default))
+                self.trainer_ready(number)
+                self._pump()
+            case Unusable() if role == "trainer":
+                self._failed(ConfigurationError(message.detail))
+            case Finished() if role == "trainer":
+                self._finished(number, message)
+            case _:
+                # Mostly the last words of a process that has ended meanwhile.
+                log.debug("ignored %s from a %s on the bus", type(message).__name__, role or "stranger")
+
+    def _rejected(self, peer: bytes, error: ProtocolError) -> None:
+        log.warning("unreadable message on the bus from %s: %s", self._roles.get(peer, "a stranger"), error)
+
+    def _attach(self, peer: bytes, attach: Attach) -> None:
+        if attach.token != self._token:
+            log.warning("a stranger tried to attach to the bus")
+            return
+        self._roles[peer] = (attach.role, attach.number)
+        members = self._processes if attach.role == "process" else self._trainers
+        members[attach.number] = peer
+        if self._quitting and attach.role == "process":
+            self._router.send(peer, Quit())
+
+    def _submit(self, peer: bytes, submit: Submit, frames: Sequence[memoryview]) -> None:
+        lacking = [ref for ref in submit.shared if not self._store.has(Digest(ref.digest))]
+        job = QueuedJob(submit, frames, peer)
+        self._queue.submit(job, self._loop.time(), [Digest(ref.digest) for ref in lacking])
+        for ref in lacking:
+            self._want(ref)
+        self._arm()
+
+    def _answered(self, trainer: int, answer: Done | JobFailed, frames: Sequence[memoryview]) -> None:
+        job = self._queue.answered(trainer, (answer.device, answer.ask))
+        if job is None:
+            return
+        self._tally.setdefault(trainer, [0, 0])[isinstance(answer, JobFailed)] += 1
+        if isinstance(answer, Done) and answer.buffered is not None and answer.buffered_bytes is not None:
+            self._observer.buffered(answer.device, answer.buffered, answer.buffered_bytes)
+        if isinstance(job.origin, bytes):
+            self._router.send(job.origin, answer, frames)
+
+    def _finished(self, trainer: int, finished: Finished) -> None:
+        for job in self._queue.finished(trainer, finished.group):
+            self._give_up(job, "trainer", "the trainer did not answer it")
+        done, failed = self._tally.pop(trainer, (0, 0))
+        self._observer.trained(finished.seconds, done, failed)
+        self._pump()
+
+    def _give_up(self, job: QueuedJob, reason: str, why: str) -> None:
+        log.error("the job of device %d for ask %s is given up: %s", *job.key, why)
+        answer = JobFailed(device=job.submit.device, ask=job.submit.ask, reason=reason, detail=why)
+        if isinstance(job.origin, bytes):
+            self._router.send(job.origin, answer)
+
+    # ── what goes out ─────────────────────────────────────────────────────────
+
+    def _pump(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for group in self._queue.dispatch(self._loop.time()):
+            message, frames = train_message(group, self._store)
+            self._router.send(self._trainers[group.trainer], message, frames)
+        self._arm()
+
+    def _arm(self) -> None:
+        if len(self._queue) != self._depth:
+            self._depth = len(self._queue)
+            self._observer.queue_depth(self._depth)
+        due = self._queue.due()
+        if due is not None and self._timer is None:
+            self._timer = self._loop.call_at(due, self._pump)
+
+
+def train_message(group: Group, store: BlobStore) -> tuple[Train, list[memoryview]]:
+    """What a trainer is told of a group; the frames are those of its jobs, one after the other."""
+    first = group.jobs[0].submit
+    message = Train(
+        group=group.number,
+        ask=first.ask,
+        program=first.program,
+        task=first.task,
+        shared=tuple(
+            SharedFile(key=ref.key, digest=ref.digest, path=str(store.path(Digest(ref.digest)))) for ref in first.shared
+        ),
+        jobs=tuple(
+            TrainJob(
+                device=job.submit.device,
+                own=job.submit.own,
+                next_own=job.submit.next_own,
+                budget=job.submit.budget,
+                tensors=len(job.frames),
+            )
+            for job in group.jobs
+        ),
+        tensors=tuple(
+            spec.model_copy(update={"name": f"{job.submit.device}/{spec.name}"})
+            for job in group.jobs
+            for spec in job.submit.tensors
+        ),
+    )
+    return message, [frame for job in group.jobs for frame in job.frames]

@@ -1,0 +1,171 @@
+"""A supervisor's place at the coordinator as a machine without I/O: enrolment, heartbeats, and coming back.
+
+``now`` is the monotonic clock in seconds. The machine raises the error that ends the supervisor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from typing import Literal
+
+from fedemu.device.runtime.actions import Connect
+from fedemu.protocol.errors import RefusedError, UnreachableError
+from fedemu.protocol.messages import Enroll, Granted, Heartbeat, Refused
+
+AGAIN = 2.0
+"""Seconds between two tries to enrol on one connection."""
+FULL_AGAIN = 10.0
+"""The same while all devices of the run are taken."""
+
+EnrolAction = Connect | Enroll | Heartbeat
+
+
+class Enrolment:
+    """``leases`` are those that an earlier life on this machine may still hold; they are tried first, in order."""
+
+    def __init__(
+        self,
+        address: str,
+        count: int,
+        host: str,
+        *,
+        leases: Iterable[str] = (),
+        connect_seconds: float = 60.0,
+        lost_seconds: float = 120.0,
+    ) -> None:
+        self.granted: Granted | None = None
+        self.state: Literal["seeking", "member"] = "seeking"
+        self._address = address
+        self._count = count
+        self._host = host
+        self._leases = deque(leases)
+        self._connect_seconds = connect_seconds
+        self._lost_seconds = lost_seconds
+        self._began = self._heard = self._asked = self._connected = self._sought = -math.inf
+        self._beat_due = math.inf
+        self._taken = ""
+        self.idle = False
+        """Whether all devices of the run are taken; this machine then waits for one to become free, or for the end."""
+
+    @property
+    def due(self) -> float:
+        """When ``tick`` has something to do next."""
+        if self.granted is None and self.idle:
+            return min(self._asked + FULL_AGAIN, self._heard + self._lost_seconds)
+        if self.granted is None:
+            return min(self._asked + AGAIN, self._began + self._connect_seconds)
+        if self.state == "seeking":
+            return min(self._asked + AGAIN, self._connected + self._expiry, self._lost)
+        return min(self._beat_due, self._heard + self._expiry, self._lost)
+
+    def start(self, now: float) -> list[EnrolAction]:
+        self._began = self._heard = now
+        return self._reconnect(now)
+
+    def heard(self, now: float) -> None:
+        """Anything came from the coordinator."""
+        self._heard = now
+
+    def accept(self, granted: Granted, now: float) -> bool:
+        """Says whether this is the first grant. Raises RefusedError if the address has come to be another run's."""
+        first, self.state, self.idle = self.granted is None, "member", False
+        if self.granted is not None and (granted.run, granted.lease) != (self.granted.run, self.granted.lease):
+            raise self._other_run(granted.run)
+        self.granted = granted
+        self._beat_due = now + granted.heartbeat_seconds
+        return first
+
+    def refuse(self, refused: Refused, now: float) -> list[EnrolAction]:
+        """Raises RefusedError where asking again would not help."""
+        match refused.reason:
+            case "unknown_peer" if self.granted is not None:
+                # The coordinator has started again. Several messages may be refused for it; one answer is enough.
+                if self.state == "seeking":
+                    return []
+                self.state, self._sought = "seeking", now
+                return self._enroll(now)
+            case "lease_unknown" if self.granted is None and self._leases:
+                self._leases.popleft()
+                return self._enroll(now)
+            case "lease_unknown" if self.granted is None:
+                return []  # said of an earlier try, of which several may have waited for the coordinator to come
+            case "lease_taken":
+                # It may be held by this machine's own former life, which is not yet known to be dead.
+                self._taken = refused.detail
+                return []
+            case "fleet_full":
+                self.idle = True
+                return []
+            case "unknown_peer" | "unknown_blob" | "malformed":
+                return []
+            case "lease_unknown":
+                raise self._other_run("another run")
+            case _:
+                raise RefusedError(
+                    refused.reason, f"The coordinator at {self._address} refused this machine: {refused.detail}"
+                )
+
+    def tick(self, now: float) -> list[EnrolAction]:
+        """Raises UnreachableError, or RefusedError for a lease that stays taken, when the wait is over."""
+        if self.granted is None and not self.idle:
+            if now >= self._began + self._connect_seconds:
+                raise self._never_enrolled()
+            return self._enroll(now) if now >= self._asked + AGAIN else []
+        if now >= self._lost:
+            raise UnreachableError(
+                f"The coordinator at {self._address} has been away for {self._lost_seconds:g} s, so this machine's "
+                "devices have stopped; start them again once it is back."
+            )
+        if self.granted is None:
+            return self._enroll(now) if now >= self._asked + FULL_AGAIN else []
+        if self.state == "member":
+            if now >= self._heard + self._expiry:
+                self.state, self._sought = "seeking", now
+                return self._reconnect(now)
+            if now >= self._beat_due:
+                self._beat_due = now + self.granted.heartbeat_seconds
+                return [Heartbeat()]
+            return []
+        if now >= self._connected + self._expiry:
+            return self._reconnect(now)
+        return self._enroll(now) if now >= self._asked + AGAIN else []
+
+    @property
+    def _lost(self) -> float:
+        """When the coordinator is given up: silent, or refusing to take this machine back, for too long."""
+        refused_since = self._sought if self.granted is not None and self.state == "seeking" else math.inf
+        return min(self._heard, refused_since) + self._lost_seconds
+
+    @property
+    def _expiry(self) -> float:
+        assert self.granted is not None
+        return self.granted.heartbeat_seconds * self.granted.patience
+
+    def _reconnect(self, now: float) -> list[EnrolAction]:
+        self._connected = now
+        return [Connect(), *self._enroll(now)]
+
+    def _enroll(self, now: float) -> list[EnrolAction]:
+        self._asked = now
+        lease = self.granted.lease if self.granted else next(iter(self._leases), None)
+        return [Enroll(count=self._count, lease=lease, host=self._host)]
+
+    def _never_enrolled(self) -> UnreachableError | RefusedError:
+        if self._taken:
+            return RefusedError(
+                "lease_taken", f"The coordinator at {self._address} refused this machine: {self._taken}"
+            )
+        return UnreachableError(
+            f"No coordinator answered at {self._address} within {self._connect_seconds:g} s; "
+            "start one there, or give the right address with --connect."
+        )
+
+    def _other_run(self, run: str) -> RefusedError:
+        mine = self.granted.run if self.granted else ""
+        return RefusedError(
+            "lease_unknown",
+            f"The coordinator at {self._address} has become that of {run}, but these devices belong to {mine}; "
+            "start them again to join the new one.",
+        )

@@ -1,0 +1,256 @@
+"""The device processes of a machine as their supervisor sees them: started by the zygote, and again when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedemu.device.machine.observer import Observer
+from fedemu.device.pipe import FROM_ZYGOTE, Broken, Ended, Fork, Forked, Setup, Unpacker, ZygoteReady, pack_message
+from fedemu.device.process.process import RETIRED
+from fedemu.protocol.errors import ConfigurationError, FedemuError
+
+log = logging.getLogger(__name__)
+
+BIRTH_STRIDE = 16
+"""A life that ends before it is heard of may have used a few incarnations; the next one begins above them."""
+MOST_FAILURES = 8
+"""A process that fails this often in a row, without joining in between, won't come right."""
+ZYGOTE_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+"""Without threads of a numerical library, and with one heap, so that children stay small."""
+
+
+@dataclass
+class _Process:
+    """``devices`` and the last incarnation known of each."""
+
+    devices: Sequence[int]
+    incarnations: dict[int, int]
+    pid: int | None = None
+    joined: set[int] = field(default_factory=set)
+    failures: int = 0
+    retired: bool = False
+
+
+class Fleet:
+    """``died`` is called with (device, incarnation) for every life that ended, ``process_ended`` with its number.
+
+    ``failed`` hears of what can't be mended.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        devices: Sequence[int],
+        per_process: int,
+        first_incarnation: int,
+        observer: Observer,
+        *,
+        died: Callable[[int, int], None],
+        process_ended: Callable[[int], None],
+        failed: Callable[[FedemuError], None],
+    ) -> None:
+        self._setup = setup
+        self._observer = observer
+        self._died = died
+        self._process_ended = process_ended
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        groups = [devices[start : start + per_process] for start in range(0, len(devices), per_process)]
+        self._processes = [_Process(group, dict.fromkeys(group, first_incarnation)) for group in groups]
+        self._number_of = {device: number for number, group in enumerate(groups) for device in group}
+        self._zygote: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._stopping = False
+        self._all_ended = asyncio.Event()
+        self._timers: set[asyncio.TimerHandle] = set()
+
+    def __len__(self) -> int:
+        """The number of processes."""
+        return len(self._processes)
+
+    @property
+    def pids(self) -> Mapping[int, int]:
+        """Process ids by number, of the processes that live."""
+        return {number: p.pid for number, p in enumerate(self._processes) if p.pid is not None}
+
+    async def prepare(self) -> None:
+        """Start the zygote and wait until it can fork. Raises ConfigurationError if it can't."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._zygote = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "fedemu.device.process.zygote",
+                str(theirs.fileno()),
+                str(os.getpid()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                env=os.environ | ZYGOTE_ENVIRONMENT,
+                process_group=0,
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._writer.write(pack_message(self._setup))
+        self._following = self._loop.create_task(self._follow(reader))
+        await self._ready
+
+    def launch(self) -> None:
+        """Have all processes forked."""
+        for number in range(len(self._processes)):
+            self._fork(number)
+        self._count()
+
+    def joined(self, device: int, incarnation: int) -> None:
+        """The coordinator took the device in."""
+        process = self._processes[self._number_of[device]]
+        process.incarnations[device] = max(incarnation, process.incarnations[device])
+        process.joined.add(device)
+        process.failures = 0
+        self._count()
+
+    async def stop(self, farewell: Callable[[], None] | None, seconds: float) -> None:
+        """End all processes: at once, or after a ``farewell`` for which they have so many seconds."""
+        self._stopping = True
+        for timer in self._timers:
+            timer.cancel()
+        if self._starting is not None:
+            self._starting.cancel()
+        if farewell is not None and self.pids:
+            self._all_ended.clear()
+            farewell()
+            try:
+                await asyncio.wait_for(self._all_ended.wait(), seconds)
+            except TimeoutError:
+                log.warning("%d device processes did not say goodbye in time", len(self.pids))
+        if self._writer is not None:
+            self._writer.close()  # the zygote takes this for its end, and its children's
+        if self._zygote is not None:
+            try:
+                await asyncio.wait_for(self._zygote.wait(), 5.0)
+            except TimeoutError:
+                self._zygote.kill()
+                await self._zygote.wait()
+        tasks = [task for task in (self._following, self._starting) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if not self._ready.done():
+            self._ready.cancel()
+
+    # ── the zygote ────────────────────────────────────────────────────────────
+
+    async def _follow(self, reader: asyncio.StreamReader) -> None:
+        unpacker = Unpacker(FROM_ZYGOTE)
+        try:
+            while data := await reader.read(2**16):
+                for message in unpacker.feed(data):
+                    self._heard(message)
+        except ConnectionError:
+            pass
+        if not self._stopping:
+            await self._restart_zygote()
+
+    def _heard(self, message: object) -> None:
+        match message:
+            case ZygoteReady():
+                if not self._ready.done():
+                    self._ready.set_result(None)
+            case Forked():
+                self._processes[message.number].pid = message.pid
+            case Ended():
+                self._ended(message.number, message.code)
+            case Broken():
+                self._fail(ConfigurationError(message.detail))
+
+    def _fail(self, error: FedemuError) -> None:
+        if not self._ready.done():
+            self._ready.set_exception(error)
+        else:
+            self._failed(error)
+
+    async def _restart_zygote(self) -> None:
+        """The kernel has killed its children with it: all of them are started again by a new one."""
+        assert self._zygote is not None
+        code = await self._zygote.wait()
+        if not self._ready.done():
+            self._fail(ConfigurationError(f"The device processes can't be started: the zygote ended with code {code}."))
+            return
+        log.warning("the zygote ended with code %d; starting it again", code)
+        self._observer.restarted("zygote")
+        if self._writer is not None:
+            self._writer.close()
+        for number, process in enumerate(self._processes):
+            if process.pid is not None:
+                self._bury(number)
+        self._ready = self._loop.create_future()
+        self._starting = self._loop.create_task(self._start_again())
+
+    async def _start_again(self) -> None:
+        try:
+            await self.prepare()
+        except FedemuError as error:
+            self._failed(error)
+            return
+        for number, process in enumerate(self._processes):
+            if not process.retired:
+                self._fork(number)
+
+    # ── processes ─────────────────────────────────────────────────────────────
+
+    def _fork(self, number: int) -> None:
+        if self._stopping or self._writer is None:
+            return
+        process = self._processes[number]
+        for device in process.devices:
+            process.incarnations[device] += BIRTH_STRIDE
+        lives = tuple((device, process.incarnations[device]) for device in process.devices)
+        self._writer.write(pack_message(Fork(number=number, lives=lives)))
+
+    def _bury(self, number: int) -> None:
+        process = self._processes[number]
+        process.pid = None
+        process.joined.clear()
+        self._process_ended(number)
+        if not process.retired:  # or else it has said goodbye
+            for device in process.devices:
+                self._died(device, process.incarnations[device])
+        self._count()
+
+    def _ended(self, number: int, code: int) -> None:
+        process = self._processes[number]
+        as_planned = code in (0, -signal.SIGKILL) and bool(process.joined)
+        process.retired = code == RETIRED
+        self._bury(number)
+        if not self.pids:
+            self._all_ended.set()
+        if self._stopping or process.retired:
+            return
+        self._observer.restarted("device")
+        if as_planned:  # or someone killed it, which makes no difference
+            self._fork(number)
+            return
+        process.failures += 1
+        if process.failures >= MOST_FAILURES:
+            logs = Path(self._setup.logs) / f"device-{number}.log" if self._setup.logs else "the output above"
+            self._failed(
+                FedemuError(f"Device process {number} ended {process.failures} times with code {code}; see {logs}.")
+            )
+            return
+        self._timers = {timer for timer in self._timers if not timer.cancelled() and timer.when() > self._loop.time()}
+        self._timers.add(self._loop.call_later(0.05 * 2**process.failures, self._fork, number))
+
+    def _count(self) -> None:
+        joined = sum(len(process.joined) for process in self._processes)
+        retired = sum(len(process.devices) for process in self._processes if process.retired)
+        total = len(self._number_of)
+        self._observer.devices({"connected": joined, "starting": total - joined - retired, "stopped": retired})

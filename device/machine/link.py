@@ -1,0 +1,213 @@
+"""A machine's connection to the coordinator: performs the enrolment, fetches blobs, and tells of deaths."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Never, TypeVar
+
+from fedemu.device.machine.enrolment import EnrolAction, Enrolment
+from fedemu.device.machine.fetch import Fetches, Step
+from fedemu.device.runtime.actions import Connect
+from fedemu.protocol.blobs.store import BlobStore
+from fedemu.protocol.codec import DOWN, Envelope
+from fedemu.protocol.errors import BlobError, FedemuError, ProtocolError, VersionMismatch
+from fedemu.protocol.ids import Digest
+from fedemu.protocol.messages import Blob, BlobRef, Bye, Died, Granted, Offer, Refused, Stop
+from fedemu.protocol.transport.interface import Dealer, Network
+
+T = TypeVar("T")
+
+KEPT_ROUNDS = 2
+"""Blobs that were offered this many rounds ago are removed, unless someone still needs them."""
+
+
+class RunOver(Exception):
+    """The coordinator said Stop; the text is its reason."""
+
+
+class CoordinatorLink:
+    """``ended`` raises RunOver after the coordinator's Stop, or else what makes going on impossible."""
+
+    def __init__(self, network: Network, address: str, enrolment: Enrolment) -> None:
+        self.arrived: Callable[[Digest], None] = lambda digest: None
+        """Called with each blob that is at hand."""
+        self.lost: Callable[[Digest, BlobError], None] = lambda digest, error: None
+        """Called with each blob that could not be had."""
+        self.needed: Callable[[], Iterable[Digest]] = tuple
+        """Names the blobs that must stay for now, however old they are."""
+        self._network = network
+        self._address = address
+        self._enrolment = enrolment
+        self._dealer: Dealer | None = None
+        self._store: BlobStore | None = None
+        self._fetches: Fetches | None = None
+        self._waiting: dict[Digest, list[asyncio.Future[Path]]] = {}
+        self._offered: dict[Digest, int] = {}
+        self._pinned: set[Digest] = set()
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._granted: asyncio.Future[Granted] = self._loop.create_future()
+        self.ended: asyncio.Future[Never] = self._loop.create_future()
+
+    async def enrol(self) -> Granted:
+        """Wait for a place, within the enrolment's bound."""
+        self._perform(self._enrolment.start(self._loop.time()))
+        return await self.unless_ended(self._granted)
+
+    async def unless_ended(self, work: Awaitable[T]) -> T:
+        """The result of ``work``, which is cancelled if the link ends before."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self.ended), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            self.ended.result()
+            raise AssertionError("the link ends with an exception")
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+
+    def keep_blobs(self, store: BlobStore) -> None:
+        """Where blobs go; until then none can be fetched."""
+        self._store, self._fetches = store, Fetches(store)
+
+    async def fetch(self, ref: BlobRef) -> Path:
+        """The blob's file, which is kept for good. Raises BlobError, or whatever ends the link."""
+        self._pinned.add(Digest(ref.digest))
+        future: asyncio.Future[Path] = self._loop.create_future()
+        self._waiting.setdefault(Digest(ref.digest), []).append(future)
+        self.want(ref)
+        return await self.unless_ended(future)
+
+    def want(self, ref: BlobRef) -> None:
+        """Fetch a blob unless it is here or under way."""
+        if self._fetches is not None:
+            self._step(self._fetches.want(ref, self._loop.time()))
+
+    def died(self, device: int, incarnation: int) -> None:
+        if self._dealer is not None:
+            self._dealer.send(Died(device=device, incarnation=incarnation))
+
+    def say_bye(self, reason: str) -> None:
+        """Leave; what comes after that is not heeded."""
+        if self._dealer is not None:
+            self._dealer.send(Bye(reason=reason))
+            self._dealer.close()
+            self._dealer = None
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.ended.done():
+            self.ended.set_exception(RunOver(reason))
+
+    def close(self) -> None:
+        self.say_bye("stopped")
+        self.ended.exception()  # whoever wanted to know has been told
+        self._granted.cancel()
+        if self._store is not None:
+            self._store.close()
+
+    # ── what comes in ─────────────────────────────────────────────────────────
+
+    def _received(self, envelope: Envelope) -> None:
+        if self.ended.done():
+            return
+        now = self._loop.time()
+        self._enrolment.heard(now)
+        try:
+            match envelope.message:
+                case Granted() as granted:
+                    if self._enrolment.accept(granted, now):
+                        self._granted.set_result(granted)
+                    elif self._fetches is not None:
+                        self._step(self._fetches.restart(now))
+                case Refused() as refused:
+                    self._perform(self._enrolment.refuse(refused, now))
+                case Blob() as blob:
+                    if self._fetches is not None:
+                        self._step(self._fetches.receive(blob, envelope.frames[0], now))
+                case Offer() as offer:
+                    for ref in offer.blobs:
+                        self._offered[Digest(ref.digest)] = offer.round
+                        self.want(ref)
+                    self._evict(offer.round)
+                case Stop() as stop:
+                    if not self.ended.done():
+                        self.ended.set_exception(RunOver(stop.reason))
+                case _:
+                    pass  # Beat, and what is meant for devices
+        except FedemuError as error:
+            self._fail(error)
+        self._arm()
+
+    def _rejected(self, error: ProtocolError) -> None:
+        if isinstance(error, VersionMismatch) and self._enrolment.granted is None:
+            self._fail(error)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        try:
+            self._perform(self._enrolment.tick(now))
+            if self._fetches is not None and (due := self._fetches.due) is not None and now >= due:
+                self._step(self._fetches.tick(now))
+        except FedemuError as error:
+            self._fail(error)
+        self._arm()
+
+    # ── what goes out ─────────────────────────────────────────────────────────
+
+    def _perform(self, actions: Iterable[EnrolAction]) -> None:
+        for action in actions:
+            if isinstance(action, Connect):
+                if self._dealer is not None:
+                    self._dealer.close()
+                self._dealer = self._network.connect(self._address, DOWN, self._received, self._rejected)
+            elif self._dealer is not None:
+                self._dealer.send(action)
+        self._arm()
+
+    def _step(self, step: Step) -> None:
+        assert self._store is not None
+        for need in step.needs:
+            if self._dealer is not None:
+                self._dealer.send(need)
+        for digest in step.arrived:
+            for future in self._waiting.pop(digest, ()):
+                if not future.done():
+                    future.set_result(self._store.path(digest))
+            self.arrived(digest)
+        for digest, error in step.lost:
+            for future in self._waiting.pop(digest, ()):
+                if not future.done():
+                    future.set_exception(error)
+            self.lost(digest, error)
+        self._arm()
+
+    def _fail(self, error: FedemuError) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+    def _arm(self) -> None:
+        if self.ended.done():
+            return
+        due = self._enrolment.due
+        if self._fetches is not None and (fetch_due := self._fetches.due) is not None:
+            due = min(due, fetch_due)
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._tick)
+
+    def _evict(self, round: int) -> None:
+        old = [digest for digest, offered in self._offered.items() if offered <= round - KEPT_ROUNDS]
+        if not old or self._store is None:
+            return
+        keep = self._pinned.union(self.needed())
+        for digest in old:
+            if digest not in keep:
+                del self._offered[digest]
+        self._store.evict(keep.union(self._offered).__contains__)

@@ -1,0 +1,69 @@
+"""Has this machine's copy of the data made, in a process of its own, which takes what decoding costs with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError
+from fedemu.protocol.host.kernel import end_with_parent
+from fedemu.protocol.host.named import load
+
+_SAID = 1
+_NOTHING_TO_SAY = 70
+
+
+async def prepare_data(prepare: str, experiment: Path, expected: str) -> None:
+    """Run ``prepare`` on the experiment. Raises DataError if it fails or finds other data than the coordinator has."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "fedemu.device.machine.prepare",
+        prepare,
+        str(experiment),
+        str(os.getpid()),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        process_group=0,
+    )
+    try:
+        output, _ = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    text = output.decode(errors="replace").strip().splitlines()[-1:] or [""]
+    if process.returncode == _SAID:
+        raise DataError(text[0])
+    if process.returncode != 0:
+        raise ConfigurationError(f"Preparing the data ended with code {process.returncode}; see the output above.")
+    compare_data(text[0], expected)
+
+
+def compare_data(found: str, expected: str) -> None:
+    """Raises DataError unless this machine's data are the coordinator's."""
+    if found != expected:
+        raise DataError(
+            f"This machine's data are not the coordinator's: digest {found[:12]} here, {expected[:12]} there. "
+            "Give both the same data set (FEDEMU_DATA names the folder to look in first)."
+        )
+
+
+def main(arguments: list[str]) -> int:
+    prepare, experiment, parent = arguments
+    end_with_parent(int(parent))
+    try:
+        print(load(prepare)(Path(experiment).read_bytes()))
+    except FedemuError as error:
+        print(str(error).replace("\n", " "))
+        return _SAID
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        return _NOTHING_TO_SAY
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

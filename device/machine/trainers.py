@@ -1,0 +1,123 @@
+"""The trainer processes of a machine as their supervisor sees them: started, watched, and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from fedemu.device.compute.rule import COMPUTE_ENVIRONMENT
+from fedemu.device.pipe import TrainerSetup, pack_message
+from fedemu.protocol.errors import FedemuError
+
+log = logging.getLogger(__name__)
+
+COMMAND = ("-m", "fedemu.device.compute.process")
+"""What the interpreter runs as a trainer."""
+MOST_FAILURES = 5
+"""A trainer that ends this often in a row before it is ready won't come right."""
+
+
+class Trainers:
+    """``ended`` is called with the number of a trainer whose process is gone, ``failed`` with what can't be mended."""
+
+    def __init__(
+        self,
+        setup: TrainerSetup,
+        count: int,
+        *,
+        ended: Callable[[int], None],
+        restarted: Callable[[], None],
+        failed: Callable[[FedemuError], None],
+    ) -> None:
+        self._setup = setup
+        self._count = count
+        self._ended = ended
+        self._restarted = restarted
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._watchers: list[asyncio.Task[None]] = []
+        self._ready: set[int] = set()
+        self._stopping = False
+
+    @property
+    def pids(self) -> Mapping[int, int]:
+        """Process ids by number, of the trainers that live."""
+        return {number: p.pid for number, p in self._processes.items() if p.returncode is None}
+
+    def launch(self) -> None:
+        """Start them all; each says by the bus when it is ready."""
+        self._watchers = [self._loop.create_task(self._keep(number)) for number in range(self._count)]
+
+    def ready(self, number: int) -> None:
+        """The trainer can take jobs."""
+        self._ready.add(number)
+
+    async def stop(self) -> None:
+        """End them all at once: whatever they are doing, nobody waits for it, and they keep nothing."""
+        self._stopping = True
+        for process in self._processes.values():
+            if process.returncode is None:
+                process.kill()
+        if self._watchers:
+            await asyncio.wait(self._watchers, timeout=5.0)
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+
+    async def _keep(self, number: int) -> None:
+        failures = 0
+        while not self._stopping:
+            self._ready.discard(number)
+            process = await self._spawn(number)
+            code = await process.wait()
+            self._ended(number)
+            if self._stopping:
+                return
+            failures = 0 if number in self._ready else failures + 1
+            if failures >= MOST_FAILURES:
+                self._failed(
+                    FedemuError(f"Trainer {number} ended {failures} times in a row, at last with code {code}.")
+                )
+                return
+            log.warning("trainer %d ended with code %d; starting it again", number, code)
+            self._restarted()
+            if failures > 1:
+                await asyncio.sleep(0.1 * 2**failures)
+
+    async def _spawn(self, number: int) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *COMMAND,
+            str(os.getpid()),
+            stdin=asyncio.subprocess.PIPE,
+            env=os.environ | COMPUTE_ENVIRONMENT | _one_gpu(number),
+            process_group=0,
+        )
+        self._processes[number] = process
+        assert process.stdin is not None
+        process.stdin.write(pack_message(self._setup.model_copy(update={"number": number})))
+        return process
+
+
+def default_trainers(device_type: str) -> int:
+    """One per GPU, or per core that this process may use."""
+    return (len(_gpus()) if device_type != "cpu" else 0) or len(os.sched_getaffinity(0))
+
+
+def _gpus() -> list[str]:
+    """What CUDA calls the GPUs that this process may use; told without loading CUDA."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip() and name.strip() != "-1"]
+    return [str(place) for place in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
+
+
+def _one_gpu(number: int) -> dict[str, str]:
+    """Trainers take the GPUs in turn, each only one."""
+    gpus = _gpus()
+    return {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}

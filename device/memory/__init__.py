@@ -1,0 +1,1 @@
+"""What a device remembers: its stream, its replay buffer, its own state."""

@@ -1,0 +1,1 @@
+"""A process that holds devices, and the zygote that forks it."""

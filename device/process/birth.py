@@ -1,0 +1,62 @@
+"""What it takes to bring a device to life on this machine, and what it leaves behind for its next life."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedemu.algorithms.streams.plan import StreamPlan
+from fedemu.device.behaviour.behaviour import Behaviour
+from fedemu.device.memory.store import OwnStore
+from fedemu.device.memory.stream import DeviceStream
+from fedemu.device.runtime.membership import Membership
+from fedemu.device.runtime.runtime import DeviceRuntime
+from fedemu.protocol.ids import DeviceId
+
+OpenBehaviours = Callable[[bytes], Callable[[int], Behaviour]]
+
+
+@dataclass(frozen=True)
+class Birthplace:
+    """``folder`` holds a folder for each device."""
+
+    lease: str
+    heartbeat_seconds: float
+    patience: int
+    behaviour: Callable[[int], Behaviour]
+    stream: StreamPlan
+    folder: Path
+
+    def runtime(self, device: int, incarnation: int) -> DeviceRuntime:
+        """A new life, which finds the own state of the former ones."""
+        return DeviceRuntime(
+            Membership(DeviceId(device), incarnation, self.lease, self.heartbeat_seconds, self.patience),
+            self.behaviour(device),
+            DeviceStream(self.stream, device),
+            OwnStore(self.folder / str(device)),
+        )
+
+    def send_away(self, device: int, seconds: float) -> None:
+        """The next life is to begin in so many real seconds, whoever starts it."""
+        if seconds > 0:
+            path = self._away(device)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(repr(time.time() + seconds))
+
+    def away(self, device: int) -> float:
+        """How many real seconds the device still has to stay away."""
+        path = self._away(device)
+        try:
+            left = float(path.read_text()) - time.time()
+        except FileNotFoundError:
+            return 0.0
+        except ValueError:
+            left = 0.0  # cut off by the crash that it was to tell of
+        if left <= 0:
+            path.unlink(missing_ok=True)
+        return max(0.0, left)
+
+    def _away(self, device: int) -> Path:
+        return self.folder / str(device) / "away"

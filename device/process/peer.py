@@ -1,0 +1,106 @@
+"""A device on a running event loop: does what its machine says, with a connection and a timer of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, assert_never
+
+from fedemu.device.bus import Done, JobFailed, Joined, Submit, Withdraw
+from fedemu.device.runtime.actions import Action, Connect, Crash, Disconnect, Leave, Retire, Send, Tell
+from fedemu.device.runtime.runtime import DeviceRuntime
+from fedemu.protocol.codec import DOWN, Envelope
+from fedemu.protocol.errors import ProtocolError
+from fedemu.protocol.transport.interface import Dealer, Network
+
+End = Crash | Leave | Retire
+TellSupervisor = Callable[[Joined | Submit | Withdraw, Sequence[Any]], None]
+
+
+class DevicePeer:
+    """``tell`` reaches the supervisor. ``ended`` is called once, when this life is over and the connection closed."""
+
+    def __init__(
+        self,
+        runtime: DeviceRuntime,
+        network: Network,
+        address: str,
+        tell: TellSupervisor,
+        ended: Callable[[End], None],
+    ) -> None:
+        self.runtime = runtime
+        self._network = network
+        self._address = address
+        self._tell = tell
+        self._ended = ended
+        self._dealer: Dealer | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._over = False
+        self._loop = asyncio.get_running_loop()
+
+    def start(self, away: float = 0.0) -> None:
+        """Begin this life after ``away`` seconds."""
+        self._perform(self.runtime.start(self._loop.time(), away))
+
+    def trained(self, answer: Done | JobFailed, frames: Sequence[Any]) -> None:
+        self._perform(self.runtime.trained(answer, frames, self._loop.time()))
+
+    def quit(self) -> None:
+        """Say goodbye; ``ended`` is called."""
+        self._perform(self.runtime.quit())
+
+    def close(self) -> None:
+        """End without a word, and without calling ``ended``."""
+        self._over = True
+        self._disconnect()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _received(self, envelope: Envelope) -> None:
+        self._perform(self.runtime.receive(envelope.message, envelope.frames, self._loop.time()))
+
+    def _rejected(self, error: ProtocolError) -> None:
+        """What the coordinator sends and this device can't read is as good as lost."""
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._perform(self.runtime.tick(self._loop.time()))
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if self._over:
+                return
+            match action:
+                case Send():
+                    if self._dealer is not None:
+                        self._dealer.send(action.message, action.frames)
+                case Tell():
+                    self._tell(action.message, action.frames)
+                case Connect():
+                    self._disconnect()
+                    self._dealer = self._network.connect(self._address, DOWN, self._received, self._rejected)
+                case Disconnect():
+                    self._disconnect()
+                case Crash() | Leave() | Retire():
+                    self.close()
+                    self._ended(action)
+                case _:
+                    assert_never(action)
+        self._arm()
+
+    def _disconnect(self) -> None:
+        if self._dealer is not None:
+            self._dealer.close()
+            self._dealer = None
+
+    def _arm(self) -> None:
+        """One timer that fires no later than the machine wants; firing early does no harm, re-arming often would."""
+        due = self.runtime.due
+        if self._over or due == math.inf:
+            return
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._tick)

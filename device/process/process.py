@@ -1,0 +1,153 @@
+"""A device process: one device, or several, on an event loop of their own. No torch here.
+
+It is forked from the zygote and ends with it. Exit codes: 0 to be born again, ``RETIRED`` to stay away, 1 after a bug.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, assert_never
+
+from fedemu.device.bus import TO_PROCESS, Attach, Done, JobFailed, Quit
+from fedemu.device.pipe import Setup
+from fedemu.device.process.birth import Birthplace
+from fedemu.device.process.peer import DevicePeer, End
+from fedemu.device.process.poll_loop import PollLoop
+from fedemu.device.runtime.actions import Crash, Leave, Retire
+from fedemu.protocol.codec import Envelope
+from fedemu.protocol.errors import ProtocolError
+from fedemu.protocol.messages import Message
+from fedemu.protocol.transport.interface import Network
+from fedemu.protocol.transport.zeromq import ZmqNetwork
+
+RETIRED = 3
+FAILED = 1
+
+log = logging.getLogger("fedemu.device")
+
+
+def kill_this_process(device: int, incarnation: int) -> None:
+    """A crash as it is: no handler, no farewell, no clean-up."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DeviceProcess:
+    """Devices that share an event loop. ``over`` is called with an exit code when none of them is left here.
+
+    ``crash`` is called with (device, incarnation) when a device is to crash; if it returns, the device begins a new
+    life right here. The bus may be on another network than the coordinator.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        coordinator: str,
+        bus_network: Network,
+        bus: str,
+        attach: Attach,
+        birthplace: Birthplace,
+        lives: Sequence[tuple[int, int]],
+        over: Callable[[int], None],
+        crash: Callable[[int, int], None] = kill_this_process,
+    ) -> None:
+        self._over = over
+        self._network = network
+        self._address = coordinator
+        self._birthplace = birthplace
+        self._crash = crash
+        self._alone = len(lives) == 1
+        self._bus = bus_network.connect(bus, TO_PROCESS, self._received, self._rejected)
+        self._bus.send(attach)
+        self._peers: dict[int, DevicePeer] = {}
+        for device, incarnation in lives:
+            self._bear(device, incarnation)
+
+    def close(self) -> None:
+        """End all devices without a word."""
+        for peer in self._peers.values():
+            peer.close()
+        self._bus.close()
+
+    def quit(self) -> None:
+        """Have all devices say goodbye."""
+        for peer in list(self._peers.values()):
+            peer.quit()
+
+    def _bear(self, device: int, incarnation: int) -> None:
+        peer = DevicePeer(
+            self._birthplace.runtime(device, incarnation),
+            self._network,
+            self._address,
+            self._tell,
+            lambda end: self._ended(device, end),
+        )
+        self._peers[device] = peer
+        peer.start(self._birthplace.away(device))
+
+    def _tell(self, message: Message, frames: Sequence[Any]) -> None:
+        self._bus.send(message, frames)
+
+    def _received(self, envelope: Envelope) -> None:
+        match envelope.message:
+            case Done() | JobFailed() as answer:
+                if answer.device in self._peers:
+                    self._peers[answer.device].trained(answer, envelope.frames)
+            case Quit():
+                self.quit()
+
+    def _rejected(self, error: ProtocolError) -> None:
+        log.warning("unreadable message on the bus: %s", error)
+
+    def _ended(self, device: int, end: End) -> None:
+        if isinstance(end, Retire):
+            del self._peers[device]
+            if not self._peers:
+                self._over(RETIRED)
+            return
+        incarnation = self._peers[device].runtime.member.incarnation
+        self._birthplace.send_away(device, end.away)
+        match end:
+            case Crash():
+                self._crash(device, incarnation)
+            case Leave() if self._alone:
+                self._over(0)
+                return
+            case Leave():
+                pass  # its companions stay, so it is born again right here
+            case _:
+                assert_never(end)
+        self._bear(device, incarnation + 1)
+
+
+def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple[int, int]]) -> int:
+    """Live until the devices' lives are over; returns the exit code."""
+    _log_to(Path(setup.logs) / f"device-{number}.log" if setup.logs else None)
+    codes: list[int] = []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        loop.stop()
+
+    def fail(error: Exception) -> None:
+        # A device that goes on after an error would only be silent; its next life starts from its own state.
+        log.error("device process %d ends", number, exc_info=error)
+        end(FAILED)
+
+    loop = PollLoop(fail)
+    with loop.running():
+        network = ZmqNetwork(max_sockets=64 + 4 * len(lives))
+        attach = Attach(token=setup.token, role="process", number=number)
+        DeviceProcess(network, setup.coordinator, network, setup.bus, attach, birthplace, lives, end)
+        loop.run()
+        network.close()
+    return codes[0]
+
+
+def _log_to(path: Path | None) -> None:
+    """A file that comes to be only when there is something to say."""
+    handler = logging.FileHandler(path, delay=True) if path else logging.StreamHandler()
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(asctime)s %(levelname)s %(message)s")

@@ -1,0 +1,160 @@
+"""The zygote: imports everything once, forks device processes on command, and reports every death.
+
+It has no thread and no ZeroMQ context, so that forking is safe, and it ends with its supervisor: when its pipe closes
+it kills its children, and should it be killed itself, the kernel kills them. ``fleet.py`` starts it as ``python -m
+fedemu.device.process.zygote FD PARENT``.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from fedemu.algorithms.streams.plan import StreamPlan
+from fedemu.device.pipe import TO_ZYGOTE, Broken, Ended, Fork, Forked, Setup, Unpacker, ZygoteReady, pack_message
+from fedemu.device.process import process
+from fedemu.device.process.birth import Birthplace
+from fedemu.protocol.blobs.tree_file import decode_tree
+from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.kernel import end_with_parent, name_process
+from fedemu.protocol.host.named import load
+from fedemu.protocol.messages import Message
+
+READ_BYTES = 2**16
+
+
+class Zygote:
+    """``pipe`` leads to the supervisor."""
+
+    def __init__(self, pipe: socket.socket) -> None:
+        self._pipe = pipe
+        self._unpacker = Unpacker(TO_ZYGOTE)
+        self._setup: Setup
+        self._birthplace: Birthplace
+        self._children: dict[int, int] = {}  # process id -> number
+        self._wake, wake = socket.socketpair()
+        for end in (self._wake, wake):
+            end.setblocking(False)
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._wake_writer = wake
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(pipe, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+
+    def serve(self) -> None:
+        """Until the supervisor closes the pipe."""
+        try:
+            while True:
+                for key, _ in self._selector.select():
+                    if key.fileobj is self._wake:
+                        self._wake.recv(READ_BYTES)
+                        self._reap()
+                        continue
+                    data = self._pipe.recv(READ_BYTES)
+                    if not data:
+                        return
+                    for message in self._unpacker.feed(data):
+                        self._obey(message)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+        finally:
+            self._end_children()
+
+    def _obey(self, message: Message) -> None:
+        match message:
+            case Setup():
+                self._prepare(message)
+            case Fork():
+                self._fork(message)
+
+    def _prepare(self, setup: Setup) -> None:
+        try:
+            open_behaviours = load(setup.behaviours)
+            self._birthplace = Birthplace(
+                lease=setup.lease,
+                heartbeat_seconds=setup.heartbeat_seconds,
+                patience=setup.patience,
+                behaviour=open_behaviours(Path(setup.experiment).read_bytes()),
+                stream=StreamPlan.from_arrays(decode_tree(Path(setup.partition))),
+                folder=Path(setup.devices),
+            )
+        except FedemuError as error:
+            self._say(Broken(detail=str(error)[:2000]))
+            return
+        self._setup = setup
+        # What is there now is shared by all children: the collector must not write into it.
+        gc.collect()
+        gc.freeze()
+        self._say(ZygoteReady())
+
+    def _fork(self, fork: Fork) -> None:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._live(fork, parent)
+        self._children[pid] = fork.number
+        self._say(Forked(number=fork.number, pid=pid))
+
+    def _live(self, fork: Fork, parent: int) -> NoReturn:
+        """The child's whole life; never returns into the zygote's loop."""
+        code = process.FAILED
+        try:
+            end_with_parent(parent)
+            name_process("fedemu-device")
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._selector.close()
+            for end in (self._pipe, self._wake, self._wake_writer):
+                end.close()
+            code = process.run(self._setup, self._birthplace, fork.number, fork.lives)
+        except BaseException:
+            process.log.exception("device process %d ends", fork.number)
+        finally:
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while self._children:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            number = self._children.pop(pid)
+            self._say(Ended(number=number, pid=pid, code=os.waitstatus_to_exitcode(status)))
+
+    def _end_children(self) -> None:
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._children:
+            os.waitpid(pid, 0)
+
+    def _say(self, message: Message) -> None:
+        self._pipe.sendall(pack_message(message))
+
+
+def main(arguments: list[str]) -> int:
+    descriptor, parent = map(int, arguments)
+    end_with_parent(parent)
+    name_process("fedemu-zygote")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with socket.socket(fileno=descriptor) as pipe:
+        zygote = Zygote(pipe)
+        try:
+            zygote.serve()
+        except Exception:
+            traceback.print_exc()
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

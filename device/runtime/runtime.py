@@ -1,0 +1,237 @@
+"""One device as a machine without I/O: events in, actions out, the clock passed in.
+
+It performs each Work as its behaviour says and keeps the result until the coordinator has answered it. ``now`` is the
+monotonic clock in seconds. Connection and heartbeats are in ``membership.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+from fedemu.device.behaviour.behaviour import Behaviour
+from fedemu.device.bus import Done, JobFailed, Joined, Withdraw
+from fedemu.device.memory.store import OwnStore
+from fedemu.device.memory.stream import DeviceStream
+from fedemu.device.runtime.actions import Action, Crash, Disconnect, Leave, Send, Tell
+from fedemu.device.runtime.membership import Membership
+from fedemu.device.runtime.wall import WallClock
+from fedemu.device.runtime.work import Task, announcement, plan_task, replies, submission
+from fedemu.protocol import messages as wire
+from fedemu.protocol.ids import AskId
+
+MAX_INTERVALS = 65_536
+REMEMBERED = 64
+"""How many early Proceeds are remembered."""
+
+
+class DeviceRuntime:
+    """The events are ``start``, ``receive``, ``trained``, ``tick`` and ``quit``; each returns actions, in order."""
+
+    def __init__(self, member: Membership, behaviour: Behaviour, stream: DeviceStream, store: OwnStore) -> None:
+        self.member = member
+        self._behaviour = behaviour
+        self._stream = stream
+        self._store = store
+        self._wall: WallClock | None = None
+        self._tasks: dict[str, Task] = {}
+        self._early: dict[str, None] = {}  # asks told to proceed before their Work came; a transport may reorder
+
+    @property
+    def due(self) -> float:
+        """When ``tick`` has something to do next."""
+        due = self.member.due
+        if self.member.mode == "member":
+            for task in self._tasks.values():
+                due = min(due, task.due)
+            if self._wall is not None:
+                due = min(due, self._wall.due)
+        return due
+
+    def start(self, now: float, away: float = 0.0) -> list[Action]:
+        """Begin this life, after ``away`` seconds."""
+        self.member.stay_away(away, now)
+        return self.tick(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Time passed."""
+        actions = self.member.tick(now)
+        if self.member.mode == "member" and self._wall is not None and now >= self._wall.end_of_presence(now):
+            return self._go_offline(self._wall.seconds_to_return(now), now)
+        for task in list(self._tasks.values()):
+            if self.member.mode == "member" and now >= task.due:
+                actions += self._send(task, now) if task.phase == "trained" else self._drop_out(task, now)
+        return actions
+
+    def receive(self, message: wire.Down, frames: Sequence[Any], now: float) -> list[Action]:
+        """A message of the coordinator, on the present connection."""
+        if not self.member.heard(now):
+            return []
+        match message:
+            case wire.Welcome():
+                return self._welcomed(message, now)
+            case wire.Work():
+                return self._work(message, frames, now)
+            case wire.Proceed():
+                return self._proceed(message.ask, now)
+            case wire.Accepted() | wire.Late() | wire.Cancel() | wire.Invalid() | wire.Duplicate():
+                return self._settle(message.ask)
+            case wire.Extend():
+                return [self._presence(message.until)]
+            case wire.Refused(reason="malformed"):
+                return self._unreadable(message.detail)
+            case wire.Refused():
+                return self.member.refused(message, now)
+            case wire.Stop():
+                return [Send(wire.Bye(reason=message.reason)), *self.member.retire(message.reason or "stop")]
+            case wire.Beat() | wire.Granted() | wire.Blob() | wire.Offer():
+                return []
+            case _:
+                assert_never(message)
+
+    def trained(self, answer: Done | JobFailed, frames: Sequence[Any], now: float) -> list[Action]:
+        """A trainer ran the job, or it can't be done."""
+        task = self._tasks.get(answer.ask)
+        if isinstance(answer, Done) and answer.wrote_own:
+            self._store.written(AskId.parse(answer.ask))
+        if task is None or task.phase != "training":
+            return []
+        task.phase, task.replies = "trained", replies(task, answer, frames)
+        task.due = now if self._wall is None else self._wall.real(task.schedule.at)
+        return self._send(task, now) if self.member.mode == "member" and self._over(task, now) else []
+
+    def quit(self) -> list[Action]:
+        """The supervisor ends; say goodbye."""
+        connected = self.member.mode in ("joining", "member")
+        goodbye: list[Action] = [Send(wire.Bye(reason="stopped"))] if connected else []
+        return goodbye + self.member.retire("stopped")
+
+    # ── membership ────────────────────────────────────────────────────────────
+
+    def _welcomed(self, welcome: wire.Welcome, now: float) -> list[Action]:
+        if not self.member.welcomed(welcome, now):
+            return []
+        self._early.clear()
+        actions: list[Action] = [Tell(Joined(device=self.member.device, incarnation=self.member.incarnation))]
+        if welcome.clock == "virtual":
+            actions.append(self._presence(welcome.horizon))
+        else:
+            self._wall = WallClock(self._behaviour, welcome.elapsed, now)
+            if now >= self._wall.end_of_presence(now):
+                return actions + self._go_offline(self._wall.seconds_to_return(now), now)
+        for task in self._tasks.values():
+            if task.phase == "trained" and self._over(task, now):
+                actions += self._send(task, now)
+        return actions
+
+    def _presence(self, until: float) -> Send:
+        intervals = self._behaviour.presence(until)
+        if len(intervals) > MAX_INTERVALS:
+            intervals = intervals[:MAX_INTERVALS]
+            until = intervals[-1][1]
+        return Send(wire.Presence(until=until, intervals=intervals))
+
+    def _go_offline(self, seconds: float, now: float) -> list[Action]:
+        """Say so and close the connection. What was to be done is let go, but results that are made are kept."""
+        self._tasks = {ask: task for ask, task in self._tasks.items() if task.phase == "trained"}
+        self.member.stay_away(seconds, now)
+        return [Send(wire.Bye(reason="offline")), Disconnect()]
+
+    def _unreadable(self, detail: str) -> list[Action]:
+        """The coordinator can't read a message. It does not say which; only a result spoilt by plan can be meant."""
+        return [
+            Send(wire.Failed(ask=ask, reason="malformed", detail=detail, planned=True))
+            for ask, task in self._tasks.items()
+            if task.phase == "trained" and task.schedule.corruption is not None
+        ]
+
+    # ── work ──────────────────────────────────────────────────────────────────
+
+    def _work(self, work: wire.Work, frames: Sequence[Any], now: float) -> list[Action]:
+        if self._store.versions:
+            self._store.supersede(AskId.parse(work.state) if work.state else None, work.durable_round)
+        if self._wall is not None:
+            self._wall.set(work.start, now)
+        task = self._tasks.get(work.ask)
+        if task is None or not task.asks_the_same(work):
+            # Either new, or asked anew by a coordinator that had lost its latest round.
+            task = plan_task(work, frames, self._behaviour, self._stream, self._store)
+            stale = [t for t in self._tasks.values() if t.phase == "scheduled" and t.ask < task.ask]
+            for other in stale:  # their verdicts were lost on the way
+                del self._tasks[other.work.ask]
+            self._tasks[work.ask] = task
+        if task.schedule.reply == "decline":
+            return [Send(wire.Declined(ask=work.ask, reason="declined"))]
+        if self._wall is not None:
+            return self._begin(task, now)
+        self.member.said(now)
+        if work.ask not in self._early:
+            return [announcement(task)]
+        del self._early[work.ask]
+        return [announcement(task), *self._proceed(work.ask, now)]
+
+    def _proceed(self, ask: str, now: float) -> list[Action]:
+        task = self._tasks.get(ask)
+        if task is None:
+            self._early[ask] = None
+            if len(self._early) > REMEMBERED:
+                del self._early[next(iter(self._early))]
+            return []
+        return self._begin(task, now) if task.schedule.event == "finish" else self._drop_out(task, now)
+
+    def _begin(self, task: Task, now: float) -> list[Action]:
+        """Have the work done; if it is done already, send what came of it again."""
+        match task.phase:
+            case "training":
+                return []
+            case "trained":
+                return self._send(task, now) if self._over(task, now) else []
+            case "scheduled" if task.schedule.event == "drop":
+                assert self._wall is not None, "under the virtual clock a drop-out waits for Proceed"
+                task.due = self._wall.real(task.schedule.at)
+                return []
+            case "scheduled":
+                task.phase = "training"
+                return [submission(task, self.member.device, self._stream, self._store)]
+            case _:
+                assert_never(task.phase)
+
+    def _over(self, task: Task, now: float) -> bool:
+        """Whether the emulated work has taken its time, which only the wall clock waits for."""
+        return self._wall is None or now >= self._wall.real(task.schedule.at)
+
+    def _send(self, task: Task, now: float) -> list[Action]:
+        task.due = now + self.member.expiry
+        self.member.said(now)
+        return list(task.replies)
+
+    def _drop_out(self, task: Task, now: float) -> list[Action]:
+        """Do what the schedule holds: go off-line, crash, leave or fall silent."""
+        schedule = task.schedule
+        del self._tasks[task.work.ask]
+        away = 0.0
+        if self._wall is not None and schedule.back is not None:
+            away = max(0.0, self._wall.real(schedule.back) - now)
+        match schedule.cause:
+            case "crash":
+                return [Crash(away)]
+            case "leave":
+                return [Send(wire.Bye(reason="leave")), Leave(away)]
+            case "silence":
+                self.member.fall_silent(away, now)
+                return []
+            case "offline" | None:
+                return self._go_offline(away, now)
+            case _:
+                assert_never(schedule.cause)
+
+    def _settle(self, ask: str) -> list[Action]:
+        """The coordinator has decided; the task is over, however often it says so.
+
+        Whether the new own state counts is told by later Work alone: a coordinator that has started again calls late
+        what it had accepted before, if the answer was lost with its former life.
+        """
+        task = self._tasks.pop(ask, None)
+        if task is None or task.phase != "training":
+            return []
+        return [Tell(Withdraw(device=self.member.device, ask=ask))]

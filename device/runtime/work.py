@@ -1,0 +1,101 @@
+"""One Work at a device, from its arrival to the coordinator's verdict, and the messages that it turns into."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedemu.device.behaviour.behaviour import Assignment, Behaviour, Schedule
+from fedemu.device.behaviour.corruption import corrupt
+from fedemu.device.bus import INDICES, SEALED, Done, JobFailed, Submit
+from fedemu.device.memory.holding import Holding
+from fedemu.device.memory.store import OwnStore
+from fedemu.device.memory.stream import DeviceStream
+from fedemu.device.runtime.actions import Send, Tell
+from fedemu.protocol.ids import AskId, DeviceId
+from fedemu.protocol.messages import Failed, Result, Scheduled, TensorSpec, Work
+
+
+@dataclass
+class Task:
+    """``holding`` are the device's samples at the time of the Work."""
+
+    ask: AskId
+    work: Work
+    frames: Sequence[Any]
+    schedule: Schedule
+    holding: Holding
+    phase: Literal["scheduled", "training", "trained"] = "scheduled"
+    replies: list[Send] = field(default_factory=list)
+    """What is sent when the work is done, and again until it is answered."""
+    due: float = math.inf
+    """Real time of the next step: a planned drop-out, the end of the emulated work, or sending again."""
+
+    def asks_the_same(self, work: Work) -> bool:
+        """Whether ``work`` is this one over again; what is durable may have moved on meanwhile."""
+        return self.work is work or self.work == work.model_copy(update={"durable_round": self.work.durable_round})
+
+
+def plan_task(work: Work, frames: Sequence[Any], behaviour: Behaviour, stream: DeviceStream, store: OwnStore) -> Task:
+    """What will come of a Work, by the device's data and behaviour."""
+    ask = AskId.parse(work.ask)
+    holding = Holding.at(stream, Path(store.path(work.state)) if work.state else None, ask.round, work.start)
+    assignment = Assignment(
+        ask=ask,
+        start=work.start,
+        download_bytes=work.download_bytes,
+        upload_bytes=work.upload_bytes,
+        samples=work.passes * len(holding),
+        deadline=work.deadline,
+    )
+    return Task(ask, work, frames, behaviour.schedule(assignment), holding)
+
+
+def announcement(task: Task) -> Send:
+    schedule = task.schedule
+    return Send(
+        Scheduled(ask=task.work.ask, event=schedule.event, at=schedule.at, cause=schedule.cause, back=schedule.back)
+    )
+
+
+def submission(task: Task, device: DeviceId, stream: DeviceStream, store: OwnStore) -> Tell:
+    """The job for a trainer."""
+    work, holding = task.work, task.holding
+    samples = {INDICES: holding.fresh, **{f"{SEALED}{period}": part for period, part in holding.sealed.items()}}
+    specs = [TensorSpec(name=name, dtype="int64", shape=part.shape) for name, part in samples.items()]
+    job = Submit(
+        device=device,
+        ask=work.ask,
+        program=work.program,
+        task=work.task,
+        shared=work.shared,
+        own=store.path(work.state) if work.state else None,
+        next_own=store.path(work.ask),
+        budget=stream.budget,
+        tensors=(*specs, *work.tensors),
+    )
+    frames = [np.ascontiguousarray(part, dtype="<i8").tobytes() for part in samples.values()]
+    return Tell(job, (*frames, *task.frames))
+
+
+def replies(task: Task, answer: Done | JobFailed, frames: Sequence[Any]) -> list[Send]:
+    """What the coordinator is told, with the reply's planned faults."""
+    if isinstance(answer, JobFailed):
+        return [Send(Failed(ask=answer.ask, reason=answer.reason, detail=answer.detail))]
+    result = Result(
+        ask=answer.ask,
+        examples=answer.examples,
+        steps=answer.steps,
+        metrics=answer.metrics,
+        label_counts=answer.label_counts,
+        seconds=answer.seconds,
+        tensors=answer.tensors,
+    )
+    if task.schedule.corruption is not None:
+        result, frames = corrupt(result, frames, task.schedule.corruption)
+    return [Send(result, frames)] * (2 if task.schedule.reply == "duplicate" else 1)

@@ -1,0 +1,1 @@
+"""What an experiment is, and where it comes from."""

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedemu.device.behaviour.availability import (
+    MOST_INTERVALS,
+    Interval,
+    Presence,
+    always,
+    diurnal,
+    exponential,
+    joined,
+    recorded,
+    weibull,
+)
+from fedemu.protocol.seeds import generator
+
+
+def take(source: Iterator[Interval], count: int) -> list[Interval]:
+    return list(itertools.islice(source, count))
+
+
+SOURCES: dict[str, Callable[[int], Iterator[Interval]]] = {
+    "always": lambda seed: always(),
+    "exponential": lambda seed: exponential(generator(seed, purpose="test"), 50.0, 20.0),
+    "weibull": lambda seed: weibull(generator(seed, purpose="test"), 0.5, 30.0, 60.0),
+    "diurnal": lambda seed: diurnal(generator(seed, purpose="test"), 0.5, 0.5, 2.0, 3.0, 600.0),
+    "recorded": lambda seed: recorded((0.0, 3.0, 7.0, 9.0, 12.0), 13.0, shift=float(seed % 13)),
+    "recorded once": lambda seed: recorded((0.0, 3.0, 7.0, 9.0, 12.0), None),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@given(seed=st.integers(0, 2**32 - 1), times=st.lists(st.floats(0, 5e4), min_size=2, max_size=5))
+@settings(max_examples=25, deadline=None)
+def test_presence_until_an_earlier_time_is_a_prefix_in_whatever_order_it_is_asked(
+    name: str, seed: int, times: list[float]
+) -> None:
+    presence = Presence(SOURCES[name](seed))
+    told = {time: presence.until(time) for time in times}
+    for early, late in itertools.combinations(sorted(told), 2):
+        assert told[late][: len(told[early])] == told[early]
+    again = Presence(SOURCES[name](seed))
+    assert all(again.until(time) == intervals for time, intervals in told.items())
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@given(seed=st.integers(0, 2**32 - 1), time=st.floats(0, 5e4))
+@settings(max_examples=25, deadline=None)
+def test_intervals_ascend_never_touch_and_agree_with_what_is_said_of_a_moment(
+    name: str, seed: int, time: float
+) -> None:
+    presence = Presence(SOURCES[name](seed))
+    intervals = presence.until(time + 1000.0)
+    assert all(type(value) is float for interval in intervals for value in interval)
+    assert all(0.0 <= start < end for start, end in intervals)
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(intervals))
+    holding = [end for start, end in intervals if start <= time < end]
+    assert presence.end_at(time) == (holding[0] if holding else None)
+    later = [start for start, _ in intervals if start > time]
+    if later:
+        assert presence.next_start(time) == later[0]
+    else:
+        assert presence.next_start(time) >= time + 1000.0
+
+
+def test_always_is_one_interval_without_end() -> None:
+    presence = Presence(always())
+    assert presence.until(1.0) == ((0.0, math.inf),)
+    assert presence.until(math.inf) == ((0.0, math.inf),)
+    assert presence.end_at(1e9) == math.inf
+    assert presence.next_start(0.0) == math.inf
+
+
+def test_a_time_before_the_first_start_has_no_interval() -> None:
+    presence = Presence(recorded((5.0, 6.0), None))
+    assert presence.until(5.0) == ()
+    assert presence.until(5.1) == ((5.0, 6.0),)
+    assert presence.end_at(4.9) is None
+    assert presence.next_start(4.9) == 5.0
+    assert presence.next_start(5.0) == math.inf
+
+
+def test_an_interval_holds_its_start_and_not_its_end() -> None:
+    presence = Presence(recorded((5.0, 6.0), None))
+    assert presence.end_at(5.0) == 6.0
+    assert presence.end_at(6.0) is None
+
+
+def test_presence_for_all_time_is_refused_where_it_would_never_end() -> None:
+    presence = Presence(recorded((0.0, 1.0), 2.0))
+    with pytest.raises(ValueError, match=f"more than {MOST_INTERVALS:,} intervals"):
+        presence.until(math.inf)
+
+
+def test_a_trace_without_a_period_is_played_once() -> None:
+    assert take(recorded((1.0, 2.0, 4.0, 5.0), None), 9) == [(1.0, 2.0), (4.0, 5.0)]
+
+
+def test_a_device_that_stayed_stays_for_ever_or_until_the_period_ends() -> None:
+    assert take(recorded((1.0, 2.0, 4.0), None), 9) == [(1.0, 2.0), (4.0, math.inf)]
+    assert take(recorded((1.0, 2.0, 4.0), 5.0), 4) == [(1.0, 2.0), (4.0, 5.0), (6.0, 7.0), (9.0, 10.0)]
+
+
+def test_a_trace_wraps_at_its_period_and_joins_what_touches_there() -> None:
+    assert take(recorded((0.0, 1.0, 4.0, 5.0), 5.0), 3) == [(0.0, 1.0), (4.0, 6.0), (9.0, 11.0)]
+
+
+def test_a_shift_moves_a_trace_later_and_brings_its_end_to_the_front() -> None:
+    assert take(recorded((0.0, 1.0, 4.0, 6.0), 10.0, shift=5.0), 3) == [(0.0, 1.0), (5.0, 6.0), (9.0, 11.0)]
+    assert take(recorded((0.0, 1.0), 10.0, shift=15.0), 2) == [(5.0, 6.0), (15.0, 16.0)]
+
+
+def test_a_trace_that_fills_its_period_is_always_on_and_an_empty_one_never() -> None:
+    assert take(recorded((0.0, 5.0), 5.0), 9) == [(0.0, math.inf)]
+    assert take(recorded((0.0,), 5.0), 9) == [(0.0, math.inf)]
+    assert take(recorded((), 5.0), 9) == []
+    presence = Presence(recorded((), 5.0))
+    assert presence.until(100.0) == ()
+    assert presence.next_start(0.0) == math.inf
+
+
+def test_joining_drops_empty_intervals_and_stops_after_an_endless_one() -> None:
+    given_intervals = [(0.0, 1.0), (1.0, 2.0), (3.0, 3.0), (4.0, 6.0), (5.0, 5.5), (7.0, math.inf), (8.0, 9.0)]
+    assert list(joined(given_intervals)) == [(0.0, 2.0), (4.0, 6.0), (7.0, math.inf)]
+
+
+def online_share(sources: list[Iterator[Interval]], time: float) -> float:
+    return float(np.mean([Presence(source).end_at(time) is not None for source in sources]))
+
+
+@pytest.mark.parametrize("time", [0.0, 30.0, 500.0])
+def test_exponential_and_weibull_fleets_are_stationary_from_the_start(time: float) -> None:
+    def fleet(make: Callable[[np.random.Generator], Iterator[Interval]]) -> list[Iterator[Interval]]:
+        return [make(generator(7, device=device, purpose="test")) for device in range(3000)]
+
+    # Three standard deviations of a share of 3,000 devices are about 0.026.
+    assert online_share(fleet(lambda random: exponential(random, 60.0, 30.0)), time) == pytest.approx(2 / 3, abs=0.03)
+    assert online_share(fleet(lambda random: weibull(random, 0.6, 20.0, 60.0)), time) == pytest.approx(1 / 4, abs=0.03)
+
+
+def test_spells_have_the_mean_length_that_was_asked_for() -> None:
+    intervals = take(exponential(generator(1, purpose="test"), 60.0, 30.0), 4000)
+    online = np.array([end - start for start, end in intervals[1:-1]])
+    offline = np.array([after[0] - before[1] for before, after in itertools.pairwise(intervals)])
+    assert online.mean() == pytest.approx(60.0, rel=0.06)
+    assert offline.mean() == pytest.approx(30.0, rel=0.06)
+    weibull_intervals = take(weibull(generator(1, purpose="test"), 2.0, 60.0, 30.0), 4000)
+    lengths = np.array([end - start for start, end in weibull_intervals[1:-1]])
+    assert lengths.mean() == pytest.approx(60.0 * math.gamma(1.5), rel=0.04)
+
+
+def test_a_diurnal_fleet_follows_the_hour_of_the_day() -> None:
+    def share(hour: float) -> float:
+        fleet = [
+            diurnal(generator(3, device=device, purpose="test"), 0.5, 0.4, 2.0, 0.0, 600.0) for device in range(500)
+        ]
+        return online_share(fleet, hour * 3600.0)
+
+    assert share(2.0) == pytest.approx(0.9, abs=0.06)
+    assert share(14.0) == pytest.approx(0.1, abs=0.06)
+    assert share(20.0) == pytest.approx(0.5, abs=0.06)
+    assert share(26.0) == pytest.approx(0.9, abs=0.06)
+    assert share(0.0) == pytest.approx(0.5 + 0.4 * math.cos(math.pi / 6), abs=0.06)
+
+
+def test_devices_of_a_diurnal_fleet_have_their_own_offsets() -> None:
+    fleet = [diurnal(generator(3, device=device, purpose="test"), 0.5, 0.5, 2.0, 100.0, 60.0) for device in range(1500)]
+    assert online_share(fleet, 2 * 3600.0) == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_diurnal_mean_of_one_is_always_on_and_of_zero_never() -> None:
+    assert take(diurnal(generator(1, purpose="test"), 1.0, 0.0, 2.0, 2.0, 60.0), 9) == [(0.0, math.inf)]
+    assert take(diurnal(generator(1, purpose="test"), 0.0, 0.0, 2.0, 2.0, 60.0), 9) == []

@@ -1,0 +1,53 @@
+"""Planned damage to results: each kind is what it says, and leaves the original alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedemu.device.behaviour.corruption import corrupt
+from fedemu.protocol.messages import Result, TensorSpec
+
+SPECS = (TensorSpec(name="a", dtype="int64", shape=(1,)), TensorSpec(name="b", dtype="float32", shape=(2, 2)))
+FRAMES = [np.array([5]).tobytes(), np.ones((2, 2), np.float32).tobytes()]
+RESULT = Result(ask="1.0.0", examples=1, steps=1, metrics={}, tensors=SPECS)
+
+
+def test_nan_strikes_the_first_floats() -> None:
+    result, frames = corrupt(RESULT, FRAMES, "nan")
+    assert result == RESULT
+    assert frames[0] == FRAMES[0]
+    assert np.isnan(np.frombuffer(frames[1], np.float32)).all()
+
+
+def test_nan_is_nan_in_half_precision_too() -> None:
+    half = RESULT.model_copy(update={"tensors": (TensorSpec(name="a", dtype="float16", shape=(1,)),)})
+    _, frames = corrupt(half, [b"\0\0"], "nan")
+    assert np.isnan(np.frombuffer(frames[0], np.float16)).all()
+
+
+def test_a_wrong_shape_still_agrees_with_its_frame() -> None:
+    result, frames = corrupt(RESULT, FRAMES, "shape")
+    assert result.tensors[0].shape == (2,)
+    assert len(frames[0]) == 16
+
+
+def test_truncation_halves_the_last_frame() -> None:
+    result, frames = corrupt(RESULT, FRAMES, "truncate")
+    assert result == RESULT
+    assert [len(frame) for frame in frames] == [8, 8]
+
+
+def test_a_payload_without_floats_or_without_tensors_is_damaged_in_shape() -> None:
+    whole = RESULT.model_copy(update={"tensors": SPECS[:1]})
+    assert corrupt(whole, FRAMES[:1], "nan")[0].tensors[0].shape == (2,)
+    empty = RESULT.model_copy(update={"tensors": ()})
+    result, frames = corrupt(empty, [], "nan")
+    assert [spec.shape for spec in result.tensors] == [(1,)]
+    assert frames == [b"\0"]
+
+
+def test_the_frames_given_are_not_changed() -> None:
+    before = list(FRAMES)
+    for kind in ("nan", "shape", "truncate"):
+        corrupt(RESULT, FRAMES, kind)  # type: ignore[arg-type]
+    assert before == FRAMES

@@ -1,0 +1,432 @@
+"""The executors against each other, and each device's result against its company."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from fedemu.algorithms.data.augment import augmentation
+from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outcome, Stage, Tree
+from fedemu.algorithms.models.feed_forward import cnn, lenet, mlp
+from fedemu.algorithms.models.layers import Linear
+from fedemu.algorithms.models.resnet import resnet18
+from fedemu.algorithms.models.torch_module import from_module
+from fedemu.algorithms.training.local_sgd import LocalSGD, shuffled_epochs
+from fedemu.algorithms.training.objective import Loss, Objective, proximity
+from fedemu.algorithms.trees import flatten
+from fedemu.device.compute.executors.executor import Checked, Executor, Job, JobResult, Source
+from fedemu.device.compute.executors.serial import Serial
+from fedemu.device.compute.executors.vmapped import Vmapped
+from fedemu.protocol.errors import TrainingError
+from fedemu.protocol.ids import Digest
+
+SAMPLES = 400
+SHAPE = (1, 12, 12)
+CLASSES = 4
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def source() -> Source:
+    random = np.random.default_rng(0)
+    split = Split(random.integers(0, 256, (SAMPLES, *SHAPE), np.uint8), random.integers(0, CLASSES, SAMPLES), {})
+    names = tuple("abcd")
+    corpus = Corpus("noise", split, split, names, SHAPE, np.array([127.5]), np.array([73.9]), Digest("0" * 64))
+    return Source(corpus, seed=5, device=torch.device("cpu"))
+
+
+def local(model: Model, **settings: Any) -> LocalSGD:
+    defaults: dict[str, Any] = {"epochs": 2, "batch_size": 5, "lr": 0.1}
+    return LocalSGD(model, Objective(model, terms=(proximity(0.1),)), **{**defaults, **settings})
+
+
+def jobs_of(sizes: Sequence[int], round: int = 1) -> list[Job]:
+    """Device ``i`` holds the ``sizes[i]`` samples from ``11·i`` on."""
+    return [Job(i, round, 0, np.arange(11 * i, 11 * i + size) % SAMPLES) for i, size in enumerate(sizes)]
+
+
+def run(executor: Executor, program: Any, shared: Forest, jobs: Sequence[Job], source: Source) -> list[JobResult]:
+    results = []
+    for result in executor.run(program, shared, jobs, source):
+        assert isinstance(result, JobResult), result
+        results.append(result)
+    return results
+
+
+def leaves(result: JobResult) -> dict[str, torch.Tensor]:
+    return {**flatten(result.payload), **flatten({"own": result.own})}
+
+
+def assert_alike(result: JobResult, expected: JobResult) -> None:
+    """Up to rounding, which grows from step to step: by the magnitude of each leaf's largest element."""
+    assert leaves(result).keys() == leaves(expected).keys()
+    for name, leaf in leaves(expected).items():
+        bound = 5e-3 * float(leaf.abs().max()) + 1e-6
+        torch.testing.assert_close(leaves(result)[name], leaf, rtol=0.0, atol=bound, msg=f"{name} differs")
+
+
+def bits(result: JobResult) -> dict[str, bytes]:
+    return {name: leaf.numpy().tobytes() for name, leaf in leaves(result).items()}
+
+
+class _Module(torch.nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            torch.nn.Conv2d(1, 3, 5),
+            torch.nn.BatchNorm2d(3),
+            torch.nn.ReLU(),
+            torch.nn.Flatten(),
+            torch.nn.Linear(192, 4),
+        )
+
+
+def small_resnet(norm: Literal["group", "batch"]) -> Model:
+    """The stem and the first three blocks, the last of which changes the shape."""
+    whole = resnet18(SHAPE, CLASSES, norm=norm, width=2)
+    return replace(whole, blocks=whole.blocks[:3], head=Linear("head", 4, CLASSES))
+
+
+MODELS: Mapping[str, Model] = {
+    "mlp": mlp(SHAPE, CLASSES, (16,)),
+    "cnn": cnn(SHAPE, CLASSES),
+    "lenet": lenet(SHAPE, CLASSES),
+    "resnet-group": small_resnet("group"),
+    "resnet-batch": small_resnet("batch"),
+    "module": from_module(_Module),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_stacked_and_serial_results_agree_for_every_model(name: str, momentum: float, source: Source) -> None:
+    model = MODELS[name]
+    program = local(model, momentum=momentum, weight_decay=1e-3, lr=0.02)
+    shared = {"model": model.init(1)}
+    jobs = jobs_of([7, 0, 3, 12])
+    serial = run(Serial(), program, shared, jobs, source)
+    stacked = run(Vmapped(3), program, shared, jobs, source)
+    for expected, result in zip(serial, stacked, strict=True):
+        assert (result.examples, result.steps) == (expected.examples, expected.steps)
+        assert_alike(result, expected)
+        assert result.metrics == pytest.approx(expected.metrics, rel=1e-3)
+
+
+@pytest.mark.parametrize(("name", "stack"), [("mlp", 8), ("mlp", 16), ("lenet", 4), ("resnet-batch", 2)])
+def test_a_devices_bits_do_not_depend_on_its_company(name: str, stack: int, source: Source) -> None:
+    model = MODELS[name]
+    program = local(model, momentum=0.5)
+    shared = {"model": model.init(1)}
+    random = np.random.default_rng(3)
+    jobs = jobs_of([int(size) for size in random.integers(0, 23, 30 if name == "mlp" else 8)])
+    executor = Vmapped(stack)
+    expected = {
+        job.device: bits(result) for job, result in zip(jobs, run(executor, program, shared, jobs, source), strict=True)
+    }
+    for size in (1, 7, 15, 30):
+        order = [jobs[i] for i in random.permutation(len(jobs))]
+        for start in range(0, len(order), size):
+            group = order[start : start + size]
+            for job, result in zip(group, run(executor, program, shared, group, source), strict=True):
+                assert bits(result) == expected[job.device], f"device {job.device} in a group of {len(group)}"
+
+
+def test_a_new_executor_repeats_the_bits_of_another(source: Source) -> None:
+    program = local(MODELS["mlp"])
+    shared = {"model": MODELS["mlp"].init(1)}
+    jobs = jobs_of([3, 14, 6])
+    for make in (Serial, lambda: Vmapped(4)):
+        one, other = (run(make(), program, shared, jobs, source) for _ in range(2))
+        assert [bits(result) for result in one] == [bits(result) for result in other]
+
+
+def test_training_is_a_plain_loop_of_torch(source: Source) -> None:
+    model = MODELS["mlp"]
+    program = local(model, momentum=0.9, weight_decay=1e-2, epochs=3)
+    shared = {"model": model.init(1)}
+    job = jobs_of([0, 0, 13])[2]
+    (result,) = run(Vmapped(2), program, shared, [job], source)
+    parameters = {name: leaf.clone().requires_grad_() for name, leaf in shared["model"].items()}
+    optimiser = torch.optim.SGD(parameters.values(), lr=0.1, momentum=0.9, weight_decay=1e-2)
+    for positions in source.planner.plan(program.stages[0], 0, 13, job.round, job.device):
+        x, y = source.corpus.batch(source.corpus.train, job.indices[positions[positions >= 0]])
+        outputs, _ = model.apply(parameters, x, True)
+        distance = sum((leaf - shared["model"][name]).square().sum() for name, leaf in parameters.items())
+        optimiser.zero_grad()
+        (torch.nn.functional.cross_entropy(outputs.logits, y) + 0.05 * distance).backward()
+        optimiser.step()
+    assert (result.examples, result.steps) == (13, 9)
+    for name, leaf in parameters.items():
+        moved = leaf.detach() - shared["model"][name]
+        torch.testing.assert_close(result.payload["delta"][name], moved, rtol=1e-3, atol=1e-5)
+
+
+def test_a_device_without_samples_sends_zeros_after_no_step(source: Source) -> None:
+    shared = {"model": MODELS["mlp"].init(1)}
+    for executor in (Serial(), Vmapped(4)):
+        for jobs in (jobs_of([0]), jobs_of([0, 9])):
+            result = run(executor, local(MODELS["mlp"]), shared, jobs, source)[0]
+            assert (result.examples, result.steps, result.metrics) == (0, 0, {})
+            assert all(not leaf.any() for leaf in leaves(result).values())
+
+
+def test_nobodys_variables_are_written_to(source: Source) -> None:
+    model = MODELS["mlp"]
+    shared = {"model": model.init(1)}
+    before = {name: leaf.clone() for name, leaf in shared["model"].items()}
+    for executor in (Serial(), Vmapped(2)):
+        run(executor, local(model, momentum=0.9), shared, jobs_of([9, 4, 5]), source)
+        assert all(torch.equal(shared["model"][name], leaf) for name, leaf in before.items())
+
+
+def test_rounds_and_devices_shuffle_differently(source: Source) -> None:
+    program = local(MODELS["mlp"])
+    shared = {"model": MODELS["mlp"].init(1)}
+    indices = np.arange(20)
+    jobs = [Job(0, 1, 0, indices), Job(0, 2, 0, indices), Job(1, 1, 0, indices), Job(0, 1, 0, indices)]
+    results = [bits(result) for result in run(Vmapped(4), program, shared, jobs, source)]
+    assert results[0] == results[3]
+    assert results[0] != results[1]
+    assert results[0] != results[2]
+
+
+def test_augmented_training_agrees_and_differs_from_plain(source: Source) -> None:
+    model = MODELS["lenet"]
+    corpus = source.corpus
+    changes = augmentation(("crop", "flip", "cutout"), SHAPE, corpus.mean, corpus.std)
+    shared = {"model": model.init(1)}
+    jobs = jobs_of([7, 12, 3])
+    plain = run(Serial(), local(model), shared, jobs, source)
+    serial = run(Serial(), local(model, augment=changes), shared, jobs, source)
+    stacked = run(Vmapped(2), local(model, augment=changes), shared, jobs, source)
+    for untouched, expected, result in zip(plain, serial, stacked, strict=True):
+        assert_alike(result, expected)
+        assert any(
+            not torch.allclose(leaves(untouched)[name], leaf, rtol=1e-2) for name, leaf in leaves(expected).items()
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Diary:
+    """A program of two stages with noise, own state and a part of the ask for each device.
+
+    The first stage adds up the samples' labels, the second counts samples; ``own`` counts visits and remembers the sum.
+    """
+
+    noise: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: {"z": (2,)})
+    passes: float = 2.0
+    declares_label_counts: bool = True
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return Stage(_PLAN, self._labels), Stage(_PLAN, self._samples, rows_matter=False)
+
+    def learning_rate(self, round: int, task: int) -> float:
+        return 0.5**round
+
+    def initial_own(self, shared: Forest) -> Tree:
+        return {"visits": torch.zeros((), dtype=torch.int64), "sum": torch.zeros(())}
+
+    def payload(self, shared: Forest) -> Forest:
+        return {"sums": {"labels": torch.zeros(()), "samples": torch.zeros(()), "offset": torch.zeros(())}}
+
+    def begin(self, shared: Forest, own: Tree, facts: Facts) -> Any:
+        return {"labels": shared["each"]["offset"] * 1.0, "samples": torch.zeros(()), "noise": torch.zeros(2)}
+
+    def _labels(self, carry: Any, batch: Batch, shared: Forest, own: Tree, facts: Facts, noise: Tree) -> Any:
+        labels = (batch.y * batch.weight).sum()
+        after = {**carry, "labels": carry["labels"] + labels, "noise": carry["noise"] + noise["z"]}
+        return after, {"mean_label": labels / batch.weight.sum()}
+
+    def _samples(self, carry: Any, batch: Batch, shared: Forest, own: Tree, facts: Facts, noise: Tree) -> Any:
+        after = {**carry, "samples": carry["samples"] + batch.weight.sum(), "noise": carry["noise"] + noise["z"]}
+        return after, {}
+
+    def finish(self, carry: Any, shared: Forest, own: Tree, facts: Facts) -> Outcome:
+        visits = torch.where(facts.first_visit, 1, own["visits"] + 1)
+        payload = {
+            "sums": {"labels": carry["labels"], "samples": carry["samples"], "offset": shared["each"]["offset"]},
+            "seen": {
+                "noise": carry["noise"],
+                "facts": torch.stack([facts.examples, facts.steps, facts.round, facts.task]),
+                "lr": facts.lr,
+                "counts": facts.label_counts,
+                "before": own["sum"] + 0,
+            },
+        }
+        return Outcome(payload, {"visits": visits, "sum": carry["labels"]})
+
+
+_PLAN = shuffled_epochs(epochs=2, batch_size=4)
+
+
+@pytest.mark.parametrize("executor", [Serial(), Vmapped(2), Vmapped(8)], ids=["serial", "stack-2", "stack-8"])
+def test_own_state_noise_stages_and_facts_reach_every_device(executor: Executor, source: Source) -> None:
+    sizes = [6, 0, 9]
+    first = [
+        Job(job.device, 3, 2, job.indices, each={"offset": torch.tensor(100.0 * job.device)}) for job in jobs_of(sizes)
+    ]
+    program = Diary()
+    results = run(executor, program, {"model": {"w": torch.zeros(1)}}, first, source)
+    again = [
+        Job(job.device, 4, 2, job.indices, job.each, result.own) for job, result in zip(first, results, strict=True)
+    ]
+    later = run(executor, program, {"model": {"w": torch.zeros(1)}}, again, source)
+    for job, result, second in zip(first, results, later, strict=True):
+        labels = source.corpus.train.y[job.indices]
+        steps = 2 * 2 * -(-len(labels) // 4)
+        sums = {name: float(leaf) for name, leaf in result.payload["sums"].items()}
+        assert sums == {
+            "labels": 100.0 * job.device + 2 * labels.sum(),
+            "samples": 2.0 * len(labels),
+            "offset": 100.0 * job.device,
+        }
+        seen = result.payload["seen"]
+        assert seen["facts"].tolist() == [len(labels), steps, 3, 2]
+        assert float(seen["lr"]) == 0.125
+        assert seen["counts"].tolist() == np.bincount(labels, minlength=CLASSES).tolist()
+        assert result.label_counts == tuple(seen["counts"].tolist())
+        assert (float(seen["before"]), int(result.own["visits"])) == (0.0, 1)
+        assert (float(second.payload["seen"]["before"]), int(second.own["visits"])) == (sums["labels"], 2)
+        assert result.steps == steps
+        if len(labels):
+            assert result.metrics == {"mean_label": pytest.approx(labels.mean())}
+            assert not torch.equal(seen["noise"], second.payload["seen"]["noise"])
+
+
+def test_noise_is_the_devices_own(source: Source) -> None:
+    jobs = [Job(job.device, 1, 0, job.indices, {"offset": torch.zeros(())}) for job in jobs_of([6, 3, 9])]
+    drawn = []
+    for executor in (Serial(), Vmapped(2), Vmapped(8)):
+        results = run(executor, Diary(), {}, jobs, source)
+        drawn.append([result.payload["seen"]["noise"].tolist() for result in results])
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert len({tuple(noise) for noise in drawn[0]}) == 3
+
+
+def test_a_job_that_can_not_be_run_fails_alone(source: Source) -> None:
+    program = Diary()
+    offset = {"offset": torch.zeros(())}
+    good = Job(1, 1, 0, np.arange(5), offset)
+    jobs = [
+        Job(0, 1, 0, np.array([SAMPLES]), offset),
+        good,
+        Job(2, 1, 0, np.arange(5), offset, own={"visits": torch.zeros(3)}),
+        Job(3, 1, 0, np.arange(5)),
+        good,
+    ]
+    for executor in (Serial(), Vmapped(4)):
+        results = executor.run(program, {}, jobs, source)
+        assert [isinstance(result, TrainingError) for result in results] == [True, False, True, True, False]
+        assert str(results[0]) == "device 0: its sample indices reach beyond the 400 training samples"
+        assert "device 2: its own state" in str(results[2])
+        assert "device 3: the program failed" in str(results[3])
+        assert isinstance(results[1], JobResult)
+        assert isinstance(results[4], JobResult)
+        assert bits(results[1]) == bits(results[4])
+
+
+def test_a_plan_that_fails_for_one_device_fails_it_alone(source: Source) -> None:
+    def plan(examples: int, generator: np.random.Generator) -> Any:
+        if examples == 3:
+            raise RuntimeError("three is too few")
+        return np.arange(examples)[:, None] + (100 if examples == 4 else 0)
+
+    model = MODELS["mlp"]
+    base = local(model)
+
+    @dataclass(frozen=True, eq=False)
+    class Picky(LocalSGD):
+        @property
+        def stages(self) -> tuple[Stage, ...]:  # type: ignore[override]
+            return (Stage(plan, self.step),)
+
+    program = Picky(model, base.loss, 1, 1, 0.1)
+    for executor in (Serial(), Vmapped(4)):
+        results = executor.run(program, {"model": model.init(0)}, jobs_of([2, 3, 4]), source)
+        assert isinstance(results[0], JobResult)
+        assert "device 1: planning its batches failed: three is too few" in str(results[1])
+        assert "device 2: planning its batches failed" in str(results[2])
+
+
+def test_a_program_that_draws_random_numbers_is_told_to_declare_them(source: Source) -> None:
+    model = from_module(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(144, 4), torch.nn.Dropout()))
+    for executor in (Serial(), Vmapped(4)):
+        (result,) = executor.run(local(model), {"model": model.init(0)}, jobs_of([6]), source)
+        assert isinstance(result, TrainingError)
+        assert "random" in str(result)
+
+
+def test_a_program_that_reads_values_runs_alone_but_not_in_a_stack(source: Source) -> None:
+    model = MODELS["mlp"]
+
+    def loss(variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> Loss:
+        weight = float(batch.weight.sum())
+        logits = model.apply(variables, batch.x, True)[0].logits
+        value = torch.nn.functional.cross_entropy(logits, batch.y, reduction="none") @ batch.weight / weight
+        return Loss(value, {}, {"loss": value.detach()})
+
+    program = LocalSGD(model, loss, epochs=2, batch_size=5, lr=0.1)
+    plain = LocalSGD(model, Objective(model), epochs=2, batch_size=5, lr=0.1)
+    shared = {"model": model.init(0)}
+    (result,) = run(Serial(), program, shared, jobs_of([7]), source)
+    assert_alike(result, run(Serial(), plain, shared, jobs_of([7]), source)[0])
+    assert isinstance(Vmapped(2).run(program, shared, jobs_of([7]), source)[0], TrainingError)
+
+
+def test_results_that_are_not_finite_are_results(source: Source) -> None:
+    model = MODELS["mlp"]
+    for executor in (Serial(), Vmapped(2)):
+        results = run(executor, local(model, lr=1e30), {"model": model.init(0)}, jobs_of([9, 9]), source)
+        assert not all(leaf.isfinite().all() for leaf in leaves(results[0]).values())
+
+
+def test_the_checked_executor_returns_what_both_agree_on(source: Source) -> None:
+    model = MODELS["mlp"]
+    checked = Checked(Serial(), Vmapped(4))
+    results = run(checked, local(model), {"model": model.init(0)}, jobs_of([9, 0, 4]), source)
+    alone = run(Vmapped(4), local(model), {"model": model.init(0)}, jobs_of([9, 0, 4]), source)
+    assert [bits(result) for result in results] == [bits(result) for result in alone]
+
+
+def test_the_checked_executor_names_what_differs(source: Source) -> None:
+    class Wrong(Vmapped):
+        def run(self, program: Any, shared: Forest, jobs: Sequence[Job], source: Source) -> Any:
+            results = super().run(program, shared, jobs, source)
+            results[1].payload["delta"]["fc1.bias"][0] += 1.0  # type: ignore[union-attr, index]
+            return results
+
+    model = MODELS["mlp"]
+    checked = Checked(Serial(), Wrong(4))
+    results = checked.run(local(model), {"model": model.init(0)}, jobs_of([9, 6]), source)
+    assert isinstance(results[0], JobResult)
+    assert isinstance(results[1], TrainingError)
+    assert "the executors disagree on delta/fc1.bias by 1" in str(results[1])
+
+
+@pytest.mark.parametrize(("difference", "agree"), [(0.9e-6, True), (1.1e-6, False)])
+def test_a_leaf_of_rounding_alone_is_measured_by_the_others(source: Source, difference: float, agree: bool) -> None:
+    class Says(Serial):
+        def __init__(self, bias: float) -> None:
+            self._bias = bias
+
+        def run(self, program: Any, shared: Forest, jobs: Sequence[Job], source: Source) -> Any:
+            delta = {"weight": torch.tensor([1.0]), "bias": torch.tensor([self._bias])}
+            return [JobResult({"delta": delta}, {}, 1, 1, {}, None)]
+
+    (result,) = Checked(Says(1e-12), Says(1e-12 + difference)).run(local(MODELS["mlp"]), {}, jobs_of([9]), source)
+    assert isinstance(result, JobResult) is agree
+
+
+def test_a_stack_of_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 2"):
+        Vmapped(1)

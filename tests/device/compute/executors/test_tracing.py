@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedemu.device.compute.executors.tracing import Untraceable, trace
+from fedemu.protocol.errors import TrainingError
+
+
+def same_bits(left: Tensor, right: Tensor) -> bool:
+    return left.dtype == right.dtype and left.shape == right.shape and left.numpy().tobytes() == right.numpy().tobytes()
+
+
+def test_a_trace_computes_for_other_values_what_the_function_computes() -> None:
+    torch.manual_seed(0)
+
+    def loss(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy((x @ w).relu(), y)
+
+    def step(w: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
+        gradient = torch.func.vmap(torch.func.grad(loss))(w, x, y)
+        return [w - 0.1 * gradient, gradient.square().sum((1, 2))]
+
+    def inputs() -> list[Tensor]:
+        return [torch.randn(4, 5, 3), torch.randn(4, 7, 5), torch.randint(0, 3, (4, 7))]
+
+    traced = trace(step, inputs())
+    for _ in range(3):
+        given = inputs()
+        for ours, theirs in zip(traced(*given), step(*given), strict=True):
+            assert same_bits(ours, theirs)
+
+
+def test_inputs_that_were_one_tensor_may_be_two_at_the_next_call() -> None:
+    same = torch.tensor([1.0, 2.0])
+    traced = trace(lambda a, b: [a * 2 + b, a[:1] + b[:1]], [same, same])
+    total, first = traced(torch.tensor([1.0, 1.0]), torch.tensor([10.0, 20.0]))
+    assert total.tolist() == [12.0, 22.0]
+    assert first.tolist() == [11.0]
+
+
+def test_spent_inputs_are_written_over_and_others_never() -> None:
+    def step(fixed: Tensor, carry: Tensor) -> list[Tensor]:
+        return [carry * fixed + 1.0]
+
+    traced = trace(step, [torch.ones(3), torch.ones(3)], spent=1)
+    fixed, carry = torch.tensor([2.0, 3.0, 4.0]), torch.tensor([1.0, 1.0, 1.0])
+    (after,) = traced(fixed, carry)
+    assert after.tolist() == [3.0, 4.0, 5.0]
+    assert after.data_ptr() == carry.data_ptr()
+    assert fixed.tolist() == [2.0, 3.0, 4.0]
+
+
+def test_nothing_is_written_over_that_is_read_again() -> None:
+    def step(fixed: Tensor, carry: Tensor) -> list[Tensor]:
+        doubled = carry * 2
+        view = doubled.view(3, 1)
+        shifted = doubled + fixed
+        return [shifted, view.sum(1) + carry, shifted.view(1, 3).neg()]
+
+    traced = trace(step, [torch.ones(3), torch.ones(3)], spent=1)
+    carry = torch.tensor([1.0, 2.0, 3.0])
+    outputs = traced(torch.tensor([10.0, 10.0, 10.0]), carry.clone())
+    assert [output.tolist() for output in outputs] == [
+        [12.0, 14.0, 16.0],
+        [3.0, 6.0, 9.0],
+        [[-12.0, -14.0, -16.0]],
+    ]
+
+
+def test_outputs_that_overlap_with_inputs_stop_the_reuse_of_memory() -> None:
+    traced = trace(lambda fixed, carry: [fixed, carry + 1], [torch.ones(2), torch.ones(2)], spent=1)
+    fixed, carry = torch.tensor([5.0, 6.0]), torch.tensor([0.0, 0.0])
+    after, measured = traced(fixed, carry)
+    assert after.tolist() == [5.0, 6.0]
+    assert measured.tolist() == [1.0, 1.0]
+    assert carry.tolist() == [0.0, 0.0]
+
+
+def test_constants_are_folded_but_captured_tensors_are_not_copied() -> None:
+    table = torch.tensor([1.0, 2.0, 3.0])
+    traced = trace(lambda x: [x * table + torch.arange(3)], [torch.ones(3)])
+    assert traced(torch.ones(3))[0].tolist() == [1.0, 3.0, 5.0]
+
+
+def test_operations_that_write_keep_their_order() -> None:
+    def count(x: Tensor) -> list[Tensor]:
+        total = torch.zeros(2)
+        total.add_(x)
+        before = total.clone()
+        total.mul_(2)
+        return [before, total]
+
+    before, total = trace(count, [torch.ones(2)])(torch.tensor([1.0, 4.0]))
+    assert before.tolist() == [1.0, 4.0]
+    assert total.tolist() == [2.0, 8.0]
+
+
+def test_reading_a_value_can_not_be_traced() -> None:
+    with pytest.raises(Untraceable, match="reads values"):
+        trace(lambda x: [x * float(x.sum())], [torch.ones(2)])
+
+
+def test_writing_to_an_input_can_not_be_traced() -> None:
+    with pytest.raises(Untraceable, match="writes to what the program did not make"):
+        trace(lambda x: [x.add_(1)], [torch.ones(2)])
+
+
+def test_random_numbers_inside_are_refused() -> None:
+    with pytest.raises(TrainingError, match="let it declare them as noise instead"):
+        trace(lambda x: [torch.nn.functional.dropout(x)], [torch.ones(2)])
+
+
+def test_gradients_are_traced_without_importing_the_compiler() -> None:
+    code = (
+        "import sys, torch; from fedemu.device.compute.executors.tracing import trace;"
+        "trace(lambda w: [torch.func.vmap(torch.func.grad(lambda v: (v * v).sum()))(w)], [torch.ones(2, 3)]);"
+        "assert 'torch._dynamo' not in sys.modules and 'sympy' not in sys.modules;"
+        "assert '_dynamo' not in vars(torch)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

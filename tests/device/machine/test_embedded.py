@@ -1,0 +1,115 @@
+"""The machine without processes does what the one with processes does, over a network that may be a bad one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedemu.device.machine.embedded import EmbeddedPlan, embed
+from fedemu.device.pipe import TrainerSetup
+from fedemu.protocol.errors import ConfigurationError, DataError
+from fedemu.protocol.messages import Bye, Died, Enroll
+from fedemu.protocol.transport.memory import Faults, MemoryNetwork
+
+HERE = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def plan(tmp_path: Path, toy_runner: Callable[[TrainerSetup], Any]) -> Callable[..., EmbeddedPlan]:
+    def make(server: Any, **changes: Any) -> EmbeddedPlan:
+        fields: dict[str, Any] = {
+            "open_runner": toy_runner,
+            "connect_seconds": 20.0,
+            "behaviours": f"{HERE / 'toys.py'}:open_behaviours",
+            "prepare": f"{HERE / 'toys.py'}:prepare",
+        }
+        return EmbeddedPlan(server.network, server.address, server.devices, tmp_path / "state", **(fields | changes))
+
+    return make
+
+
+@asynccontextmanager
+async def embedding(plan: EmbeddedPlan) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.get_running_loop().create_task(embed(plan))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def expected(device: int, round: int, own: float = 0.0) -> float:
+    return (4 * device + 1) + 1000 * device + round + own
+
+
+async def test_rounds_go_all_the_way_until_stop(memory_coordinator: Any, plan: Any) -> None:
+    server = memory_coordinator()
+    async with embedding(plan(server)) as task:
+        await server.everyone()
+        assert await server.hold(1, range(6)) == {d: expected(d, 1) for d in range(6)}
+        assert await server.hold(2, (1, 4)) == {d: expected(d, 2, own=expected(d, 1)) for d in (1, 4)}
+        server.stop()
+        await asyncio.wait_for(task, 5)
+    assert len(server.heard(Bye)) == 7
+
+
+async def test_a_planned_crash_is_told_and_begins_a_new_life(memory_coordinator: Any, plan: Any) -> None:
+    server = memory_coordinator(devices=4, drops={"1.0": "crash", "1.1": "leave", "1.2": "offline"})
+    async with embedding(plan(server)):
+        await server.everyone()
+        ask = server.give(1, range(4))
+        await server.proceed(ask)
+        await server.finish(ask, without=(0, 1, 2))
+        await server.until(lambda: all(len(server.incarnations[d]) == 2 for d in range(3)), "the next lives")
+        assert len(server.incarnations[3]) == 1
+        assert [message.device for message in server.heard(Died)] == [0]
+
+
+async def test_heartbeats_go_on_while_it_trains(memory_coordinator: Any, plan: Any) -> None:
+    server = memory_coordinator(devices=2, slow=0.5)
+    server.heartbeat_seconds, server.patience = 0.05, 4
+    async with embedding(plan(server)):
+        await server.everyone()
+        await server.hold(1, range(2))
+        assert [len(server.incarnations[d]) for d in range(2)] == [1, 1]
+
+
+async def test_over_a_network_that_reorders_and_repeats_messages_the_results_are_the_same(
+    memory_coordinator: Any, plan: Any
+) -> None:
+    faults = Faults(delay_seconds=0.002, duplication=0.2, reordering=0.2)
+    server = memory_coordinator(network=MemoryNetwork(faults, seed=3))
+    server.heartbeat_seconds = 0.1
+    async with embedding(plan(server)):
+        await server.everyone()
+        for round in range(1, 4):
+            own = {d: server.results[f"{round - 1}.0.0"].get(d, 0.0) for d in range(6)}
+            assert await server.hold(round, range(6)) == {d: expected(d, round, own[d]) for d in range(6)}
+
+
+async def test_a_second_life_has_the_lease_and_the_states_of_the_first(memory_coordinator: Any, plan: Any) -> None:
+    server = memory_coordinator(devices=2)
+    async with embedding(plan(server)):
+        await server.everyone()
+        await server.hold(1, range(2))
+    server.forget_everyone()
+    async with embedding(plan(server)):
+        await server.everyone()
+        assert await server.hold(2, range(2)) == {d: expected(d, 2, own=expected(d, 1)) for d in range(2)}
+    assert [message.lease for message in server.heard(Enroll)] == [None, "lease-1"]
+
+
+async def test_what_keeps_it_from_working_is_raised(memory_coordinator: Any, plan: Any) -> None:
+    for experiment, error in (
+        ({"data": "c" * 64}, DataError),
+        ({"broken_behaviours": True}, ConfigurationError),
+        ({"unusable_trainer": True}, ConfigurationError),
+    ):
+        server = memory_coordinator(**experiment)
+        with pytest.raises(error):
+            await asyncio.wait_for(embed(plan(server)), 5)

@@ -1,0 +1,150 @@
+"""A supervisor's place at the coordinator: first contact, former leases, heartbeats, and an end in good time."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedemu.device.machine.enrolment import Enrolment
+from fedemu.device.runtime.actions import Connect
+from fedemu.protocol.errors import RefusedError, UnreachableError
+from fedemu.protocol.messages import BlobRef, Enroll, Granted, Heartbeat, Refused
+
+
+def a_grant(lease: str = "L", run: str = "run") -> Granted:
+    blob = BlobRef(key="experiment", digest="a" * 64, size=1)
+    return Granted(
+        lease=lease, run=run, ranges=((0, 3),), experiment=blob, partition=blob, data="b" * 64,
+        heartbeat_seconds=2.0, patience=5,
+    )  # fmt: skip
+
+
+def an_enrolment(*leases: str) -> Enrolment:
+    return Enrolment("tcp://here:1", 3, "host", leases=leases, connect_seconds=60.0, lost_seconds=120.0)
+
+
+def refused(reason: str) -> Refused:
+    return Refused(reason=reason, detail="Because.")
+
+
+ENROLL = Enroll(count=3, lease=None, host="host")
+
+
+def test_it_asks_again_on_the_same_connection_until_somebody_answers() -> None:
+    machine = an_enrolment()
+    assert machine.start(0.0) == [Connect(), ENROLL]
+    assert machine.due == 2.0
+    assert machine.tick(2.0) == [ENROLL]
+    assert machine.accept(a_grant(), 3.0)
+    assert machine.due == 5.0
+    assert machine.tick(5.0) == [Heartbeat()]
+
+
+def test_a_second_grant_is_no_news() -> None:
+    machine = an_enrolment()
+    machine.start(0.0)
+    assert machine.accept(a_grant(), 1.0)
+    assert not machine.accept(a_grant(), 1.0)
+
+
+def test_nobody_there_ends_with_a_sentence_that_names_the_address() -> None:
+    machine = an_enrolment()
+    machine.start(0.0)
+    with pytest.raises(UnreachableError, match=r"tcp://here:1 within 60 s.*--connect"):
+        machine.tick(60.0)
+
+
+def test_former_leases_are_tried_before_a_new_one_is_asked_for() -> None:
+    machine = an_enrolment("old", "older")
+    assert machine.start(0.0) == [Connect(), Enroll(count=3, lease="old", host="host")]
+    assert machine.refuse(refused("lease_unknown"), 1.0) == [Enroll(count=3, lease="older", host="host")]
+    assert machine.refuse(refused("lease_unknown"), 1.0) == [ENROLL]
+
+
+def test_a_lease_whose_former_holder_is_not_yet_dead_is_waited_for() -> None:
+    machine = an_enrolment("old")
+    machine.start(0.0)
+    assert machine.refuse(refused("lease_taken"), 0.5) == []
+    assert machine.tick(2.0) == [Enroll(count=3, lease="old", host="host")]
+
+
+def test_a_lease_that_stays_taken_ends_with_the_coordinators_reason() -> None:
+    machine = an_enrolment("old")
+    machine.start(0.0)
+    machine.refuse(refused("lease_taken"), 0.5)
+    with pytest.raises(RefusedError, match="Because") as error:
+        machine.tick(60.0)
+    assert error.value.reason == "lease_taken"
+
+
+def test_with_all_devices_taken_the_machine_waits_idly_for_the_end() -> None:
+    machine = an_enrolment()
+    machine.start(0.0)
+    assert machine.refuse(refused("fleet_full"), 1.0) == []
+    assert machine.idle
+    assert machine.tick(10.0) == [ENROLL]
+    machine.heard(100.0)
+    machine.tick(100.0)
+    machine.accept(a_grant(), 110.0)
+    assert not machine.idle
+
+
+def test_other_refusals_end_it() -> None:
+    machine = an_enrolment()
+    machine.start(0.0)
+    with pytest.raises(RefusedError, match=r"tcp://here:1 refused this machine: Because\."):
+        machine.refuse(refused("version"), 1.0)
+
+
+def test_a_coordinator_that_started_again_gets_the_lease_shown_once() -> None:
+    machine = an_enrolment()
+    machine.start(0.0)
+    machine.accept(a_grant(), 0.0)
+    assert machine.refuse(refused("unknown_peer"), 1.0) == [Enroll(count=3, lease="L", host="host")]
+    assert machine.refuse(refused("unknown_peer"), 1.0) == []
+    machine.accept(a_grant(), 1.5)
+    assert machine.due == 3.5
+
+
+def test_a_silent_coordinator_is_sought_on_fresh_connections_until_it_is_given_up() -> None:
+    machine = an_enrolment()
+    machine.start(0.0)
+    machine.accept(a_grant(), 0.0)
+    fresh = [Connect(), Enroll(count=3, lease="L", host="host")]
+    times = []
+    while machine.due < 120.0:
+        now = machine.due
+        if machine.tick(now) == fresh:
+            times.append(now)
+    assert times == [10.0 * step for step in range(1, 12)]
+    with pytest.raises(UnreachableError, match="has been away for 120 s"):
+        machine.tick(120.0)
+
+
+def test_a_coordinator_that_answers_but_never_takes_the_machine_back_is_given_up_too() -> None:
+    machine = an_enrolment()
+    machine.start(0.0)
+    machine.accept(a_grant(), 0.0)
+    machine.refuse(refused("unknown_peer"), 1.0)
+    while (now := machine.due) < 121.0:
+        machine.heard(now)
+        machine.tick(now)
+    with pytest.raises(UnreachableError):
+        machine.tick(121.0)
+
+
+@pytest.mark.parametrize("grant", [a_grant(run="another"), a_grant(lease="another")])
+def test_another_run_at_the_same_address_is_an_error(grant: Granted) -> None:
+    machine = an_enrolment()
+    machine.start(0.0)
+    machine.accept(a_grant(), 0.0)
+    with pytest.raises(RefusedError, match="these devices belong to run"):
+        machine.accept(grant, 5.0)
+
+
+def test_a_coordinator_that_forgot_the_lease_is_an_error() -> None:
+    machine = an_enrolment()
+    machine.start(0.0)
+    machine.accept(a_grant(), 0.0)
+    machine.refuse(refused("unknown_peer"), 1.0)
+    with pytest.raises(RefusedError, match="start them again"):
+        machine.refuse(refused("lease_unknown"), 1.0)

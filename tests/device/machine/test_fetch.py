@@ -1,0 +1,90 @@
+"""Fetching blobs: few chunks ahead, asked again when lost, given up when broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedemu.device.machine.fetch import MOST_WAITS, PATIENCE, TRIES, WINDOW, Fetches
+from fedemu.protocol.blobs.store import CHUNK, BlobStore
+from fedemu.protocol.ids import digest_of
+from fedemu.protocol.messages import Blob, BlobRef, Need
+
+DATA = bytes(range(256)) * (6 * CHUNK // 256) + b"tail"
+REF = BlobRef(key="model", digest=digest_of(DATA), size=len(DATA))
+
+
+def chunk(need: Need, data: bytes = DATA) -> tuple[Blob, bytes]:
+    part = data[need.offset : need.offset + need.length]
+    return Blob(digest=need.digest, offset=need.offset, size=len(data)), part
+
+
+@pytest.fixture
+def fetches(tmp_path: Path) -> Fetches:
+    return Fetches(BlobStore(tmp_path))
+
+
+def test_a_blob_is_fetched_a_few_chunks_ahead_until_it_is_whole(fetches: Fetches, tmp_path: Path) -> None:
+    queue = fetches.want(REF, 0.0).needs
+    assert [need.offset for need in queue] == [place * CHUNK for place in range(WINDOW)]
+    arrived = []
+    while queue:
+        step = fetches.receive(*chunk(queue.pop(0)), 1.0)
+        queue += step.needs
+        arrived += step.arrived
+        assert len(queue) <= WINDOW
+    assert arrived == [REF.digest]
+    assert (tmp_path / REF.digest).read_bytes() == DATA
+    assert fetches.due is None
+
+
+def test_what_is_here_or_under_way_is_not_asked_for_again(fetches: Fetches, tmp_path: Path) -> None:
+    BlobStore(tmp_path).put(b"here")
+    here = BlobRef(key="k", digest=digest_of(b"here"), size=4)
+    assert fetches.want(here, 0.0) == ([], [here.digest], [])
+    fetches.want(REF, 0.0)
+    assert fetches.want(REF, 0.0).needs == []
+
+
+def test_a_chunk_that_does_not_come_is_asked_for_again(fetches: Fetches) -> None:
+    first, *rest = fetches.want(REF, 0.0).needs
+    for need in rest:
+        fetches.receive(*chunk(need), 1.0)
+    assert fetches.due == PATIENCE
+    assert first in fetches.tick(PATIENCE).needs
+
+
+def test_a_blob_that_never_comes_is_given_up(fetches: Fetches) -> None:
+    fetches.want(REF, 0.0)
+    for _ in range(MOST_WAITS):
+        due = fetches.due
+        assert due is not None
+        assert fetches.tick(due).lost == []
+    due = fetches.due
+    assert due is not None
+    ((digest, error),) = fetches.tick(due).lost
+    assert digest == REF.digest
+    assert "does not send the blob" in str(error)
+    assert fetches.due is None
+
+
+def test_on_a_new_connection_everything_under_way_is_asked_for_anew(fetches: Fetches) -> None:
+    asked = fetches.want(REF, 0.0).needs
+    assert sorted(need.offset for need in fetches.restart(1.0).needs) == [need.offset for need in asked]
+
+
+def test_a_chunk_that_nobody_asked_for_is_ignored(fetches: Fetches) -> None:
+    need = Need(digest=REF.digest, offset=0, length=CHUNK)
+    assert fetches.receive(*chunk(need), 0.0) == ([], [], [])
+
+
+def test_a_broken_blob_is_fetched_anew_and_given_up_after_some_tries(fetches: Fetches) -> None:
+    small = BlobRef(key="k", digest=digest_of(b"good"), size=4)
+    (need,) = fetches.want(small, 0.0).needs
+    for _ in range(TRIES - 1):
+        (need,) = fetches.receive(*chunk(need, b"evil"), 0.0).needs
+    ((digest, error),) = fetches.receive(*chunk(need, b"evil"), 0.0).lost
+    assert digest == small.digest
+    assert digest[:12] in str(error)
+    assert digest not in fetches

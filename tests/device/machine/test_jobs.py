@@ -1,0 +1,182 @@
+"""The queue of jobs: who runs what, in which groups, and what becomes of it when someone dies."""
+
+from __future__ import annotations
+
+from fedemu.device.bus import Submit
+from fedemu.device.machine.jobs import Group, JobQueue, QueuedJob
+from fedemu.protocol.ids import Digest
+from fedemu.protocol.messages import BlobRef
+
+MODEL = BlobRef(key="model", digest="a" * 64, size=10)
+
+
+def a_job(device: int, ask: str = "1.0.0", origin: object = "p") -> QueuedJob:
+    submit = Submit(
+        device=device, ask=ask, program="train", task=0, shared=(MODEL,), own=None, next_own="next", tensors=()
+    )
+    return QueuedJob(submit, (), origin)
+
+
+def a_queue(trainers: int = 1, capacity: int = 100, jobs: int = 0) -> JobQueue:
+    queue = JobQueue(linger=1.0)
+    for number in range(trainers):
+        queue.add_trainer(number, lambda program: capacity)
+    for device in range(jobs):
+        queue.submit(a_job(device), 0.0)
+    return queue
+
+
+def devices(groups: list[Group]) -> list[list[int]]:
+    return [[job.submit.device for job in group.jobs] for group in groups]
+
+
+def finish(queue: JobQueue, group: Group) -> None:
+    for job in group.jobs:
+        assert queue.answered(group.trainer, job.key) is job
+    assert queue.finished(group.trainer, group.number) == []
+
+
+def test_a_burst_is_one_group_once_it_is_over() -> None:
+    queue = a_queue()
+    queue.submit(a_job(0), 0.0)
+    queue.submit(a_job(1), 0.5)
+    assert queue.due() == 1.5
+    assert queue.dispatch(1.4) == []
+    assert devices(queue.dispatch(1.5)) == [[0, 1]]
+
+
+def test_a_burst_that_never_ends_is_cut() -> None:
+    queue = a_queue()
+    for step in range(10):
+        queue.submit(a_job(step), step * 0.9)
+    assert queue.due() == 5.0
+
+
+def test_idle_trainers_share_evenly_in_order_of_arrival() -> None:
+    assert devices(a_queue(trainers=3, jobs=8).dispatch(1.0)) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+
+
+def test_no_group_is_larger_than_a_trainer_takes() -> None:
+    queue = a_queue(trainers=2, capacity=3, jobs=10)
+    groups = queue.dispatch(1.0)
+    assert devices(groups) == [[0, 1, 2], [3, 4, 5]]
+    assert queue.due() is None
+    finish(queue, groups[0])
+    assert devices(queue.dispatch(1.0)) == [[6, 7, 8]]
+
+
+def test_jobs_of_different_asks_are_never_mixed() -> None:
+    queue = a_queue(trainers=2)
+    queue.submit(a_job(0, "1.0.0"), 0.0)
+    queue.submit(a_job(1, "1.0.1"), 0.0)
+    queue.submit(a_job(2, "1.0.0"), 0.0)
+    assert devices(queue.dispatch(1.0)) == [[0], [2]]
+
+
+def test_a_job_waits_for_its_blobs_while_others_pass() -> None:
+    queue = a_queue()
+    queue.submit(a_job(0), 0.0, [Digest("a" * 64)])
+    assert queue.due() is None
+    queue.submit(a_job(1), 0.0)
+    assert devices(queue.dispatch(1.0)) == [[1]]
+    queue.arrived(Digest("a" * 64))
+    queue.add_trainer(1, lambda program: 100)
+    assert devices(queue.dispatch(1.0)) == [[0]]
+
+
+def test_without_its_blob_a_job_comes_back_undone() -> None:
+    queue = a_queue()
+    queue.submit(a_job(0), 0.0, [Digest("a" * 64)])
+    queue.submit(a_job(1), 0.0)
+    assert [job.key for job in queue.lost(Digest("a" * 64))] == [(0, "1.0.0")]
+    assert devices(queue.dispatch(1.0)) == [[1]]
+
+
+def test_a_withdrawn_job_is_not_run() -> None:
+    queue = a_queue(jobs=2)
+    queue.withdraw((0, "1.0.0"))
+    queue.withdraw((9, "1.0.0"))
+    assert devices(queue.dispatch(1.0)) == [[1]]
+
+
+def test_the_jobs_of_a_device_process_that_ended_are_dropped() -> None:
+    queue = a_queue()
+    queue.submit(a_job(0, origin="gone"), 0.0)
+    queue.submit(a_job(1, origin="here"), 0.0)
+    queue.abandon("gone")
+    assert devices(queue.dispatch(1.0)) == [[1]]
+
+
+def test_the_same_job_from_a_next_life_takes_over_the_answer_of_the_running_one() -> None:
+    queue = a_queue()
+    queue.submit(a_job(0, origin="first life"), 0.0)
+    (group,) = queue.dispatch(1.0)
+    queue.submit(a_job(0, origin="second life"), 2.0)
+    assert len(queue) == 0
+    job = queue.answered(group.trainer, (0, "1.0.0"))
+    assert job is not None
+    assert job.origin == "second life"
+
+
+def test_another_job_of_the_same_name_leaves_the_running_one_without_a_listener() -> None:
+    queue = a_queue(trainers=2)
+    queue.submit(a_job(0), 0.0)
+    (group,) = queue.dispatch(1.0)
+    changed = a_job(0)
+    changed.submit = changed.submit.model_copy(update={"task": 1})
+    queue.submit(changed, 2.0)
+    assert devices(queue.dispatch(3.0)) == [[0]]
+    old = queue.answered(group.trainer, (0, "1.0.0"))
+    assert old is not None
+    assert old.origin is None
+
+
+def test_an_answer_that_nobody_asked_for_is_not_passed_on() -> None:
+    queue = a_queue(jobs=1)
+    (group,) = queue.dispatch(1.0)
+    assert queue.answered(group.trainer, (5, "1.0.0")) is None
+    assert queue.answered(3, (0, "1.0.0")) is None
+
+
+def test_what_a_dead_trainer_had_not_answered_goes_to_the_head_of_the_queue() -> None:
+    queue = a_queue(jobs=3)
+    (group,) = queue.dispatch(1.0)
+    queue.submit(a_job(7), 2.0)
+    queue.answered(group.trainer, (1, "1.0.0"))
+    assert queue.remove_trainer(group.trainer) == []
+    queue.add_trainer(5, lambda program: 100)
+    assert devices(queue.dispatch(3.0)) == [[0, 2, 7]]
+
+
+def test_a_job_that_kills_its_trainers_is_given_up_alone() -> None:
+    queue = a_queue(jobs=3)
+    for death in range(2):
+        (group,) = queue.dispatch(10.0 * death + 1.0)
+        assert queue.remove_trainer(group.trainer) == []
+        queue.add_trainer(death + 1, lambda program: 100)
+    (alone,) = queue.dispatch(100.0)
+    assert devices([alone]) == [[0]]
+    assert [job.key for job in queue.remove_trainer(alone.trainer)] == [(0, "1.0.0")]
+    queue.add_trainer(9, lambda program: 100)
+    (next_one,) = queue.dispatch(101.0)
+    assert devices([next_one]) == [[1]]
+    finish(queue, next_one)
+    assert devices(queue.dispatch(101.0)) == [[2]]
+
+
+def test_what_a_trainer_left_unanswered_comes_out_when_it_says_it_is_finished() -> None:
+    queue = a_queue(jobs=2)
+    (group,) = queue.dispatch(1.0)
+    queue.answered(group.trainer, (0, "1.0.0"))
+    assert [job.key for job in queue.finished(group.trainer, group.number)] == [(1, "1.0.0")]
+    assert queue.finished(group.trainer, group.number) == []
+    assert queue.idle == 1
+
+
+def test_blobs_are_needed_as_long_as_a_job_is_queued_or_running() -> None:
+    queue = a_queue(jobs=1)
+    assert queue.needed() == {"a" * 64}
+    (group,) = queue.dispatch(1.0)
+    assert queue.needed() == {"a" * 64}
+    finish(queue, group)
+    assert queue.needed() == set()

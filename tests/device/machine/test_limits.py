@@ -1,0 +1,64 @@
+"""What a machine has to have for a fleet, and what it says if it has not."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from fedemu.device.machine import limits
+from fedemu.device.machine.limits import Machine, check, demand, prepare_machine, this_machine
+from fedemu.protocol.errors import ConfigurationError
+
+LARGE = Machine(files_hard=10**6, tasks=10**6, memory=2**40)
+
+
+def test_a_large_machine_holds_a_thousand_devices() -> None:
+    check(1000, 1, 2, LARGE)
+
+
+def test_what_the_system_does_not_tell_is_no_obstacle() -> None:
+    check(1000, 1, 2, Machine(files_hard=10**6, tasks=None, memory=None))
+
+
+def test_packing_saves_processes_and_memory() -> None:
+    _, tasks, memory = demand(1000, 1, 1)
+    _, packed_tasks, packed_memory = demand(1000, 50, 1)
+    assert packed_tasks < tasks / 10
+    assert packed_memory < memory / 5
+
+
+def test_too_few_descriptors_say_how_many_and_how() -> None:
+    files, _, _ = demand(1000, 1, 2)
+    machine = Machine(files_hard=1024, tasks=None, memory=None)
+    with pytest.raises(ConfigurationError, match=rf"1000 devices need {files} open files.*at most 1024.*ulimit -Hn"):
+        check(1000, 1, 2, machine)
+
+
+def test_too_few_processes_say_how_to_pack() -> None:
+    machine = Machine(files_hard=10**6, tasks=500, memory=None)
+    with pytest.raises(ConfigurationError, match=r"only 500 more can be started.*--per-process (\d+)") as error:
+        check(1000, 1, 2, machine)
+    packing = int(str(error.value).rsplit(" ", 1)[1].rstrip("."))
+    check(1000, packing, 2, machine)
+
+
+def test_too_little_memory_says_how_much() -> None:
+    with pytest.raises(ConfigurationError, match=r"need about \d+\.\d GiB of memory, but 1\.0 GiB are available"):
+        check(1000, 1, 2, Machine(files_hard=10**6, tasks=None, memory=2**30))
+
+
+def test_the_soft_limit_is_raised_as_far_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "this_machine", lambda: LARGE)
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 10**6))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: raised.append(pair))
+    prepare_machine(300, 1, 2)
+    assert raised == [(demand(300, 1, 2)[0], 10**6)]
+
+
+def test_this_machine_can_be_read() -> None:
+    machine = this_machine()
+    assert machine.files_hard > 0
+    assert machine.memory is None or machine.memory > 0
+    assert machine.tasks is None or machine.tasks > 0

@@ -1,0 +1,340 @@
+"""A supervisor with real processes against a scripted coordinator: the whole way of a job, every death, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fedemu.device.machine.lease import LIFE_BITS
+from fedemu.device.machine.supervisor import SupervisorPlan, supervise
+from fedemu.protocol.errors import ConfigurationError, DataError, RefusedError, UnreachableError
+from fedemu.protocol.messages import Bye, Died, Enroll, Failed, Need
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+
+FIRST = 1 << LIFE_BITS
+
+
+def expected(device: int, round: int, own: float = 0.0, weight: float = 0.0) -> float:
+    """What a toy trainer makes of the two samples of a device."""
+    return weight + (4 * device + 1) + 1000 * device + round + own
+
+
+def named(name: str) -> list[psutil.Process]:
+    """Living descendants by name."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.name() == name:
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@asynccontextmanager
+async def supervising(plan: SupervisorPlan) -> AsyncIterator[asyncio.Task[None]]:
+    """A supervisor in this process, cancelled at the end if it still runs."""
+    task = asyncio.get_running_loop().create_task(supervise(plan))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def ended(task: asyncio.Task[None], seconds: float = 15.0) -> None:
+    await asyncio.wait_for(task, seconds)
+
+
+async def test_a_round_goes_all_the_way_and_stop_ends_it(coordinator: Any, plan: Any) -> None:
+    server = coordinator()
+    async with supervising(plan(server.address)) as task:
+        await server.everyone()
+        assert await server.hold(1, range(6), weight=0.5) == {d: expected(d, 1, weight=0.5) for d in range(6)}
+        second = await server.hold(2, (1, 4))
+        assert second == {d: expected(d, 2, own=expected(d, 1, weight=0.5)) for d in (1, 4)}
+        server.stop()
+        await ended(task)
+    assert sorted(server.incarnations) == list(range(6))
+    assert all(lives == [FIRST + 16] for lives in server.incarnations.values())
+    assert len(server.heard(Enroll)) == 1
+    assert server.heard(Died) == []
+
+
+async def test_the_supervisor_may_be_there_before_the_coordinator(coordinator: Any, plan: Any, free_port: int) -> None:
+    server = coordinator(devices=2, open=False)
+    address = f"tcp://127.0.0.1:{free_port}"
+    async with supervising(plan(address, 2)) as task:
+        await asyncio.sleep(0)
+        server.open(address)
+        await server.everyone()
+        server.stop()
+        await ended(task)
+
+
+async def test_several_devices_per_process_do_the_same_work(coordinator: Any, plan: Any) -> None:
+    server = coordinator(devices=7)
+    async with supervising(plan(server.address, 7, per_process=3)) as task:
+        await server.everyone()
+        assert len(named("fedemu-device")) == 3
+        assert await server.hold(1, range(7)) == {d: expected(d, 1) for d in range(7)}
+        server.stop()
+        await ended(task)
+
+
+async def test_blobs_cross_the_wire_once_per_machine(coordinator: Any, plan: Any) -> None:
+    server = coordinator()
+    async with supervising(plan(server.address)) as task:
+        await server.everyone()
+        await server.hold(1, range(6), weight=1.0)
+        await server.hold(2, range(6), weight=1.0)
+        server.stop()
+        await ended(task)
+    asked = [need.digest for need in server.heard(Need)]
+    assert len(asked) == len(set(asked)) == 3
+
+
+async def test_a_killed_device_is_reported_and_its_next_life_makes_the_same_result(coordinator: Any, plan: Any) -> None:
+    server = coordinator(slow=0.2)
+    async with supervising(plan(server.address)) as task:
+        await server.everyone()
+        await server.hold(1, range(6))
+        ask = server.give(2, range(6))
+        await server.proceed(ask)
+        for process in named("fedemu-device"):
+            process.send_signal(signal.SIGKILL)
+        assert await server.finish(ask) == {d: expected(d, 2, own=expected(d, 1)) for d in range(6)}
+        assert sorted(message.device for message in server.heard(Died)) == list(range(6))
+        server.stop()
+        await ended(task)
+
+
+async def test_a_planned_crash_kills_the_process_and_a_leave_ends_it(coordinator: Any, plan: Any) -> None:
+    server = coordinator(devices=3, drops={"1.0": "crash", "1.1": "leave", "1.2": "offline"})
+    async with supervising(plan(server.address, 3)) as task:
+        await server.everyone()
+        before = named("fedemu-device")
+        await server.proceed(server.give(1, range(3)))
+        await server.until(lambda: sum(process.is_running() for process in before) == 1, "two deaths")
+        await server.until(lambda: all(len(server.incarnations[d]) == 2 for d in range(3)), "the next lives")
+        assert await server.hold(2, range(3)) == {d: expected(d, 2) for d in range(3)}
+        server.stop()
+        await ended(task)
+    assert {message.device for message in server.heard(Died)} == {0, 1}
+    assert [message.reason for message in server.heard(Bye)][:2] in (["leave", "offline"], ["offline", "leave"])
+
+
+async def test_a_crash_in_a_packed_process_restores_the_companions(coordinator: Any, plan: Any) -> None:
+    server = coordinator(devices=4, drops={"2.0": "crash"})
+    async with supervising(plan(server.address, 4, per_process=4)) as task:
+        await server.everyone()
+        await server.hold(1, range(4))
+        ask = server.give(2, range(4))
+        await server.proceed(ask)
+        results = await server.finish(ask, without=[0])
+        assert {d: results[d] for d in (1, 2, 3)} == {d: expected(d, 2, own=expected(d, 1)) for d in (1, 2, 3)}
+        await server.until(lambda: all(len(lives) == 2 for lives in server.incarnations.values()), "the next lives")
+        server.stop()
+        await ended(task)
+
+
+async def test_a_silent_device_comes_back_by_itself(coordinator: Any, plan: Any) -> None:
+    server = coordinator(devices=2, drops={"1.1": "silence"})
+    server.heartbeat_seconds = 0.1
+    async with supervising(plan(server.address, 2)) as task:
+        await server.everyone()
+        await server.proceed(server.give(1, range(2)))
+        await server.until(lambda: len(server.incarnations[1]) == 2, "the return")
+        assert len(server.incarnations[0]) == 1
+        server.stop()
+        await ended(task)
+    assert server.heard(Died) == []
+
+
+async def test_a_killed_trainer_loses_nothing(coordinator: Any, plan: Any) -> None:
+    server = coordinator(slow=0.2)
+    async with supervising(plan(server.address)) as task:
+        await server.everyone()
+        ask = server.give(1, range(6))
+        await server.proceed(ask)
+        await server.until(lambda: server.results[ask], "the first result")
+        (trainer,) = named("fedemu-trainer")
+        trainer.send_signal(signal.SIGKILL)
+        assert await server.finish(ask) == {d: expected(d, 1) for d in range(6)}
+        server.stop()
+        await ended(task)
+
+
+async def test_a_job_that_kills_trainers_fails_and_the_others_do_not(coordinator: Any, plan: Any) -> None:
+    server = coordinator(devices=3, killer=1)
+    async with supervising(plan(server.address, 3)) as task:
+        await server.everyone()
+        ask = server.give(1, range(3))
+        await server.proceed(ask)
+        assert await server.finish(ask, without=[1]) == {d: expected(d, 1) for d in (0, 2)}
+        await server.until(lambda: server.heard(Failed), "the failure")
+        server.stop()
+        await ended(task)
+    # Unanswered, it is said again.
+    assert {(message.ask, message.reason) for message in server.heard(Failed)} == {("1.0.0", "trainer")}
+
+
+async def test_a_program_that_fails_on_one_device_is_reported_by_that_device(coordinator: Any, plan: Any) -> None:
+    server = coordinator(devices=2, failing=[1])
+    async with supervising(plan(server.address, 2)) as task:
+        await server.everyone()
+        await server.proceed(server.give(1, range(2)))
+        await server.until(lambda: server.heard(Failed), "the failure")
+        assert server.heard(Failed)[0] == Failed(ask="1.0.0", reason="training", detail="a toy failure")
+        server.stop()
+        await ended(task)
+
+
+async def test_a_killed_zygote_takes_all_devices_with_it_and_all_come_back(coordinator: Any, plan: Any) -> None:
+    server = coordinator()
+    async with supervising(plan(server.address)) as task:
+        await server.everyone()
+        await server.hold(1, range(6))
+        (zygote,) = named("fedemu-zygote")
+        zygote.send_signal(signal.SIGKILL)
+        await server.until(lambda: all(len(lives) == 2 for lives in server.incarnations.values()), "the next lives")
+        assert await server.hold(2, range(6)) == {d: expected(d, 2, own=expected(d, 1)) for d in range(6)}
+        server.stop()
+        await ended(task)
+
+
+async def test_a_coordinator_that_forgot_everyone_is_joined_again(coordinator: Any, plan: Any) -> None:
+    server = coordinator()
+    async with supervising(plan(server.address)) as task:
+        await server.everyone()
+        server.forget_everyone()
+        await server.everyone()
+        await server.until(lambda: server.supervisor is not None, "the supervisor")
+        assert {message.lease for message in server.heard(Enroll)[1:]} == {"lease-1"}
+        assert len(await server.hold(1, range(6))) == 6
+        server.stop()
+        await ended(task)
+    assert server.heard(Died) == []
+
+
+async def test_a_supervisor_that_was_killed_comes_back_with_its_lease_and_its_devices_states(
+    coordinator: Any, plan: Any, separate: Callable[[SupervisorPlan], psutil.Popen]
+) -> None:
+    server = coordinator(devices=3)
+    first = separate(plan(server.address, 3))
+    await server.everyone()
+    await server.hold(1, range(3))
+    family = first.children(recursive=True)
+    first.send_signal(signal.SIGKILL)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, [first, *family], 10)
+    assert alive == []
+    async with supervising(plan(server.address, 3)) as task:
+        await server.until(lambda: all(len(lives) == 2 for lives in server.incarnations.values()), "the next lives")
+        assert await server.hold(2, range(3)) == {d: expected(d, 2, own=expected(d, 1)) for d in range(3)}
+        server.stop()
+        await ended(task)
+    assert [message.lease for message in server.heard(Enroll)] == [None, "lease-1"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_ends_everything_with_goodbyes(
+    coordinator: Any, plan: Any, separate: Callable[[SupervisorPlan], psutil.Popen], number: signal.Signals
+) -> None:
+    server = coordinator(devices=3)
+    process = separate(plan(server.address, 3))
+    await server.everyone()
+    family = process.children(recursive=True)
+    process.send_signal(number)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, [process, *family], 10)
+    assert alive == []
+    assert process.returncode == 4
+    await server.until(lambda: len(server.heard(Bye)) == 4, "all goodbyes")
+    assert server.heard(Died) == []
+
+
+async def test_nobody_at_the_address_is_one_sentence(plan: Any, free_port: int) -> None:
+    with pytest.raises(UnreachableError, match=f"No coordinator answered at tcp://127.0.0.1:{free_port} within 0.3 s"):
+        await supervise(plan(f"tcp://127.0.0.1:{free_port}", connect_seconds=0.3))
+
+
+async def test_a_coordinator_that_is_gone_for_good_ends_the_supervisor(coordinator: Any, plan: Any) -> None:
+    server = coordinator(devices=2)
+    server.heartbeat_seconds = 0.1
+    async with supervising(plan(server.address, 2, lost_seconds=1.0)) as task:
+        await server.everyone()
+        server.close()
+        with pytest.raises(UnreachableError, match="has been away for 1 s"):
+            await ended(task)
+
+
+async def test_other_data_than_the_coordinators_are_refused(coordinator: Any, plan: Any) -> None:
+    server = coordinator(data="c" * 64)
+    with pytest.raises(DataError, match="cccccccccccc here"):
+        await supervise(plan(server.address))
+
+
+async def test_data_that_cannot_be_prepared_say_why(coordinator: Any, plan: Any) -> None:
+    server = coordinator(prepare="There is no column 'writer'.")
+    with pytest.raises(DataError, match=r"^There is no column 'writer'\.$"):
+        await supervise(plan(server.address))
+
+
+async def test_a_refusal_is_one_sentence(coordinator: Any, plan: Any) -> None:
+    server = coordinator()
+    server.refusals.append("version")
+    with pytest.raises(RefusedError, match="refused this machine: No"):
+        await supervise(plan(server.address))
+
+
+async def test_a_machine_without_a_place_waits_for_the_end(coordinator: Any, plan: Any) -> None:
+    server = coordinator()
+    server.refusals.append("fleet_full")
+    async with supervising(plan(server.address)) as task:
+        await server.until(lambda: server.heard(Enroll), "the request")
+        server.supervisor = server.log[0][0]
+        server.stop()
+        await ended(task)
+
+
+async def test_a_trainer_that_cannot_work_ends_the_machine_with_its_reason(coordinator: Any, plan: Any) -> None:
+    server = coordinator(unusable_trainer=True)
+    async with supervising(plan(server.address)) as task:
+        with pytest.raises(ConfigurationError, match=r"^This trainer has no legs\.$"):
+            await ended(task)
+
+
+async def test_behaviours_that_cannot_be_opened_end_the_machine(coordinator: Any, plan: Any) -> None:
+    server = coordinator(broken_behaviours=True)
+    async with supervising(plan(server.address)) as task:
+        with pytest.raises(ConfigurationError, match="can't be opened"):
+            await ended(task)
+
+
+async def test_another_run_at_the_same_address_ends_the_machine(coordinator: Any, plan: Any) -> None:
+    server = coordinator(devices=2)
+    async with supervising(plan(server.address, 2)) as task:
+        await server.everyone()
+        server.run = "another-run"
+        server.forget_everyone()
+        with pytest.raises(RefusedError, match="another-run"):
+            await ended(task)
+
+
+async def test_old_blobs_are_removed(coordinator: Any, plan: Any, tmp_path: Path) -> None:
+    server = coordinator(devices=2)
+    async with supervising(plan(server.address, 2)) as task:
+        await server.everyone()
+        for round in range(1, 6):
+            await server.hold(round, range(2), weight=float(round))
+        (folder,) = (tmp_path / "state").glob("*/*/blobs")
+        await server.until(lambda: len(list(folder.iterdir())) <= 4, "the eviction")
+        server.stop()
+        await ended(task)

@@ -1,0 +1,65 @@
+"""What a coordinated selection from 1,000 samples takes of a trainer's memory, with the CNN of 2 million parameters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import torch
+
+from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.algorithms.methods.fedavg import fedavg
+from fedemu.algorithms.models.feed_forward import cnn
+from fedemu.algorithms.replay.buffer import Buffer
+from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.objective import cross_entropy
+from fedemu.device.compute.executors.executor import Job, JobResult
+from fedemu.device.compute.trainer import Trainer
+from fedemu.protocol.ids import Digest
+
+SAMPLES = 1000
+SHAPE = (3, 32, 32)
+GIB = 2**30
+
+
+def test_a_thousand_samples_of_the_cnn_fit_into_two_gigabytes() -> None:
+    """In a process of its own, as a trainer is; G itself would take 8 GiB."""
+    found = subprocess.run([sys.executable, __file__], stdout=subprocess.PIPE, text=True, check=True, timeout=300)
+    parameters, peak = map(int, found.stdout.split())
+    assert 2e6 < parameters < 3e6
+    assert peak < 2 * GIB
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has ever had for its own."""
+    with open("/proc/self/status") as status:
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+
+
+def main() -> None:
+    """Answer with the sum, then select against a target; print the model's parameters and the peak in bytes."""
+    random = np.random.default_rng(0)
+    split = Split(random.integers(0, 256, (SAMPLES, *SHAPE)).astype(np.uint8), random.integers(0, 10, SAMPLES), {})
+    names = tuple("abcdefghij")
+    corpus = Corpus("noise", split, split, names, SHAPE, np.full(3, 127.0), np.full(3, 70.0), Digest("0" * 64))
+    model = cnn(SHAPE, 10)
+    ingredients = Ingredients(model, cross_entropy, classes=10, epochs=1, batch_size=10, lr=0.1, input_shape=SHAPE)
+    algorithm = with_replay(fedavg(ingredients), ReplaySettings("coordinated", budget=50, restarts=0), ingredients)
+    trainer = Trainer(algorithm.programs, corpus, seed=1, device_type="cpu", selection=algorithm.selection)
+    shared = {"model": model.init(0), "period": {"period": torch.tensor([0])}}
+    job = Job(0, 1, 0, np.arange(SAMPLES), buffer=Buffer(), budget=50)
+    (summed,) = trainer.run("gradient_sum", shared, [job])
+    assert isinstance(summed, JobResult), summed
+    mean = {name: leaf / 2 for name, leaf in summed.payload["change"].items()}
+    again = Job(0, 1, 0, np.arange(SAMPLES), buffer=summed.buffer, budget=50)
+    (selected,) = trainer.run("select", {**shared, "mean": mean}, [again])
+    assert isinstance(selected, JobResult), selected
+    assert selected.buffer is not None
+    assert len(selected.buffer) == 50
+    print(sum(leaf.numel() for leaf in shared["model"].values()), peak_bytes())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Versions of a device's own state: whole or not at all, found again after a restart, gone when nobody names them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedemu.device.memory.store import OwnStore, read_own, write_own
+from fedemu.protocol.errors import BlobError
+from fedemu.protocol.ids import AskId
+
+
+def fill(store: OwnStore, *versions: AskId) -> None:
+    for version in versions:
+        write_own(Path(store.path(version)), {"w": np.full(2, version.round, np.float32)})
+        store.written(version)
+
+
+def test_what_was_written_is_read_again(tmp_path: Path) -> None:
+    store = OwnStore(tmp_path / "7")
+    fill(store, AskId(3, 0, 0))
+    assert read_own(Path(store.path("3.0.0")))["w"].tolist() == [3.0, 3.0]
+
+
+def test_a_new_life_finds_the_versions_of_the_former_ones(tmp_path: Path) -> None:
+    fill(OwnStore(tmp_path), AskId(1, 0, 0), AskId(2, 1, 3))
+    assert OwnStore(tmp_path).versions == {AskId(1, 0, 0), AskId(2, 1, 3)}
+
+
+def test_a_write_that_was_cut_off_is_no_version_and_is_cleaned_up(tmp_path: Path) -> None:
+    (tmp_path / "own-1.0.0.77.partial").write_bytes(b"half")
+    (tmp_path / "own-strange.safetensors").write_bytes(b"")
+    assert OwnStore(tmp_path).versions == frozenset()
+    assert [path.name for path in tmp_path.iterdir()] == ["own-strange.safetensors"]
+
+
+def test_a_version_is_replaced_whole(tmp_path: Path) -> None:
+    path = Path(OwnStore(tmp_path).path("1.0.0"))
+    write_own(path, {"w": np.zeros(3)})
+    mapped = read_own(path)["w"]
+    write_own(path, {"w": np.ones(3)})
+    assert mapped.tolist() == [0.0, 0.0, 0.0]
+    assert read_own(path)["w"].tolist() == [1.0, 1.0, 1.0]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_reading_a_version_that_is_gone_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BlobError, match=r"own-1\.0\.0"):
+        read_own(Path(OwnStore(tmp_path).path("1.0.0")))
+
+
+def test_nothing_is_dropped_while_the_current_version_is_not_durable(tmp_path: Path) -> None:
+    store = OwnStore(tmp_path)
+    fill(store, AskId(1, 0, 0), AskId(2, 0, 0))
+    store.supersede(AskId(2, 0, 0), durable_round=1)
+    assert store.versions == {AskId(1, 0, 0), AskId(2, 0, 0)}
+
+
+def test_all_others_up_to_the_durable_round_are_dropped(tmp_path: Path) -> None:
+    store = OwnStore(tmp_path)
+    fill(store, AskId(1, 0, 0), AskId(2, 0, 0), AskId(3, 0, 0), AskId(4, 0, 0))
+    store.supersede(AskId(2, 0, 0), durable_round=3)
+    assert store.versions == {AskId(2, 0, 0), AskId(4, 0, 0)}
+    assert OwnStore(tmp_path).versions == store.versions
+
+
+def test_a_device_without_any_accepted_version_keeps_none_that_is_durable(tmp_path: Path) -> None:
+    store = OwnStore(tmp_path)
+    fill(store, AskId(1, 0, 0), AskId(5, 0, 0))
+    store.supersede(None, durable_round=4)
+    assert store.versions == {AskId(5, 0, 0)}
+
+
+def test_a_version_whose_file_is_gone_is_dropped_like_any_other(tmp_path: Path) -> None:
+    store = OwnStore(tmp_path)
+    fill(store, AskId(1, 0, 0))
+    Path(store.path("1.0.0")).unlink()
+    store.supersede(None, durable_round=4)
+    assert store.versions == frozenset()

@@ -1,0 +1,60 @@
+"""What a life leaves for the next one, and what a device is born with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedemu.algorithms.data.partition import Partition
+from fedemu.algorithms.streams.periods import static
+from fedemu.algorithms.streams.plan import StreamPlan
+from fedemu.device.process import birth
+from fedemu.device.process.birth import Birthplace
+from fedemu.device.runtime.actions import Connect
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Birthplace:
+    none: Any = np.zeros(3, np.int64)
+    partition = Partition(np.array([0, 2, 5]), np.arange(5), none, np.empty(0, np.int64))
+    stream = StreamPlan(static(partition, 1)[0])
+    return Birthplace("lease", 2.0, 5, lambda device: None, stream, tmp_path)  # type: ignore[arg-type, return-value]
+
+
+def test_an_absence_survives_all_lives_until_it_is_over(place: Birthplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(birth.time, "time", lambda: now)
+    place.send_away(1, 30.0)
+    now = 1010.0
+    assert place.away(1) == 20.0
+    now = 1015.0
+    assert place.away(1) == 15.0
+
+
+def test_an_absence_that_is_over_is_none(place: Birthplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(birth.time, "time", lambda: now)
+    place.send_away(1, 30.0)
+    now = 2000.0
+    assert place.away(1) == 0.0
+
+
+def test_no_absence_leaves_no_file(place: Birthplace, tmp_path: Path) -> None:
+    place.send_away(1, 0.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_absence_cut_off_by_the_crash_is_none(place: Birthplace, tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "away").write_text("17e")
+    assert place.away(1) == 0.0
+
+
+def test_a_device_begins_with_the_incarnation_that_it_is_given(place: Birthplace) -> None:
+    runtime = place.runtime(1, 77)
+    connect, hello = runtime.start(0.0)
+    assert connect == Connect()
+    assert hello.message.incarnation == 77  # type: ignore[union-attr]

@@ -1,0 +1,92 @@
+"""The small event loop: readers, timers and turns in the order that asyncio would have them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from fedemu.device.process.poll_loop import PollLoop
+
+
+@pytest.fixture
+def errors() -> list[Exception]:
+    return []
+
+
+@pytest.fixture
+def loop(errors: list[Exception]) -> Iterator[PollLoop]:
+    made = PollLoop(errors.append)
+    with made.running():
+        yield made
+
+
+def test_it_is_the_running_loop_until_it_is_left() -> None:
+    made = PollLoop(lambda error: None)
+    with made.running():
+        assert asyncio.get_running_loop() is made  # type: ignore[comparison-overlap]
+    with pytest.raises(RuntimeError):
+        asyncio.get_running_loop()
+
+
+def test_timers_run_in_order_of_their_time(loop: PollLoop) -> None:
+    heard: list[str] = []
+    now = loop.time()
+    loop.call_at(now + 0.003, heard.append, "third")
+    loop.call_at(now - 1.0, heard.append, "first")
+    loop.call_later(0.001, heard.append, "second")
+    loop.call_at(now + 0.004, loop.stop)
+    loop.run()
+    assert heard == ["first", "second", "third"]
+
+
+def test_a_cancelled_timer_does_nothing(loop: PollLoop) -> None:
+    heard: list[str] = []
+    timer = loop.call_at(0.0, heard.append, "never")
+    timer.cancel()
+    loop.call_later(0.001, loop.stop)
+    loop.run()
+    assert timer.cancelled()
+    assert heard == []
+
+
+def test_what_comes_soon_comes_in_order_and_before_any_wait(loop: PollLoop) -> None:
+    heard: list[str] = []
+
+    def first() -> None:
+        heard.append("first")
+        loop.call_soon(heard.append, "third")
+
+    loop.call_soon(first)
+    loop.call_soon(heard.append, "second")
+    loop.call_later(0.001, loop.stop)
+    loop.run()
+    assert heard == ["first", "second", "third"]
+
+
+def test_a_reader_is_called_while_there_is_something_to_read(loop: PollLoop) -> None:
+    reading, writing = os.pipe()
+    heard: list[bytes] = []
+
+    def read() -> None:
+        heard.append(os.read(reading, 1))
+        if len(heard) == 2:
+            assert loop.remove_reader(reading)
+            assert not loop.remove_reader(reading)
+            loop.call_soon(loop.stop)
+
+    loop.add_reader(reading, read)
+    os.write(writing, b"abc")
+    loop.run()
+    assert heard == [b"a", b"b"]
+    os.close(reading)
+    os.close(writing)
+
+
+def test_an_error_in_a_callback_is_told_and_the_loop_goes_on(loop: PollLoop, errors: list[Exception]) -> None:
+    loop.call_soon(lambda: 1 // 0)
+    loop.call_later(0.001, loop.stop)
+    loop.run()
+    assert [type(error) for error in errors] == [ZeroDivisionError]

@@ -1,0 +1,550 @@
+"""A device's machine: which messages it answers with which, on every path and however often they come."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedemu.algorithms.replay.buffer import Buffer
+from fedemu.algorithms.streams import schedule as streams
+from fedemu.algorithms.streams.plan import StreamPlan
+from fedemu.device.behaviour.behaviour import Assignment, Schedule
+from fedemu.device.bus import Done, JobFailed, Joined, Submit, Withdraw
+from fedemu.device.memory.holding import buffer_leaves
+from fedemu.device.memory.store import OwnStore, write_own
+from fedemu.device.memory.stream import DeviceStream
+from fedemu.device.runtime.actions import Action, Connect, Crash, Disconnect, Leave, Retire, Send, Tell
+from fedemu.device.runtime.membership import Membership
+from fedemu.device.runtime.runtime import DeviceRuntime
+from fedemu.protocol.ids import AskId, DeviceId
+from fedemu.protocol.messages import (
+    Accepted,
+    Beat,
+    BlobRef,
+    Bye,
+    Cancel,
+    Declined,
+    Duplicate,
+    Extend,
+    Failed,
+    Heartbeat,
+    Hello,
+    Invalid,
+    Late,
+    Presence,
+    Proceed,
+    Refused,
+    Result,
+    Scheduled,
+    Stop,
+    TensorSpec,
+    Welcome,
+    Work,
+)
+
+WEIGHT = TensorSpec(name="model/w", dtype="float32", shape=(2,))
+MODEL = BlobRef(key="model", digest="a" * 64, size=10)
+
+
+class Scripted:
+    """A behaviour that does as it is told."""
+
+    def __init__(self, schedule: Schedule, presence: tuple[tuple[float, float], ...] = ((0.0, math.inf),)) -> None:
+        self.answer = schedule
+        self.intervals = presence
+        self.asked: list[Assignment] = []
+
+    def presence(self, until: float) -> tuple[tuple[float, float], ...]:
+        return tuple(interval for interval in self.intervals if interval[0] < until)
+
+    def schedule(self, assignment: Assignment) -> Schedule:
+        self.asked.append(assignment)
+        return self.answer
+
+
+FINISH = Schedule("finish", 12.0)
+
+
+def a_work(ask: str = "3.0.0", **changes: Any) -> Work:
+    fields: dict[str, Any] = {
+        "ask": ask,
+        "program": "train",
+        "task": 1,
+        "start": 10.0,
+        "shared": (MODEL,),
+        "state": None,
+        "download_bytes": 100,
+        "upload_bytes": 50,
+        "passes": 5.0,
+        "deadline": 600.0,
+        "durable_round": 0,
+    }
+    return Work(**(fields | changes))
+
+
+def done(ask: str = "3.0.0", wrote_own: bool = False) -> Done:
+    return Done(
+        device=7, ask=ask, examples=3, steps=2, metrics={"loss": 0.5}, label_counts=None, seconds=0.25,
+        wrote_own=wrote_own, tensors=(WEIGHT,),
+    )  # fmt: skip
+
+
+PAYLOAD = [np.array([1.0, 2.0], np.float32).tobytes()]
+RESULT = Result(
+    ask="3.0.0", examples=3, steps=2, metrics={"loss": 0.5}, label_counts=None, seconds=0.25, tensors=(WEIGHT,)
+)
+
+
+def a_plan(*periods: tuple[int, ...], **rules: Any) -> StreamPlan:
+    """The stream of one device, period by period, a round each."""
+    indices = np.array([index for period in periods for index in period], np.int64)
+    numbers = np.repeat(np.arange(len(periods)), [len(period) for period in periods])
+    offsets = np.array([0, len(indices)])
+    return StreamPlan(streams.Schedule(offsets, indices, numbers, np.zeros(len(indices)), len(periods)), **rules)
+
+
+PLAN = a_plan((4, 5, 6))
+
+
+class Device:
+    """A runtime with an injected clock that keeps what it said."""
+
+    def __init__(self, folder: Path, behaviour: Scripted, incarnation: int = 5, plan: StreamPlan | None = None) -> None:
+        self.now = 0.0
+        self.behaviour = behaviour
+        self.store = OwnStore(folder)
+        self.machine = DeviceRuntime(
+            Membership(DeviceId(7), incarnation, "lease", heartbeat_seconds=2.0, patience=5),
+            behaviour,  # type: ignore[arg-type]
+            DeviceStream(plan or PLAN, 0),
+            self.store,
+        )
+
+    def start(self, away: float = 0.0) -> list[Action]:
+        return self.machine.start(self.now, away)
+
+    def get(self, message: Any, frames: Sequence[Any] = ()) -> list[Action]:
+        return self.machine.receive(message, frames, self.now)
+
+    def trained(self, answer: Done | JobFailed | None = None, frames: Sequence[Any] = PAYLOAD) -> list[Action]:
+        return self.machine.trained(answer or done(), frames, self.now)
+
+    def wait_until_due(self) -> list[Action]:
+        self.now = self.machine.due
+        return self.machine.tick(self.now)
+
+    def join(self, clock: str = "virtual", elapsed: float = 0.0) -> list[Action]:
+        self.start()
+        return self.get(welcome(clock, elapsed))
+
+
+def welcome(clock: Any = "virtual", elapsed: float = 0.0) -> Welcome:
+    return Welcome(
+        device=7, clock=clock, horizon=1000.0, heartbeat_seconds=2.0, patience=5, durable_round=0, elapsed=elapsed
+    )
+
+
+def messages(actions: Sequence[Action]) -> list[Any]:
+    return [action.message if isinstance(action, Send | Tell) else action for action in actions]
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Callable[..., Device]:
+    def make(schedule: Schedule = FINISH, plan: StreamPlan | None = None, **options: Any) -> Device:
+        return Device(tmp_path / "7", Scripted(schedule, **options), plan=plan)
+
+    return make
+
+
+def test_a_device_says_hello_on_a_fresh_connection_and_announces_its_presence(new: Callable[..., Device]) -> None:
+    device = new()
+    assert device.start() == [Connect(), Send(Hello(device=7, incarnation=5, lease="lease"))]
+    assert messages(device.get(welcome())) == [
+        Joined(device=7, incarnation=5),
+        Presence(until=1000.0, intervals=((0.0, math.inf),)),
+    ]
+    assert device.get(welcome()) == []
+
+
+def test_presence_is_announced_again_when_more_is_wanted(new: Callable[..., Device]) -> None:
+    device = new(presence=((0.0, 10.0), (500.0, 600.0), (1500.0, 1600.0)))
+    device.join()
+    assert messages(device.get(Extend(until=2000.0))) == [
+        Presence(until=2000.0, intervals=((0.0, 10.0), (500.0, 600.0), (1500.0, 1600.0)))
+    ]
+
+
+def test_work_is_scheduled_by_what_the_device_holds(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    assert messages(device.get(a_work())) == [Scheduled(ask="3.0.0", event="finish", at=12.0)]
+    assert device.behaviour.asked == [Assignment(AskId(3, 0, 0), 10.0, 100, 50, 15.0, 600.0)]
+
+
+def test_a_job_carries_samples_own_part_and_paths(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    own_part = TensorSpec(name="w", dtype="float32", shape=(1,))
+    device.get(a_work(state="2.0.0", tensors=(own_part,)), [b"\0\0\x80\x3f"])
+    (tell,) = device.get(Proceed(ask="3.0.0"))
+    assert isinstance(tell, Tell)
+    assert tell.message == Submit(
+        device=7,
+        ask="3.0.0",
+        program="train",
+        task=1,
+        shared=(MODEL,),
+        own=device.store.path("2.0.0"),
+        next_own=device.store.path("3.0.0"),
+        tensors=(TensorSpec(name=".", dtype="int64", shape=(3,)), own_part),
+    )
+    assert np.frombuffer(tell.frames[0], np.int64).tolist() == [4, 5, 6]
+    assert tell.frames[1] == b"\0\0\x80\x3f"
+
+
+def submitted(device: Device, work: Work) -> tuple[Submit, dict[str, list[int]]]:
+    """The job that comes of a work, and the samples that it names."""
+    device.get(work)
+    (tell,) = device.get(Proceed(ask=work.ask))
+    assert isinstance(tell, Tell)
+    assert isinstance(tell.message, Submit)
+    named = zip(tell.message.tensors, tell.frames, strict=True)
+    return tell.message, {spec.name: np.frombuffer(frame, np.int64).tolist() for spec, frame in named}
+
+
+def test_a_device_names_the_samples_of_the_period_and_nothing_of_earlier_ones(new: Callable[..., Device]) -> None:
+    device = new(plan=a_plan((1, 2), (3,), (4, 5), (6,)))
+    device.join()
+    job, samples = submitted(device, a_work())
+    assert samples == {".": [4, 5]}
+    assert job.budget == 0
+
+
+def test_periods_without_a_selection_stay_sealed_until_the_next_work(new: Callable[..., Device]) -> None:
+    """The emulated time is that of the samples trained on: two of the period, and a full buffer."""
+    device = new(plan=a_plan((1, 2), (3,), (4, 5), (6,), budget=2))
+    device.join()
+    job, samples = submitted(device, a_work())
+    assert samples == {".": [4, 5], ".sealed.0": [1, 2], ".sealed.1": [3]}
+    assert job.budget == 2
+    assert device.behaviour.asked[-1].samples == 5.0 * (2 + 2)
+
+
+def test_a_buffer_counts_as_far_as_its_version_has_come(new: Callable[..., Device]) -> None:
+    device = new(plan=a_plan((1, 2), (3,), (4, 5), (6,), budget=3))
+    device.join()
+    buffer = Buffer(np.array([2]), np.array([0]), period=1, seen=2)
+    write_own(Path(device.store.path("2.0.0")), buffer_leaves(buffer))
+    _, samples = submitted(device, a_work(state="2.0.0"))
+    assert samples == {".": [4, 5], ".sealed.1": [3]}
+    assert device.behaviour.asked[-1].samples == 5.0 * (2 + 2)
+
+
+def test_what_arrived_after_the_last_question_of_a_period_is_not_selected_from(new: Callable[..., Device]) -> None:
+    device = new(plan=a_plan((1, 2, 7), (3,), (4, 5), budget=9))
+    device.join()
+    write_own(Path(device.store.path("1.0.1")), buffer_leaves(Buffer(asked=2)))
+    _, samples = submitted(device, a_work(state="1.0.1"))
+    assert samples == {".": [4, 5], ".sealed.0": [1, 2], ".sealed.1": [3]}
+
+
+def test_a_result_is_sent_once_trained_and_forgotten_once_accepted(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    device.get(a_work())
+    device.get(Proceed(ask="3.0.0"))
+    assert device.trained() == [Send(RESULT, PAYLOAD)]
+    assert device.get(Accepted(ask="3.0.0")) == []
+    assert device.get(Accepted(ask="3.0.0")) == []
+    device.now = 5.0
+    assert device.get(Beat()) == []
+    assert device.wait_until_due() == [Send(Heartbeat())]
+
+
+def test_proceed_while_training_starts_no_second_job(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    device.get(a_work())
+    assert len(device.get(Proceed(ask="3.0.0"))) == 1
+    assert device.get(Proceed(ask="3.0.0")) == []
+    assert messages(device.get(a_work())) == [Scheduled(ask="3.0.0", event="finish", at=12.0)]
+
+
+def test_proceed_or_work_again_brings_the_kept_result_again(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    device.get(a_work())
+    device.get(Proceed(ask="3.0.0"))
+    device.trained()
+    assert messages(device.get(a_work(durable_round=2))) == [Scheduled(ask="3.0.0", event="finish", at=12.0)]
+    assert device.get(Proceed(ask="3.0.0")) == [Send(RESULT, PAYLOAD)]
+
+
+def test_a_result_that_nobody_answers_is_sent_again_after_patience(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    device.get(a_work())
+    device.get(Proceed(ask="3.0.0"))
+    device.trained()
+    sent = []
+    while not sent:
+        device.get(Beat())
+        sent = [action for action in device.wait_until_due() if action == Send(RESULT, PAYLOAD)]
+    assert device.now == 10.0
+
+
+def test_after_a_reconnection_the_kept_result_is_sent_under_a_new_incarnation(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    device.get(a_work())
+    device.get(Proceed(ask="3.0.0"))
+    device.trained()
+    device.now = 10.0
+    assert device.machine.tick(10.0) == [Connect(), Send(Hello(device=7, incarnation=6, lease="lease"))]
+    assert messages(device.get(welcome()))[2:] == [RESULT]
+
+
+def test_a_job_that_ends_while_unconnected_is_reported_after_the_welcome(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    device.get(a_work())
+    device.get(Proceed(ask="3.0.0"))
+    device.now = 10.0
+    device.machine.tick(10.0)
+    assert device.trained() == []
+    assert messages(device.get(welcome()))[2:] == [RESULT]
+
+
+def test_work_that_differs_under_the_same_name_starts_over(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    device.get(a_work())
+    device.get(Proceed(ask="3.0.0"))
+    device.trained()
+    device.get(a_work(start=99.0))
+    (again,) = messages(device.get(Proceed(ask="3.0.0")))
+    assert isinstance(again, Submit)
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        Accepted(ask="3.0.0"),
+        Late(ask="3.0.0"),
+        Cancel(ask="3.0.0"),
+        Invalid(ask="3.0.0", reason="shape"),
+        Duplicate(ask="3.0.0", verdict="accepted"),
+    ],
+)
+def test_a_verdict_ends_the_task_and_leaves_it_to_later_work_which_state_counts(
+    new: Callable[..., Device], verdict: Any
+) -> None:
+    device = new()
+    device.join()
+    device.get(a_work())
+    device.get(Proceed(ask="3.0.0"))
+    write_own(Path(device.store.path("3.0.0")), {"w": np.zeros(1)})
+    device.trained(done(wrote_own=True))
+    assert device.get(verdict) == []
+    assert device.get(verdict) == []
+    device.get(a_work("4.0.0", durable_round=2))
+    assert device.store.versions == {AskId(3, 0, 0)}
+    device.get(a_work("5.0.0", state="3.0.0", durable_round=4))
+    assert device.store.versions == {AskId(3, 0, 0)}
+    device.get(a_work("6.0.0", durable_round=5))
+    assert device.store.versions == frozenset()
+
+
+def test_a_cancelled_job_is_withdrawn_and_what_it_still_makes_goes_nowhere(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    device.get(a_work())
+    device.get(Proceed(ask="3.0.0"))
+    assert messages(device.get(Cancel(ask="3.0.0"))) == [Withdraw(device=7, ask="3.0.0")]
+    write_own(Path(device.store.path("3.0.0")), {"w": np.zeros(1)})
+    assert device.trained(done(wrote_own=True)) == []
+    device.get(a_work("4.0.0", durable_round=3))
+    assert device.store.versions == frozenset()
+
+
+def test_superseded_states_go_once_a_later_one_is_durable(new: Callable[..., Device]) -> None:
+    device = new()
+    for round in (1, 2):
+        write_own(Path(device.store.path(AskId(round, 0, 0))), {"w": np.zeros(1)})
+        device.store.written(AskId(round, 0, 0))
+    device.join()
+    device.get(a_work(state="2.0.0", durable_round=1))
+    assert device.store.versions == {AskId(1, 0, 0), AskId(2, 0, 0)}
+    device.get(a_work(ask="4.0.0", state="2.0.0", durable_round=3))
+    assert device.store.versions == {AskId(2, 0, 0)}
+
+
+def test_verdicts_and_proceeds_about_unknown_asks_change_nothing(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    for message in (Accepted(ask="9.0.0"), Late(ask="9.0.0"), Cancel(ask="9.0.0"), Proceed(ask="9.0.0")):
+        assert device.get(message) == []
+
+
+def test_a_proceed_that_overtook_its_work_is_heeded(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    device.get(Proceed(ask="3.0.0"))
+    assert [type(message) for message in messages(device.get(a_work()))] == [Scheduled, Submit]
+
+
+def test_a_job_that_fails_is_reported_with_its_reason(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    device.get(a_work())
+    device.get(Proceed(ask="3.0.0"))
+    failed = JobFailed(device=7, ask="3.0.0", reason="training", detail="no data")
+    assert messages(device.trained(failed, ())) == [Failed(ask="3.0.0", reason="training", detail="no data")]
+
+
+def test_a_planned_refusal_is_said_at_once(new: Callable[..., Device]) -> None:
+    device = new(Schedule("finish", 12.0, reply="decline"))
+    device.join()
+    assert messages(device.get(a_work())) == [Declined(ask="3.0.0", reason="declined")]
+
+
+def test_a_planned_duplicate_is_sent_twice(new: Callable[..., Device]) -> None:
+    device = new(Schedule("finish", 12.0, reply="duplicate"))
+    device.join()
+    device.get(a_work())
+    device.get(Proceed(ask="3.0.0"))
+    assert device.trained() == [Send(RESULT, PAYLOAD)] * 2
+
+
+def test_a_corrupt_result_that_could_not_be_read_is_given_up(new: Callable[..., Device]) -> None:
+    device = new(Schedule("finish", 12.0, reply="corrupt", corruption="truncate"))
+    device.join()
+    device.get(a_work())
+    device.get(Proceed(ask="3.0.0"))
+    (send,) = device.trained()
+    assert isinstance(send, Send)
+    assert [len(frame) for frame in send.frames] == [4]
+    assert messages(device.get(Refused(reason="malformed", detail="short"))) == [
+        Failed(ask="3.0.0", reason="malformed", detail="short", planned=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        ("crash", [Crash(0.0)]),
+        ("leave", [Send(Bye(reason="leave")), Leave(0.0)]),
+        ("offline", [Send(Bye(reason="offline")), Disconnect()]),
+        ("silence", []),
+    ],
+)
+def test_a_planned_drop_out_happens_when_told_to_proceed(
+    new: Callable[..., Device], cause: Any, expected: list[Action]
+) -> None:
+    device = new(Schedule("drop", 11.0, cause, 50.0))
+    device.join()
+    assert messages(device.get(a_work())) == [Scheduled(ask="3.0.0", event="drop", at=11.0, cause=cause, back=50.0)]
+    assert device.get(Proceed(ask="3.0.0")) == expected
+
+
+def test_after_going_off_line_under_the_virtual_clock_the_device_is_back_at_once(new: Callable[..., Device]) -> None:
+    device = new(Schedule("drop", 11.0, "offline", 50.0))
+    device.join()
+    device.get(a_work())
+    device.get(Proceed(ask="3.0.0"))
+    assert device.machine.due == device.now
+    assert device.wait_until_due() == [Connect(), Send(Hello(device=7, incarnation=6, lease="lease"))]
+
+
+def test_a_silent_device_ignores_everything_until_it_comes_back_on_a_fresh_connection(
+    new: Callable[..., Device],
+) -> None:
+    device = new(Schedule("drop", 11.0, "silence", 50.0))
+    device.join()
+    device.get(a_work())
+    device.get(Proceed(ask="3.0.0"))
+    assert device.get(a_work("4.0.0")) == []
+    assert device.wait_until_due() == [Connect(), Send(Hello(device=7, incarnation=6, lease="lease"))]
+    assert device.now == 15.0
+
+
+def test_heartbeats_begin_at_different_moments_and_keep_the_interval(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    assert device.wait_until_due() == [Send(Heartbeat())]
+    first = device.now
+    assert first == pytest.approx(2.0 * (7 * 0.6180339887 % 1.0))
+    device.get(Beat())
+    device.wait_until_due()
+    assert device.now == pytest.approx(first + 2.0)
+
+
+def test_whatever_is_said_does_for_a_heartbeat(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    device.now = 1.0
+    device.get(a_work())
+    beats = []
+    while not beats:
+        beats = device.wait_until_due()
+    assert beats == [Send(Heartbeat())]
+    assert device.now == 3.0
+
+
+def test_an_unanswered_hello_is_repeated_on_a_fresh_connection_with_a_higher_incarnation(
+    new: Callable[..., Device],
+) -> None:
+    device = new()
+    device.start()
+    times = []
+    for incarnation in range(6, 10):
+        assert device.wait_until_due() == [Connect(), Send(Hello(device=7, incarnation=incarnation, lease="lease"))]
+        times.append(device.now)
+    assert times == [10.0, 30.0, 70.0, 110.0]
+
+
+def test_a_coordinator_that_started_again_hears_hello_on_the_same_connection_once(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    unknown = Refused(reason="unknown_peer", detail="")
+    assert device.get(unknown) == [Send(Hello(device=7, incarnation=6, lease="lease"))]
+    assert device.get(unknown) == []
+    assert Joined(device=7, incarnation=6) in messages(device.get(welcome()))
+
+
+def test_a_superseded_device_retires(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    assert device.get(Refused(reason="superseded", detail="")) == [Retire("superseded")]
+    assert device.machine.due == math.inf
+    assert device.get(a_work()) == []
+
+
+def test_stop_is_answered_with_a_goodbye(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    assert device.get(Stop(reason="done")) == [Send(Bye(reason="done")), Retire("done")]
+
+
+def test_a_device_that_is_told_to_quit_says_goodbye_if_it_has_a_connection(new: Callable[..., Device]) -> None:
+    device = new()
+    device.start(away=30.0)
+    assert device.machine.quit() == [Retire("stopped")]
+    device = new()
+    device.start()
+    assert device.machine.quit() == [Send(Bye(reason="stopped")), Retire("stopped")]
+    device = new()
+    device.join()
+    assert device.machine.quit() == [Send(Bye(reason="stopped")), Retire("stopped")]
+
+
+def test_a_next_life_may_have_to_begin_later(new: Callable[..., Device]) -> None:
+    device = new()
+    assert device.start(away=30.0) == []
+    assert device.machine.due == 30.0
+    assert device.wait_until_due()[0] == Connect()
