@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedemu.algorithms.interface import Algorithm, PublicData, Tree
-from fedemu.coordinator.album import Album
-from fedemu.coordinator.diagnosis import Diagnosis
-from fedemu.coordinator.evaluate import Evaluation
+from fedemu.coordinator.evaluation.album import Album
+from fedemu.coordinator.evaluation.diagnosis import Diagnosis
+from fedemu.coordinator.evaluation.evaluate import Evaluation
 from fedemu.coordinator.observer import Observer
 from fedemu.coordinator.settings import Settings
 from fedemu.protocol.ids import Digest

@@ -15,18 +15,18 @@ import torch
 
 from fedemu.algorithms.interface import Context
 from fedemu.algorithms.trees import model_digest
-from fedemu.coordinator import checkpoint
-from fedemu.coordinator.asking import Asking
-from fedemu.coordinator.event_log import EventLog
-from fedemu.coordinator.journal import LeaseJournal
+from fedemu.coordinator.fleet.journal import LeaseJournal
+from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
-from fedemu.coordinator.roster import Roster
-from fedemu.coordinator.rounds import Diverged, Progress, Rounds
-from fedemu.coordinator.run_directory import RunDirectory
-from fedemu.coordinator.service import Service
-from fedemu.coordinator.shelf import Shelf
-from fedemu.coordinator.summary import RunOutcome, Summary, summarize
+from fedemu.coordinator.record import checkpoint
+from fedemu.coordinator.record.event_log import EventLog
+from fedemu.coordinator.record.run_directory import RunDirectory
+from fedemu.coordinator.record.summary import RunOutcome, Summary, summarize
+from fedemu.coordinator.rounds.asking import Asking
+from fedemu.coordinator.rounds.rounds import Diverged, Progress, Rounds
+from fedemu.coordinator.service.service import Service
+from fedemu.coordinator.service.shelf import Shelf
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedemu.coordinator.summary import machine, versions
+from fedemu.coordinator.record.summary import machine, versions
 from fedemu.ops.bench.measure import QUICK, Effort, Figure, Spread
 from fedemu.ops.bench.selection import Study, study
 from fedemu.ops.bench.subjects import SUBJECTS

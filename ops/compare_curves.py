@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.coordinator.run_directory import Run
+from fedemu.coordinator.record.run_directory import Run
 from fedemu.ops.compare_entry import Entry
 
 Floats = NDArray[np.float64]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedemu.algorithms.measures.forgetting import forgetting
-from fedemu.coordinator.run_directory import Run
+from fedemu.coordinator.record.run_directory import Run
 from fedemu.ops.period_results import period_results, perplexity_of
 
 SHARES = (0.5, 0.75, 0.95)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedemu.coordinator.run_directory import Run, read_run
+from fedemu.coordinator.record.run_directory import Run, read_run
 from fedemu.ops.compare_settings import Keys, Table, at, differing, most_common, short_name, shown, usual
 from fedemu.ops.config import Experiment
 from fedemu.ops.replay_label import NAMED, replay_label

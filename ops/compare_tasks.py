@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedemu.coordinator.run_directory import Run
+from fedemu.coordinator.record.run_directory import Run
 from fedemu.ops.compare_entry import Entry, Statistic
 from fedemu.ops.compare_runs import Group, labels
 from fedemu.ops.compare_settings import at

@@ -22,14 +22,14 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from fedemu.algorithms.streams.plan import StreamPlan
-from fedemu.coordinator.album import open_album
-from fedemu.coordinator.diagnosis import Diagnosis
-from fedemu.coordinator.evaluate import Evaluator
+from fedemu.coordinator.evaluation.album import open_album
+from fedemu.coordinator.evaluation.diagnosis import Diagnosis
+from fedemu.coordinator.evaluation.evaluate import Evaluator
 from fedemu.coordinator.observer import Observer
 from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
 from fedemu.coordinator.settings import Settings
-from fedemu.coordinator.summary import Summary
 from fedemu.ops.cli_errors import INTERRUPTED, complain, exit_code_of
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.config_sources import read_frozen

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedemu.algorithms.measures import continual as continual_metrics
 from fedemu.algorithms.measures.forgetting import mean_known
-from fedemu.coordinator.run_directory import Run
+from fedemu.coordinator.record.run_directory import Run
 
 Floats = NDArray[np.float64]
 

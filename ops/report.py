@@ -12,7 +12,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fedemu.coordinator.run_directory import Run, read_generated, read_run
+from fedemu.coordinator.record.run_directory import Run, read_generated, read_run
 from fedemu.ops.period_results import PeriodResults, period_results
 from fedemu.ops.plot_style import readable_bytes, rendered, time_unit
 from fedemu.ops.plots import PLOTS

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedemu.coordinator.run_directory import read_run
+from fedemu.coordinator.record.run_directory import read_run
 from fedemu.ops.progress_state import OUTCOMES, span
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from fedemu.coordinator.run_directory import RunDirectory
+from fedemu.coordinator.record.run_directory import RunDirectory
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.config_sources import check_resume, read_frozen, write_frozen
 from fedemu.protocol.errors import ConfigurationError

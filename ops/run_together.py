@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedemu.coordinator.run_directory import read_run
+from fedemu.coordinator.record.run_directory import read_run
 from fedemu.ops.cli_errors import INTERNAL_ERROR, INTERRUPTED, exit_code_of
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.config_stream import in_words

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedemu.coordinator.run_directory import read_run
+from fedemu.coordinator.record.run_directory import read_run
 from fedemu.ops.cli_errors import INTERRUPTED
 from fedemu.ops.config import Experiment, Runtime
 from fedemu.ops.config_sources import CONFIG_FILE, check_resume, load_experiment, read_frozen

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 
 from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
-from fedemu.coordinator.summary import Summary
 from fedemu.device.compute.process import open_runner
 from fedemu.device.machine.embedded import EmbeddedPlan, embed
 from fedemu.ops.config import Runtime

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.interface import Algorithm, Context, LocalProgram, Model, Plan, PublicData, Tree
-from fedemu.coordinator.evaluate import read
-from fedemu.coordinator.server_job_worker import settle
+from fedemu.coordinator.evaluation.evaluate import read
+from fedemu.coordinator.rounds.server_job_worker import settle
 from fedemu.device.compute.executors.executor import Job, Source
 from fedemu.device.compute.trainer import kind_of, open_executor
 from fedemu.ops.config import Experiment
@@ -158,7 +158,7 @@ def _first_sentence(text: str) -> str:
 def _apart(problem: Callable[[], str]) -> str:
     """What ``problem`` returns in a process of its own; nothing where that dies.
 
-    ``coordinator/server_job.py`` tells why a fork is safe in a thread that has never computed.
+    ``coordinator/rounds/server_job.py`` tells why a fork is safe in a thread that has never computed.
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_forked, problem).result()

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from fedemu.algorithms.interface import weighted_mean
-from fedemu.coordinator.payload import Payload, spill
-from fedemu.coordinator.reduce import reduce_replies
+from fedemu.coordinator.asks.payload import Payload, spill
+from fedemu.coordinator.asks.reduce import reduce_replies
 from fedemu.ops.bench.measure import Sample
 from fedemu.protocol.tensors import pack
 

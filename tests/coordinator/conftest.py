@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedemu.algorithms.interface import Ask, Context, Forest, ServerJob, Tree, weighted_mean
-from fedemu.coordinator.evaluate import Evaluation
+from fedemu.coordinator.evaluation.evaluate import Evaluation
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.settings import Settings
 from fedemu.protocol import messages as wire

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
-from fedemu.coordinator.run_directory import Run, read_run
+from fedemu.coordinator.record.run_directory import Run, read_run
 from fedemu.coordinator.serve import serve
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN
@@ -624,7 +624,7 @@ async def test_a_fault_of_the_coordinators_own_ends_the_run_with_it(
     def full(*arguments: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("fedemu.coordinator.exchange.spill", full)
+    monkeypatch.setattr("fedemu.coordinator.asks.exchange.spill", full)
     make_fleet()
     plan = make_plan()
     with pytest.raises(OSError, match="No space"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedemu.coordinator.observer import Observer
-from fedemu.coordinator.summary import Summary
+from fedemu.coordinator.record.summary import Summary
 from fedemu.ops.config import Runtime
 from fedemu.ops.config_sources import load_experiment, write_frozen
 from fedemu.ops.coordinator_process import assemble

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedemu.coordinator.summary import Summary
+from fedemu.coordinator.record.summary import Summary
 from fedemu.ops.stress.fleet import LiveFleet
 from fedemu.ops.stress.invariants import outcomes_add_up
 from fedemu.ops.stress.scenarios import SHORT

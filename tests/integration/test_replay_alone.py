@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedemu.coordinator.observer import Observers
-from fedemu.coordinator.summary import Summary
+from fedemu.coordinator.record.summary import Summary
 from fedemu.device.memory.holding import split_own
 from fedemu.device.memory.store import read_own
 from fedemu.ops.stress.fleet import LiveFleet

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedemu.coordinator.observer import Observers
-from fedemu.coordinator.summary import Summary
+from fedemu.coordinator.record.summary import Summary
 from fedemu.ops.stress.fleet import LiveFleet
 from fedemu.ops.stress.invariants import clock_goes_forward, outcomes_add_up
 from fedemu.ops.stress.tasks import CHURN, TASKS

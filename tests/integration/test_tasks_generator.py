@@ -22,9 +22,9 @@ from fedemu.algorithms.incremental.remembering import RememberingFedAvg, Remembe
 from fedemu.algorithms.interface import Ask, Context, Forest, Script, Tree
 from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.trees import flatten, model_digest
-from fedemu.coordinator.checkpoint import load_job
 from fedemu.coordinator.observer import Observers
-from fedemu.coordinator.summary import Summary
+from fedemu.coordinator.record.checkpoint import load_job
+from fedemu.coordinator.record.summary import Summary
 from fedemu.ops.stress.play import play
 from fedemu.ops.stress.scenarios import scenarios
 from fedemu.ops.stress.tasks import TASKS

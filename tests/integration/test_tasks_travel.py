@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.coordinator.summary import Summary
+from fedemu.coordinator.record.summary import Summary
 from fedemu.device.memory.store import read_own
 from fedemu.ops.stress.fleet import LiveFleet
 from fedemu.ops.stress.replay import newest_versions

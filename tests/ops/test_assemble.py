@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedemu.algorithms.streams.plan import StreamPlan
-from fedemu.coordinator.evaluate import Evaluator
+from fedemu.coordinator.evaluation.evaluate import Evaluator
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.ops.config_sources import load_experiment
 from fedemu.ops.coordinator_process import assemble

@@ -11,7 +11,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from fedemu.coordinator.run_directory import Run
+from fedemu.coordinator.record.run_directory import Run
 from fedemu.ops import report
 from fedemu.ops.period_results import PeriodResults, period_results
 from fedemu.ops.plot_style import counted, rendered

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedemu.coordinator.run_directory import RunDirectory, read_generated
+from fedemu.coordinator.record.run_directory import RunDirectory, read_generated
 from fedemu.ops import report
 from fedemu.ops.plots_generated import samples_of_task
 from fedemu.ops.report import write_report

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedemu.coordinator.run_directory import RunDirectory, read_run
+from fedemu.coordinator.record.run_directory import RunDirectory, read_run
 from fedemu.ops.config import Experiment
 from fedemu.ops.config_sources import read_frozen
 from fedemu.ops.results import Results

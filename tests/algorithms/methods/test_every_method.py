@@ -22,7 +22,7 @@ from fedemu.algorithms.models.image_generator import generator_for
 from fedemu.algorithms.registry import ALGORITHMS, build_algorithm, find_criterion
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
-from fedemu.coordinator.payload import PayloadTemplate
+from fedemu.coordinator.asks.payload import PayloadTemplate
 from fedemu.device.compute.executors.executor import Checked
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped

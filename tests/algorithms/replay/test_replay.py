@@ -20,7 +20,7 @@ from fedemu.algorithms.replay.selection.selection import STRATEGIES
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.algorithms.trees import flatten as wire_names
-from fedemu.coordinator.outline import flatten, restore
+from fedemu.coordinator.record.outline import flatten, restore
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 

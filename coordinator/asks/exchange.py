@@ -1,0 +1,221 @@
+"""One ask between the fleet and its machine: gives the Work out, checks what comes back, and keeps it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedemu.algorithms.interface import DeviceReply
+from fedemu.coordinator.asks.ask import Action, AskMachine, Give
+from fedemu.coordinator.asks.payload import Payload, PayloadError, PayloadTemplate, check, spill
+from fedemu.coordinator.fleet.roster import Roster
+from fedemu.coordinator.observer import Observers
+from fedemu.protocol.codec import Buffer
+from fedemu.protocol.ids import AskId, DeviceId
+from fedemu.protocol.messages import (
+    BlobRef,
+    Declined,
+    Duplicate,
+    Failed,
+    Late,
+    Message,
+    Result,
+    Scheduled,
+    TensorSpec,
+    Work,
+)
+
+REPEATABLE = frozenset({"training", "malformed"})
+"""Reasons for which a device fails in every run of the experiment; any other failure is an accident."""
+
+Part = tuple[tuple[TensorSpec, ...], Sequence[Buffer]]
+Send = Callable[[DeviceId, Message, Sequence[Buffer]], None]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the devices of an ask are given, and what may come back."""
+
+    ask: AskId
+    program: str
+    task: int
+    start: float
+    deadline: float
+    durable_round: int
+    shared: tuple[BlobRef, ...]
+    parts: Mapping[DeviceId, Part]
+    passes: float
+    template: PayloadTemplate
+    keeps_state: bool
+    label_counts: int | None
+    """How many label counts the program declares, None if it declares none."""
+    max_norm: float
+    spill: Path
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One accepted reply. ``seconds`` is the real time that it took the device, as it says; no algorithm sees it."""
+
+    reply: DeviceReply
+    payload: Payload
+    seconds: float | None
+
+
+class Exchange:
+    """Performs what the machine decides. ``closed`` is done when every device has its outcome."""
+
+    def __init__(self, order: Order, machine: AskMachine, roster: Roster, send: Send, observers: Observers) -> None:
+        self.order = order
+        self.machine = machine
+        self.text = str(order.ask)
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.exploded = 0
+        """Replies rejected because their values are not finite, or beyond the largest norm."""
+        self.bytes_down = 0
+        """What the devices are charged for downloading."""
+        self.bytes_up = 0
+        self.failures: Counter[str] = Counter()
+        """What devices that failed without a plan said."""
+        self._contributions: dict[DeviceId, Contribution] = {}
+        self._roster = roster
+        self._send = send
+        self._observers = observers
+        self._works: dict[DeviceId, Work] = {}
+
+    def start(self, now: float) -> None:
+        for device in self.machine.terms.cohort:
+            self._works[device] = self._work(device)
+        self._perform(self.machine.open(now))
+
+    def receive(
+        self,
+        device: DeviceId,
+        message: Scheduled | Result | Failed | Declined,
+        frames: Sequence[memoryview],
+        now: float,
+    ) -> None:
+        """A device's message about this ask."""
+        match message:
+            case Result():
+                self._result(device, message, frames, now)
+            case Scheduled() if device in self._works:
+                self._perform(self.machine.scheduled(device, message, now))
+            case Failed() | Declined() if self.machine.pending(device):
+                self._failed(device, message, now)
+
+    def joined(self, device: DeviceId, now: float) -> None:
+        self._perform(self.machine.joined(device, now))
+
+    def left(self, device: DeviceId, now: float) -> None:
+        self._perform(self.machine.left(device, now))
+
+    def tick(self, now: float) -> None:
+        self._perform(self.machine.tick(now))
+
+    @property
+    def contributions(self) -> list[Contribution]:
+        """The accepted ones, in cohort order."""
+        return [self._contributions[device] for device in self.machine.accepted]
+
+    def commit(self) -> None:
+        """Remember in the roster what the closed ask changed: versions of own states, drop-outs, downloads."""
+        members = self._roster.members
+        for device, verdict in self.machine.verdicts.items():
+            if verdict == "accepted" and self.order.keeps_state:
+                members[device].state = self.order.ask
+            if verdict == "dropped":
+                members[device].away = self.machine.away.get(device, 0.0)
+            elif verdict != "failed":
+                self._roster.charge(device, self.order.shared)
+        for device in self.machine.given_up:
+            members[device].lost = True
+
+    def discard(self) -> None:
+        """Let go of the payloads."""
+        for contribution in self._contributions.values():
+            contribution.payload.discard()
+
+    def _result(self, device: DeviceId, result: Result, frames: Sequence[memoryview], now: float) -> None:
+        verdict = self.machine.verdicts.get(device)
+        if verdict is not None:
+            self._send(device, Duplicate(ask=self.text, verdict=verdict), ())
+        elif device not in self._works:
+            self._send(device, Late(ask=self.text), ())
+        elif self.machine.expects(device):  # or else it came before its Proceed, and will come again
+            self._judge(device, result, frames, now)
+
+    def _judge(self, device: DeviceId, result: Result, frames: Sequence[memoryview], now: float) -> None:
+        order = self.order
+        self.bytes_up += order.template.bytes
+        try:
+            counts = _label_counts(result, order.label_counts)
+            check(result.tensors, frames, order.template, order.max_norm)
+        except PayloadError as error:
+            # A model that diverges step by step passes the largest norm before it stops being finite.
+            self.exploded += error.reason in ("nonfinite", "norm")
+            self._observers.rejected(error.reason)
+            self._perform(self.machine.rejected(device, error.reason, str(error), now))
+            return
+        reply = DeviceReply(device, result.examples, result.steps, result.metrics, counts)
+        payload = spill(order.spill, device, result.tensors, frames)
+        self._contributions[device] = Contribution(reply, payload, result.seconds)
+        self._perform(self.machine.result(device, now))
+
+    def _failed(self, device: DeviceId, message: Failed | Declined, now: float) -> None:
+        if isinstance(message, Failed) and message.reason == "malformed" and self.machine.expects(device):
+            # Its result could not even be decoded, so the device was told so and says here which one it was.
+            self._perform(self.machine.rejected(device, "malformed", message.detail, now))
+            return
+        if isinstance(message, Failed) and not message.planned:
+            self.failures[message.detail or message.reason] += 1
+            said = {"reason": message.reason, "detail": message.detail}
+            self._observers.event("failure", device=device, ask=self.text, **said)
+            if message.reason not in REPEATABLE:
+                self.machine.perturbed = True
+        self._perform(self.machine.failed(device, now))
+
+    def _work(self, device: DeviceId) -> Work:
+        order = self.order
+        specs, frames = order.parts.get(device, ((), ()))
+        download = self._roster.download_bytes(device, order.shared) + sum(map(len, frames))
+        self.bytes_down += download
+        state = self._roster.members[device].state
+        return Work(
+            ask=self.text,
+            program=order.program,
+            task=order.task,
+            start=order.start,
+            shared=order.shared,
+            state=None if state is None else str(state),
+            download_bytes=download,
+            upload_bytes=order.template.bytes,
+            passes=order.passes,
+            deadline=order.deadline,
+            durable_round=order.durable_round,
+            tensors=specs,
+        )
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Give):
+                _, frames = self.order.parts.get(action.device, ((), ()))
+                self._send(action.device, self._works[action.device], frames)
+            else:
+                self._send(action.device, action.message, ())
+        if self.machine.end is not None and not self.closed.done():
+            self.machine.check()
+            self.closed.set_result(None)
+
+
+def _label_counts(result: Result, expected: int | None) -> tuple[int, ...] | None:
+    """What the program declares, and nothing more: label counts that were not asked for are not looked at."""
+    if expected is None:
+        return None
+    counts = result.label_counts
+    if counts is None or len(counts) != expected or sum(counts) != result.examples:
+        raise PayloadError("label_counts", f"{expected} label counts that add up to {result.examples} were asked for")
+    return counts

@@ -1,0 +1,201 @@
+"""One ask under the virtual clock: the schedules decide, never the order in which anything arrives.
+
+Devices say when they would finish or drop out. Once all have, the first K by (finish, index) may proceed, one more for
+each that fails. Real time only bounds the waits: who is away without a plan, or silent, for too long has failed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from fedemu.coordinator.asks.ask import Action, AskMachine, Give, Tell, Terms
+from fedemu.protocol.ids import DeviceId
+from fedemu.protocol.messages import Invalid, Scheduled
+
+LIVES = 20
+"""How often a device may come back in one ask before it is given up."""
+
+
+@dataclass(slots=True)
+class _Wait:
+    """A step that a device owes: since when (real), and when what asks for it is sent again."""
+
+    since: float
+    again: float
+    pause: float
+    lives: int = 0
+
+
+class VirtualAsk(AskMachine):
+    """Accepts the first ``wanted`` by (finish, index) of those that finish before the deadline."""
+
+    def __init__(self, terms: Terms, connected: Iterable[DeviceId]) -> None:
+        super().__init__(terms, connected)
+        self._limit = terms.start + terms.deadline
+        self._unscheduled: dict[DeviceId, _Wait] = {}
+        self._running: dict[DeviceId, _Wait] = {}
+        self._finish: dict[DeviceId, float] = {}
+        self._drop: dict[DeviceId, Scheduled] = {}
+        self._doomed: set[DeviceId] = set()
+        self._order: deque[DeviceId] | None = None
+        self._progress = 0.0
+        self._longest_gap: float | None = None
+
+    def open(self, now: float) -> list[Action]:
+        self._unscheduled = {device: self._wait(now) for device in self.terms.cohort}
+        actions: list[Action] = [Give(device) for device in self.terms.cohort if device in self._present]
+        return actions + self._advance(now)
+
+    def scheduled(self, device: DeviceId, message: Scheduled, now: float) -> list[Action]:
+        if self._unscheduled.pop(device, None) is None:
+            return []
+        if message.at < self.terms.start:
+            self._settle(device, "failed")
+        elif message.event == "finish":
+            self._finish[device] = message.at
+        else:
+            self._drop[device] = message
+        return self._advance(now)
+
+    def expects(self, device: DeviceId) -> bool:
+        return device in self._running
+
+    def result(self, device: DeviceId, now: float) -> list[Action]:
+        del self._running[device]
+        gap = now - self._progress
+        self._longest_gap = gap if self._longest_gap is None else max(gap, self._longest_gap)
+        self._progress = now
+        self._settle(device, "accepted")
+        thanks: list[Action] = [Tell(device, self._thanks)]
+        # While others run, one acceptance changes nothing for them: it was reckoned with when this device proceeded.
+        return thanks if self._running else thanks + self._advance(now)
+
+    def rejected(self, device: DeviceId, reason: str, detail: str, now: float) -> list[Action]:
+        del self._running[device]
+        self._settle(device, "rejected")
+        answer = Invalid(ask=str(self.terms.ask), reason=reason, detail=detail)
+        return [Tell(device, answer), *self._advance(now)]
+
+    def failed(self, device: DeviceId, now: float) -> list[Action]:
+        """Without a schedule, or when it runs, the device has failed; before its turn it will fail when its turn comes.
+
+        So a device whose turn never comes is ``late`` or ``cancelled`` whenever its failure was heard.
+        """
+        if self._unscheduled.pop(device, None) or self._running.pop(device, None):
+            self._settle(device, "failed")
+            return self._advance(now)
+        if device in self._finish:
+            self._doomed.add(device)
+        return []
+
+    def joined(self, device: DeviceId, now: float) -> list[Action]:
+        if device not in self._members:
+            return []
+        self._present.add(device)
+        if not self.pending(device):
+            return []
+        wait = self._unscheduled.get(device) or self._running.get(device)
+        if wait is not None:
+            wait.since, wait.pause, wait.lives = now, self.terms.resend, wait.lives + 1
+            wait.again = now + wait.pause
+        return self._remind(device)
+
+    def left(self, device: DeviceId, now: float) -> list[Action]:
+        self._present.discard(device)
+        wait = self._unscheduled.get(device) or self._running.get(device)
+        if wait is not None:
+            wait.since = now
+        return []
+
+    def tick(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for device, wait in [*self._unscheduled.items(), *self._running.items()]:
+            if self._gone(device, wait, now):
+                self.perturbed = True
+                self.given_up.add(device)
+                actions += self.failed(device, now)
+            elif device in self._present and now >= wait.again:
+                wait.pause = min(2 * wait.pause, 16 * self.terms.resend)
+                wait.again = now + wait.pause
+                actions += self._remind(device)
+        return actions
+
+    def _gone(self, device: DeviceId, wait: _Wait, now: float) -> bool:
+        """Absent or unscheduled for ``give_up``, or training for longer than can be explained without a result.
+
+        The first result of an ask may take ``answer_timeout``, every other four times the longest gap so far.
+        """
+        if wait.lives > LIVES:
+            return True
+        give_up = self.terms.give_up
+        if device not in self._present or device in self._unscheduled:
+            return now - wait.since > give_up
+        gap = self.terms.answer_timeout if self._longest_gap is None else 4 * self._longest_gap
+        return now - max(wait.since, self._progress) > max(give_up, gap)
+
+    def _remind(self, device: DeviceId) -> list[Action]:
+        if device in self._running:
+            return [Give(device), Tell(device, self._proceed)]
+        return [Give(device)]
+
+    def _advance(self, now: float) -> list[Action]:
+        """Let go on whom the schedules name, and close the ask when nothing can change it any more."""
+        if self._unscheduled or self.end is not None:
+            return []
+        actions: list[Action] = []
+        if self._order is None:
+            self._progress = now
+            in_time = (device for device, finish in self._finish.items() if finish <= self._limit)
+            self._order = deque(sorted(in_time, key=lambda device: (self._finish[device], device)))
+        while self._order and len(self._running) + len(self._accepted) < self.terms.wanted:
+            device = self._order.popleft()
+            if device in self._doomed:
+                self._settle(device, "failed")
+            else:
+                self._running[device] = self._wait(now)
+                actions.append(Tell(device, self._proceed))
+        full = len(self._running) + len(self._accepted) == self.terms.wanted
+        bound = max((self._finish[device] for device in (*self._running, *self._accepted)), default=math.inf)
+        if not full:
+            bound = self._last_word() if self.terms.optional else self._limit
+        actions += self._let_drop(bound)
+        if not full:
+            actions += self._settle_rest("late")
+        if not self._running:
+            if full:
+                actions += self._settle_rest("cancelled")
+            self.end = bound
+        return actions
+
+    def _last_word(self) -> float:
+        """When the last device has replied or is known to be gone; one that falls silent keeps all waiting."""
+        drops = [math.inf if drop.cause == "silence" else drop.at for drop in self._drop.values()]
+        return min(max([self.terms.start, *self._finish.values(), *drops]), self._limit)
+
+    def _let_drop(self, bound: float) -> list[Action]:
+        """The ask lasts until ``bound`` at least: who drops out before really does."""
+        actions: list[Action] = []
+        for device, drop in self._drop.items():
+            if drop.at <= bound and device not in self.verdicts:
+                self._settle(device, "dropped")
+                self.away[device] = drop.at if drop.back is None else drop.back
+                self.causes[device] = drop.cause or "offline"
+                actions.append(Tell(device, self._proceed))
+        return actions
+
+    def _settle_rest(self, verdict: Literal["late", "cancelled"]) -> list[Action]:
+        """Everyone who neither runs nor has an outcome gets this one."""
+        message = self._late if verdict == "late" else self._cancel
+        actions: list[Action] = []
+        for device in self.terms.cohort:
+            if device not in self.verdicts and device not in self._running:
+                self._settle(device, verdict)
+                actions.append(Tell(device, message))
+        return actions
+
+    def _wait(self, now: float) -> _Wait:
+        return _Wait(since=now, again=now + self.terms.resend, pause=self.terms.resend)

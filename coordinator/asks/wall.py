@@ -1,0 +1,80 @@
+"""One ask under the wall clock: what arrives first decides.
+
+Devices start on their Work. The first K good results are accepted, a timer is the deadline, and who disconnects has
+dropped out.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fedemu.coordinator.asks.ask import Action, AskMachine, Give, Tell
+from fedemu.protocol.ids import DeviceId
+from fedemu.protocol.messages import Invalid, Scheduled
+
+
+class WallAsk(AskMachine):
+    """Accepts the first ``wanted`` results to arrive before the deadline; every absence is a drop-out."""
+
+    _opened = 0.0
+
+    def open(self, now: float) -> list[Action]:
+        self._opened = now
+        actions: list[Action] = [Give(device) for device in self.terms.cohort if device in self._present]
+        for device in self.terms.cohort:
+            if device not in self._present:
+                self._settle(device, "dropped")
+        return actions + self._advance(now)
+
+    def scheduled(self, device: DeviceId, message: Scheduled, now: float) -> list[Action]:
+        """Schedules mean nothing here."""
+        return []
+
+    def expects(self, device: DeviceId) -> bool:
+        return self.pending(device)
+
+    def result(self, device: DeviceId, now: float) -> list[Action]:
+        self._settle(device, "accepted")
+        return [Tell(device, self._thanks), *self._advance(now)]
+
+    def rejected(self, device: DeviceId, reason: str, detail: str, now: float) -> list[Action]:
+        self._settle(device, "rejected")
+        answer = Invalid(ask=str(self.terms.ask), reason=reason, detail=detail)
+        return [Tell(device, answer), *self._advance(now)]
+
+    def failed(self, device: DeviceId, now: float) -> list[Action]:
+        if not self.pending(device):
+            return []
+        self._settle(device, "failed")
+        return self._advance(now)
+
+    def joined(self, device: DeviceId, now: float) -> list[Action]:
+        """Whoever was connected when asked and comes back has dropped out before: ``left`` said so."""
+        return []
+
+    def left(self, device: DeviceId, now: float) -> list[Action]:
+        if not self.pending(device):
+            return []
+        self._settle(device, "dropped")
+        return self._advance(now)
+
+    def tick(self, now: float) -> list[Action]:
+        return self._advance(now)
+
+    def _advance(self, now: float) -> list[Action]:
+        if self.end is not None:
+            return []
+        elapsed = now - self._opened
+        if len(self._accepted) == self.terms.wanted or len(self.verdicts) == len(self.terms.cohort):
+            return self._close(elapsed, "cancelled")
+        if elapsed >= self.terms.deadline:
+            return self._close(self.terms.deadline, "late")
+        return []
+
+    def _close(self, elapsed: float, rest: Literal["late", "cancelled"]) -> list[Action]:
+        message = self._late if rest == "late" else self._cancel
+        left = [device for device in self.terms.cohort if device not in self.verdicts]
+        for device in left:
+            self._settle(device, rest)
+        self.end = self.terms.start + elapsed
+        return [Tell(device, message) for device in left]

@@ -1,0 +1,1 @@
+"""How good a model is, what it forgot, and what it generates."""

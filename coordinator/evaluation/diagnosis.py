@@ -1,0 +1,185 @@
+"""What one round makes the models forget: the global model before, every device's model, and the global model after.
+
+A measurement of the emulation, made where the payloads and the partition are at hand: no device is asked for anything,
+and nothing that the run computes depends on it. ``docs/run_directory.md`` tells what a line of ``diagnosis.jsonl``
+holds, ``algorithms/measures/forgetting.py`` what its measures mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedemu.algorithms.data.corpus import Corpus
+from fedemu.algorithms.data.partition import Partition
+from fedemu.algorithms.interface import Forest, Model, Revealing, Tree
+from fedemu.algorithms.measures import forgetting as metrics
+from fedemu.algorithms.streams.plan import StreamPlan
+from fedemu.algorithms.trees import add, map_leaves, squared_norm, unflatten, without
+from fedemu.coordinator.asks.payload import Payload, as_tensor
+from fedemu.coordinator.evaluation.evaluate import Evaluation, Evaluator, answer, mean_by, read
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.ids import DeviceId
+
+Floats = NDArray[np.float64]
+
+
+class Diagnosis:
+    """What all diagnoses of an experiment go by: ``evaluator`` tests models, ``partition`` says who holds what, and
+    ``stream`` who receives what when; without it devices hold their parts from the beginning on.
+
+    Raises ConfigurationError for language data.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        corpus: Corpus,
+        partition: Partition,
+        evaluator: Evaluator,
+        stream: StreamPlan | None = None,
+    ) -> None:
+        if corpus.language:
+            raise ConfigurationError(
+                "diagnose.every tells what models forget of classes, but models of language data predict tokens; "
+                "set it to 0"
+            )
+        self.evaluator = evaluator
+        self.buffers = model.buffers
+        self.validates = len(partition.validation_indices) > 0
+        """Whether devices keep validation parts."""
+        self._model = model
+        self._corpus = corpus
+        self._partition = partition
+        self._stream = stream
+
+    def open(self, round: int, before: Tree) -> RoundDiagnosis:
+        """The diagnosis of a round that begins with the global model ``before``."""
+        return RoundDiagnosis(self, round, before)
+
+    def label_counts(self, devices: Sequence[DeviceId], round: int) -> NDArray[np.int64]:
+        """Of the devices' training samples, ``[devices, classes]``: all that arrive in the round's period."""
+        if self._stream is None:
+            held = [self._partition.device(device)[0] for device in devices]
+        else:
+            held = [self._stream.held(device, round, math.inf) for device in devices]
+        labels, classes = self._corpus.train.y, self._corpus.classes
+        return np.stack([np.bincount(labels[indices], minlength=classes) for indices in held])
+
+    def validate(self, variables: Tree, devices: Sequence[DeviceId]) -> Floats:
+        """The model's accuracy ``[devices]`` on each device's validation part; NaN where that is empty."""
+        parts = [self._partition.device(device)[1] for device in devices]
+        batches = read(self._model, self._corpus, self._corpus.train, np.concatenate(parts))
+        groups = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        return mean_by(groups, answer(self._model, variables, batches).hits, len(parts))
+
+
+@dataclass
+class _Locals:
+    """What is known of the models of ``devices``, in this order, as far as they have been examined.
+
+    Of their moves away from the global model only norms and the sum are kept, not every model's.
+    """
+
+    devices: tuple[DeviceId, ...]
+    evaluations: list[Evaluation] = field(default_factory=list)
+    validations: list[Floats] = field(default_factory=list)
+    squared_norms: list[float] = field(default_factory=list)
+    moves: Tree = field(default_factory=dict)
+
+
+class RoundDiagnosis:
+    """Examines a round's models one after another; nothing of them is kept but what they scored."""
+
+    def __init__(self, basis: Diagnosis, round: int, before: Tree) -> None:
+        self._basis = basis
+        self._round = round
+        self._before = before
+        self._locals: _Locals | None = None
+
+    def begin(self, devices: Sequence[DeviceId]) -> None:
+        """The models of these devices are examined next; those of an earlier ask of the round count no more."""
+        self._locals = _Locals(tuple(devices))
+
+    def examine(self, program: Revealing, shared: Forest, payload: Payload) -> None:
+        """The next device's model, made from what it was sent and what it replied."""
+        replied = {name: as_tensor(array, payload.leaves[name]) for name, array in payload.load().items()}
+        model = program.local_model(shared, unflatten(replied))
+        found, basis = self._locals, self._basis
+        assert found is not None
+        found.evaluations.append(basis.evaluator.evaluate(model))
+        if basis.validates:
+            found.validations.append(basis.validate(model, found.devices))
+        trained = without(self._before, basis.buffers)
+        move = map_leaves(lambda before, after: after.double() - before.double(), trained, model)
+        found.squared_norms.append(float(squared_norm(move)))
+        found.moves = add(found.moves, move) if found.moves else move
+
+    def conclude(self, after: Tree) -> dict[str, Any] | None:
+        """The round's line of ``diagnosis.jsonl``; ``after`` is the new global model. None if no model was examined."""
+        found, evaluate = self._locals, self._basis.evaluator.evaluate
+        if found is None:
+            return None
+        counts = self._basis.label_counts(found.devices, self._round)
+        of_mean_move = float(squared_norm(found.moves)) / len(found.devices) ** 2
+        return {
+            "round": self._round,
+            "devices": found.devices,
+            "label_counts": counts,
+            "samples": len(self._basis.evaluator),
+            **_tested(evaluate(self._before), found.evaluations, evaluate(after), counts),
+            "validation": self._validation(found) if self._basis.validates else None,
+            "gradient_diversity": metrics.diversity_of_norms(found.squared_norms, of_mean_move),
+            "weight_divergence": np.sqrt(found.squared_norms),
+        }
+
+    def _validation(self, found: _Locals) -> dict[str, Any]:
+        whole = self._basis.validate(self._before, found.devices)
+        forgetting = metrics.local_forgetting(whole, np.stack(found.validations))
+        return {
+            "global_accuracy": whole,
+            "local_accuracy": found.validations,
+            "forgetting": forgetting,
+            "mean_forgetting": float(metrics.mean_known(metrics.mean_local_forgetting(forgetting))),
+        }
+
+
+def _tested(
+    before: Evaluation, evaluations: Sequence[Evaluation], after: Evaluation, label_counts: NDArray[np.int64]
+) -> dict[str, Any]:
+    """What tests on the same samples say of all models, by class and where classes come as they do at the devices."""
+    here, elsewhere = metrics.in_local(label_counts), metrics.out_local(label_counts)
+    over = metrics.over_distribution
+    accuracy = np.array([evaluation.class_accuracy for evaluation in evaluations])
+    loss = np.array([evaluation.class_loss for evaluation in evaluations])
+    return {
+        "before": _figures(before),
+        "locals": {
+            "accuracy": [evaluation.accuracy for evaluation in evaluations],
+            "loss": [evaluation.loss for evaluation in evaluations],
+            "class_accuracy": accuracy,
+            "class_loss": loss,
+            "in_local": over(accuracy, here),
+            "out_local": over(accuracy, elsewhere),
+            "in_local_loss": over(loss, here),
+            "out_local_loss": over(loss, elsewhere),
+        },
+        "before_in_local": over(before.class_accuracy, here),
+        "before_out_local": over(before.class_accuracy, elsewhere),
+        "after": _figures(after),
+        "after_in_local": over(after.class_accuracy, here),
+        "after_out_local": over(after.class_accuracy, elsewhere),
+        "local_forgetting": float(np.mean(metrics.accuracy_lost(before.class_accuracy, accuracy))),
+        "aggregation_forgetting": float(np.mean(metrics.accuracy_lost(accuracy, after.class_accuracy))),
+        "round_forgetting": float(metrics.accuracy_lost(before.class_accuracy, after.class_accuracy)),
+    }
+
+
+def _figures(evaluation: Evaluation) -> dict[str, Any]:
+    """Of a global model."""
+    return {name: getattr(evaluation, name) for name in ("accuracy", "loss", "class_accuracy", "class_loss")}

@@ -1,0 +1,1 @@
+"""Who is a member, who is on-line, and who is asked."""

@@ -1,0 +1,231 @@
+"""Who is in the fleet: leases, sessions and incarnations, what every device announced, and what is remembered of it.
+
+A machine without I/O. ``now`` is a monotonic clock in real seconds; peers are opaque names of connections.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from fedemu.coordinator.fleet.leases import Lease, Leases
+from fedemu.coordinator.fleet.presence import Presence
+from fedemu.coordinator.settings import Settings
+from fedemu.protocol.errors import RefusedError
+from fedemu.protocol.ids import AskId, DeviceId, Digest
+from fedemu.protocol.liveness import Liveness
+from fedemu.protocol.messages import BlobRef, Hello
+
+
+@dataclass(slots=True)
+class Member:
+    """One device. ``incarnation`` is -1 before its first Hello; ``peer`` is None while it is not connected.
+
+    ``state`` names the version of its own state that counts, ``charged`` what it was last charged for by shared key.
+    ``away`` is the time of the experiment until which it stays away after a drop-out. ``lost`` means that it was given
+    up: it is not asked again before its next Hello, so that a machine that is gone for good delays one round, not all.
+    """
+
+    device: DeviceId
+    incarnation: int = -1
+    peer: bytes | None = None
+    presence: Presence | None = None
+    away: float = 0.0
+    lost: bool = False
+    state: AskId | None = None
+    charged: dict[str, Digest] = field(default_factory=dict)
+
+
+class Seated(NamedTuple):
+    """What came of a Hello: ``replaced`` is the peer of the life that it ended, ``anew`` is False for a second copy."""
+
+    member: Member
+    replaced: bytes | None
+    anew: bool
+
+
+class Roster:
+    """The members of one run, ``settings.devices`` at most."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        journal: Callable[[Mapping[str, Any]], None] = lambda entry: None,
+        resumed: bool = False,
+    ) -> None:
+        """``journal`` as in Leases; ``resumed`` says whether an earlier life of the coordinator knew this fleet."""
+        self.members = [Member(DeviceId(index)) for index in range(settings.devices)]
+        self.connected: dict[DeviceId, bytes] = {}
+        """The peers of the devices that have a session."""
+        self._resumed = resumed
+        self._virtual = settings.clock == "virtual"
+        self._by_peer: dict[bytes, DeviceId] = {}
+        self._liveness: Liveness[bytes] = Liveness(settings.heartbeat_seconds, settings.patience)
+        self.leases = Leases(settings.devices, settings.give_up, self.connected.__contains__, journal)
+
+    # ── sessions ──────────────────────────────────────────────────────────────
+
+    def heard(self, peer: bytes, now: float) -> bool:
+        """Anything came from the peer; False for one without a session, who has to enrol or say Hello first."""
+        if peer not in self._liveness:
+            return False
+        self._liveness.heard(peer, now)
+        return True
+
+    def enroll(self, peer: bytes, count: int, token: str | None, host: str, now: float) -> Lease | None:
+        """See ``Leases.enroll``."""
+        lease = self.leases.enroll(peer, count, token, host, now)
+        if lease is not None:
+            self._liveness.heard(peer, now)
+        return lease
+
+    def hello(self, peer: bytes, hello: Hello, now: float) -> Seated:
+        """Seat a device. Raises RefusedError: lease_unknown, or superseded where a newer incarnation is connected."""
+        if not self.leases.holds(hello.lease, hello.device):
+            raise RefusedError("lease_unknown", f"Device {hello.device} is not granted by this lease; enrol first.")
+        member = self.members[hello.device]
+        if member.peer == peer and hello.incarnation <= member.incarnation:
+            return Seated(member, None, anew=False)
+        if member.peer is not None and hello.incarnation <= member.incarnation:
+            raise RefusedError("superseded", f"Incarnation {member.incarnation} of device {hello.device} is connected.")
+        replaced = member.peer
+        if replaced is not None:
+            self._unseat(replaced)
+        if peer in self._by_peer:
+            self._unseat(peer)
+        member.incarnation, member.peer, member.lost = hello.incarnation, peer, False
+        self.connected[member.device] = peer
+        self._by_peer[peer] = member.device
+        self._liveness.heard(peer, now)
+        return Seated(member, replaced, anew=True)
+
+    def device_of(self, peer: bytes) -> DeviceId | None:
+        return self._by_peer.get(peer)
+
+    def died(self, device: int, incarnation: int, peer: bytes) -> DeviceId | None:
+        """A supervisor saw the process of a device end; returns the device if that ended its session."""
+        lease = self.leases.of_peer(peer)
+        if lease is None or not self.leases.holds(lease.token, device):
+            return None
+        member = self.members[device]
+        if member.peer is None or member.incarnation != incarnation:
+            return None
+        self._unseat(member.peer)
+        return member.device
+
+    def leave(self, peer: bytes, now: float) -> DeviceId | None:
+        """The peer said Bye or fell silent; returns the device whose session that ended."""
+        device = self._by_peer.get(peer)
+        if device is not None:
+            self._unseat(peer)
+        self.leases.leave(peer, now)
+        self._liveness.forget(peer)
+        return device
+
+    def expire(self, now: float) -> list[tuple[bytes, DeviceId | None]]:
+        """End the sessions of those who fell silent; returns the peers and their devices."""
+        return [(peer, self.leave(peer, now)) for peer in self._liveness.expired(now)]
+
+    @property
+    def peers(self) -> list[bytes]:
+        """Everyone with a session: devices, then the supervisors that are no devices."""
+        return [*self._by_peer, *(peer for peer in self.leases.peers if peer not in self._by_peer)]
+
+    def _unseat(self, peer: bytes) -> None:
+        device = self._by_peer.pop(peer)
+        self.members[device].peer = None
+        del self.connected[device]
+        if self.leases.of_peer(peer) is None:
+            self._liveness.forget(peer)
+
+    def missing(self) -> list[DeviceId]:
+        """Who has to come before the run can go on.
+
+        Under the virtual clock all have to announce their presence. Under the wall clock all have to come once; when
+        the coordinator has been away, those who are off-line by their plan need not know of it, so it is enough that
+        their supervisor is back.
+        """
+        if self._virtual:
+            return [member.device for member in self.members if member.presence is None]
+        return [
+            member.device
+            for member in self.members
+            if member.incarnation < 0 and not (self._resumed and self.leases.holder_present(member.device))
+        ]
+
+    # ── who can be asked ──────────────────────────────────────────────────────
+
+    def lacking(self, until: float) -> list[Member]:
+        """Members whose announced presence does not reach ``until``; the lost ones do not count."""
+        return [m for m in self.members if not m.lost and (m.presence is None or m.presence.until < until)]
+
+    def online(self, time: float) -> list[DeviceId]:
+        """Those on-line at ``time`` by what they announced (virtual clock), or connected (wall clock); by index."""
+        if self._virtual:
+            return [m.device for m in self.members if m.presence is not None and m.presence.online(time)]
+        return sorted(self.connected)
+
+    def eligible(self, time: float) -> list[DeviceId]:
+        """Those on-line who are neither away after a drop-out nor lost, in index order."""
+        if not self._virtual:
+            return self.online(time)
+        members = self.members
+        return [d for d in self.online(time) if members[d].away <= time and not members[d].lost]
+
+    def next_arrival(self, time: float, among: Iterable[DeviceId] | None = None) -> float | None:
+        """The first moment after which one of the devices is eligible, as far as presence is known (virtual clock)."""
+        members = self.members if among is None else [self.members[device] for device in among]
+        arrivals = (
+            member.presence.arrival(max(time, member.away))
+            for member in members
+            if member.presence is not None and not member.lost
+        )
+        return min((arrival for arrival in arrivals if arrival is not None and arrival < math.inf), default=None)
+
+    # ── what is remembered ────────────────────────────────────────────────────
+
+    def download_bytes(self, device: DeviceId, shared: Sequence[BlobRef]) -> int:
+        """What the device has to download of these blobs by what it was charged for before."""
+        charged = self.members[device].charged
+        return sum(blob.size for blob in shared if charged.get(blob.key) != blob.digest)
+
+    def charge(self, device: DeviceId, shared: Iterable[BlobRef]) -> None:
+        self.members[device].charged.update((blob.key, Digest(blob.digest)) for blob in shared)
+
+    def states(self) -> list[AskId | None]:
+        """The versions of the devices' own states, to be put back with ``restore_states``."""
+        return [member.state for member in self.members]
+
+    def restore_states(self, states: Iterable[AskId | None]) -> None:
+        for member, state in zip(self.members, states, strict=True):
+            member.state = state
+
+    def to_record(self) -> dict[str, Any]:
+        """What a round's checkpoint keeps, as JSON knows it; sessions and presence come back with the devices.
+
+        Digests are many and few are distinct, so they are listed once.
+        """
+        digests: dict[Digest, int] = {}
+        charged = [
+            {key: digests.setdefault(digest, len(digests)) for key, digest in member.charged.items()}
+            for member in self.members
+        ]
+        return {
+            "away": [member.away for member in self.members],
+            "states": [None if member.state is None else str(member.state) for member in self.members],
+            "charged": charged,
+            "digests": list(digests),
+        }
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Take what ``to_record`` gave."""
+        digests = record["digests"]
+        rows: Iterator[tuple[Member, float, str | None, dict[str, int]]] = zip(
+            self.members, record["away"], record["states"], record["charged"], strict=True
+        )
+        for member, away, state, charged in rows:
+            member.away = away
+            member.state = None if state is None else AskId.parse(state)
+            member.charged = {key: digests[place] for key, place in charged.items()}

@@ -1,0 +1,238 @@
+"""From a script's Ask to its Reply: who is asked, what they get, and what their replies fold into."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedemu.algorithms.interface import Algorithm, Ask, Context, LocalProgram, Query, Reply, Revealing
+from fedemu.coordinator.asks.ask import AskMachine, Terms
+from fedemu.coordinator.asks.exchange import Exchange, Order
+from fedemu.coordinator.asks.payload import PayloadTemplate
+from fedemu.coordinator.asks.reduce import reduce_replies
+from fedemu.coordinator.asks.virtual import VirtualAsk
+from fedemu.coordinator.asks.wall import WallAsk
+from fedemu.coordinator.evaluation.diagnosis import RoundDiagnosis
+from fedemu.coordinator.fleet.presence import FARTHEST, horizon
+from fedemu.coordinator.fleet.sampling import draw_cohort
+from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.rounds.tally import Tally
+from fedemu.coordinator.service.service import Service
+from fedemu.coordinator.service.shelf import pack_tree
+from fedemu.coordinator.settings import Settings, ceil_share
+from fedemu.protocol.errors import ConfigurationError, QuorumError
+from fedemu.protocol.ids import AskId, DeviceId
+
+T = TypeVar("T")
+
+
+class Short(Exception):
+    """Too few replies. ``diverged`` says that there would have been enough if all had been finite and within the norm.
+
+    ``failure`` is what a device said that failed without a plan, if one did.
+    """
+
+    def __init__(self, accepted: int, needed: int, diverged: bool, failure: str | None = None) -> None:
+        super().__init__(f"{accepted} of at least {needed} replies")
+        self.accepted = accepted
+        self.needed = needed
+        self.diverged = diverged
+        self.failure = failure
+
+
+class Asking:
+    """Exchanges asks with the fleet, one at a time."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        service: Service,
+        algorithm: Algorithm[Any],
+        classes: int,
+        numerics: Executor,
+        spill: Path,
+        observers: Observers,
+    ) -> None:
+        self._settings = settings
+        self._service = service
+        self._algorithm = algorithm
+        self._classes = classes
+        self._numerics = numerics
+        self._spill = spill
+        self._observers = observers
+
+    async def exchange(self, ask_id: AskId, ask: Ask, context: Context, tally: Tally) -> Reply:
+        """Raises Short if too few replied."""
+        settings, timeline = self._settings, self._service.timeline
+        with self._waiting(tally):
+            cohort, wanted = await self._cohort(ask_id, ask, tally)
+        if tally.announced != ask_id.attempt:
+            tally.announced = ask_id.attempt
+            self._observers.round_started(ask_id.round, ask_id.attempt, timeline.time, len(cohort))
+        order = await self._compute(self._prepare, ask_id, ask, context, cohort)
+        terms = Terms(
+            ask=ask_id,
+            cohort=cohort,
+            wanted=wanted,
+            start=order.start,
+            deadline=settings.deadline,
+            give_up=settings.give_up,
+            answer_timeout=settings.answer_timeout,
+            resend=settings.heartbeat_seconds,
+            optional=ask.optional,
+        )
+        kind: type[AskMachine] = VirtualAsk if settings.clock == "virtual" else WallAsk
+        machine = kind(terms, self._service.roster.connected)
+        exchange = Exchange(order, machine, self._service.roster, self._service.tell, self._observers)
+        try:
+            with self._waiting(tally):
+                await self._service.perform(exchange)
+            self._conclude(exchange, tally)
+            needed = 0 if ask.optional else max(1, ceil_share(settings.quorum, wanted))
+            accepted = len(machine.accepted)
+            if accepted < needed:
+                said = next((text for text, _ in exchange.failures.most_common(1)), None)
+                raise Short(accepted, needed, diverged=accepted + exchange.exploded >= needed, failure=said)
+            if tally.diagnosis is not None:
+                await self._diagnose(exchange, ask, tally.diagnosis)
+            return await self._compute(_fold, exchange, ask)
+        finally:
+            exchange.discard()
+
+    @contextmanager
+    def _waiting(self, tally: Tally) -> Iterator[None]:
+        """The devices are what takes time."""
+        began = self._service.timeline.spent
+        try:
+            yield
+        finally:
+            tally.waited += self._service.timeline.spent - began
+
+    async def _cohort(self, ask_id: AskId, ask: Ask, tally: Tally) -> tuple[tuple[DeviceId, ...], int]:
+        """The devices to ask and how many replies are wanted; waits, or moves the clock, until there is someone."""
+        among = None if isinstance(ask.cohort, str) else tuple(dict.fromkeys(ask.cohort))
+        virtual = self._settings.clock == "virtual"
+        eligible = await (self._arrive(among, tally) if virtual else self._connect(among))
+        if tally.online is None:
+            tally.online = len(self._service.roster.online(self._service.timeline.time))
+        if among is not None:
+            there = set(eligible)
+            cohort = tuple(device for device in among if device in there)
+        elif ask.cohort == "online":
+            cohort = tuple(eligible)
+        else:
+            cohort = draw_cohort(eligible, self._settings.selected, seed=self._settings.seed, ask=ask_id)
+            return cohort, self._settings.per_round
+        return cohort, max(1, len(cohort))
+
+    async def _arrive(self, among: Sequence[DeviceId] | None, tally: Tally) -> list[DeviceId]:
+        """Who is eligible now, or, if there is nobody, at the next arrival, to which the clock jumps."""
+        service, timeline = self._service, self._service.timeline
+        wanted = None if among is None else set(among)
+        while True:
+            tally.perturbed |= not await service.extend(horizon(timeline.time + self._settings.deadline))
+            eligible = [d for d in service.roster.eligible(timeline.time) if wanted is None or d in wanted]
+            if eligible:
+                return eligible
+            arrival = service.roster.next_arrival(timeline.time, among)
+            if arrival is not None and arrival <= service.reception.horizon:
+                timeline.advance(arrival)
+            elif service.reception.horizon < FARTHEST:
+                tally.perturbed |= not await service.extend(2 * service.reception.horizon)
+            else:
+                raise QuorumError(
+                    "No device is on-line or will be, by what the devices announced; make availability last longer, "
+                    "or let the trace wrap."
+                )
+
+    async def _connect(self, among: Sequence[DeviceId] | None) -> list[DeviceId]:
+        """Who is connected, after waiting for someone for ``deadline`` at most."""
+        roster = self._service.roster
+        wanted = None if among is None else set(among)
+
+        def there() -> list[DeviceId]:
+            return [device for device in roster.eligible(0.0) if wanted is None or device in wanted]
+
+        await self._service.until(lambda: bool(there()), self._settings.deadline)
+        return there()
+
+    def _prepare(self, ask_id: AskId, ask: Ask, context: Context, cohort: Sequence[DeviceId]) -> Order:
+        """The tensor work of an ask, done apart from the event loop."""
+        try:
+            program = self._algorithm.programs[ask.program]
+        except KeyError:
+            known = ", ".join(sorted(self._algorithm.programs))
+            raise ConfigurationError(f"The algorithm asks for the program {ask.program!r}; it has {known}.") from None
+        template = PayloadTemplate.of(program.payload(ask.shared))
+        if template.bytes > self._settings.payload_bytes:
+            raise ConfigurationError(
+                f"A reply to {ask.program!r} has {template.bytes} bytes, more than limits.max_payload_bytes = "
+                f"{self._settings.payload_bytes}; raise the limit."
+            )
+        each = ask.each or {}
+        return Order(
+            ask=ask_id,
+            program=ask.program,
+            task=context.task,
+            start=self._service.timeline.time,
+            deadline=self._settings.deadline,
+            durable_round=self._service.reception.durable_round,
+            shared=self._service.shelf.publish(ask.shared),
+            parts={device: pack_tree(each[device]) for device in cohort if device in each},
+            passes=program.passes,
+            template=template,
+            keeps_state=self._settings.replay or _keeps_own_state(program, ask),
+            label_counts=self._classes if program.declares_label_counts else None,
+            max_norm=self._settings.max_norm,
+            spill=self._spill,
+        )
+
+    def _conclude(self, exchange: Exchange, tally: Tally) -> None:
+        """The ask is closed: the roster, the clock and the tally learn of it."""
+        machine = exchange.machine
+        assert machine.end is not None
+        exchange.commit()
+        self._service.timeline.advance(machine.end)
+        tally.outcomes.update(machine.verdicts.values())
+        tally.bytes_down += exchange.bytes_down
+        tally.bytes_up += exchange.bytes_up
+        tally.perturbed |= machine.perturbed
+        for device in sorted(machine.given_up):
+            self._observers.event("given_up", device=device, ask=exchange.text)
+        for device, verdict in machine.verdicts.items():
+            self._observers.device_result(verdict)
+            if verdict == "dropped":
+                cause, back = machine.causes.get(device), machine.away.get(device)
+                self._observers.event("dropout", device=device, ask=exchange.text, cause=cause, back=back)
+        for contribution in exchange.contributions:
+            tally.count(contribution)
+
+    async def _diagnose(self, exchange: Exchange, ask: Ask, diagnosis: RoundDiagnosis) -> None:
+        """Examine the accepted devices' models, each in a turn of its own, so that a signal is not kept waiting."""
+        program = self._algorithm.programs[ask.program]
+        if isinstance(program, Revealing):
+            contributions = exchange.contributions
+            diagnosis.begin([contribution.reply.device for contribution in contributions])
+            for contribution in contributions:
+                await self._compute(diagnosis.examine, program, ask.shared, contribution.payload)
+
+    async def _compute(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._numerics, work, *arguments)
+
+
+def _keeps_own_state(program: LocalProgram | Query, ask: Ask) -> bool:
+    return hasattr(program, "initial_own") and bool(program.initial_own(ask.shared))
+
+
+def _fold(exchange: Exchange, ask: Ask) -> Reply:
+    contributions = exchange.contributions
+    if not contributions:  # of an ask that is optional
+        return Reply({}, ())
+    replies = tuple(contribution.reply for contribution in contributions)
+    payloads = [contribution.payload for contribution in contributions]
+    values: Mapping[str, Any] = reduce_replies(ask.reduce, payloads, [reply.examples for reply in replies])
+    return Reply(values, replies)

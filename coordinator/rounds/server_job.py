@@ -1,0 +1,198 @@
+"""Running a ServerJob in a process of its own, off the event loop, so that it can be killed and resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fedemu.algorithms.interface import ServerJob, Tree
+from fedemu.coordinator.record import checkpoint
+from fedemu.coordinator.rounds.server_job_worker import Place, work
+from fedemu.protocol.errors import FedemuError
+
+Progress = Callable[[int, int], None]
+"""(steps done, steps at most), called on the event loop; the last call tells the steps that the job took."""
+
+_TRIES = 2
+_LOOK_MILLISECONDS = 500
+"""How often a silent child is looked at. Its end is normally seen at once, by the end of its pipe."""
+
+
+async def run_server_job(
+    job: ServerJob,
+    directory: Path,
+    round: int,
+    ordinal: int,
+    progress: Progress,
+    *,
+    attempt: int = 0,
+    threads: int = 1,
+    died: Callable[[str], None] = lambda cause: None,
+) -> Tree:
+    """The job's last carry, from the start or from where an earlier process left it in ``directory``.
+
+    A finished job is not run again. A process that dies is replaced once; FedemuError if the second dies too or if the
+    job raises. ``died`` is told the cause of each death. Cancelling kills the process and keeps its checkpoint.
+    ``threads`` are torch's in that process.
+
+    The process is forked, because a job is made of closures that no other start method can carry over. What makes that
+    safe beside the threads of ZeroMQ and OpenMP: the child is born of a thread that has never computed, so OpenMP finds
+    no worker pool to wait for; the event loop stands still meanwhile, so it holds no lock; the child touches no
+    inherited socket, and leaves by ``_exit``, so no inherited object is torn down. The child can use CUDA only where
+    the coordinator has not.
+    """
+    place = Place(directory, round, attempt, ordinal)
+    loop = asyncio.get_running_loop()
+
+    def stepped(step: int) -> None:
+        loop.call_soon_threadsafe(progress, step, job.steps)
+
+    def finished() -> Tree | None:
+        done = checkpoint.load_job(directory, round, ordinal, attempt=attempt)
+        if done is None or not done.finished:
+            return None
+        progress(done.step, job.steps)
+        return done.carry
+
+    if (carry := finished()) is not None:
+        return carry
+    cause = ""
+    for _ in range(_TRIES):
+        ended = await _Child(job, place, threads, stepped).run(loop)
+        if ended.error is not None:
+            raise FedemuError(f"The server job {job.name!r} failed: {ended.error}")
+        if (carry := finished()) is not None:
+            return carry
+        cause = _death(ended.status)
+        died(cause)
+    raise FedemuError(
+        f"The server job {job.name!r} of round {round} died {_TRIES} times, lastly by {cause}; "
+        "its checkpoint is kept, so --resume goes on from there."
+    )
+
+
+class _End(NamedTuple):
+    status: int
+    error: str | None
+
+
+class _Child:
+    """A forked process and the thread that is its parent: on Linux the child dies with that thread, and so with us."""
+
+    def __init__(self, job: ServerJob, place: Place, threads: int, stepped: Callable[[int], None]) -> None:
+        self._job = job
+        self._place = place
+        self._threads = threads
+        self._stepped = stepped
+        self._pid: int | None = None
+        self._status = 0
+        self._reaping = threading.Lock()
+
+    async def run(self, loop: asyncio.AbstractEventLoop) -> _End:
+        """Live the child's life; on cancellation end it first."""
+        result: asyncio.Future[_End] = loop.create_future()
+        forked = threading.Event()
+
+        def live() -> None:
+            end: _End | BaseException
+            try:
+                end = self._live(forked)
+            except BaseException as error:
+                end = error
+            forked.set()
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(_settle, result, end)
+
+        thread = threading.Thread(target=live, name=f"server-job-{self._job.name}", daemon=True)
+        thread.start()
+        forked.wait()  # milliseconds, and on purpose not awaited
+        try:
+            return await asyncio.shield(result)
+        finally:
+            self._kill()
+            thread.join()
+
+    def _live(self, forked: threading.Event) -> _End:
+        reading, writing = os.pipe()
+        try:
+            try:
+                self._pid = self._fork(writing)
+            finally:
+                os.close(writing)
+            forked.set()
+            error = None
+            for line in self._lines(reading):
+                with contextlib.suppress(ValueError):  # cut short by a kill
+                    message = json.loads(line)
+                    error = message.get("error", error)
+                    if "step" in message:
+                        self._stepped(message["step"])
+            while not self._reap():
+                time.sleep(0.001)  # its pipe is closed, so it is about to end
+            return _End(self._status, error)
+        finally:
+            os.close(reading)
+
+    def _lines(self, reading: int) -> Iterator[bytes]:
+        """What the child says, until it has ended."""
+        poll = select.poll()
+        poll.register(reading, select.POLLIN)
+        rest = b""
+        while True:
+            if poll.poll(_LOOK_MILLISECONDS):
+                chunk = os.read(reading, 1 << 16)
+                if not chunk:
+                    return
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from lines
+            elif self._reap():  # a process that the job started holds the pipe open
+                return
+
+    def _reap(self) -> bool:
+        """Whether the child has ended. From then on its process id may be another's."""
+        with self._reaping:
+            if self._pid is not None:
+                pid, status = os.waitpid(self._pid, os.WNOHANG)
+                if pid:
+                    self._pid, self._status = None, status
+            return self._pid is None
+
+    def _kill(self) -> None:
+        with self._reaping:
+            if self._pid is not None:
+                os.kill(self._pid, signal.SIGKILL)
+
+    def _fork(self, writing: int) -> int:
+        parent = os.getpid()
+        with warnings.catch_warnings():
+            # From Python 3.12 on a fork beside threads warns; run_server_job tells why it is safe here.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            work(self._job, self._place, self._threads, writing, parent)
+        return pid
+
+
+def _settle(result: asyncio.Future[_End], end: _End | BaseException) -> None:
+    if result.done():
+        return
+    if isinstance(end, BaseException):
+        result.set_exception(end)
+    else:
+        result.set_result(end)
+
+
+def _death(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"signal {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"exit code {os.waitstatus_to_exitcode(status)}"

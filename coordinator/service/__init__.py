@@ -1,0 +1,1 @@
+"""The shell around the machines: what each peer is answered."""

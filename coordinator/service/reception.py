@@ -1,0 +1,189 @@
+"""What the coordinator answers to every message: the machines are asked, and nothing that a peer sends can end a run.
+
+A fault of this side (a full disk) is kept in ``broken`` instead. No sockets here: ``send`` is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, assert_never
+
+from fedemu.coordinator.asks.exchange import Exchange
+from fedemu.coordinator.fleet.presence import Presence, horizon
+from fedemu.coordinator.fleet.roster import Roster
+from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.service.refusals import Refusals
+from fedemu.coordinator.service.shelf import Shelf
+from fedemu.coordinator.service.verdicts import Verdicts
+from fedemu.coordinator.settings import Settings
+from fedemu.coordinator.timeline import Timeline
+from fedemu.protocol import messages as wire
+from fedemu.protocol.codec import Buffer, Envelope
+from fedemu.protocol.errors import BlobError, ProtocolError, RefusedError
+from fedemu.protocol.ids import DeviceId
+from fedemu.protocol.messages import Message
+
+AboutAsk = wire.Scheduled | wire.Result | wire.Failed | wire.Declined
+
+_BEAT = wire.Beat()
+
+
+class Reception:
+    """Answers peers by the roster and by the open ask, of which there is at most one.
+
+    ``changed`` is set when something happened that somebody may wait for; ``stopping`` is what every peer is told once
+    the run is over.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        roster: Roster,
+        shelf: Shelf,
+        timeline: Timeline,
+        observers: Observers,
+        granted: Callable[..., wire.Granted],
+        send: Callable[[bytes, Message, Sequence[Buffer]], object],
+    ) -> None:
+        self.roster = roster
+        self.shelf = shelf
+        self.timeline = timeline
+        self.verdicts = Verdicts()
+        self.refusals = Refusals()
+        self.horizon = horizon(timeline.time + settings.deadline)
+        """Up to when devices are asked to announce their presence."""
+        self.durable_round = 0
+        self.exchange: Exchange | None = None
+        self.stopping: wire.Stop | None = None
+        self.changed = asyncio.Event()
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._settings = settings
+        self._observers = observers
+        self._granted = granted
+        self._send = send
+
+    def received(self, peer: bytes, envelope: Envelope) -> None:
+        """A message that could be decoded."""
+        now = self.timeline.now()
+        try:
+            self._dispatch(peer, envelope.message, envelope.frames, now)
+        except BlobError as error:
+            self._refuse(peer, "unknown_blob", str(error), now)
+        except RefusedError as error:
+            self._refuse(peer, error.reason, str(error), now)
+        except ProtocolError as error:
+            self._refuse(peer, "malformed", str(error), now, counted_as=error.reason)
+        except Exception as error:
+            if not self.broken.done():
+                self.broken.set_exception(error)
+
+    def rejected(self, peer: bytes, error: ProtocolError) -> None:
+        """A message that could not."""
+        now = self.timeline.now()
+        self.roster.heard(peer, now)
+        reason = "version" if error.reason == "version" else "malformed"
+        self._refuse(peer, reason, str(error), now, counted_as=error.reason)
+
+    def expire(self, now: float) -> None:
+        """End the sessions of those who fell silent."""
+        for peer, device in self.roster.expire(now):
+            self._gone(peer, device, "silence", now)
+
+    def _dispatch(self, peer: bytes, message: wire.Up, frames: Sequence[memoryview], now: float) -> None:
+        known = self.roster.heard(peer, now)
+        if self.stopping is not None and not isinstance(message, wire.Bye):
+            self._send(peer, self.stopping, ())
+            return
+        match message:
+            case wire.Enroll():
+                self._enroll(peer, message, now)
+            case wire.Hello():
+                self._hello(peer, message, now)
+            case _ if not known:
+                raise RefusedError("unknown_peer", "This connection is not known; enrol, or say Hello, first.")
+            case wire.Heartbeat():
+                self._send(peer, _BEAT, ())
+            case wire.Scheduled() | wire.Result() | wire.Failed() | wire.Declined():
+                self._about_ask(peer, message, frames, now)
+            case wire.Need():
+                blob, data = self.shelf.answer(message)
+                self._send(peer, blob, (data,))
+            case wire.Presence():
+                self._presence(peer, message)
+            case wire.Bye():
+                self._gone(peer, self.roster.leave(peer, now), "leave", now, reason=message.reason)
+            case wire.Died():
+                device = self.roster.died(message.device, message.incarnation, peer)
+                if device is not None:
+                    self._gone(peer, device, "death", now, incarnation=message.incarnation)
+            case _:
+                assert_never(message)
+
+    def _enroll(self, peer: bytes, message: wire.Enroll, now: float) -> None:
+        before = self.roster.leases.of_peer(peer)
+        lease = self.roster.enroll(peer, message.count, message.lease, message.host, now)
+        if lease is None:
+            return
+        self._send(peer, self._granted(lease=lease.token, ranges=lease.ranges), ())
+        if lease is not before:
+            self._observers.event("enroll", host=lease.host, devices=len(lease.indices))
+            self.changed.set()
+
+    def _hello(self, peer: bytes, message: wire.Hello, now: float) -> None:
+        seated = self.roster.hello(peer, message, now)
+        device, settings = seated.member.device, self._settings
+        if seated.replaced is not None and seated.replaced != peer:
+            detail = f"Incarnation {message.incarnation} has taken the place of device {device}."
+            self._send(seated.replaced, wire.Refused(reason="superseded", detail=detail), ())
+        welcome = wire.Welcome(
+            device=device,
+            clock=settings.clock,
+            horizon=self.horizon,
+            heartbeat_seconds=settings.heartbeat_seconds,
+            patience=settings.patience,
+            durable_round=self.durable_round,
+            elapsed=self.timeline.time,
+        )
+        self._send(peer, welcome, ())
+        if not seated.anew:
+            return
+        self._observers.event("join", device=device, incarnation=message.incarnation)
+        if self.exchange is not None:
+            if seated.replaced is not None:
+                self.exchange.left(device, now)
+            self.exchange.joined(device, now)
+        self.changed.set()
+
+    def _presence(self, peer: bytes, message: wire.Presence) -> None:
+        member = self.roster.members[self._device(peer)]
+        presence = Presence(message.until, message.intervals)
+        if member.presence is None or presence.until >= member.presence.until:
+            member.presence = presence
+            self.changed.set()
+
+    def _about_ask(self, peer: bytes, message: AboutAsk, frames: Sequence[memoryview], now: float) -> None:
+        device, exchange = self._device(peer), self.exchange
+        if exchange is not None and message.ask == exchange.text:
+            exchange.receive(device, message, frames, now)
+        elif isinstance(message, wire.Result):
+            self._send(peer, self.verdicts.answer(message.ask, device), ())
+
+    def _gone(self, peer: bytes, device: DeviceId | None, event: str, now: float, **fields: Any) -> None:
+        self.refusals.forget(peer)
+        self._observers.event(event, device=device, **fields)
+        if device is not None and self.exchange is not None:
+            self.exchange.left(device, now)
+        self.changed.set()
+
+    def _device(self, peer: bytes) -> DeviceId:
+        device = self.roster.device_of(peer)
+        if device is None:
+            raise RefusedError("unknown_peer", "No device has said Hello on this connection.")
+        return device
+
+    def _refuse(self, peer: bytes, reason: str, detail: str, now: float, counted_as: str | None = None) -> None:
+        self._observers.rejected(counted_as or reason)
+        if self.refusals.allow(peer, reason, now):
+            self._observers.event("refusal", reason=counted_as or reason)
+            self._send(peer, wire.Refused(reason=reason, detail=detail[:2048]), ())

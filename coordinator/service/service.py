@@ -1,0 +1,178 @@
+"""The coordinator's shell: a router, a timer, and the waits of those who drive the rounds. It decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from fedemu.coordinator.asks.exchange import Exchange
+from fedemu.coordinator.fleet.roster import Roster
+from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.service.reception import Reception
+from fedemu.coordinator.service.shelf import Shelf
+from fedemu.coordinator.settings import Settings
+from fedemu.coordinator.timeline import Timeline
+from fedemu.protocol import messages as wire
+from fedemu.protocol.codec import Buffer, Decoder, Limits
+from fedemu.protocol.ids import DeviceId
+from fedemu.protocol.messages import Message
+from fedemu.protocol.transport.interface import Network, Router
+
+TICK_SECONDS = 0.25
+DRAIN_SECONDS = 0.5
+"""How long peers may take to say Bye after Stop."""
+
+
+class Service:
+    """One address and the fleet behind it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        roster: Roster,
+        shelf: Shelf,
+        timeline: Timeline,
+        observers: Observers,
+        granted: Callable[..., wire.Granted],
+    ) -> None:
+        self.roster = roster
+        self.shelf = shelf
+        self.timeline = timeline
+        self.reception = Reception(settings, roster, shelf, timeline, observers, granted, self._send)
+        self._settings = settings
+        self._observers = observers
+        self._router: Router | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._ticked = 0.0
+        self._stalled = -math.inf
+
+    def open(self, network: Network, address: str) -> Router:
+        """Raises ConfigurationError for an address that cannot be used."""
+        limit = self._settings.payload_bytes
+        decoder = Decoder(wire.Up, Limits(frame_bytes=limit, message_bytes=limit))
+        self._router = network.bind(address, decoder, self.reception.received, self.reception.rejected)
+        self._ticked = self.timeline.now()
+        self._tick()
+        return self._router
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._router is not None:
+            self._router.close()
+
+    async def stop(self, reason: str) -> None:
+        """Tell everyone that the run is over, and wait a little until they have gone."""
+        self.reception.stopping = stop = wire.Stop(reason=reason)
+        for peer in [*self.roster.peers, *self.reception.refusals.idle]:
+            self._send(peer, stop)
+        await self.until(lambda: not self.roster.peers, DRAIN_SECONDS)
+
+    async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait for what messages bring about, ``seconds`` real ones at most; says whether it came about."""
+        end = self.timeline.now() + seconds
+        changed = self.reception.changed
+        while not condition():
+            left = end - self.timeline.now()
+            if left <= 0:
+                return False
+            changed.clear()
+            try:
+                await asyncio.wait_for(changed.wait(), min(left, 1.0))
+            except TimeoutError:
+                continue
+        return True
+
+    async def gather(self) -> bool:
+        """Wait for the whole fleet, ``start_timeout`` at most; says whether it came."""
+        return await self._announced(self.roster.missing, self._settings.start_timeout)
+
+    async def extend(self, until: float) -> bool:
+        """Have every device announce its presence up to ``until``, unless it did before; wait ``give_up`` at most.
+
+        A device that cannot look so far ahead stays as it was announced. One that does not answer is lost, and the
+        result is False.
+        """
+        if until <= self.reception.horizon:
+            return True
+        self.reception.horizon = until
+        members = self.roster.members
+        before = {member.device: member.presence for member in self.roster.lacking(until)}
+
+        def silent() -> list[DeviceId]:
+            return [device for device, presence in before.items() if members[device].presence is presence]
+
+        if await self._announced(silent, self._settings.give_up):
+            return True
+        for device in silent():
+            members[device].lost = True
+            self._observers.event("given_up", device=device)
+        return False
+
+    async def perform(self, exchange: Exchange) -> None:
+        """Carry an exchange to its end; its machine bounds the wait."""
+        order = exchange.order
+        if order.shared:
+            offer = wire.Offer(blobs=order.shared, round=order.ask.round)
+            for peer in self.roster.leases.peers_of(exchange.machine.terms.cohort):
+                self._send(peer, offer)
+        self.reception.exchange = exchange
+        try:
+            exchange.start(self.timeline.now())
+            await exchange.closed
+        finally:
+            self.reception.exchange = None
+            self.reception.verdicts.remember(order.ask, exchange.machine.verdicts)
+
+    def tell(self, device: DeviceId, message: Message, frames: Sequence[Buffer] = ()) -> None:
+        """Send to a device if it is connected; what does not arrive is sent again when it comes back."""
+        peer = self.roster.connected.get(device)
+        if peer is not None:
+            self._send(peer, message, frames)
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received over the wire so far."""
+        return (0, 0) if self._router is None else (self._router.bytes_sent, self._router.bytes_received)
+
+    def counts(self) -> Mapping[str, int]:
+        """Devices by state."""
+        exchange = self.reception.exchange
+        busy = 0 if exchange is None else len(exchange.machine.terms.cohort) - len(exchange.machine.verdicts)
+        return {
+            "enrolled": self.roster.leases.granted,
+            "connected": len(self.roster.connected),
+            "online": len(self.roster.online(self.timeline.time)),
+            "busy": busy,
+        }
+
+    async def _announced(self, silent: Callable[[], list[DeviceId]], seconds: float) -> bool:
+        """Ask those who are silent for their presence, again and again, until nobody is."""
+        end = self.timeline.now() + seconds
+        while left := silent():
+            extend = wire.Extend(until=self.reception.horizon)
+            for device in left:
+                self.tell(device, extend)
+            pause = min(self._settings.heartbeat_seconds, end - self.timeline.now())
+            if pause <= 0:
+                return False
+            await self.until(lambda: not silent(), pause)
+        return True
+
+    def _send(self, peer: bytes, message: Message, frames: Sequence[Buffer] = ()) -> None:
+        if self._router is not None:
+            self._router.send(peer, message, frames)
+
+    def _tick(self) -> None:
+        now = self.timeline.now()
+        # After a long stall of this process everyone seems silent; what they said meanwhile has to be read first.
+        if now - self._ticked > TICK_SECONDS + self._settings.heartbeat_seconds:
+            self._stalled = now
+        if now - self._stalled >= self._settings.heartbeat_seconds:
+            self.reception.expire(now)
+        if self.reception.exchange is not None:
+            self.reception.exchange.tick(now)
+        if int(now) != int(self._ticked):
+            self._observers.fleet(self.counts())
+        self._ticked = now
+        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)

@@ -1,0 +1,345 @@
+"""The fate of an ask under the virtual clock: exact tables, then invariants under any order of events."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedemu.coordinator.asks.ask import Action, Give, Tell, Terms
+from fedemu.coordinator.asks.virtual import LIVES, VirtualAsk
+from fedemu.protocol.ids import AskId, DeviceId
+from fedemu.protocol.messages import Accepted, Cancel, Invalid, Late, Proceed, Scheduled
+
+ASK = AskId(3, 0, 0)
+BAD = "bad"
+FAIL = "fail"
+
+
+def terms(count: int, wanted: int, deadline: float = 100.0, **more: Any) -> Terms:
+    return Terms(ASK, tuple(DeviceId(i) for i in range(count)), wanted, start=1000.0, deadline=deadline, **more)
+
+
+def finish(at: float) -> Scheduled:
+    return Scheduled(ask=str(ASK), event="finish", at=1000.0 + at)
+
+
+def drop(at: float, back: float | None = None) -> Scheduled:
+    return Scheduled(
+        ask=str(ASK), event="drop", at=1000.0 + at, cause="offline", back=None if back is None else 1000.0 + back
+    )
+
+
+def opened(schedules: list[Scheduled | None], wanted: int, **more: Any) -> VirtualAsk:
+    """An ask whose devices are all connected and have answered; None declines."""
+    machine = VirtualAsk(terms(len(schedules), wanted, **more), map(DeviceId, range(len(schedules))))
+    machine.open(0.0)
+    for index, schedule in enumerate(schedules):
+        if schedule is None:
+            machine.failed(DeviceId(index), 0.0)
+        else:
+            machine.scheduled(DeviceId(index), schedule, 0.0)
+    return machine
+
+
+def play(machine: VirtualAsk, bad: frozenset[int] = frozenset(), failing: frozenset[int] = frozenset()) -> VirtualAsk:
+    """Everyone who may proceed answers, in index order, until the ask is closed."""
+    while machine.end is None:
+        device = next(device for device in machine.terms.cohort if machine.expects(device))
+        if device in bad:
+            machine.rejected(device, "norm", "", 0.0)
+        elif device in failing:
+            machine.failed(device, 0.0)
+        else:
+            machine.result(device, 0.0)
+    machine.check()
+    return machine
+
+
+def table(machine: VirtualAsk) -> str:
+    """One letter per device in index order."""
+    return "".join(machine.verdicts[device][0] for device in machine.terms.cohort)
+
+
+def told(actions: list[Action]) -> dict[int, str]:
+    return {action.device: action.message.type for action in actions if isinstance(action, Tell)}
+
+
+@pytest.mark.parametrize(
+    ("schedules", "wanted", "letters", "end"),
+    [
+        ([finish(30), finish(10), finish(20)], 2, "caa", 20.0),
+        ([finish(10), finish(10), finish(10)], 2, "aac", 10.0),
+        ([finish(10), finish(101), finish(99.5)], 2, "aca", 99.5),
+        ([finish(10), finish(101), finish(102)], 2, "all", 100.0),
+        ([finish(100), finish(100.001)], 2, "al", 100.0),
+        ([finish(10), drop(5), finish(20)], 2, "ada", 20.0),
+        ([finish(10), drop(20), drop(20.5)], 1, "acc", 10.0),
+        ([finish(10), finish(20), drop(20), drop(20.5)], 2, "aadc", 20.0),
+        ([finish(10), drop(50), drop(101)], 2, "adl", 100.0),
+        ([drop(5), drop(6)], 2, "dd", 100.0),
+        ([None, finish(10), finish(20)], 2, "faa", 20.0),
+        ([None, None], 1, "ff", 100.0),
+        ([finish(math.inf), finish(3)], 2, "la", 100.0),
+    ],
+)
+def test_schedules_decide_the_outcomes(
+    schedules: list[Scheduled | None], wanted: int, letters: str, end: float
+) -> None:
+    machine = play(opened(schedules, wanted))
+    assert (table(machine), machine.end) == (letters, 1000.0 + end)
+
+
+def test_the_next_candidate_stands_in_for_a_rejected_or_failed_one_and_the_ask_lasts_longer() -> None:
+    machine = play(opened([finish(10), finish(20), finish(30), finish(40)], 2), bad=frozenset({0}))
+    assert (table(machine), machine.end) == ("raac", 1030.0)
+    machine = play(opened([finish(10), finish(20), finish(30), drop(35)], 2), frozenset({0}), frozenset({1}))
+    assert (table(machine), machine.end) == ("rfad", 1100.0)
+
+
+def test_a_schedule_before_the_start_fails_the_device() -> None:
+    assert table(play(opened([finish(-1), finish(3)], 1))) == "fa"
+
+
+def test_nobody_proceeds_before_all_are_scheduled() -> None:
+    machine = VirtualAsk(terms(3, 2), map(DeviceId, range(3)))
+    assert machine.open(0.0) == [Give(DeviceId(0)), Give(DeviceId(1)), Give(DeviceId(2))]
+    assert machine.scheduled(DeviceId(0), finish(10), 0.0) == []
+    assert machine.scheduled(DeviceId(1), drop(5), 0.0) == []
+    assert not machine.expects(DeviceId(0))
+    assert told(machine.scheduled(DeviceId(2), finish(20), 0.0)) == {0: "proceed", 2: "proceed", 1: "proceed"}
+
+
+def test_outcomes_are_told_as_soon_as_they_are_certain() -> None:
+    machine = opened([finish(10), finish(20), finish(30), drop(25), drop(5)], 2)
+    assert machine.verdicts == {4: "dropped"}
+    assert told(machine.result(DeviceId(1), 0.0)) == {1: "accepted"}
+    assert told(machine.rejected(DeviceId(0), "norm", "too long", 0.0)) == {0: "invalid", 2: "proceed", 3: "proceed"}
+    assert machine.end is None
+    assert machine.result(DeviceId(2), 0.0) == [Tell(DeviceId(2), Accepted(ask=str(ASK)))]
+    assert (machine.end, machine.accepted) == (1030.0, (1, 2))
+
+
+def test_too_few_candidates_are_told_late_while_the_others_train() -> None:
+    machine = VirtualAsk(terms(3, 2), map(DeviceId, range(3)))
+    machine.open(0.0)
+    machine.scheduled(DeviceId(0), finish(10), 0.0)
+    machine.scheduled(DeviceId(1), finish(150), 0.0)
+    actions = machine.scheduled(DeviceId(2), drop(50, back=500), 0.0)
+    assert actions == [
+        Tell(DeviceId(0), Proceed(ask=str(ASK))),
+        Tell(DeviceId(2), Proceed(ask=str(ASK))),
+        Tell(DeviceId(1), Late(ask=str(ASK))),
+    ]
+    assert machine.away == {2: 1500.0}
+
+
+def test_those_after_the_last_accepted_are_cancelled() -> None:
+    machine = opened([finish(10), finish(20)], 1)
+    actions = machine.result(DeviceId(0), 0.0)
+    assert actions == [Tell(DeviceId(0), Accepted(ask=str(ASK))), Tell(DeviceId(1), Cancel(ask=str(ASK)))]
+
+
+def test_a_failure_before_its_turn_counts_only_when_its_turn_comes() -> None:
+    machine = opened([finish(10), finish(20), finish(30)], 1)
+    machine.failed(DeviceId(1), 0.0)
+    machine.rejected(DeviceId(0), "nonfinite", "", 0.0)
+    assert machine.expects(DeviceId(2))
+    assert table(play(machine)) == "rfa"
+    machine = opened([finish(10), finish(20)], 1)
+    machine.failed(DeviceId(1), 0.0)
+    assert table(play(machine)) == "ac"
+
+
+def test_a_device_that_returns_gets_its_work_and_its_proceed_again() -> None:
+    machine = VirtualAsk(terms(2, 1), [DeviceId(0)])
+    assert machine.open(0.0) == [Give(DeviceId(0))]
+    assert machine.joined(DeviceId(1), 1.0) == [Give(DeviceId(1))]
+    machine.scheduled(DeviceId(0), finish(10), 1.0)
+    machine.scheduled(DeviceId(1), finish(20), 1.0)
+    assert machine.left(DeviceId(0), 2.0) == []
+    assert machine.joined(DeviceId(0), 3.0) == [Give(DeviceId(0)), Tell(DeviceId(0), Proceed(ask=str(ASK)))]
+    assert machine.joined(DeviceId(1), 3.0) == [Give(DeviceId(1))]
+    machine.result(DeviceId(0), 4.0)
+    assert machine.joined(DeviceId(0), 5.0) == []
+    assert not machine.perturbed
+
+
+def test_a_planned_drop_is_not_asked_again_when_the_device_is_reborn() -> None:
+    machine = opened([finish(10), drop(5)], 1)
+    machine.left(DeviceId(1), 1.0)
+    assert machine.joined(DeviceId(1), 2.0) == []
+    assert machine.verdicts == {1: "dropped"}
+
+
+def test_who_stays_away_beyond_give_up_has_failed_and_perturbs() -> None:
+    machine = opened([finish(10), finish(20)], 1, give_up=60.0)
+    machine.left(DeviceId(0), 5.0)
+    assert machine.tick(65.0) == []
+    assert machine.tick(65.1) == [Tell(DeviceId(1), Proceed(ask=str(ASK)))]
+    assert (machine.verdicts[DeviceId(0)], machine.perturbed, machine.given_up) == ("failed", True, {0})
+
+
+def test_who_does_not_answer_its_work_within_give_up_has_failed() -> None:
+    machine = VirtualAsk(terms(1, 1, give_up=60.0), [DeviceId(0)])
+    machine.open(0.0)
+    machine.tick(61.0)
+    assert table(machine) == "f"
+    assert machine.perturbed
+
+
+def test_training_may_take_four_times_the_longest_gap_between_results() -> None:
+    machine = opened([finish(10), finish(20), finish(30)], 3, give_up=60.0, answer_timeout=600.0)
+    machine.tick(600.0)
+    assert not machine.verdicts
+    machine.result(DeviceId(0), 100.0)
+    machine.result(DeviceId(1), 110.0)
+    machine.tick(510.0)
+    assert DeviceId(2) not in machine.verdicts
+    machine.tick(510.1)
+    assert machine.verdicts[DeviceId(2)] == "failed"
+
+
+def test_a_device_that_keeps_coming_back_is_given_up() -> None:
+    machine = opened([finish(10)], 1)
+    for life in range(LIVES + 1):
+        machine.left(DeviceId(0), float(life))
+        machine.joined(DeviceId(0), float(life))
+    machine.tick(float(LIVES))
+    assert table(machine) == "f"
+
+
+def test_what_is_not_answered_is_sent_again_ever_more_rarely() -> None:
+    machine = VirtualAsk(terms(1, 1, resend=2.0), [DeviceId(0)])
+    machine.open(0.0)
+    sent = [now for now in range(40) if machine.tick(float(now)) == [Give(DeviceId(0))]]
+    assert sent == [2, 6, 14, 30]
+    machine.scheduled(DeviceId(0), finish(3), 40.0)
+    assert machine.tick(41.0) == []
+    assert machine.tick(42.0) == [Give(DeviceId(0)), Tell(DeviceId(0), Proceed(ask=str(ASK)))]
+
+
+def test_a_rejection_names_its_reason() -> None:
+    machine = opened([finish(10)], 1)
+    actions = machine.rejected(DeviceId(0), "norm", "too long", 0.0)
+    assert actions == [Tell(DeviceId(0), Invalid(ask=str(ASK), reason="norm", detail="too long"))]
+
+
+def test_a_second_schedule_does_not_count() -> None:
+    machine = opened([finish(10), finish(20)], 1)
+    assert machine.scheduled(DeviceId(0), finish(90), 0.0) == []
+    assert table(play(machine)) == "ac"
+
+
+schedule = st.one_of(
+    st.none(),
+    st.integers(0, 14).map(lambda tenth: finish(10.0 * tenth)),
+    st.integers(0, 14).map(lambda tenth: drop(10.0 * tenth, 10.0 * tenth + 7)),
+)
+behaviour = st.sampled_from(["good", "good", "good", BAD, FAIL])
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(schedule, behaviour), min_size=1, max_size=8), st.integers(1, 5), st.data())
+def test_no_order_of_events_changes_an_outcome(
+    devices: list[tuple[Scheduled | None, str]], wanted: int, data: st.DataObject
+) -> None:
+    bad = frozenset(index for index, (_, kind) in enumerate(devices) if kind == BAD)
+    failing = frozenset(index for index, (_, kind) in enumerate(devices) if kind == FAIL)
+    calm = play(opened([schedule for schedule, _ in devices], wanted), bad, failing)
+
+    cohort = [DeviceId(index) for index in range(len(devices))]
+    present = set(data.draw(st.lists(st.sampled_from(cohort), unique=True)))
+    machine = VirtualAsk(terms(len(devices), wanted), present)
+    wild = Wild(machine, devices, present)
+    wild.perform(machine.open(0.0))
+    for _ in range(60):
+        choices = wild.choices()
+        if machine.end is not None or not choices:
+            break
+        kind, device = data.draw(st.sampled_from(choices))
+        wild.perform(wild.step(kind, device))
+        machine.check()
+    wild.settle()
+    assert machine.verdicts == calm.verdicts
+    assert (machine.end, machine.accepted, machine.away) == (calm.end, calm.accepted, calm.away)
+    assert not machine.perturbed
+
+
+class Wild:
+    """Devices that answer in any order, die, come back and repeat themselves."""
+
+    def __init__(self, machine: VirtualAsk, devices: list[tuple[Scheduled | None, str]], present: set[DeviceId]):
+        self.machine, self.devices, self.present = machine, devices, present
+        self.has_work: set[DeviceId] = set()
+        self.may_proceed: set[DeviceId] = set()
+
+    def choices(self) -> list[tuple[str, DeviceId]]:
+        every = [DeviceId(index) for index in range(len(self.devices))]
+        return (
+            [("join", device) for device in every if device not in self.present]
+            + [("leave", device) for device in every if device in self.present]
+            + [("work", device) for device in every if device in self.has_work]
+            + [("answer", device) for device in every if device in self.may_proceed & self.has_work]
+        )
+
+    def step(self, kind: str, device: DeviceId) -> list[Action]:
+        machine = self.machine
+        plan, behaviour = self.devices[device]
+        if kind == "join":
+            self.present.add(device)
+            return machine.joined(device, 0.0)
+        if kind == "leave":
+            for held in (self.present, self.has_work, self.may_proceed):
+                held.discard(device)
+            return machine.left(device, 0.0)
+        if kind == "work":
+            return machine.failed(device, 0.0) if plan is None else machine.scheduled(device, plan, 0.0)
+        if not machine.expects(device):
+            return []
+        if behaviour == BAD:
+            return machine.rejected(device, "norm", "", 0.0)
+        return machine.failed(device, 0.0) if behaviour == FAIL else machine.result(device, 0.0)
+
+    def perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Give):
+                assert action.device in self.present
+                self.has_work.add(action.device)
+            elif isinstance(action.message, Proceed) and action.device in self.present:
+                self.may_proceed.add(action.device)
+
+    def settle(self) -> None:
+        """Bring everyone back and let them do what they have to."""
+        for device in set(self.machine.terms.cohort) - self.present:
+            self.perform(self.step("join", device))
+        for _ in range(2 + len(self.devices)):
+            for device in self.machine.terms.cohort:
+                for kind in ("work", "answer"):
+                    if kind == "work" or self.machine.expects(device):
+                        self.perform(self.step(kind, device))
+        self.machine.check()
+
+
+@pytest.mark.parametrize(
+    ("schedules", "letters", "end"),
+    [
+        ([finish(30), finish(10), finish(20)], "aaa", 30.0),
+        ([finish(30), drop(5), finish(20)], "ada", 30.0),
+        ([finish(10), drop(50)], "ad", 50.0),
+        ([drop(5), drop(7)], "dd", 7.0),
+        ([finish(10), finish(101)], "al", 100.0),
+        ([finish(10), drop(101)], "al", 100.0),
+        ([finish(10), Scheduled(ask=str(ASK), event="drop", at=1005.0, cause="silence", back=None)], "ad", 100.0),
+        ([finish(10), None], "af", 10.0),
+        ([None], "f", 0.0),
+    ],
+)
+def test_an_optional_ask_waits_for_nobody_who_is_known_to_be_gone(
+    schedules: list[Scheduled | None], letters: str, end: float
+) -> None:
+    machine = play(opened(schedules, len(schedules), optional=True))
+    assert (table(machine), machine.end) == (letters, 1000.0 + end)

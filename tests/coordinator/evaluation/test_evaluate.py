@@ -1,0 +1,257 @@
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedemu.algorithms.data.corpus import NO_TARGET, Corpus, Split
+from fedemu.algorithms.interface import Outputs
+from fedemu.algorithms.streams.schedule import PeriodTests
+from fedemu.coordinator.evaluation import evaluate as module
+from fedemu.coordinator.evaluation.evaluate import Evaluator
+from fedemu.protocol.ids import digest_of
+
+
+class Scaled:
+    """Logits are the sample times ``scale``; one input per class."""
+
+    kind = "dense"
+    buffers: frozenset[str] = frozenset()
+
+    def init(self, seed: int) -> Mapping[str, torch.Tensor]:
+        return {"scale": torch.ones(())}
+
+    def apply(self, variables, x, train):
+        assert not train
+        assert torch.is_inference_mode_enabled()
+        return Outputs(x * variables["scale"], x, {}), variables
+
+
+def corpus_of(x: list[list[float]], y: list[int]) -> Corpus:
+    split = Split(np.array(x, dtype=np.float32), np.array(y, dtype=np.int64), {})
+    classes = split.x.shape[1]
+    return Corpus(
+        name="tiny",
+        train=split,
+        test=split,
+        class_names=tuple(map(str, range(classes))),
+        input_shape=(classes,),
+        mean=np.zeros(classes),
+        std=np.ones(classes),
+        digest=digest_of(b""),
+    )
+
+
+LOG3 = math.log(3.0)
+CORPUS = corpus_of([[LOG3, 0, -99], [0, LOG3, -99], [LOG3, 0, -99], [0, LOG3, -99]], [0, 0, 0, 1])
+
+
+def test_accuracy_loss_and_class_accuracy_are_exact():
+    result = Evaluator(Scaled(), CORPUS).evaluate({"scale": torch.ones(())})
+    assert result.accuracy == 0.75
+    assert result.loss == pytest.approx((3 * math.log(4 / 3) + math.log(4)) / 4, rel=1e-6)
+    assert result.class_accuracy[:2] == (2 / 3, 1.0)
+
+
+def test_a_class_without_test_samples_has_no_accuracy():
+    assert math.isnan(Evaluator(Scaled(), CORPUS).evaluate({"scale": torch.ones(())}).class_accuracy[2])
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 100])
+@pytest.mark.parametrize("limit", [0, module.CACHE_LIMIT])
+def test_chunks_and_cache_do_not_change_the_result(monkeypatch, batch_size, limit):
+    monkeypatch.setattr(module, "CACHE_LIMIT", limit)
+    generator = np.random.default_rng(0)
+    corpus = corpus_of(generator.standard_normal((10, 4)).tolist(), [k % 4 for k in range(10)])
+    variables = {"scale": torch.tensor(1.5)}
+    whole = Evaluator(Scaled(), corpus, batch_size=10).evaluate(variables)
+    evaluator = Evaluator(Scaled(), corpus, batch_size=batch_size)
+    for _ in range(2):
+        result = evaluator.evaluate(variables)
+        assert (result.accuracy, result.class_accuracy) == (whole.accuracy, whole.class_accuracy)
+        assert result.loss == pytest.approx(whole.loss, rel=1e-14)
+
+
+def test_a_model_that_diverged_has_a_loss_that_is_not_finite():
+    result = Evaluator(Scaled(), CORPUS).evaluate({"scale": torch.tensor(math.nan)})
+    assert math.isnan(result.loss)
+    assert 0.0 <= result.accuracy <= 1.0
+
+
+def test_a_convolutional_model_gets_channels_last_memory():
+    seen = []
+
+    class Convolution(Scaled):
+        kind = "convolutional"
+
+        def apply(self, variables, x, train):
+            seen.extend([x, variables["w"]])
+            return Outputs(x.flatten(1)[:, :2], x, {}), variables
+
+    x = np.arange(2 * 3 * 4 * 4, dtype=np.float32).reshape(2, 3, 4, 4)
+    split = Split(x, np.array([0, 1]), {})
+    corpus = Corpus("images", split, split, ("a", "b"), (3, 4, 4), np.zeros(3), np.ones(3), digest_of(b""))
+    Evaluator(Convolution(), corpus).evaluate({"w": torch.zeros(5, 3, 2, 2)})
+    assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in seen)
+    assert np.array_equal(seen[0].numpy(), x)
+
+
+def test_a_data_set_without_test_samples_is_refused():
+    empty = corpus_of([[0.0, 0.0]], [0])
+    empty = Corpus(**{**vars(empty), "test": Split(np.zeros((0, 2), np.float32), np.zeros(0, np.int64), {})})
+    with pytest.raises(ValueError, match="'tiny' has no test samples"):
+        Evaluator(Scaled(), empty)
+
+
+ONE = {"scale": torch.ones(())}
+
+
+def divided(parts: list[list[int]], *, held_out: bool = False) -> PeriodTests:
+    offsets = np.cumsum([0, *map(len, parts)])
+    return PeriodTests(offsets, np.array([index for part in parts for index in part]), held_out)
+
+
+def test_each_period_has_its_own_accuracy_and_loss_and_those_seen_are_counted_together():
+    # Of the four samples only the second is not recognised.
+    tests = divided([[3], [1, 0], [2, 1]])
+    right, wrong = math.log(4 / 3), math.log(4)
+    found = Evaluator(Scaled(), CORPUS, tests).evaluate(ONE, 1)
+    assert found.period_accuracy == (1.0, 0.5, 0.5)
+    assert found.period_loss == pytest.approx([right, (right + wrong) / 2, (right + wrong) / 2], rel=1e-6)
+    assert found.seen_accuracy == 2 / 3
+    assert found.seen_loss == pytest.approx((2 * right + wrong) / 3, rel=1e-6)
+    assert found.accuracy == 3 / 5
+    assert found.loss == pytest.approx((3 * right + 2 * wrong) / 5, rel=1e-6)
+    assert found.class_accuracy[:2] == (0.5, 1.0)
+    assert found.perplexity is None
+
+
+def test_all_that_was_seen_in_the_last_period_is_everything():
+    evaluator = Evaluator(Scaled(), CORPUS, divided([[3], [1, 0], [2]]))
+    found = evaluator.evaluate(ONE, 2)
+    assert (found.seen_accuracy, found.seen_loss) == (found.accuracy, found.loss)
+    assert evaluator.evaluate(ONE, 0).seen_accuracy == found.period_accuracy[0]
+
+
+def test_without_a_period_nothing_counts_as_seen():
+    found = Evaluator(Scaled(), CORPUS, divided([[3], [1]])).evaluate(ONE)
+    assert (found.seen_accuracy, found.seen_loss) == (None, None)
+    assert found.period_accuracy == (1.0, 0.0)
+
+
+def test_every_sample_is_read_once_and_held_out_ones_are_of_the_training_split():
+    asked = []
+
+    class Counting(Scaled):
+        def apply(self, variables, x, train):
+            asked.extend(x[:, 0].tolist())
+            return super().apply(variables, x, train)
+
+    train = Split(np.array([[5, 0], [6, 0], [0, 7], [8, 0]], np.float32), np.array([0, 1, 1, 0]), {})
+    corpus = replace(corpus_of([[0.0, 0.0]], [0]), train=train)
+    found = Evaluator(Counting(), corpus, divided([[3, 1], [2]], held_out=True)).evaluate(ONE, 0)
+    assert sorted(asked) == [0.0, 6.0, 8.0]
+    assert found.period_accuracy == (0.5, 1.0)
+
+
+def test_a_stream_of_one_period_gives_the_very_figures_of_the_test_split():
+    generator = np.random.default_rng(0)
+    corpus = corpus_of(generator.standard_normal((1111, 4)).tolist(), [k % 4 for k in range(1111)])
+    model = {"scale": torch.tensor(1.5)}
+    plain = Evaluator(Scaled(), corpus).evaluate(model)
+    logits = torch.from_numpy(corpus.test.x).mul(1.5).double()
+    losses = torch.nn.functional.cross_entropy(logits, torch.from_numpy(corpus.test.y), reduction="none")
+    assert plain.loss == float(losses.numpy().mean())
+    assert Evaluator(Scaled(), corpus, divided([list(range(1111))])).evaluate(model, 0) == plain
+    assert (plain.period_accuracy, plain.seen_accuracy, plain.perplexity) == (None, None, None)
+
+
+def test_a_period_of_which_no_sample_was_taken_is_not_known():
+    evaluator = Evaluator(Scaled(), CORPUS, divided([[0, 1, 2], [3]]), samples=2)
+    assert len(evaluator) == 2
+    found = evaluator.evaluate(ONE, 1)
+    assert found.period_accuracy[0] == 1.0
+    assert math.isnan(found.period_accuracy[1])
+    assert found.seen_accuracy == 1.0
+
+
+def test_periods_without_any_test_sample_are_refused():
+    with pytest.raises(ValueError, match="'tiny' has no test samples"):
+        Evaluator(Scaled(), CORPUS, divided([[], []]))
+
+
+class Certain:
+    """Gives the token of row 0 e times the weight of each of the others, or ``scale`` in the exponent."""
+
+    kind = "dense"
+    buffers: frozenset[str] = frozenset()
+
+    def apply(self, variables: Any, x: torch.Tensor, train: bool) -> tuple[Outputs, Any]:
+        assert x.dtype == torch.int64
+        logits = torch.nn.functional.one_hot(x[:, 0], 4).float() * variables["scale"]
+        return Outputs(logits, logits, {}), variables
+
+
+def language_of(samples: list[tuple[list[int], list[int]]], y: list[int]) -> Corpus:
+    """Of tokens and targets, in a vocabulary of 4."""
+    split = Split(np.array(samples, dtype=np.int16), np.array(y), {})
+    classes = tuple(map(str, range(max(y) + 1)))
+    return Corpus(
+        "talk", split, split, classes, split.x.shape[1:], np.zeros(2), np.ones(2), digest_of(b""), tuple("abcd")
+    )
+
+
+N = NO_TARGET
+TALK = language_of(
+    [([0, 1, 2], [0, N, N]), ([0, 1, 2], [N, N, N]), ([3, 3, 3], [3, 0, 1]), ([1, 1, 1], [1, 1, N])], [0, 0, 1, 1]
+)
+RIGHT, WRONG = math.log(math.e + 3) - 1, math.log(math.e + 3)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+@pytest.mark.parametrize("limit", [0, module.CACHE_LIMIT])
+@pytest.mark.parametrize("block", [1, 8, module.BLOCK_LOGITS])
+def test_of_language_data_predicted_tokens_are_counted(monkeypatch, batch_size, limit, block):
+    monkeypatch.setattr(module, "CACHE_LIMIT", limit)
+    monkeypatch.setattr(module, "BLOCK_LOGITS", block)
+    found = Evaluator(Certain(), TALK, batch_size=batch_size).evaluate(ONE)
+    assert found.accuracy == 4 / 6
+    assert found.loss == pytest.approx((4 * RIGHT + 2 * WRONG) / 6, rel=1e-7)
+    assert found.class_accuracy == (1.0, 3 / 5)
+    assert found.class_loss == pytest.approx([RIGHT, (3 * RIGHT + 2 * WRONG) / 5], rel=1e-7)
+    assert found.perplexity == pytest.approx(math.exp(found.loss), rel=1e-14)
+
+
+def test_periods_of_language_data_weigh_tokens_and_not_samples():
+    found = Evaluator(Certain(), TALK, divided([[0, 1], [2], [3]])).evaluate(ONE, 1)
+    assert found.period_accuracy == (1.0, 1 / 3, 1.0)
+    assert found.seen_accuracy == 2 / 4
+    assert found.seen_loss == pytest.approx((2 * RIGHT + 2 * WRONG) / 4, rel=1e-7)
+
+
+def test_a_period_in_which_nothing_is_predicted_is_not_known():
+    found = Evaluator(Certain(), TALK, divided([[1], [0]])).evaluate(ONE, 0)
+    assert math.isnan(found.period_accuracy[0])
+    assert math.isnan(found.seen_loss)
+    assert found.accuracy == 1.0
+
+
+def test_a_guess_of_nothing_has_the_perplexity_of_the_vocabulary():
+    assert Evaluator(Certain(), TALK).evaluate({"scale": torch.zeros(())}).perplexity == pytest.approx(4.0)
+
+
+def test_a_large_vocabulary_makes_batches_small(monkeypatch):
+    monkeypatch.setattr(module, "BATCH_LOGITS", 2 * 3 * 4)
+    rows = []
+
+    class Counting(Certain):
+        def apply(self, variables, x, train):
+            rows.append(len(x))
+            return super().apply(variables, x, train)
+
+    evaluator = Evaluator(Counting(), TALK)
+    assert evaluator.evaluate(ONE).accuracy == 4 / 6
+    assert rows == [2, 2]

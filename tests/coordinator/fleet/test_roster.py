@@ -1,0 +1,321 @@
+"""Leases, sessions, incarnations, presence, and what a checkpoint keeps of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fedemu.coordinator.fleet.leases import Leases, compress
+from fedemu.coordinator.fleet.presence import DAY, Presence, horizon
+from fedemu.coordinator.fleet.roster import Roster
+from fedemu.coordinator.settings import Settings
+from fedemu.protocol.errors import MalformedMessage, RefusedError
+from fedemu.protocol.ids import AskId, DeviceId, Digest
+from fedemu.protocol.messages import BlobRef, Hello
+
+A, B, C = b"a", b"b", b"c"
+
+
+def tokens() -> Callable[[], str]:
+    numbers = iter(range(100))
+    return lambda: f"lease-{next(numbers)}"
+
+
+def leases(devices: int = 10, **more: Any) -> Leases:
+    return Leases(devices, hold=60.0, new_token=tokens(), **more)
+
+
+def roster(devices: int = 4, clock: str = "virtual", resumed: bool = False) -> tuple[Roster, str]:
+    """All indices are granted to one supervisor."""
+    settings = Settings(run="test", seed=1, rounds=1, devices=devices, per_round=1, clock=clock)  # type: ignore[arg-type]
+    roster = Roster(settings, resumed=resumed)
+    lease = roster.enroll(A, devices, None, "", 0.0)
+    assert lease is not None
+    return roster, lease.token
+
+
+def hello(device: int, lease: str, incarnation: int = 1) -> Hello:
+    return Hello(device=device, incarnation=incarnation, lease=lease)
+
+
+def refused(reason: str) -> Any:
+    return pytest.raises(RefusedError, check=lambda error: error.reason == reason)
+
+
+# ── leases ────────────────────────────────────────────────────────────────────
+
+
+def test_the_lowest_free_indices_are_granted() -> None:
+    grants = leases()
+    assert [
+        lease.ranges for peer, count in ((A, 3), (B, 4)) if (lease := grants.enroll(peer, count, None, "", 0.0))
+    ] == [
+        ((0, 3),),
+        ((3, 7),),
+    ]
+    last = grants.enroll(C, 5, None, "", 0.0)
+    assert last is not None
+    assert last.indices == (7, 8, 9)
+
+
+def test_devices_beyond_the_fleet_are_refused() -> None:
+    grants = leases(2)
+    grants.enroll(A, 2, None, "", 0.0)
+    with refused("fleet_full"):
+        grants.enroll(B, 1, None, "", 0.0)
+
+
+def test_asking_twice_on_one_connection_gives_one_lease() -> None:
+    grants = leases()
+    assert grants.enroll(A, 3, None, "", 0.0) is grants.enroll(A, 3, None, "", 1.0)
+    assert grants.granted == 3
+
+
+def test_a_live_lease_is_not_given_to_another() -> None:
+    grants = leases()
+    lease = grants.enroll(A, 3, None, "", 0.0)
+    assert lease is not None
+    with refused("lease_taken"):
+        grants.enroll(B, 3, lease.token, "", 1.0)
+    assert grants.enroll(A, 3, lease.token, "", 1.0) is lease
+
+
+def test_a_supervisor_that_returns_with_its_lease_gets_it_back() -> None:
+    grants = leases()
+    lease = grants.enroll(A, 3, None, "", 0.0)
+    assert lease is not None
+    grants.leave(A, 1.0)
+    assert grants.enroll(B, 3, lease.token, "", 100.0) is lease
+    assert grants.peers_of([DeviceId(0), DeviceId(2), DeviceId(9)]) == {B: None}
+
+
+def test_an_unknown_lease_is_refused() -> None:
+    with refused("lease_unknown"):
+        leases().enroll(A, 3, "of another run", "", 0.0)
+
+
+def test_an_abandoned_lease_is_given_away_only_when_indices_run_out_and_its_hold_is_over() -> None:
+    connected: set[int] = set()
+    grants = leases(4, present=connected.__contains__)
+    first = grants.enroll(A, 4, None, "", 0.0)
+    assert first is not None
+    grants.leave(A, 10.0)
+    assert grants.enroll(B, 2, None, "", 70.0) is None
+    connected.add(3)
+    with refused("fleet_full"):
+        grants.enroll(B, 2, None, "", 70.1)
+    connected.clear()
+    second = grants.enroll(B, 2, None, "", 70.1)
+    assert second is not None
+    assert second.indices == (0, 1)
+    assert not grants.holds(first.token, 0)
+
+
+def test_a_journal_brings_the_leases_back() -> None:
+    journal: list[Any] = []
+    grants = leases(6, journal=lambda entry: journal.append(json.loads(json.dumps(entry))))
+    for peer, count in ((A, 2), (B, 3), (C, 1)):
+        grants.enroll(peer, count, None, "host", 0.0)
+    grants.leave(B, 0.0)
+    grants.enroll(b"d", 2, None, "host", 61.0)
+    again = leases(6)
+    again.replay(journal, left=0.0)
+    assert again.holds("lease-0", 1)
+    assert [again.holds("lease-1", 2), again.holds("lease-3", 2), again.holds("lease-3", 3)] == [False, True, True]
+    back = again.enroll(C, 1, "lease-2", "", 0.0)
+    assert back is not None
+    assert back.indices == (5,)
+    fresh = again.enroll(A, 1, None, "", 0.0)
+    assert fresh is not None
+    assert fresh.indices == (4,)
+
+
+def test_indices_are_compressed_to_ranges() -> None:
+    assert compress((0, 1, 2, 5, 7, 8)) == ((0, 3), (5, 6), (7, 9))
+
+
+# ── sessions ──────────────────────────────────────────────────────────────────
+
+
+def test_a_device_needs_the_lease_that_holds_its_index() -> None:
+    fleet, _ = roster()
+    with refused("lease_unknown"):
+        fleet.hello(B, hello(0, "another"), 0.0)
+    with refused("lease_unknown"):
+        fleet.hello(B, hello(7, "another"), 0.0)
+
+
+def test_a_newer_incarnation_replaces_an_older_one_and_not_the_other_way_round() -> None:
+    fleet, lease = roster()
+    assert fleet.hello(B, hello(0, lease, 5), 0.0) == (fleet.members[0], None, True)
+    assert fleet.hello(C, hello(0, lease, 6), 0.0) == (fleet.members[0], B, True)
+    assert fleet.connected == {0: C}
+    with refused("superseded"):
+        fleet.hello(B, hello(0, lease, 5), 0.0)
+    assert fleet.device_of(B) is None
+
+
+def test_a_second_copy_of_a_hello_changes_nothing() -> None:
+    fleet, lease = roster()
+    fleet.hello(B, hello(0, lease, 5), 0.0)
+    assert fleet.hello(B, hello(0, lease, 5), 0.0) == (fleet.members[0], None, False)
+    assert fleet.hello(B, hello(0, lease, 4), 0.0) == (fleet.members[0], None, False)
+    assert fleet.members[0].incarnation == 5
+
+
+def test_once_a_session_is_over_any_incarnation_may_come() -> None:
+    fleet, lease = roster()
+    fleet.hello(B, hello(0, lease, 5), 0.0)
+    assert fleet.leave(B, 1.0) == 0
+    assert fleet.connected == {}
+    fleet.hello(C, hello(0, lease, 1), 2.0)
+    assert fleet.connected == {0: C}
+
+
+def test_only_its_own_supervisor_can_tell_of_a_devices_death_and_only_of_the_life_that_is_connected() -> None:
+    fleet, lease = roster()
+    fleet.hello(B, hello(0, lease, 5), 0.0)
+    assert fleet.died(0, 5, C) is None
+    assert fleet.died(0, 4, A) is None
+    assert fleet.died(9, 5, A) is None
+    assert fleet.died(0, 5, A) == 0
+    assert fleet.connected == {}
+    assert fleet.died(0, 5, A) is None
+
+
+def test_who_is_silent_for_too_long_is_gone() -> None:
+    fleet, lease = roster()
+    fleet.hello(B, hello(0, lease), 0.0)
+    assert fleet.heard(B, 5.0)
+    assert fleet.expire(10.0) == [(A, None)]
+    assert fleet.leases.peers == []
+    assert fleet.expire(14.9) == []
+    assert fleet.expire(15.0) == [(B, 0)]
+    assert not fleet.heard(B, 15.0)
+
+
+def test_one_connection_may_enrol_and_be_a_device() -> None:
+    settings = Settings(run="test", seed=1, rounds=1, devices=1, per_round=1)
+    fleet = Roster(settings)
+    lease = fleet.enroll(A, 1, None, "", 0.0)
+    assert lease is not None
+    fleet.hello(A, hello(0, lease.token), 0.0)
+    assert fleet.peers == [A]
+    assert fleet.died(0, 1, A) == 0
+    assert fleet.heard(A, 1.0)
+
+
+# ── presence ──────────────────────────────────────────────────────────────────
+
+
+def test_presence_is_half_open() -> None:
+    presence = Presence(100.0, [(10.0, 20.0), (20.0, 30.0), (50.0, math.inf)])
+    assert [presence.online(time) for time in (9.9, 10.0, 20.0, 29.9, 30.0, 50.0, 1e9)] == [
+        False, True, True, True, False, True, True,
+    ]  # fmt: skip
+    assert [presence.arrival(time) for time in (0.0, 15.0, 30.0, 60.0)] == [10.0, 15.0, 50.0, 60.0]
+    assert Presence(100.0, [(10.0, 20.0)]).arrival(20.0) is None
+
+
+@pytest.mark.parametrize("intervals", [[(5.0, 5.0)], [(5.0, 4.0)], [(5.0, 9.0), (8.0, 10.0)]])
+def test_presence_out_of_order_is_malformed(intervals: list[tuple[float, float]]) -> None:
+    with pytest.raises(MalformedMessage):
+        Presence(10.0, intervals)
+
+
+def test_the_horizon_is_one_day_and_doubles() -> None:
+    assert [horizon(time) for time in (0.0, DAY, DAY + 1, 5 * DAY)] == [DAY, DAY, 2 * DAY, 8 * DAY]
+
+
+def test_eligible_are_those_on_line_and_not_away_whether_connected_or_not() -> None:
+    fleet, _ = roster(4)
+    fleet.members[0].presence = Presence(DAY, [(0.0, 50.0)])
+    fleet.members[1].presence = Presence(DAY, [(40.0, 90.0)])
+    fleet.members[2].presence = Presence(DAY, [(0.0, 90.0)])
+    fleet.members[2].away = 45.0
+    assert fleet.missing() == [3]
+    assert [fleet.eligible(time) for time in (0.0, 40.0, 45.0, 50.0, 90.0)] == [[0], [0, 1], [0, 1, 2], [1, 2], []]
+    assert fleet.online(0.0) == [0, 2]
+    assert fleet.next_arrival(-5.0) == 0.0
+    assert fleet.next_arrival(5.0, [DeviceId(1), DeviceId(2)]) == 40.0
+    assert fleet.next_arrival(5.0, [DeviceId(2)]) == 45.0
+    assert fleet.next_arrival(90.0) is None
+    fleet.members[2].away = math.inf
+    assert fleet.next_arrival(5.0, [DeviceId(2)]) is None
+
+
+def test_a_lost_device_is_not_asked_before_it_says_hello() -> None:
+    fleet, lease = roster(2)
+    for member in fleet.members:
+        member.presence = Presence(50.0, [(0.0, math.inf)])
+    fleet.members[0].lost = True
+    assert (fleet.eligible(0.0), fleet.online(0.0)) == ([1], [0, 1])
+    assert fleet.next_arrival(0.0, [DeviceId(0)]) is None
+    assert [member.device for member in fleet.lacking(60.0)] == [1]
+    fleet.hello(B, hello(0, lease), 0.0)
+    assert fleet.eligible(0.0) == [0, 1]
+
+
+def test_under_the_wall_clock_on_line_means_connected() -> None:
+    fleet, lease = roster(3, "wall")
+    fleet.hello(B, hello(2, lease), 0.0)
+    fleet.hello(C, hello(0, lease), 0.0)
+    assert fleet.eligible(0.0) == [0, 2]
+    assert fleet.missing() == [1]
+    fleet.leave(B, 1.0)
+    assert (fleet.eligible(0.0), fleet.missing()) == ([0], [1])
+
+
+def test_after_a_restart_under_the_wall_clock_a_supervisor_stands_for_its_devices() -> None:
+    fleet, _ = roster(3, "wall", resumed=True)
+    assert fleet.missing() == []
+    fleet.leave(A, 1.0)
+    assert fleet.missing() == [0, 1, 2]
+
+
+# ── what is remembered ────────────────────────────────────────────────────────
+
+
+def blob(key: str, letter: str, size: int) -> BlobRef:
+    return BlobRef(key=key, digest=letter * 64, size=size)
+
+
+def test_a_device_is_charged_once_for_the_same_blob_under_one_key() -> None:
+    fleet, _ = roster()
+    first = [blob("model", "a", 100), blob("generator", "b", 7)]
+    second = [blob("model", "c", 100), blob("generator", "b", 7)]
+    device = DeviceId(1)
+    assert fleet.download_bytes(device, first) == 107
+    fleet.charge(device, first)
+    assert [fleet.download_bytes(device, shared) for shared in (first, second)] == [0, 100]
+    fleet.charge(device, second)
+    assert fleet.download_bytes(device, first) == 100
+
+
+def test_what_is_remembered_of_devices_survives_json() -> None:
+    fleet, _ = roster()
+    fleet.members[0].away = math.inf
+    fleet.members[1].away = 0.1 + 0.2
+    fleet.members[2].state = AskId(3, 1, 0)
+    for device in (0, 3):
+        fleet.charge(DeviceId(device), [blob("model", "a", 1), blob("control", "b", 1)])
+    fleet.charge(DeviceId(3), [blob("model", "c", 1)])
+    record = json.loads(json.dumps(fleet.to_record()))
+    again, _ = roster()
+    again.restore(record)
+    assert [member.away for member in again.members] == [math.inf, 0.1 + 0.2, 0.0, 0.0]
+    assert again.states() == [None, None, AskId(3, 1, 0), None]
+    assert again.members[3].charged == {"model": Digest("c" * 64), "control": Digest("b" * 64)}
+    assert again.to_record() == fleet.to_record()
+
+
+def test_states_can_be_put_back() -> None:
+    fleet, _ = roster(2)
+    before = fleet.states()
+    fleet.members[1].state = AskId(1, 0, 0)
+    fleet.restore_states(before)
+    assert fleet.states() == [None, None]

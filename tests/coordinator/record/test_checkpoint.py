@@ -1,0 +1,201 @@
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedemu.coordinator.record import checkpoint
+from fedemu.protocol.errors import ConfigurationError, FedemuError
+
+
+@dataclass(frozen=True)
+class State:
+    variables: Mapping[str, torch.Tensor]
+    count: int
+
+
+def state_of(round: int) -> State:
+    return State({"w": torch.full((50, 10), float(round)), "b": torch.full((10,), float(round))}, round)
+
+
+def consistent(loaded: checkpoint.Loaded[State]) -> bool:
+    tensors = loaded.state.variables.values()
+    return loaded.state.count == loaded.round == loaded.record["r"] and all((t == loaded.round).all() for t in tensors)
+
+
+def save(directory: Path, round: int) -> None:
+    checkpoint.save(directory, round, state_of(round), {"r": round})
+
+
+def test_a_folder_without_a_checkpoint_loads_nothing(tmp_path: Path):
+    assert checkpoint.load(tmp_path / "absent", state_of(0)) is None
+    assert checkpoint.load(tmp_path, state_of(0)) is None
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path):
+    record = {"r": 3, "away": [1.5, float("inf")], "roster": {"7": {"lease": "x", "charged": ["ab", "cd"]}}}
+    checkpoint.save(tmp_path, 3, state_of(3), record)
+    loaded = checkpoint.load(tmp_path, state_of(0))
+    assert loaded is not None
+    assert consistent(loaded)
+    assert loaded.record == record
+
+
+def test_the_newest_round_is_loaded_and_only_it_is_kept(tmp_path: Path):
+    for round in (8, 9, 10):
+        save(tmp_path, round)
+    assert checkpoint.load(tmp_path, state_of(0)).round == 10
+    assert sorted(os.listdir(tmp_path)) == ["record-10.json", "state-10.0.safetensors"]
+
+
+def test_a_round_that_is_saved_again_replaces_itself(tmp_path: Path):
+    checkpoint.save(tmp_path, 1, state_of(5), {"r": 5})
+    save(tmp_path, 1)
+    assert consistent(checkpoint.load(tmp_path, state_of(0)))
+    assert len(os.listdir(tmp_path)) == 2
+
+
+def test_an_unreadable_newest_checkpoint_falls_back_to_the_one_before(tmp_path: Path):
+    save(tmp_path / "a", 1)
+    save(tmp_path / "b", 2)
+    for path in (tmp_path / "a").iterdir():
+        path.rename(tmp_path / "b" / path.name)
+    (tmp_path / "b" / "state-2.0.safetensors").write_bytes(b"short")
+    assert checkpoint.load(tmp_path / "b", state_of(0)).round == 1
+
+
+def test_where_no_checkpoint_can_be_read_the_error_says_so(tmp_path: Path):
+    save(tmp_path, 2)
+    (tmp_path / "record-2.json").write_text("{")
+    with pytest.raises(ConfigurationError, match=r"No checkpoint in .* can be read"):
+        checkpoint.load(tmp_path, state_of(0))
+
+
+def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path):
+    save(tmp_path, 2)
+    path = tmp_path / "record-2.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
+    with pytest.raises(ConfigurationError, match="format 99"):
+        checkpoint.load(tmp_path, state_of(0))
+
+
+def test_loaded_tensors_are_ones_own_and_can_be_written_to(tmp_path: Path):
+    save(tmp_path, 2)
+    loaded = checkpoint.load(tmp_path, state_of(0))
+    loaded.state.variables["w"].zero_()
+    save(tmp_path, 3)
+    assert loaded.state.variables["b"].sum() == 20.0
+    assert all(t.data_ptr() % 64 == 0 for t in loaded.state.variables.values())
+
+
+@pytest.mark.parametrize("same_round", [False, True])
+def test_a_save_that_breaks_off_at_any_step_leaves_a_whole_checkpoint(tmp_path: Path, monkeypatch, same_round: bool):
+    class BrokenOff(BaseException):
+        pass
+
+    broken = 0
+    for stop in range(100):
+        directory = tmp_path / str(stop)
+        save(directory, 7 if same_round else 6)
+        calls = iter(range(100))
+
+        def counted(original, calls=calls, stop=stop):
+            def call(*args, **kwargs):
+                if next(calls) == stop:
+                    raise BrokenOff
+                return original(*args, **kwargs)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for owner, name in ((os, "replace"), (os, "unlink"), (Path, "write_bytes")):
+                patch.setattr(owner, name, counted(getattr(owner, name)))
+            try:
+                save(directory, 7)
+            except BrokenOff:
+                broken += 1
+            else:
+                break
+        loaded = checkpoint.load(directory, state_of(0))
+        assert consistent(loaded)
+        save(directory, loaded.round + 1)
+        assert len(os.listdir(directory)) == 2
+    assert broken >= 4
+
+
+def save_for_ever(directory: Path, first: int, progress) -> None:
+    torch.set_num_threads(1)
+    for round in range(first, 1_000_000):
+        save(directory, round)
+        progress.value = round
+
+
+def test_a_checkpoint_survives_kills_at_any_instant(tmp_path: Path):
+    forks = multiprocessing.get_context("fork")
+    chance = random.Random(1)
+    reached = 0
+    for _ in range(30):
+        progress = forks.Value("q", reached, lock=False)
+        child = forks.Process(target=save_for_ever, args=(tmp_path, reached + 1, progress))
+        child.start()
+        bound = time.monotonic() + 30
+        while progress.value < reached + 3:
+            assert time.monotonic() < bound
+        instant = time.perf_counter() + chance.uniform(0, 0.003)
+        while time.perf_counter() < instant:
+            pass
+        os.kill(child.pid, signal.SIGKILL)
+        child.join(30)
+        loaded = checkpoint.load(tmp_path, state_of(0))
+        assert loaded.round >= progress.value
+        assert consistent(loaded)
+        reached = loaded.round
+    assert len(os.listdir(tmp_path)) <= 5
+
+
+def test_a_jobs_carry_is_loaded_in_its_order_with_its_bits(tmp_path: Path):
+    carry = {"z": torch.tensor([1.0, float("nan")]), "a": torch.tensor(3), "t": torch.arange(4.0).reshape(2, 2).t()}
+    checkpoint.save_job(tmp_path, 4, 1, 30, carry)
+    job = checkpoint.load_job(tmp_path, 4, 1)
+    assert (job.step, job.finished, list(job.carry)) == (30, False, ["z", "a", "t"])
+    assert torch.equal(job.carry["t"], carry["t"])
+    assert torch.equal(job.carry["z"].view(torch.int32), carry["z"].view(torch.int32))
+
+
+def test_jobs_are_told_apart_by_round_attempt_and_ordinal(tmp_path: Path):
+    checkpoint.save_job(tmp_path, 4, 1, 1, {"w": torch.tensor(1)})
+    checkpoint.save_job(tmp_path, 4, 2, 2, {"w": torch.tensor(2)}, finished=True)
+    checkpoint.save_job(tmp_path, 4, 1, 3, {"w": torch.tensor(3)}, attempt=1)
+    assert checkpoint.load_job(tmp_path, 4, 1).step == 1
+    assert checkpoint.load_job(tmp_path, 4, 2).finished
+    assert checkpoint.load_job(tmp_path, 4, 1, attempt=1).step == 3
+    assert checkpoint.load_job(tmp_path, 5, 1) is None
+    assert checkpoint.load_job(tmp_path / "absent", 4, 1) is None
+
+
+def test_only_the_newest_carry_of_a_job_is_kept(tmp_path: Path):
+    for step in (9, 10):
+        checkpoint.save_job(tmp_path, 4, 0, step, {"w": torch.tensor(step)})
+    assert checkpoint.load_job(tmp_path, 4, 0).carry["w"] == 10
+    assert len(os.listdir(tmp_path)) == 1
+
+
+def test_a_durable_round_drops_its_jobs_and_those_before(tmp_path: Path):
+    for round in (3, 4, 5):
+        checkpoint.save_job(tmp_path, round, 0, 1, {"w": torch.tensor(round)}, finished=True)
+    save(tmp_path, 4)
+    assert checkpoint.load_job(tmp_path, 3, 0) is None
+    assert checkpoint.load_job(tmp_path, 4, 0) is None
+    assert checkpoint.load_job(tmp_path, 5, 0).carry["w"] == 5
+
+
+def test_a_checkpoint_that_cannot_be_written_says_where(tmp_path: Path):
+    (tmp_path / "checkpoint").write_text("a file")
+    with pytest.raises(FedemuError, match=r"Cannot write .*checkpoint: File exists"):
+        save(tmp_path / "checkpoint", 1)

@@ -1,0 +1,135 @@
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from fedemu.coordinator.record.outline import flatten, restore
+from fedemu.protocol.errors import ConfigurationError
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: int
+
+
+@dataclass(frozen=True)
+class Generator:
+    weights: Mapping[str, torch.Tensor]
+    temperature: float
+
+
+@dataclass(frozen=True)
+class State:
+    variables: Mapping[str, torch.Tensor]
+    generator: Generator | None = None
+    by_device: Mapping[int, Mapping[str, torch.Tensor]] = field(default_factory=dict)
+    pairs: tuple[Pair, ...] = ()
+    scalars: tuple[float | int | str | bool | None, ...] = ()
+
+
+def there_and_back(state, example):
+    tensors = {}
+    outline = json.loads(json.dumps(flatten(state, tensors)))
+    return restore(outline, tensors, example)
+
+
+EMPTY = State({})
+
+
+def test_what_the_example_lacks_is_found_by_type_hints():
+    weight = torch.tensor([1.5])
+    state = State({"w": weight}, Generator({"g": weight}, 0.1), {12: {"c": weight}}, (Pair(weight, 3),))
+    back = there_and_back(state, EMPTY)
+    assert isinstance(back.generator, Generator)
+    assert back.generator.temperature == 0.1
+    assert list(back.by_device) == [12]
+    assert isinstance(back.pairs[0], Pair)
+    assert torch.equal(back.pairs[0].left, weight)
+
+
+def test_scalars_keep_their_type_and_every_bit():
+    scalars = (1, 1.0, True, None, "text", 0.1 + 0.2, math.inf, -0.0, 2**70)
+    back = there_and_back(State({}, scalars=scalars), EMPTY).scalars
+    assert [(type(value), repr(value)) for value in back] == [(type(value), repr(value)) for value in scalars]
+    assert math.isnan(there_and_back(State({}, scalars=(math.nan,)), EMPTY).scalars[0])
+
+
+def test_numpy_scalars_become_plain_ones():
+    back = there_and_back(State({}, scalars=(np.float64(0.1), np.int32(4))), EMPTY).scalars
+    assert back == (0.1, 4)
+    assert [type(value) for value in back] == [float, int]
+
+
+def test_the_order_of_mappings_is_kept():
+    tree = {name: torch.zeros(1) for name in ("z", "a", "m")}
+    assert list(there_and_back(State(tree), EMPTY).variables) == ["z", "a", "m"]
+
+
+def test_tensors_keep_dtype_shape_and_bits():
+    bits = torch.tensor([0x7FC00001, -1, 0, -(2**31)], dtype=torch.int32)
+    tree = {"nan": bits.view(torch.float32), "scalar": torch.tensor(7), "half": torch.ones(2, 1, dtype=torch.bfloat16)}
+    back = there_and_back(State(tree), EMPTY).variables
+    assert torch.equal(back["nan"].view(torch.int32), bits)
+    assert back["scalar"].shape == ()
+    assert back["half"].dtype == torch.bfloat16
+    assert back["half"].shape == (2, 1)
+
+
+def test_a_flattened_tensor_shares_no_memory_and_needs_no_gradient():
+    weight = torch.arange(6.0).reshape(2, 3).t().requires_grad_()
+    tensors = {}
+    flatten(State({"w": weight}), tensors)
+    (kept,) = tensors.values()
+    assert kept.is_contiguous()
+    assert not kept.requires_grad
+    assert kept.data_ptr() != weight.data_ptr()
+    assert torch.equal(kept, weight)
+
+
+def test_names_that_look_alike_stay_apart():
+    @dataclass(frozen=True)
+    class Mixed:
+        values: Mapping[str | int, object]
+
+    state = Mixed({"a/b": torch.tensor(1), "a": {"b": torch.tensor(2)}, 1: torch.tensor(3), "1": torch.tensor(4)})
+    back = there_and_back(state, state).values
+    assert [back["a/b"], back["a"]["b"], back[1], back["1"]] == [1, 2, 3, 4]
+
+
+def test_a_class_within_a_function_is_found_by_the_example():
+    @dataclass(frozen=True)
+    class Inner:
+        value: int
+
+    @dataclass(frozen=True)
+    class Local:
+        inner: "Inner"
+
+    assert there_and_back(Local(Inner(3)), Local(Inner(0))) == Local(Inner(3))
+
+
+def test_what_a_checkpoint_cannot_hold_is_named():
+    with pytest.raises(ConfigurationError, match="state/variables/w of the algorithm is a object"):
+        flatten(State({"w": object()}), {})
+    with pytest.raises(ConfigurationError, match=r"state/variables of the algorithm has the key 1.5"):
+        flatten(State({1.5: torch.zeros(1)}), {})
+
+
+def test_a_state_of_another_algorithm_is_refused():
+    with pytest.raises(ConfigurationError, match="holds a Generator, which this experiment does not know"):
+        there_and_back(Generator({}, 1.0), Pair(torch.zeros(1), 1))
+    with pytest.raises(ConfigurationError, match="holds a Generator, but this experiment needs a State"):
+        there_and_back(Generator({}, 1.0), EMPTY)
+
+
+def test_a_state_of_another_version_is_refused_by_the_differing_field():
+    tensors = {}
+    outline = flatten(Generator({}, 1.0), tensors)
+    outline["fields"]["heat"] = outline["fields"].pop("temperature")
+    with pytest.raises(ConfigurationError, match="another version: see 'heat'"):
+        restore(outline, tensors, Generator({}, 1.0))

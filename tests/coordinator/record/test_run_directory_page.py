@@ -1,0 +1,27 @@
+"""The events of ``docs/run_directory.md`` are those that the code records."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "run_directory.md").read_text(encoding="utf-8")
+NAME_AT = {"event": 0, "_gone": 2}
+"""Where calls that record an event name it."""
+
+
+def recorded() -> Iterator[str]:
+    for path in sorted((ROOT / "coordinator").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                place = NAME_AT.get(node.func.attr)
+                if place is not None and len(node.args) > place and isinstance(node.args[place], ast.Constant):
+                    yield ast.literal_eval(node.args[place])
+
+
+def test_every_recorded_event_is_on_the_page_and_every_event_of_the_page_is_recorded() -> None:
+    section = PAGE.partition("## events.jsonl")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == set(recorded())

@@ -1,0 +1,110 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedemu.coordinator.record.summary import TOTALS, machine, summarize, versions
+
+FACTS = {"name": "digits", "outcome": "completed", "seed": 3, "model_digest": "00"}
+
+
+def test_a_summary_adds_up_rows_and_finds_the_best():
+    rows = [
+        {"round": 1, "accuracy": 0.5, "class_accuracy": [0.5, 0.5], "selected": 3, "late": 1, "bytes_up": 10},
+        {"round": 2, "accuracy": None, "selected": 3, "late": 0, "bytes_up": 10},
+        {"round": 3, "accuracy": 0.75, "class_accuracy": [1.0, 0.5], "selected": 4, "bytes_up": 5},
+        {"round": 4, "accuracy": 0.25, "class_accuracy": [0.5, None], "virtual_time": 60.0, "wall_time": 1.5},
+    ]
+    summary = summarize(rows, **FACTS)
+    assert (summary.rounds, summary.final_accuracy, summary.best_accuracy) == (4, 0.25, 0.75)
+    assert summary.forgetting == 0.5
+    assert {key: summary.totals[key] for key in ("selected", "late", "bytes_up")} == {
+        "selected": 10,
+        "late": 1,
+        "bytes_up": 25,
+    }
+    assert set(summary.totals) == set(TOTALS)
+    assert (summary.virtual_time, summary.wall_time) == (60.0, 1.5)
+
+
+def test_a_summary_of_no_rounds_knows_nothing():
+    summary = summarize([], **FACTS, virtual_time=5.0)
+    assert (summary.rounds, summary.final_accuracy, summary.best_accuracy, summary.forgetting) == (0, None, None, None)
+    assert (summary.virtual_time, summary.wall_time) == (5.0, 0.0)
+
+
+def period_row(round: int, task: int, accuracy: list, loss: list | None = None, **more) -> dict:
+    return {
+        "round": round,
+        "task": task,
+        "period_accuracy": accuracy,
+        "period_loss": loss or [1.0] * len(accuracy),
+    } | more
+
+
+PERIODS = [
+    period_row(1, 0, [0.1, 0.1, 0.1]),
+    period_row(2, 0, [0.8, 0.2, 0.1], seen_accuracy=0.8),
+    {"round": 3, "task": 1, "period_accuracy": None, "period_loss": None},
+    period_row(4, 1, [0.7, 0.9, 0.3], [2.0, 0.5, 3.0], seen_accuracy=0.85),
+    period_row(5, 2, [0.6, 0.8, 0.5]),
+    period_row(6, 2, [0.5, 0.6, 0.6], [3.0, None, 1.0], seen_accuracy=0.5),
+]
+
+
+def test_periods_are_summarised_by_the_last_evaluated_round_of_each():
+    found = summarize(PERIODS, **FACTS).periods
+    assert found["rounds"] == [2, 4, 6]
+    assert found["accuracy"].tolist() == [[0.8, 0.2, 0.1], [0.7, 0.9, 0.3], [0.5, 0.6, 0.6]]
+    assert found["loss"][:2].tolist() == [[1.0, 1.0, 1.0], [2.0, 0.5, 3.0]]
+    assert np.isnan(found["loss"][2]).tolist() == [False, True, False]
+    assert found["seen_accuracy"].tolist() == [0.8, 0.85, 0.5]
+    assert found["average_accuracy"] == pytest.approx((0.5 + 0.6 + 0.6) / 3)
+    assert found["average_incremental_accuracy"] == pytest.approx((0.8 + 0.85 + 0.5) / 3)
+    assert found["average_forgetting"] == pytest.approx(((0.8 - 0.5) + (0.9 - 0.6)) / 2)
+    assert found["backward_transfer"] == pytest.approx(((0.5 - 0.8) + (0.6 - 0.9)) / 2)
+    assert found["forgetting"] == pytest.approx([0.3, 0.3, 0.3 - 0.6])
+    assert not found.keys() & {"perplexity", "all_period_perplexity", "relative_forgetting"}
+
+
+def test_forgetting_and_backward_transfer_are_avalanches_where_a_period_is_done_best_just_after_it_was_learnt():
+    matrix = [row["period_accuracy"] for row in PERIODS if row["round"] in (2, 4, 6)]
+    # As StreamForgetting has it: of each earlier experience, the accuracy just after training on it less the last.
+    stream_forgetting = np.mean([matrix[k][k] - matrix[-1][k] for k in range(2)])
+    found = summarize(PERIODS, **FACTS).periods
+    assert found["average_forgetting"] == pytest.approx(stream_forgetting)
+    assert found["backward_transfer"] == pytest.approx(-stream_forgetting)
+
+
+def test_a_run_that_ended_early_is_summarised_by_the_periods_that_it_reached():
+    found = summarize(PERIODS[:4], **FACTS).periods
+    assert (found["rounds"], found["accuracy"].shape) == ([2, 4], (2, 3))
+    assert found["average_accuracy"] == pytest.approx((0.7 + 0.9) / 2)
+    assert found["average_forgetting"] == pytest.approx(0.8 - 0.7)
+    first = summarize(PERIODS[:3], **FACTS).periods
+    assert first["rounds"] == [2]
+    assert math.isnan(first["average_forgetting"])
+    assert math.isnan(first["backward_transfer"])
+
+
+def test_a_run_without_periods_has_none():
+    assert summarize([{"round": 1, "accuracy": 0.5}], **FACTS).periods is None
+    assert summarize([{"round": 1, "task": 0, "period_accuracy": None}], **FACTS).periods is None
+
+
+def test_language_is_summarised_by_perplexity():
+    rows = [
+        period_row(2, 0, [0.5, 0.1], [math.log(4), math.log(20)], perplexity=9.0),
+        period_row(4, 1, [0.4, 0.4], [math.log(6), math.log(8)], perplexity=7.0),
+    ]
+    found = summarize(rows, **FACTS).periods
+    assert found["perplexity"] == pytest.approx(np.array([[4.0, 20.0], [6.0, 8.0]]))
+    assert found["all_period_perplexity"] == [9.0, 7.0]
+    assert found["relative_forgetting"] == pytest.approx([6 / 4 - 1, 8 / 20 - 1])
+
+
+def test_versions_and_machine_are_told():
+    assert versions()["torch"] == torch.__version__
+    assert machine()["cores"] >= 1
+    assert machine()["memory_bytes"] > 2**20

@@ -1,0 +1,117 @@
+"""What a round's row tells of periods and of the method, and which rounds are evaluated."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedemu.algorithms.interface import Context, Tree
+from fedemu.coordinator.evaluation.evaluate import Evaluation
+from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.record.run_directory import Run, read_run
+from fedemu.coordinator.record.summary import Summary
+from fedemu.coordinator.serve import serve
+
+MakePlan = Callable[..., CoordinatorPlan]
+MakeFleet = Callable[..., Any]
+
+PAGE = (Path(__file__).parents[3] / "docs" / "run_directory.md").read_text(encoding="utf-8")
+
+
+class PeriodJudge:
+    """Finds the model right in every period that was seen, and knows nothing of its loss."""
+
+    def __init__(self) -> None:
+        self.asked: list[int | None] = []
+
+    def evaluate(self, variables: Tree, period: int | None = None) -> Evaluation:
+        self.asked.append(period)
+        found = (1.0, float(period == 1))
+        return Evaluation(0.5, 2.0, (0.5,), (2.0,), 7.5, 1.0, float("nan"), found, (2.0, 2.0))
+
+
+def remarking(algorithm: Any, contexts: list[Context]) -> Any:
+    """The algorithm, telling its model's first value after each round, and keeping its contexts."""
+    base = type(algorithm)
+
+    def round(self: Any, state: Any, context: Context) -> Any:
+        contexts.append(context)
+        return base.round(self, state, context)
+
+    def remarks(self: Any, state: Any) -> Mapping[str, Any]:
+        return {"first": [float(state.model["w"][0])]}
+
+    told = type("Told", (base,), {"round": round, "remarks": remarks})
+    return told()
+
+
+async def play(plan: CoordinatorPlan) -> Run:
+    await asyncio.wait_for(serve(plan), 60)
+    return read_run(plan.directory)
+
+
+def two_periods(round: int) -> int:
+    """Of two rounds each, of which the second goes on."""
+    return min((round - 1) // 2, 1)
+
+
+async def test_the_last_round_of_a_period_and_of_the_run_are_always_evaluated(
+    make_plan: MakePlan, make_fleet: MakeFleet
+) -> None:
+    make_fleet()
+    judge = PeriodJudge()
+    left = await play(make_plan(rounds=5, evaluate_every=4, task_of_round=two_periods, evaluator=judge))
+    assert [row["task"] for row in left.rows] == [0, 0, 1, 1, 1]
+    assert [row["accuracy"] is not None for row in left.rows] == [False, True, False, True, True]
+    assert judge.asked == [0, 1, 1]
+    unknown, known = left.rows[2], left.rows[4]
+    columns = ("perplexity", "seen_accuracy", "seen_loss", "period_accuracy", "period_loss")
+    assert [unknown[column] for column in columns] == [None] * 5
+    assert [known[column] for column in columns] == [7.5, 1.0, None, [1.0, 1.0], [2.0, 2.0]]
+    assert left.summary is not None
+    assert left.summary["periods"]["rounds"] == [2, 5]
+    assert left.summary["periods"]["accuracy"] == [[1.0, 0.0], [1.0, 1.0]]
+    assert left.summary["periods"]["all_period_perplexity"] == [7.5, 7.5]
+
+
+async def test_a_method_is_told_where_a_period_ends_and_its_remarks_are_in_the_row(
+    make_plan: MakePlan, make_fleet: MakeFleet
+) -> None:
+    make_fleet()
+    contexts: list[Context] = []
+    plan = make_plan(rounds=5, task_of_round=two_periods)
+    left = await play(replace(plan, algorithm=remarking(plan.algorithm, contexts)))
+    assert [(context.task, context.task_ends) for context in contexts] == [
+        (0, False), (0, True), (1, False), (1, False), (1, False),
+    ]  # fmt: skip
+    # The fake evaluator's loss is the model's first value.
+    assert [row["remarks"] for row in left.rows] == [{"first": [row["loss"]]} for row in left.rows]
+
+
+async def test_without_periods_their_columns_are_there_and_empty(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+    make_fleet()
+    left = await play(make_plan(rounds=2))
+    for row in left.rows:
+        assert (row["seen_accuracy"], row["period_accuracy"], row["perplexity"]) == (None, None, None)
+        assert row["remarks"] == {}
+    assert left.summary is not None
+    assert left.summary["periods"] is None
+
+
+def keys(heading: str) -> set[str]:
+    section = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0].partition("\n\n`periods` ")[0]
+    named = re.findall(r"^\| (`[^|]*`) \|", section, re.MULTILINE)
+    return {key for names in named for key in re.findall(r"`(\w+)`", names)}
+
+
+async def test_the_page_names_the_columns_of_a_row_and_the_keys_of_a_summary(
+    make_plan: MakePlan, make_fleet: MakeFleet
+) -> None:
+    make_fleet()
+    left = await play(make_plan(rounds=1))
+    assert keys("metrics.jsonl") == set(left.rows[0])
+    assert keys("summary.json") == {field.name for field in fields(Summary)} == set(left.summary or ())

@@ -1,0 +1,242 @@
+import asyncio
+import multiprocessing
+import os
+import signal
+import socket
+import stat
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from fedemu.algorithms.interface import ServerJob
+from fedemu.algorithms.trees import model_digest
+from fedemu.coordinator.record import checkpoint
+from fedemu.coordinator.rounds.server_job import run_server_job
+from fedemu.protocol.errors import FedemuError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+
+def train(step_hook=lambda index: None, steps: int = 12, checkpoint_every: int = 5) -> ServerJob:
+    """Gradient steps on a noisy quadratic, the noise drawn by a generator whose state is part of the carry."""
+
+    def init():
+        return {"w": torch.zeros(8, 4).t(), "random": torch.Generator().manual_seed(3).get_state()}
+
+    def step(carry, index):
+        step_hook(index)
+        generator = torch.Generator()
+        generator.set_state(carry["random"])
+        w = carry["w"].clone().requires_grad_()
+        (((w - torch.randn(w.shape, generator=generator)) ** 2).sum() / 3).backward()
+        return {"w": (w - 0.1 * w.grad).detach(), "random": generator.get_state()}, False
+
+    return ServerJob("train", init, step, steps, checkpoint_every)
+
+
+def ignore(step: int, steps: int) -> None:
+    pass
+
+
+async def until(condition) -> None:
+    bound = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < bound
+        await asyncio.sleep(0.002)
+
+
+def kill_once(marker: Path, at: int):
+    """Kills its own process at one step, the first time only."""
+
+    def hook(index: int) -> None:
+        if index == at and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return hook
+
+
+async def test_a_job_runs_in_another_process_and_gives_its_last_carry(tmp_path: Path):
+    def step(carry, index):
+        return {"sum": carry["sum"] + index, "pid": torch.tensor(os.getpid())}, False
+
+    job = ServerJob("add", lambda: {"sum": torch.tensor(0), "pid": torch.tensor(0)}, step, 5, 2)
+    result = await run_server_job(job, tmp_path, 1, 0, ignore)
+    assert result["sum"] == 10
+    assert result["pid"] != os.getpid()
+    assert not psutil.pid_exists(int(result["pid"]))
+
+
+async def test_the_last_step_is_told_even_where_the_job_was_done_before(tmp_path: Path):
+    job = ServerJob("a", lambda: {"n": torch.tensor(0)}, lambda carry, index: (carry, index == 2), 99, 1)
+    told = []
+    await run_server_job(job, tmp_path, 1, 0, lambda *place: told.append(place))
+    assert told[-1] == (3, 99)
+    told.clear()
+    await run_server_job(job, tmp_path, 1, 0, lambda *place: told.append(place))
+    assert told == [(3, 99)]
+
+
+async def test_a_job_may_finish_early_and_one_without_steps_gives_its_beginning(tmp_path: Path):
+    def step(carry, index):
+        return {"n": carry["n"] + 1}, index == 2
+
+    assert (await run_server_job(ServerJob("a", lambda: {"n": torch.tensor(0)}, step, 99, 1), tmp_path, 1, 0, ignore))[
+        "n"
+    ] == 3
+    assert (await run_server_job(ServerJob("b", lambda: {"n": torch.tensor(7)}, step, 0, 1), tmp_path, 1, 1, ignore))[
+        "n"
+    ] == 7
+
+
+@pytest.mark.parametrize("at", [0, 4, 5, 7, 11])
+async def test_a_job_that_was_killed_has_the_digest_of_one_that_was_not(tmp_path: Path, at: int):
+    undisturbed = await run_server_job(train(), tmp_path / "a", 1, 0, ignore)
+    killed = await run_server_job(train(kill_once(tmp_path / "killed", at)), tmp_path / "b", 1, 0, ignore)
+    assert (tmp_path / "killed").exists()
+    assert model_digest(killed) == model_digest(undisturbed)
+
+
+async def test_a_killed_job_goes_on_from_its_checkpoint(tmp_path: Path):
+    log = tmp_path / "steps"
+    kill = kill_once(tmp_path / "killed", 7)
+
+    def hook(index: int) -> None:
+        with open(log, "a") as file:
+            file.write(f"{index} ")
+        kill(index)
+
+    await run_server_job(train(hook), tmp_path, 1, 0, ignore)
+    assert log.read_text().split() == [*map(str, range(8)), *map(str, range(5, 12))]
+
+
+async def test_the_cause_of_every_death_is_told(tmp_path: Path):
+    causes: list[str] = []
+    await run_server_job(train(kill_once(tmp_path / "killed", 7)), tmp_path / "a", 1, 0, ignore, died=causes.append)
+    assert causes == ["signal SIGKILL"]
+    await run_server_job(train(), tmp_path / "b", 1, 0, ignore, died=causes.append)
+    assert causes == ["signal SIGKILL"]
+
+
+async def test_a_finished_job_is_not_run_again(tmp_path: Path):
+    first = await run_server_job(train(), tmp_path, 1, 0, ignore)
+
+    def refuse(index: int) -> None:
+        raise AssertionError("ran again")
+
+    again = await run_server_job(train(refuse), tmp_path, 1, 0, ignore)
+    assert model_digest(again) == model_digest(first)
+    with pytest.raises(FedemuError, match="'train' failed: AssertionError: ran again"):
+        await run_server_job(train(refuse), tmp_path, 1, 0, ignore, attempt=1)
+
+
+async def test_a_job_that_dies_twice_is_an_error_that_names_the_signal(tmp_path: Path):
+    job = train(lambda index: os.kill(os.getpid(), signal.SIGKILL) if index == 8 else None)
+    with pytest.raises(FedemuError, match="'train' of round 3 died 2 times, lastly by signal SIGKILL"):
+        await run_server_job(job, tmp_path, 3, 0, ignore)
+    assert checkpoint.load_job(tmp_path, 3, 0).step == 5
+
+
+async def test_a_job_that_raises_is_not_tried_again(tmp_path: Path):
+    tries = tmp_path / "tries"
+
+    def hook(index: int) -> None:
+        with open(tries, "a") as file:
+            file.write("x")
+        raise ValueError("the public data set is empty")
+
+    with pytest.raises(FedemuError, match="'train' failed: ValueError: the public data set is empty"):
+        await run_server_job(train(hook), tmp_path, 1, 0, ignore)
+    assert tries.read_text() == "x"
+
+
+async def test_progress_is_told_on_the_event_loop(tmp_path: Path):
+    told = []
+
+    def progress(step: int, steps: int) -> None:
+        assert asyncio.get_running_loop() is loop
+        told.append((step, steps))
+
+    loop = asyncio.get_running_loop()
+    await run_server_job(train(), tmp_path, 1, 0, progress)
+    await until(lambda: told and told[-1] == (12, 12))
+    assert told == sorted(told)
+
+
+def endless(pid_file: Path) -> ServerJob:
+    def hook(index: int) -> None:
+        if not pid_file.exists():
+            partial = pid_file.with_suffix(".partial")
+            partial.write_text(str(os.getpid()))
+            partial.rename(pid_file)
+        time.sleep(0.001)
+
+    return train(hook, steps=10**9)
+
+
+async def test_cancelling_ends_the_process_and_keeps_the_checkpoint(tmp_path: Path):
+    pid_file = tmp_path / "pid"
+    task = asyncio.create_task(run_server_job(endless(pid_file), tmp_path, 1, 0, ignore))
+    await until(lambda: pid_file.exists() and checkpoint.load_job(tmp_path, 1, 0) is not None)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not psutil.pid_exists(int(pid_file.read_text()))
+    assert not checkpoint.load_job(tmp_path, 1, 0).finished
+
+
+async def test_the_event_loop_goes_on_while_a_job_runs(tmp_path: Path):
+    pid_file = tmp_path / "pid"
+    task = asyncio.create_task(run_server_job(endless(pid_file), tmp_path, 1, 0, ignore))
+    await until(pid_file.exists)
+    await asyncio.wait_for(asyncio.sleep(0), 5)
+    assert not task.done()
+    task.cancel()
+    await asyncio.wait([task], timeout=30)
+    assert task.cancelled()
+
+
+def coordinate(directory: Path) -> None:
+    asyncio.run(run_server_job(endless(directory / "pid"), directory, 1, 0, ignore))
+
+
+async def test_a_job_dies_with_a_coordinator_that_is_killed(tmp_path: Path):
+    coordinator = multiprocessing.get_context("fork").Process(target=coordinate, args=(tmp_path,))
+    coordinator.start()
+    await until((tmp_path / "pid").exists)
+    job = psutil.Process(int((tmp_path / "pid").read_text()))
+    os.kill(coordinator.pid, signal.SIGKILL)
+    coordinator.join(30)
+    await until(lambda: not job.is_running() or job.status() == psutil.STATUS_ZOMBIE)
+
+
+async def test_a_job_holds_no_connection_of_the_coordinator(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        number = server.fileno()
+
+        def step(carry, index):
+            return {"socket": torch.tensor(stat.S_ISSOCK(os.fstat(number).st_mode))}, False
+
+        job = ServerJob("look", lambda: {"socket": torch.tensor(True)}, step, 1, 1)
+        assert not (await run_server_job(job, tmp_path, 1, 0, ignore))["socket"]
+        assert stat.S_ISSOCK(os.fstat(number).st_mode)
+
+
+async def test_a_job_computes_in_threads_after_the_coordinator_did(tmp_path: Path):
+    before = torch.get_num_threads()
+    large = torch.ones(2_000_000)
+    torch.set_num_threads(2)
+    try:
+        large.exp().sum()
+
+        def step(carry, index):
+            return {"sum": large.mul(2).sum(), "threads": torch.tensor(torch.get_num_threads())}, False
+
+        job = ServerJob("sum", dict, step, 1, 1)
+        result = await asyncio.wait_for(run_server_job(job, tmp_path, 1, 0, ignore, threads=2), 60)
+    finally:
+        torch.set_num_threads(before)
+    assert (result["sum"], result["threads"]) == (4_000_000, 2)

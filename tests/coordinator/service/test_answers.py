@@ -1,0 +1,56 @@
+"""What is remembered to answer peers: verdicts of recent asks, refusals, and the journal of leases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedemu.coordinator.fleet.journal import LeaseJournal
+from fedemu.coordinator.service.refusals import BURST, REMEMBERED, Refusals
+from fedemu.coordinator.service.verdicts import REMEMBERED as ASKS
+from fedemu.coordinator.service.verdicts import Verdicts
+from fedemu.protocol.ids import AskId, DeviceId
+from fedemu.protocol.messages import Duplicate, Late
+
+
+def test_a_decided_contribution_is_answered_with_its_verdict_and_an_unknown_one_is_late() -> None:
+    verdicts = Verdicts()
+    verdicts.remember(AskId(1, 0, 0), {DeviceId(3): "accepted"})
+    assert verdicts.answer("1.0.0", DeviceId(3)) == Duplicate(ask="1.0.0", verdict="accepted")
+    assert verdicts.answer("1.0.0", DeviceId(4)) == Late(ask="1.0.0")
+    assert verdicts.answer("9.0.0", DeviceId(3)) == Late(ask="9.0.0")
+
+
+def test_only_recent_asks_are_remembered() -> None:
+    verdicts = Verdicts()
+    for round in range(ASKS + 1):
+        verdicts.remember(AskId(round, 0, 0), {DeviceId(0): "rejected"})
+    assert verdicts.answer("0.0.0", DeviceId(0)) == Late(ask="0.0.0")
+    assert verdicts.answer("1.0.0", DeviceId(0)) == Duplicate(ask="1.0.0", verdict="rejected")
+
+
+def test_a_peer_that_is_refused_all_the_time_is_answered_once_a_second() -> None:
+    refusals = Refusals()
+    assert sum(refusals.allow(b"a", "malformed", 0.0) for _ in range(100)) == BURST
+    assert refusals.allow(b"b", "malformed", 0.0)
+    assert sum(refusals.allow(b"a", "malformed", 10 + tenth / 10) for tenth in range(101)) == BURST + 10
+
+
+def test_refusals_take_bounded_memory() -> None:
+    refusals = Refusals()
+    for number in range(REMEMBERED + 10):
+        refusals.allow(number.to_bytes(4, "big"), "fleet_full", 0.0)
+    assert len(refusals.idle) == REMEMBERED
+    refusals.forget((REMEMBERED + 9).to_bytes(4, "big"))
+    assert len(refusals.idle) == REMEMBERED - 1
+
+
+def test_a_journal_gives_back_what_was_written_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "leases.jsonl"
+    journal = LeaseJournal(path)
+    assert list(journal.entries()) == []
+    journal.write({"grant": "a", "ranges": ((0, 2),)})
+    with path.open("ab") as file:
+        file.write(b'{"grant": "b", "ran')
+    assert list(journal.entries()) == [{"grant": "a", "ranges": [[0, 2]]}]
+    journal.write({"release": "a"})
+    assert list(journal.entries()) == [{"grant": "a", "ranges": [[0, 2]]}, {"release": "a"}]
