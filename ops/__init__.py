@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedemu.ops.notebook import run as run
-    from fedemu.ops.results import Results as Results
+    from fedemu.ops.results.results import Results as Results
 
 
 def __getattr__(name: str) -> Any:
@@ -19,7 +19,7 @@ def __getattr__(name: str) -> Any:
 
         return run
     if name == "Results":
-        from fedemu.ops.results import Results
+        from fedemu.ops.results.results import Results
 
         return Results
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

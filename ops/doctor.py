@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 
 from fedemu.device.machine import limits
 from fedemu.device.machine.trainers import default_trainers
-from fedemu.ops.datasets_cache import cache_folder
+from fedemu.ops.data.cache import cache_folder
 
 DEVICES = 300
 """What the default experiment asks of a machine."""

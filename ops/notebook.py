@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from fedemu.ops.config import Experiment, Runtime
-from fedemu.ops.config_sources import NOT_SETTINGS, PREFIX, load_experiment, write_frozen
-from fedemu.ops.results import Results
-from fedemu.ops.run_folder import claim, give_back
-from fedemu.ops.toml_text import toml_text
+from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.experiment.sources import NOT_SETTINGS, PREFIX, load_experiment, write_frozen
+from fedemu.ops.experiment.toml_text import toml_text
+from fedemu.ops.results.results import Results
+from fedemu.ops.running.folder import claim, give_back
 from fedemu.protocol import errors
 from fedemu.protocol.errors import FedemuError
 

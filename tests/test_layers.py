@@ -24,10 +24,10 @@ METHODS = re.compile(
     r"fedavg|fedprox|fedntd|moon|fednova|scaffold|fedcurv|fedreg|mfcl|fedcil|fedlwf|flashback", re.IGNORECASE
 )
 LIGHT_MODULES = (
-    "fedemu.ops.cli_commands",
-    "fedemu.ops.behaviours",
-    "fedemu.ops.device_process",
-    "fedemu.ops.run_together",
+    "fedemu.ops.cli.commands",
+    "fedemu.ops.assembly.behaviours",
+    "fedemu.ops.running.devices",
+    "fedemu.ops.running.together",
     "fedemu.device.process.zygote",
     "fedemu.device.process.process",
     "fedemu.device.machine.supervisor",
@@ -104,7 +104,7 @@ def test_no_module_goes_by_its_folder_alone() -> None:
 
 
 def test_no_algorithm_is_named_outside_the_algorithms_and_the_tables_that_offer_them() -> None:
-    tables = ("config_learning.py", "learning.py", "stress/scenarios.py")
+    tables = ("experiment/tables/learning.py", "assembly/learning.py", "stress/scenarios.py")
     offers = {ROOT / "ops" / name for name in tables}
     wrong = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"

@@ -1,6 +1,6 @@
 """The data of an experiment as every process sees it: memory-mapped samples, labels and named columns.
 
-How a data set is found and decoded is the business of ``fedemu.ops.datasets``; who holds which sample, that of
+How a data set is found and decoded is the business of ``fedemu.ops.data.corpora``; who holds which sample, that of
 ``fedemu.algorithms.data.partition``.
 """
 

@@ -52,9 +52,9 @@ class SupervisorPlan:
     connect_seconds: float = 60.0
     lost_seconds: float = 120.0
     logs: Path | None = None
-    behaviours: str = "fedemu.ops.behaviours:open_behaviours"
-    trainer: str = "fedemu.ops.learning:open_trainer"
-    prepare: str = "fedemu.ops.datasets:prepare"
+    behaviours: str = "fedemu.ops.assembly.behaviours:open_behaviours"
+    trainer: str = "fedemu.ops.assembly.learning:open_trainer"
+    prepare: str = "fedemu.ops.data.corpora:prepare"
     observer: Observer = field(default_factory=Silent)
 
 

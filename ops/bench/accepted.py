@@ -15,11 +15,11 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedemu.ops.config import Runtime
-from fedemu.ops.config_sources import load_experiment
-from fedemu.ops.coordinator_process import assemble
-from fedemu.ops.run_folder import claim
-from fedemu.ops.serve_embedded import serve_embedded
+from fedemu.ops.experiment import Runtime
+from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.running.coordinator import assemble
+from fedemu.ops.running.embedded import serve_embedded
+from fedemu.ops.running.folder import claim
 from fedemu.protocol.codec import Buffer, Decoder, Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.ids import AskId

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedemu.ops.bench import processes
 from fedemu.ops.bench.fleets import BareFleet, OurFleet
 from fedemu.ops.bench.measure import Effort, Figure, Tell, cost
-from fedemu.ops.launch import free_address
+from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import live_fleet
 
 ATTACH_SECONDS_FOR_300 = 3.0

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from fedemu.ops.config_sources import load_experiment
-from fedemu.ops.datasets import build_partition, open_corpus
-from fedemu.ops.streams import open_stream
+from fedemu.ops.assembly.stream import open_stream
+from fedemu.ops.data.corpora import build_partition, open_corpus
+from fedemu.ops.experiment.sources import load_experiment
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.codec import UP, Envelope

@@ -16,7 +16,7 @@ import zmq
 from fedemu.ops.bench import processes
 from fedemu.ops.bench.fleet_host import FleetHost
 from fedemu.ops.bench.worker import BenchmarkError
-from fedemu.ops.launch import free_address
+from fedemu.ops.running.launch import free_address
 
 ATTACH_SECONDS = 120.0
 SWEEP_SECONDS = 30.0

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fedemu.ops.bench.measure import Sample
 from fedemu.ops.bench.plain_loop import device_update, perceptron, snapshot, weighted_mean
-from fedemu.ops.config_sources import load_experiment
-from fedemu.ops.datasets import build_partition, open_corpus
+from fedemu.ops.data.corpora import build_partition, open_corpus
+from fedemu.ops.experiment.sources import load_experiment
 
 
 def plain(cohorts: Sequence[Sequence[int]], overrides: Sequence[str]) -> Callable[[], Sample]:

@@ -9,7 +9,7 @@ from functools import partial
 from fedemu.ops.bench.measure import Effort, Figure, Sample, Tell, paired, rate
 from fedemu.ops.bench.wire_sides import CASES
 from fedemu.ops.bench.worker import Worker, together
-from fedemu.ops.launch import free_address
+from fedemu.ops.running.launch import free_address
 
 REACH = 0.5
 

@@ -11,10 +11,10 @@ import pytest
 
 from fedemu.coordinator.observer import Observer
 from fedemu.coordinator.record.summary import Summary
-from fedemu.ops.config import Runtime
-from fedemu.ops.config_sources import load_experiment, write_frozen
-from fedemu.ops.coordinator_process import assemble
-from fedemu.ops.serve_embedded import serve_embedded
+from fedemu.ops.experiment import Runtime
+from fedemu.ops.experiment.sources import load_experiment, write_frozen
+from fedemu.ops.running.coordinator import assemble
+from fedemu.ops.running.embedded import serve_embedded
 from fedemu.ops.stress.fleet import LiveFleet, live_fleet
 from fedemu.ops.stress.invariants import outcomes_add_up
 from fedemu.ops.stress.play import free_address

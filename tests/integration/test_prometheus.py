@@ -16,7 +16,7 @@ import pytest
 from fedemu.ops.stress.fleet import LiveFleet
 from fedemu.ops.stress.play import free_address
 
-MONITORING = Path(__file__).parents[2] / "ops" / "monitoring"
+MONITORING = Path(__file__).parents[2] / "ops" / "watching" / "monitoring"
 
 
 def _port() -> int:

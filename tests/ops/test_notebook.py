@@ -8,7 +8,7 @@ import pytest
 
 import fedemu.ops
 from fedemu.ops import notebook
-from fedemu.ops.config import Experiment, Runtime
+from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 

@@ -1,0 +1,102 @@
+"""Makes the devices' behaviours from an experiment's bytes; what a device process opens, so torch stays out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import assert_never
+
+from numpy.random import Generator
+
+from fedemu.device.behaviour import availability, profile
+from fedemu.device.behaviour.availability import Interval
+from fedemu.device.behaviour.behaviour import Behaviour
+from fedemu.device.behaviour.faults import FaultRates
+from fedemu.ops import experiment as config
+from fedemu.ops.experiment import Experiment
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.seeds import generator
+
+
+def open_behaviours(experiment: bytes) -> Callable[[int], Behaviour]:
+    """The behaviour of a device by its index; equal bytes give equal behaviours on every machine."""
+    settings = Experiment.from_bytes(experiment)
+    if settings.lacks_traces:
+        raise ConfigurationError(
+            "the experiment names trace files, but does not contain them; read it with load_experiment"
+        )
+    quantities = _quantities(settings)
+    rates = _rates(settings.faults)
+
+    def open_behaviour(device: int) -> Behaviour:
+        drawn = profile.draw_profile(settings.seed, device, quantities)
+        return Behaviour(settings.seed, device, _intervals(settings, device), drawn, rates)
+
+    return open_behaviour
+
+
+def _intervals(settings: Experiment, device: int) -> Iterator[Interval]:
+    def random(purpose: str = "availability") -> Generator:
+        return generator(settings.seed, device=device, purpose=purpose)
+
+    match settings.availability:
+        case config.Always():
+            return availability.always()
+        case config.Exponential(mean_online=online, mean_offline=offline):
+            return availability.exponential(random(), online, offline)
+        case config.Weibull(shape=shape, scale_online=online, scale_offline=offline):
+            return availability.weibull(random(), shape, online, offline)
+        case config.Diurnal() as day:
+            return availability.diurnal(random(), day.mean, day.amplitude, day.peak_hour, day.spread_hours, day.spell)
+        case config.AvailabilityTrace(at_end=at_end):
+            recorded, period = settings.traces.availability, settings.traces.last_event
+            turn, phone = divmod(device, len(recorded))
+            if at_end == "end":
+                return availability.recorded(recorded[phone], None)
+            # A fleet larger than the trace uses each phone again, at another time of its life.
+            shift = 0.0 if turn == 0 else float(random("availability/shift").random()) * period
+            return availability.recorded(recorded[phone], period, shift)
+        case other:
+            assert_never(other)
+
+
+def _quantities(settings: Experiment) -> dict[str, profile.Quantity]:
+    keys = ("seconds_per_sample", "down_kbps", "up_kbps", "latency")
+    return {key: _quantity(settings, key, getattr(settings.profile, key)) for key in keys}
+
+
+def _quantity(
+    settings: Experiment, key: str, value: float | config.Drawn | config.ComputeTrace | config.NetworkTrace
+) -> profile.Quantity:
+    if isinstance(value, config.ComputeTrace | config.NetworkTrace):
+        rows = settings.traces.profile[key]
+        return profile.Recorded(rows.file, rows.values, rows.deviations, rows.weights)
+    return _distribution(value)
+
+
+def _distribution(value: float | config.Drawn) -> profile.Distribution:
+    match value:
+        case int() | float():
+            return profile.Fixed(float(value))
+        case config.Fixed():
+            return profile.Fixed(value.value)
+        case config.Uniform():
+            return profile.Uniform(value.low, value.high)
+        case config.Normal():
+            return profile.Normal(value.mean, value.std, value.low, value.high)
+        case config.Lognormal():
+            return profile.Lognormal(value.median, value.sigma)
+        case other:
+            assert_never(other)
+
+
+def _rates(faults: config.Faults) -> FaultRates:
+    return FaultRates(
+        crash=faults.crash_rate,
+        leave=faults.leave_rate,
+        silence=faults.silence_rate,
+        corrupt=faults.corrupt_rate,
+        duplicate=faults.duplicate_rate,
+        decline=faults.decline_rate,
+        corruptions=faults.corruptions,
+        downtime=_distribution(faults.downtime),
+    )

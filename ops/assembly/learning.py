@@ -1,0 +1,147 @@
+"""An experiment's model and method, put together from its configuration, and the trainer of its programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from fedemu.algorithms.data.augment import augmentation
+from fedemu.algorithms.data.corpus import Corpus
+from fedemu.algorithms.interface import Algorithm, Ask, Context, Model, Selecting, Tree
+from fedemu.algorithms.models.growing import growing
+from fedemu.algorithms.registry import BIDIRECTIONAL, CLASSIFIERS, build_algorithm, build_model, find_criterion
+from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.device.compute.trainer import Trainer
+from fedemu.ops.assembly.public_data import open_public
+from fedemu.ops.assembly.stream import class_tasks
+from fedemu.ops.data.corpora import open_corpus
+from fedemu.ops.experiment import Experiment
+from fedemu.protocol import seeds
+from fedemu.protocol.errors import ConfigurationError
+
+
+def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algorithm[Any]]:
+    """The same in every process; raises ConfigurationError where a name or an option is wrong, or data don't fit."""
+    if corpus.language and experiment.model.name in CLASSIFIERS:
+        raise ConfigurationError(
+            f"model {experiment.model.name!r} tells labels, but the data are texts whose tokens are predicted; "
+            "choose model 'gru', 'tinybert' or 'tinybert_small'"
+        )
+    if experiment.data.text.kind == "next" and experiment.model.name in BIDIRECTIONAL:
+        raise ConfigurationError(
+            f"model {experiment.model.name!r} reads the tokens that data.text.kind = 'next' has it predict; "
+            "choose model 'gru', or set data.text.kind = 'masked'"
+        )
+    model = _built_model(experiment, corpus)
+    local, stream = experiment.local, experiment.stream
+    masked = len(corpus.vocabulary) if experiment.data.text.kind == "masked" else 0
+    ingredients = Ingredients(
+        model=model,
+        criterion=find_criterion(experiment.algorithm.loss, model),
+        classes=corpus.classes,
+        epochs=local.epochs,
+        batch_size=local.batch_size,
+        lr=local.lr,
+        momentum=local.momentum,
+        weight_decay=local.weight_decay,
+        lr_decay=local.lr_decay,
+        augment=augmentation(local.augment, corpus.input_shape, corpus.mean, corpus.std, masked),
+        devices=experiment.fleet.devices,
+        public=experiment.data.public.fraction > 0,
+        input_shape=corpus.input_shape,
+        labelled=corpus.labelled,
+        language=corpus.language,
+        rounds_per_task=stream.rounds_each if local.lr_restart and stream.period_count > 1 else 0,
+    )
+    algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.options, ingredients)
+    return model, _replaying(algorithm, experiment, ingredients) if experiment.replay.kept else algorithm
+
+
+def _built_model(experiment: Experiment, corpus: Corpus) -> Model:
+    """The experiment's model, whose classifier grows where the stream brings classes task by task."""
+    model = build_model(experiment.model.name, experiment.model.options, corpus.input_shape, corpus.outputs)
+    tasks = None if corpus.language else class_tasks(experiment, corpus.classes)
+    if tasks is None:
+        return model
+    with _within_memory(experiment):
+        return growing(model, tasks, corpus.input_shape)
+
+
+def _replaying(algorithm: Algorithm[Any], experiment: Experiment, ingredients: Ingredients) -> Algorithm[Any]:
+    """The method, with devices that keep samples for later periods."""
+    replay = experiment.replay
+    settings = ReplaySettings(
+        strategy=replay.strategy,
+        budget=replay.kept,
+        proportion=replay.proportion,
+        restarts=replay.restarts,
+        iterations=replay.iterations,
+        targets=replay.targets,
+        final=replay.final,
+        census=replay.census,
+        memory=replay.memory_mib * 2**20,
+        periods=experiment.stream.period_count,
+    )
+    return with_replay(algorithm, settings, ingredients)
+
+
+def initial_variables(experiment: Experiment, model: Model) -> Tree:
+    """The global model before the first round; raises ConfigurationError where this machine can't hold it."""
+    with _within_memory(experiment):
+        return model.init(seeds.integer(experiment.seed, purpose="model"))
+
+
+@contextmanager
+def _within_memory(experiment: Experiment) -> Iterator[None]:
+    """Raises ConfigurationError where there is no memory for the model."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not lacks_memory(error):
+            raise
+        raise ConfigurationError(
+            f"the model {experiment.model.name!r} does not fit into this machine's memory; "
+            "make it smaller in [model], or use a larger machine"
+        ) from None
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Whether an allocation in host memory failed, for which torch has no type of its own."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
+def open_trainer(experiment: bytes, device_type: str) -> Trainer:
+    """A trainer of the experiment's programs; ``warm_up`` gets it ready for the first round's first ask."""
+    settings = Experiment.from_bytes(experiment)
+    corpus = open_corpus(settings)
+    model, algorithm = open_algorithm(settings, corpus)
+    public = open_public(corpus, settings.data, settings.seed)
+    ask = first_ask(algorithm, model.init(0), Context(0, 0, settings.seed, corpus.classes, public))
+    return Trainer(
+        algorithm.programs,
+        corpus,
+        settings.seed,
+        device_type=device_type,
+        executor=settings.local.executor,
+        kind=model.kind,
+        examples={} if ask is None else {ask.program: ask.shared},
+        selection=algorithm.selection if isinstance(algorithm, Selecting) else None,
+    )
+
+
+def first_ask(algorithm: Algorithm[Any], variables: Tree, context: Context) -> Ask | None:
+    """The first request of the first round; None where a round begins at the coordinator.
+
+    ``context`` is that of the time before the first round.
+    """
+    script = algorithm.round(algorithm.init(variables, context), replace(context, round=1))
+    try:
+        request = next(script)
+    except StopIteration:
+        return None
+    finally:
+        script.close()
+    return request if isinstance(request, Ask) else None

@@ -1,0 +1,111 @@
+"""An experiment's stream: which device sees which sample when, and what each period is tested on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.algorithms.data.partition import Partition
+from fedemu.algorithms.streams import periods as streams_periods
+from fedemu.algorithms.streams.arrivals import own_times, poisson
+from fedemu.algorithms.streams.plan import StreamPlan
+from fedemu.algorithms.streams.schedule import PeriodTests, Schedule
+from fedemu.algorithms.streams.tasks import ClassTasks, class_incremental
+from fedemu.ops import experiment as config
+from fedemu.ops.experiment.tables.stream import INDEX, LABEL
+from fedemu.protocol import seeds
+from fedemu.protocol.errors import ConfigurationError, DataError
+
+
+def open_stream(experiment: config.Experiment, corpus: Corpus, partition: Partition) -> tuple[StreamPlan, PeriodTests]:
+    """What devices are told of the stream, and what its periods are tested on: a function of the experiment alone.
+
+    Raises ConfigurationError or DataError where the samples make no such stream.
+    """
+    stream = experiment.stream
+    with _named(stream):
+        schedule, tests = _divided(stream, corpus, partition, experiment.seed)
+    match stream:
+        case config.Static():
+            pass
+        case config.Periods(arrivals="order", order=order, cut=cut):
+            times = _times(corpus, order)
+            schedule = own_times(schedule, times, stream.seconds, per_device=cut == "device")
+        case _ if stream.arrivals == "poisson":
+            random = seeds.generator(experiment.seed, purpose="stream arrivals")
+            schedule = poisson(schedule, stream.seconds, generator=random)
+    plan = StreamPlan(
+        schedule,
+        rounds_per_period=stream.rounds_each,
+        period_seconds=stream.seconds,
+        cumulative=stream.cumulative,
+        budget=experiment.replay.kept,
+    )
+    return plan, tests
+
+
+def class_tasks(experiment: config.Experiment, classes: int) -> ClassTasks | None:
+    """The tasks of a class-incremental stream over so many classes; None for another stream.
+
+    Raises ConfigurationError where the classes make no such tasks.
+    """
+    match experiment.stream:
+        case config.Classes() as stream:
+            with _named(stream):
+                return _tasks(stream, classes, seeds.generator(experiment.seed, purpose="stream"))
+    return None
+
+
+@contextmanager
+def _named(stream: config.Stream) -> Iterator[None]:
+    """What is wrong with the stream is said of it."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise type(error)(f'stream.kind = "{stream.kind}": {error}') from error
+
+
+def _tasks(stream: config.Classes, classes: int, random: np.random.Generator) -> ClassTasks:
+    """The order of the classes, where none is given, is the first that the stream draws."""
+    return ClassTasks.of(classes, stream.tasks, stream.order or random.permutation(classes))
+
+
+def _divided(stream: config.Stream, corpus: Corpus, partition: Partition, seed: int) -> tuple[Schedule, PeriodTests]:
+    random = seeds.generator(seed, purpose="stream")
+    train, test = corpus.train, corpus.test
+    match stream:
+        case config.Static():
+            return streams_periods.static(partition, len(test))
+        case config.Periods(order=order, periods=periods, cut=cut, test_fraction=fraction):
+            times = _times(corpus, order)
+            return streams_periods.consecutive(times, partition, periods, cut=cut, test_fraction=fraction)
+        case config.Drift(column=column, periods=periods, alpha=alpha, cut=cut):
+            values = _column(corpus, train, column), _column(corpus, test, column)
+            return streams_periods.dirichlet_drift(*values, partition, periods, alpha=alpha, generator=random, cut=cut)
+        case config.Window(column=column, periods=periods, width=width, cut=cut):
+            values = _column(corpus, train, column), _column(corpus, test, column)
+            return streams_periods.window_drift(*values, partition, periods, width=width, generator=random, cut=cut)
+        case config.Classes():
+            tasks = _tasks(stream, corpus.classes, random)
+            return class_incremental(train.y, test.y, partition, tasks, generator=random)
+        case _:
+            assert_never(stream)
+
+
+def _times(corpus: Corpus, order: str) -> NDArray[Any]:
+    """The numbers that order the training samples, ``[samples]``."""
+    return np.arange(len(corpus.train)) if order == INDEX else _column(corpus, corpus.train, order)
+
+
+def _column(corpus: Corpus, split: Split, name: str) -> NDArray[Any]:
+    """The values of a column, ``[samples]``, or the labels."""
+    if name == LABEL:
+        return split.y
+    if name not in split.columns:
+        raise DataError(f"the data set {corpus.name!r} has no column {name!r} in both of its splits")
+    return split.columns[name]

@@ -1,0 +1,34 @@
+"""The entry point of the command ``fedemu``; the commands are in ``commands.py``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+INTERRUPTED = 4
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def main() -> None:
+    """Run the command that the arguments name; ends the process with its exit code."""
+    heeded = [sign for sign in _STOP_SIGNALS if signal.getsignal(sign) != signal.SIG_IGN]
+    for sign in heeded:
+        signal.signal(sign, _leave)
+    # Imported only now, because it takes half a second in which Ctrl-C must not end in a traceback.
+    from fedemu.ops.cli.commands import app
+
+    for sign in heeded:
+        signal.signal(sign, signal.default_int_handler)
+    app()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Nothing has begun yet, and an import is no place to raise an exception."""
+    os.write(sys.stderr.fileno(), b"fedemu: interrupted\n")
+    os._exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""``fedemu bench``: measures, and shows every figure beside its floor."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedemu.coordinator.record.summary import machine, versions
+from fedemu.ops.bench.measure import QUICK, Effort, Figure, Spread
+from fedemu.ops.bench.selection import Study, study
+from fedemu.ops.bench.subjects import SUBJECTS
+from fedemu.ops.cli.guarded import guarded
+from fedemu.ops.cli.options import Format, FormatOption
+from fedemu.protocol.errors import ConfigurationError
+
+WIDTH = 150
+"""Columns where there is no terminal that has any."""
+SELECTION = "selection"
+"""Measures how good choices are rather than how fast; only where it is named."""
+
+
+@guarded
+def bench(
+    subjects: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help=f"Of {', '.join(SUBJECTS)}; all of these if none is named. Or {SELECTION}: how good the selections of "
+            "replay samples are.",
+            show_default=False,
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A tenth of the work: shows that it runs, proves nothing.")
+    ] = False,
+    large: Annotated[bool, typer.Option("--large", help="Also measure a fleet of 1,000 devices.")] = False,
+    problems: Annotated[int, typer.Option(help=f"Of {SELECTION}: how many problems to solve.", min=1)] = 50,
+    format: FormatOption = Format.TEXT,
+) -> int:
+    """Measure this machine's fleet, wire, training, aggregation and the whole system, each beside its floor.
+
+    A floor is the least that the same work can cost, measured in turns with ours in the same run; on a busy machine
+    look at the ratio of CPU times. Takes about five minutes.
+    """
+    for name in subjects or ():
+        if name not in (*SUBJECTS, SELECTION):
+            raise ConfigurationError(f"there is no benchmark {name!r}; choose from {', '.join((*SUBJECTS, SELECTION))}")
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    effort = replace(QUICK if quick else Effort(), large=large)
+    about = _facts()
+    console.print(_in_words(about))
+    figures: list[Figure] = []
+    choices: Study | None = None
+    with console.status("") as status:
+
+        def tell(line: str) -> None:
+            status.update(line) if console.is_terminal else console.print(f"{line} ...", markup=False)
+
+        for name in dict.fromkeys(subjects or SUBJECTS):
+            if name == SELECTION:
+                choices = study(effort, problems, tell)
+            else:
+                figures += SUBJECTS[name](effort, tell)
+    if figures:
+        console.print(table(figures))
+    if choices:
+        console.print(choices)
+    if format is Format.JSON:
+        said = about | {"quick": quick, "figures": [figure.table() for figure in figures]}
+        print(json.dumps(said | ({SELECTION: choices.table()} if choices else {}), indent=1))
+    return 0
+
+
+def table(figures: list[Figure]) -> Table:
+    """Medians, and the extremes of the ratios."""
+    drawn = Table(box=None, pad_edge=False)
+    for column in ("figure", "unit", "ours", "floor", "ratio", "from-to", "by CPU", "wanted"):
+        drawn.add_column(column, justify="left" if column in ("figure", "unit", "wanted") else "right")
+    subject = ""
+    for figure in figures:
+        if figure.subject != subject:
+            subject = figure.subject
+            drawn.add_row(f"[bold]{subject}[/]")
+        drawn.add_row(
+            f"  {figure.name}",
+            figure.unit,
+            _number(figure.ours.median),
+            _median(figure.floor),
+            _median(figure.ratio),
+            f"{_number(figure.ratio.least)}-{_number(figure.ratio.most)}" if figure.ratio else "",
+            _median(figure.cpu_ratio),
+            _wanted(figure),
+        )
+    return drawn
+
+
+def _wanted(figure: Figure) -> str:
+    if figure.met is None:
+        return ""
+    wanted = f"{figure.reach:g} or more" if figure.limit is None else f"{figure.limit:g} {figure.unit} or less"
+    return f"[green]reached[/] {wanted}" if figure.met else f"[bold red]missed[/] {wanted}"
+
+
+def _median(spread: Spread | None) -> str:
+    return _number(spread.median) if spread else ""
+
+
+def _number(value: float) -> str:
+    """Three digits that mean something."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _facts() -> dict[str, Any]:
+    return {"machine": machine(), "versions": versions(), "load": os.getloadavg()[0]}
+
+
+def _in_words(about: dict[str, Any]) -> str:
+    """The machine in a line, with a warning where others are using it."""
+    of, load = about["machine"], about["load"]
+    memory = f"{of['memory_bytes'] / 2**30:.0f} GiB"
+    line = f"{of['processor']}, {of['cores']} cores, {memory}; {of['system']}; load {load:.1f}"
+    return line if load < 0.5 * of["cores"] else f"{line}: busy, so wall times say little"

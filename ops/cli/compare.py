@@ -1,0 +1,54 @@
+"""The command that puts runs side by side."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedemu.ops.cli import options
+from fedemu.ops.cli.guarded import complain, guarded
+from fedemu.ops.cli.options import Format
+
+
+@guarded
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders of run directories.")
+    ],
+    target: Annotated[
+        float | None,
+        typer.Option(
+            metavar="ACCURACY",
+            help="Count the rounds to 50, 75 and 95 % of this accuracy, a share of 1. "
+            "Default: the best accuracy of the first row.",
+            min=1e-6,
+            max=1,
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the page, its plots and compare.json go.")] = Path(
+        "compare"
+    ),
+    format: options.FormatOption = Format.TEXT,
+) -> int:
+    """Put runs in one table and one set of plots; runs that differ only by their seed are one row, mean ± deviation."""
+    # matplotlib takes a second to import; nothing else has to wait for it.
+    from fedemu.ops.compare.compare import compare as side_by_side
+    from fedemu.ops.compare.page.page import claim_folder, write_comparison
+    from fedemu.ops.compare.text import text, width_of
+
+    comparison = side_by_side(runs, target)
+    claim_folder(out)
+    for warning in comparison.warnings:
+        complain(f"warning: {warning}")
+    page = write_comparison(comparison, out)
+    if format is Format.JSON:
+        print(json.dumps(comparison.table(), allow_nan=False))
+    else:
+        print(text(comparison, width_of(sys.stdout.isatty())))
+    print(f"plots and numbers are in {page}", file=sys.stderr)
+    return 0

@@ -1,0 +1,121 @@
+"""The commands that look at things: a run, the presets, an experiment, this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedemu.ops import doctor as examination
+from fedemu.ops.cli import options
+from fedemu.ops.cli.guarded import complain, guarded
+from fedemu.ops.cli.options import Format
+from fedemu.ops.data.apart import find_data
+from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.experiment.presets import methods
+from fedemu.ops.experiment.presets import presets as shipped
+from fedemu.ops.experiment.sources import load_experiment
+
+
+@guarded
+def report(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The run directory of a finished or unfinished run.")
+    ],
+) -> int:
+    """Draw a run's plots and write its report.html; prints the page's path."""
+    # matplotlib takes a second to import; only this command waits for it.
+    from fedemu.ops.report.report import write_report
+
+    print(write_report(directory))
+    return 0
+
+
+@guarded
+def presets(format: options.FormatOption = Format.TEXT) -> int:
+    """List the experiments that come with fedemu, and the methods to put into them."""
+    settings, added = shipped(), methods()
+    if format is Format.JSON:
+        kinds = {"experiment": settings, "method": added}
+        print(
+            json.dumps(
+                [{"name": name, "kind": kind, "description": text} for kind, of in kinds.items() for name, text in of]
+            )
+        )
+        return 0
+    width = max(len(name) for name, _ in (*settings, *added))
+    for name, text in settings:
+        print(f"{name:<{width}}  {text}")
+    print("\nMethods, to follow any of them after a +, one or several, as in NAME+METHOD:\n")
+    for name, text in added:
+        print(f"{name:<{width}}  {text}")
+    return 0
+
+
+@guarded
+def validate(
+    experiment: options.Experiment = None,
+    settings: options.Settings = None,
+    format: options.FormatOption = Format.TEXT,
+) -> int:
+    """Check an experiment without running it: its settings, data, model, method, and who holds which samples."""
+    checked, runtime = load_experiment(experiment, settings or [], os.environ)
+    place = find_data(checked)
+    facts = _facts(checked, runtime) | {"data": f"{checked.data.dataset} ({place.kind.replace('_', ' ')})"}
+    # It imports torch, for which no wrong setting should have to wait.
+    from fedemu.ops.assembly.rehearsal import rehearse
+
+    facts |= rehearse(checked, complain)
+    if format is Format.JSON:
+        print(json.dumps({"ok": True, "digest": checked.digest, "experiment": checked.table(), "facts": facts}))
+        return 0
+    print(f"{checked.name}: ok")
+    for key, value in facts.items():
+        print(f"  {key:<12} {value}")
+    return 0
+
+
+def _facts(experiment: Experiment, runtime: Runtime) -> dict[str, Any]:
+    """An experiment in a few lines for people."""
+    fleet, replay = experiment.fleet, experiment.replay
+    return {
+        "rounds": f"{experiment.rounds}, seed {experiment.seed}, {experiment.clock.kind} clock",
+        "fleet": f"{fleet.devices} devices, {fleet.per_round} a round, over-selection {fleet.over_selection:g}, "
+        f"deadline {fleet.deadline:g} s, quorum {fleet.quorum:g}",
+        "partition": _kind(experiment.data.partition.model_dump()),
+        "stream": _kind(experiment.stream.model_dump()),
+        "replay": f"{replay.strategy}, {replay.kept} samples a device" if replay.kept else "none",
+        "model": _kind({"kind": experiment.model.name, **experiment.model.options}),
+        "algorithm": _kind({"kind": experiment.algorithm.name, **experiment.algorithm.options})
+        + f", loss {experiment.algorithm.loss}",
+        "local": f"{experiment.local.epochs} epochs, batch {experiment.local.batch_size}, lr {experiment.local.lr:g}",
+        "churn": _kind(experiment.availability.model_dump()),
+        "faults": ", ".join(
+            f"{key.removesuffix('_rate')} {value:g}"
+            for key, value in experiment.faults.model_dump().items()
+            if key.endswith("_rate") and value
+        )
+        or "none",
+        "address": runtime.bind,
+        "digest": experiment.digest,
+    }
+
+
+def _kind(table: dict[str, Any]) -> str:
+    rest = ", ".join(f"{key} {value}" for key, value in table.items() if key != "kind")
+    return f"{table['kind']} ({rest})" if rest else str(table["kind"])
+
+
+@guarded
+def doctor(format: options.FormatOption = Format.TEXT) -> int:
+    """Check that this machine can run a fleet: Python, libraries, limits, memory, data."""
+    findings = examination.examine(os.environ)
+    if format is Format.JSON:
+        print(json.dumps([finding._asdict() for finding in findings]))
+    else:
+        for finding in findings:
+            print(f"{finding.verdict:<4}  {finding.subject:<16} {finding.detail}")
+    return 2 if any(finding.verdict == "bad" for finding in findings) else 0

@@ -1,0 +1,205 @@
+"""The commands that start something: a whole run, a coordinator, the devices of one machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedemu.ops.cli import options
+from fedemu.ops.cli.guarded import guarded
+from fedemu.ops.cli.options import Format, overrides_of
+from fedemu.ops.data.apart import find_data
+from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.running.folder import claim, give_back, reopen
+from fedemu.ops.running.seeds import SeedGroup, is_group, new_group, parse_seeds, reopen_group, run_group
+from fedemu.ops.running.together import conclude, is_complete, run_together
+from fedemu.protocol.errors import ConfigurationError
+
+Bind = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS", help="Where devices reach the coordinator, as tcp://0.0.0.0:5577.", show_default=False
+    ),
+]
+
+
+@guarded
+def run(
+    experiment: options.Experiment = None,
+    out: options.Out = None,
+    seed: options.Seed = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SEEDS",
+            help="Run with each of these seeds, as in 0,1,2 or 0-4, into DIR/seed-N of --out DIR, and compare them.",
+            show_default=False,
+        ),
+    ] = None,
+    rounds: options.Rounds = None,
+    devices: options.Devices = None,
+    resume: options.Resume = None,
+    settings: options.Settings = None,
+    bind: Bind = None,
+    metrics_port: options.MetricsPort = None,
+    transport: Annotated[
+        options.Transport | None,
+        typer.Option(
+            help="zmq: real processes and sockets; memory: everything in one process. Default: zmq.", show_default=False
+        ),
+    ] = None,
+    trainers: options.Trainers = None,
+    per_process: options.PerProcess = None,
+    device_type: options.DeviceTypeOption = None,
+    log_level: options.LogLevelOption = None,
+    format: options.FormatOption = Format.TEXT,
+) -> int:
+    """Run an experiment on this machine: coordinator, devices, progress, report. Ctrl-C stops it with a checkpoint.
+
+    The address is a free port of this machine unless --bind says otherwise. With --seeds there is a run for each,
+    one after another; --resume goes on with what is left of them.
+    """
+    overrides = overrides_of(
+        settings,
+        seed=seed,
+        rounds=rounds,
+        fleet__devices=devices,
+        runtime__bind=bind,
+        runtime__metrics_port=metrics_port,
+        runtime__transport=transport,
+        runtime__trainers=trainers,
+        runtime__per_process=per_process,
+        runtime__device_type=device_type,
+        runtime__log_level=log_level,
+    )
+    if seeds is not None or (resume is not None and is_group(resume)):
+        group = _open_group(experiment, out, resume, seeds, seed, overrides)
+        return run_group(group, print_summaries=format is Format.JSON)
+    directory, checked, runtime = _open(experiment, out, resume, overrides)
+    if resume is not None and is_complete(directory, checked):
+        return conclude(directory, 0, "run", new=False, print_summary=format is Format.JSON)
+    return run_together(directory, checked, runtime, new=resume is None, print_summary=format is Format.JSON)
+
+
+@guarded
+def coordinator(
+    experiment: options.Experiment = None,
+    out: options.Out = None,
+    seed: options.Seed = None,
+    rounds: options.Rounds = None,
+    devices: options.Devices = None,
+    resume: options.Resume = None,
+    settings: options.Settings = None,
+    bind: Bind = None,
+    metrics_port: options.MetricsPort = None,
+    log_level: options.LogLevelOption = None,
+    format: options.FormatOption = Format.TEXT,
+) -> int:
+    """Run a coordinator and wait for devices, which `fedemu device` brings; listens on tcp://127.0.0.1:5577."""
+    overrides = overrides_of(
+        settings,
+        seed=seed,
+        rounds=rounds,
+        fleet__devices=devices,
+        runtime__bind=bind,
+        runtime__metrics_port=metrics_port,
+        runtime__log_level=log_level,
+    )
+    directory, checked, runtime = _open(experiment, out, resume, overrides)
+    if resume is not None and is_complete(directory, checked):
+        return conclude(directory, 0, "coordinator", new=False, print_summary=format is Format.JSON)
+    try:
+        # It imports torch, for which no wrong setting should have to wait.
+        from fedemu.ops.running.coordinator import coordinate_alone
+    except KeyboardInterrupt:
+        if resume is None:
+            give_back(directory)
+        raise
+
+    return coordinate_alone(directory, checked, runtime, new=resume is None, print_summary=format is Format.JSON)
+
+
+@guarded
+def device(
+    count: Annotated[int, typer.Option("--n", metavar="N", help="How many devices this machine has.", min=1)] = 1,
+    connect: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="The coordinator's address. Default: tcp://127.0.0.1:5577.", show_default=False
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where the devices keep their state; the same folder brings the same devices back. "
+            "Default: in the user's state folder.",
+            show_default=False,
+        ),
+    ] = None,
+    trainers: options.Trainers = None,
+    per_process: options.PerProcess = None,
+    device_type: options.DeviceTypeOption = None,
+    metrics_port: options.MetricsPort = None,
+    log_level: options.LogLevelOption = None,
+) -> int:
+    """Start the devices of one machine, each in a process of its own; they learn everything from the coordinator."""
+    # It imports nothing heavy, but what it imports is of no use to the other commands.
+    from fedemu.ops.running.devices import supervise_alone
+
+    overrides = overrides_of(
+        None,
+        runtime__connect=connect,
+        runtime__trainers=trainers,
+        runtime__per_process=per_process,
+        runtime__device_type=device_type,
+        runtime__metrics_port=metrics_port,
+        runtime__log_level=log_level,
+    )
+    _, runtime = load_experiment(None, overrides, os.environ)
+    return supervise_alone(count, runtime, state)
+
+
+def _open(
+    source: str | None, out: Path | None, resume: Path | None, overrides: list[str]
+) -> tuple[Path, Experiment, Runtime]:
+    """The run directory, new or continued, with its experiment."""
+    if resume is None:
+        experiment, runtime = load_experiment(source, overrides, os.environ)
+        find_data(experiment)
+        return claim(experiment, out), experiment, runtime
+    _refuse_beside_resume(resume, source, out)
+    experiment, runtime = reopen(resume, overrides, os.environ)
+    return resume, experiment, runtime
+
+
+def _open_group(
+    source: str | None,
+    out: Path | None,
+    resume: Path | None,
+    seeds: str | None,
+    seed: int | None,
+    overrides: list[str],
+) -> SeedGroup:
+    """The run directories of several seeds, new or continued."""
+    among_settings = any(override.partition("=")[0].strip() == "seed" for override in overrides)
+    for given, name in ((seed is not None, "--seed"), (among_settings, "--set seed")):
+        if given:
+            raise ConfigurationError(f"{name} is for one run, and here are several seeds; leave out {name}")
+    chosen = None if seeds is None else parse_seeds(seeds)
+    if resume is None:
+        return new_group(source, chosen or [], out, overrides, os.environ)
+    _refuse_beside_resume(resume, source, out)
+    return reopen_group(resume, chosen, overrides, os.environ)
+
+
+def _refuse_beside_resume(resume: Path, source: str | None, out: Path | None) -> None:
+    for given, name in ((source, "an experiment"), (out, "--out")):
+        if given is not None:
+            raise ConfigurationError(
+                f"--resume goes on with the experiment and the folder of {resume}; leave out {name}"
+            )

@@ -1,0 +1,101 @@
+"""``fedemu stress``: plays the scenarios and says which passed."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedemu.ops.cli.guarded import guarded
+from fedemu.ops.cli.options import Format, FormatOption
+from fedemu.ops.stress.play import Verdict, play
+from fedemu.ops.stress.scenarios import FULL, SHORT, Scale, Scenario, scenarios
+from fedemu.protocol.errors import ConfigurationError
+
+FAILED = 1
+
+
+@guarded
+def stress(
+    names: Annotated[list[str] | None, typer.Argument(help="Scenarios to play; all if none is named.")] = None,
+    short: Annotated[bool, typer.Option("--short", help="20 devices and 25 rounds in place of 300 and 120.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the scenarios and stop.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Keep run directories and logs here.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the disturber: whom it strikes, and when.")] = 1,
+    format: FormatOption = Format.TEXT,
+) -> int:
+    """Try to break a real fleet, scenario by scenario, and hold the invariants against what happened.
+
+    Exit 0: all passed; 1: a scenario failed.
+    """
+    scale = SHORT if short else FULL
+    known = scenarios(scale)
+    if list_:
+        for scenario in known.values():
+            print(f"{scenario.name:22}{scenario.what}")
+        return 0
+    for name in names or ():
+        if name not in known:
+            raise ConfigurationError(f"there is no scenario {name!r}; choose from {', '.join(known)}")
+    with _folder(out) as folder:
+        verdicts = _play_all([known[name] for name in names or known], scale, folder, seed)
+    if format is Format.JSON:
+        print(json.dumps([asdict(verdict) | {"passed": verdict.passed} for verdict in verdicts], indent=1))
+    return 0 if all(verdict.passed for verdict in verdicts) else FAILED
+
+
+@contextmanager
+def _folder(out: Path | None) -> Iterator[Path]:
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="fedemu-stress-") as folder:
+            yield Path(folder)
+    else:
+        if out.exists() and any(out.iterdir()):
+            raise ConfigurationError(f"{out} is not empty; name a new folder with --out")
+        out.mkdir(parents=True, exist_ok=True)
+        yield out
+
+
+def _play_all(chosen: list[Scenario], scale: Scale, folder: Path, seed: int) -> list[Verdict]:
+    console = Console(stderr=True)
+    digests: dict[tuple[str, ...], str] = {}
+    for overrides in dict.fromkeys(scenario.overrides for scenario in chosen if scenario.same_digest):
+        console.print("undisturbed run, for comparison ...", highlight=False)
+        name = f"undisturbed-{len(digests)}" if digests else "undisturbed"
+        calm = play(Scenario(name, "nobody disturbs", overrides), scale, folder / name, seed=seed)
+        if not calm.passed:
+            _show(console, [calm])
+            return [calm]
+        digests[overrides] = calm.digest
+    verdicts = []
+    for scenario in chosen:
+        console.print(f"{scenario.name}: {scenario.what} ...", highlight=False)
+        expected = digests.get(scenario.overrides)
+        verdict = play(scenario, scale, folder / scenario.name, seed=seed, expected_digest=expected)
+        verdicts.append(verdict)
+        console.print(f"  {'passed' if verdict.passed else 'FAILED'} in {verdict.seconds:.1f} s", highlight=False)
+    _show(console, verdicts)
+    return verdicts
+
+
+def _show(console: Console, verdicts: list[Verdict]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in ("scenario", "verdict", "seconds", "rounds", "accepted", "dropped", "late", "rejected"):
+        table.add_column(column, justify="left" if column in ("scenario", "verdict") else "right")
+    for verdict in verdicts:
+        counts = [str(verdict.facts[outcome]) for outcome in ("accepted", "dropped", "late", "rejected")]
+        style = "green" if verdict.passed else "bold red"
+        word = f"[{style}]{'passed' if verdict.passed else 'FAILED'}[/]"
+        table.add_row(verdict.name, word, f"{verdict.seconds:.1f}", str(verdict.rounds), *counts)
+    console.print(table)
+    for verdict in verdicts:
+        for complaint in verdict.complaints:
+            console.print(f"{verdict.name}: {complaint}", markup=False, highlight=False)

@@ -1,0 +1,1 @@
+"""Runs side by side, as numbers and as words."""

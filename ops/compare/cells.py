@@ -1,0 +1,65 @@
+"""Figures of a comparison as the cells of a table: mean ± deviation over the seeds, in a unit that reads well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedemu.ops.compare.entry import Statistic
+
+NEVER = "–"
+"""Where there is no figure."""
+
+Cell = Callable[[Statistic], str]
+
+
+def percent(figure: Statistic) -> str:
+    return written(figure, 100, 1, "%")
+
+
+def share(figure: Statistic) -> str:
+    return written(figure, 1, 3, "")
+
+
+def number(figure: Statistic) -> str:
+    """Of a perplexity or a loss."""
+    large = abs(figure.mean or 0.0)
+    return written(figure, 1, 3 if large < 10 else 1 if large < 1000 else 0, "")
+
+
+def count(figure: Statistic) -> str:
+    """Rounds; where some seeds never got so far, how many did."""
+    whole = len(figure.known) < 2
+    reached = "" if len(figure.known) in {0, len(figure.values)} else f" ({len(figure.known)} of {len(figure.values)})"
+    return written(figure, 1, 0 if whole else 1, reached)
+
+
+def size(figure: Statistic) -> str:
+    """Of bytes."""
+    power = next((power for power in range(4) if abs(figure.mean or 0.0) < 1000 ** (power + 1)), 4)
+    return written(figure, 1000.0**-power, 1, f" {('B', 'kB', 'MB', 'GB', 'TB')[power]}")
+
+
+def seconds(figure: Statistic) -> str:
+    """Of what may take milliseconds, to two or three digits."""
+    short = abs(figure.mean or 0.0)
+    if short < 0.995:
+        return written(figure, 1000, 0 if short >= 0.0095 else 1, " ms")
+    return written(figure, 1, 2 if short < 9.95 else 1 if short < 99.5 else 0, " s")
+
+
+def span(figure: Statistic) -> str:
+    """Of what may take days."""
+    long = figure.mean or 0.0
+    divisor, unit = next(
+        ((divisor, unit) for divisor, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")) if long >= 3 * divisor),
+        (1.0, "s"),
+    )
+    return written(figure, 1 / divisor, 1, f" {unit}")
+
+
+def written(figure: Statistic, factor: float, digits: int, unit: str) -> str:
+    """``12.3 ± 0.4 MB``; a deviation that is nothing at all (bytes, often) is not written."""
+    if figure.mean is None:
+        return NEVER
+    spread = f" ± {figure.deviation * factor:.{digits}f}" if figure.deviation else ""
+    return f"{figure.mean * factor:.{digits}f}{spread}{unit}"

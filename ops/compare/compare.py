@@ -1,0 +1,55 @@
+"""Runs side by side: what each experiment came to over its seeds, and how many rounds it took to a target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedemu.ops.compare.entry import Entry, Statistic, best_accuracy, figures_of
+from fedemu.ops.compare.replay import ReplayStudy, replay_studies
+from fedemu.ops.compare.runs import grouped, labels
+from fedemu.ops.compare.tasks import TaskStudy, task_studies
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``target`` is the accuracy to whose shares the rounds are counted; None where no run was evaluated.
+
+    ``replay`` sets experiments that differ in their replay only against each other, ``tasks`` those whose classes come
+    task by task; none where there are none.
+    """
+
+    entries: tuple[Entry, ...]
+    target: float | None
+    warnings: tuple[str, ...]
+    replay: tuple[ReplayStudy, ...] = ()
+    tasks: tuple[TaskStudy, ...] = ()
+
+    def table(self) -> dict[str, Any]:
+        """Everything, as JSON knows it."""
+        return {
+            "target": self.target,
+            "warnings": list(self.warnings),
+            "rows": [entry.table() for entry in self.entries],
+            "replay": [study.table() for study in self.replay],
+            "tasks": [study.table() for study in self.tasks],
+        }
+
+
+def compare(paths: Iterable[Path], target: float | None = None) -> Comparison:
+    """Compare the runs in ``paths``, each a run directory or a folder of run directories.
+
+    Runs of one experiment with other seeds are one row. ``target`` is a share of 1; by default the best accuracy of
+    the first row that was evaluated, the mean over its seeds. Raises ConfigurationError where a path holds no run.
+    """
+    groups, warnings = grouped(paths)
+    if target is None:
+        best = (Statistic(tuple(best_accuracy(run) for run in group.runs)).mean for group in groups)
+        target = next((mean for mean in best if mean is not None), None)
+    entries = tuple(
+        Entry(label, group.runs, group.seeds, figures_of(group.runs, target), group.experiment)
+        for label, group in zip(labels(groups), groups, strict=True)
+    )
+    return Comparison(entries, target, tuple(warnings), replay_studies(entries), task_studies(entries))

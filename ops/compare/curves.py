@@ -1,0 +1,61 @@
+"""How the runs of one experiment went, round by round, over its seeds: what the plots of a comparison draw."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedemu.coordinator.record.run_directory import Run
+from fedemu.ops.compare.entry import Entry
+
+Floats = NDArray[np.float64]
+
+MOVED = "moved"
+"""A column of its own: all bytes up to the round, down and up, emulated."""
+
+
+class Curve(NamedTuple):
+    """The mean and the sample deviation over the seeds, by round; the deviation is 0 where only one has the round."""
+
+    rounds: Floats
+    mean: Floats
+    deviation: Floats
+
+
+def curve(entry: Entry, key: str) -> Curve:
+    """A column of ``metrics.jsonl`` over the rounds in which at least one run has it; ``MOVED`` too."""
+    by_round: dict[int, list[float]] = defaultdict(list)
+    for run in entry.runs:
+        for round, value in _column(run, key):
+            by_round[round].append(value)
+    rounds = sorted(by_round)
+    values = [np.array(by_round[round]) for round in rounds]
+    return Curve(
+        np.array(rounds, dtype=np.float64),
+        np.array([np.mean(column) for column in values]),
+        np.array([np.std(column, ddof=1) if len(column) > 1 else 0.0 for column in values]),
+    )
+
+
+def _column(run: Run, key: str) -> Iterator[tuple[int, float]]:
+    moved = 0.0
+    for row in run.rows:
+        moved += float(row.get("bytes_down") or 0) + float(row.get("bytes_up") or 0)
+        value = moved if key == MOVED else row.get(key)
+        if value is not None:
+            yield int(row["round"]), float(value)
+
+
+def class_table(entry: Entry) -> tuple[list[int], Floats]:
+    """The rounds in which a run has accuracies by class, and the mean over the runs that do ``[classes, rounds]``."""
+    by_round: dict[int, list[list[float | None]]] = defaultdict(list)
+    for run in entry.runs:
+        for row in run.rows:
+            if row.get("class_accuracy"):
+                by_round[int(row["round"])].append(row["class_accuracy"])
+    rounds = sorted(by_round)
+    return rounds, np.array([np.array(by_round[round], dtype=np.float64).mean(axis=0) for round in rounds]).T

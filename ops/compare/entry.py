@@ -1,0 +1,167 @@
+"""One row of a comparison: an experiment, run with one seed or several, and what each figure came to over them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedemu.algorithms.measures.forgetting import forgetting
+from fedemu.coordinator.record.run_directory import Run
+from fedemu.ops.results.periods import period_results, perplexity_of
+
+SHARES = (0.5, 0.75, 0.95)
+"""Of the target accuracy; the rounds to each are counted (Aljahdali et al., table 1)."""
+BY_PERIOD = (
+    "average_accuracy",
+    "average_incremental_accuracy",
+    "average_forgetting",
+    "backward_transfer",
+    "all_period_loss",
+    "all_period_perplexity",
+    "relative_forgetting",
+)
+"""Of the latest model of a stream of periods; ``relative_forgetting`` is the mean over the earlier periods. The last
+two are of language data only."""
+_BY_ROUND = ("round_forgetting", "local_forgetting", "aggregation_forgetting")
+"""Of these a run's figure is the mean over the rounds that have them; the last two only diagnosed rounds do."""
+FIGURES = (
+    "final_accuracy",
+    "best_accuracy",
+    "forgetting",
+    *_BY_ROUND,
+    *BY_PERIOD,
+    *(f"rounds_to_{share * 100:.0f}" for share in SHARES),
+    "bytes_down",
+    "bytes_up",
+    "virtual_time",
+    "wall_time",
+)
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """One figure of every run of an experiment; None where a run has none (an accuracy that was never reached)."""
+
+    values: tuple[float | None, ...]
+
+    @property
+    def known(self) -> list[float]:
+        return [value for value in self.values if value is not None]
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.known) if self.known else None
+
+    @property
+    def deviation(self) -> float | None:
+        """The sample standard deviation; None for fewer than two values."""
+        return statistics.stdev(self.known) if len(self.known) > 1 else None
+
+    def table(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        return {"mean": self.mean, "deviation": self.deviation, "values": list(self.values)}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """``figures`` has the keys ``FIGURES``; ``experiment`` is empty where no config.toml tells it."""
+
+    label: str
+    runs: tuple[Run, ...]
+    seeds: tuple[int | None, ...]
+    figures: Mapping[str, Statistic]
+    experiment: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def outcome(self) -> str:
+        """``completed``, or how many runs ended how."""
+        counts = Counter(outcome_of(run) for run in self.runs)
+        return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {name}" for name, n in counts.most_common())
+
+    def table(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        return {
+            "label": self.label,
+            "outcome": self.outcome,
+            "runs": [
+                {"directory": str(run.path), "seed": seed, "outcome": outcome_of(run), "rounds": len(run.rows)}
+                for run, seed in zip(self.runs, self.seeds, strict=True)
+            ],
+            **{key: figure.table() for key, figure in self.figures.items()},
+        }
+
+
+def figures_of(runs: Sequence[Run], target: float | None) -> dict[str, Statistic]:
+    """What every run came to; rounds are counted to shares of ``target``, an accuracy."""
+    of_runs = [_figures_of_run(run, target) for run in runs]
+    return {key: Statistic(tuple(figures[key] for figures in of_runs)) for key in FIGURES}
+
+
+def outcome_of(run: Run) -> str:
+    return str((run.summary or {}).get("outcome") or "unfinished")
+
+
+def best_accuracy(run: Run) -> float | None:
+    return max(_accuracies(run), default=None)
+
+
+def _rounds_to(run: Run, accuracy: float) -> int | None:
+    """The first evaluated round that reached ``accuracy``; None where none did."""
+    for row in run.rows:
+        if row.get("accuracy") is not None and row["accuracy"] >= accuracy - _ROUNDING:
+            return int(row["round"])
+    return None
+
+
+def _accuracies(run: Run) -> list[float]:
+    """Of the evaluated rounds."""
+    return [float(row["accuracy"]) for row in run.rows if row.get("accuracy") is not None]
+
+
+def _figures_of_run(run: Run, target: float | None) -> dict[str, float | None]:
+    reached = _accuracies(run)
+    classes = [row["class_accuracy"] for row in run.rows if row.get("class_accuracy")]
+    return {
+        "final_accuracy": reached[-1] if reached else None,
+        "best_accuracy": best_accuracy(run),
+        "forgetting": _known(forgetting(classes)) if len(classes) > 1 else None,
+        **{key: _mean(row.get(key) for row in run.rows) for key in _BY_ROUND},
+        **_by_period(run),
+        **{
+            f"rounds_to_{share * 100:.0f}": None if target is None else _rounds_to(run, share * target)
+            for share in SHARES
+        },
+        **{key: float(sum(row.get(key) or 0 for row in run.rows)) for key in ("bytes_down", "bytes_up")},
+        **{key: run.rows[-1].get(key) if run.rows else None for key in ("virtual_time", "wall_time")},
+    }
+
+
+def _by_period(run: Run) -> dict[str, float | None]:
+    found = period_results(run)
+    if found is None:
+        return dict.fromkeys(BY_PERIOD)
+    return {
+        **{
+            key: _known(found.after_each(key)[-1])
+            for key in ("average_accuracy", "average_forgetting", "backward_transfer")
+        },
+        "average_incremental_accuracy": _known(found.average_incremental_accuracy),
+        "all_period_loss": _known(found.all_period_loss[-1]),
+        "all_period_perplexity": _known(perplexity_of(found.all_period_loss)[-1]) if found.language else None,
+        "relative_forgetting": _known(found.relative_forgetting_after_each()[-1]) if found.language else None,
+    }
+
+
+def _known(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """None where there is no value."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None

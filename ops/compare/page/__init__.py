@@ -1,0 +1,1 @@
+"""Runs side by side, as a page with plots."""

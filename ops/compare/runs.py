@@ -1,0 +1,195 @@
+"""Which runs a comparison is about, which of them are one experiment with several seeds, and what to call each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedemu.coordinator.record.run_directory import Run, read_run
+from fedemu.ops.compare.replay_label import NAMED, replay_label
+from fedemu.ops.compare.settings import Keys, Table, at, differing, most_common, short_name, shown, usual
+from fedemu.ops.experiment import Experiment
+from fedemu.protocol.errors import ConfigurationError
+
+_NOT_SCIENCE = ("name", "seed", "diagnose")
+"""Two experiments that differ only in these are compared as one; what is measured of a run does not change it."""
+_TEST_DATA = ("dataset", "test_fraction", "test_by", "id_min_samples", "train_split")
+"""The settings of ``data`` that decide which samples are tested on."""
+_INCOMPARABLE = (*(("data", key) for key in _TEST_DATA), ("model",))
+_REPLAY = {("replay", key) for key in NAMED}
+_METHOD = ("algorithm", "name")
+_NAMED_OTHERWISE = {_METHOD, ("algorithm", "loss"), ("rounds",), *_REPLAY}
+_LONGEST_LABEL = 60
+
+_NO_REPLAY = replay_label({})
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one experiment, which differ by their seeds; ``experiment`` is empty where no config.toml tells it.
+
+    ``place`` is the folder that was named, and that holds the runs or is the run.
+    """
+
+    place: Path
+    experiment: Table
+    runs: tuple[Run, ...]
+    seeds: tuple[int | None, ...]
+
+
+def find_runs(path: Path) -> list[Path]:
+    """The run directory ``path``, or those directly inside it; ConfigurationError where there is none."""
+    if not path.is_dir():
+        raise ConfigurationError(f"{path} is no folder; name run directories, or folders of run directories")
+    if is_run(path):
+        return [path]
+    inside = sorted((child for child in path.iterdir() if is_run(child)), key=_in_counting_order)
+    if not inside:
+        raise ConfigurationError(f"{path} holds neither a run nor a group of runs; name run directories")
+    return inside
+
+
+def is_run(path: Path) -> bool:
+    return (path / "config.toml").is_file() or (path / "metrics.jsonl").is_file()
+
+
+def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
+    """The runs of all ``paths`` by experiment, in the order of their first run, and what there is to warn of.
+
+    Of several runs of one experiment and seed the one that got furthest counts, or else the first.
+    """
+    by_experiment: dict[str, dict[int | None, _Found]] = {}
+    seen: set[Path] = set()
+    warnings = []
+    for place in paths:
+        for directory in find_runs(place):
+            if directory.resolve() in seen:
+                continue
+            seen.add(directory.resolve())
+            found = _read(directory, place)
+            alike = by_experiment.setdefault(found.key, {})
+            twin = alike.get(found.seed)
+            kept, left_out = (found, twin) if twin is None or found.reached > twin.reached else (twin, found)
+            alike[found.seed] = kept
+            if left_out is not None:
+                got = ", which got further" if kept is found else ""
+                warnings.append(
+                    f"{left_out.run.path} is left out: it is the same experiment and seed as {kept.run.path}{got}"
+                )
+    groups = [
+        Group(first.place, first.experiment, tuple(one.run for one in alike.values()), tuple(alike))
+        for alike in by_experiment.values()
+        for first in [next(iter(alike.values()))]
+    ]
+    return groups, warnings + _incomparable(groups)
+
+
+def labels(groups: Sequence[Group]) -> list[str]:
+    """For each group its method and loss, its replay and the settings in which groups differ; no two are the same.
+
+    What is usual among the groups is not named, and rounds are only where nothing else tells two groups apart. Where
+    the label would be long, or nothing is known, the folder's name takes its place.
+    """
+    tables = [group.experiment for group in groups if group.experiment]
+    differ = differing(tables)
+    named = [_label(group, tables, differ) for group in groups]
+    further: list[Callable[[Group], str]] = [_folder, lambda group: str(group.runs[0].path)]
+    if ("rounds",) in differ:
+        further.insert(0, _rounds)
+    for more in further:
+        named = [
+            f"{label} ({more(group)})" if named.count(label) > 1 else label
+            for label, group in zip(named, groups, strict=True)
+        ]
+    return named
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A run, where it was found, and its experiment: defaults written out, without what does not tell rows apart."""
+
+    run: Run
+    place: Path
+    experiment: Table
+    seed: int | None
+
+    @property
+    def key(self) -> str:
+        """The same for runs of one experiment; a run that does not tell its experiment is alone."""
+        return json.dumps(self.experiment, sort_keys=True) if self.experiment else str(self.run.path)
+
+    @property
+    def reached(self) -> tuple[bool, int]:
+        """How far the run got: whether it was completed, and its rounds."""
+        return (self.run.summary or {}).get("outcome") == "completed", len(self.run.rows)
+
+
+def _read(directory: Path, place: Path) -> _Found:
+    run = read_run(directory)
+    try:
+        table = tomllib.loads(run.config)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{run.path / 'config.toml'} is not valid TOML: {error}") from None
+    if table:
+        with contextlib.suppress(ConfigurationError):  # frozen by another version; comparable as it stands
+            table = Experiment.parse(table).table()
+    experiment = {key: value for key, value in table.items() if key not in _NOT_SCIENCE}
+    return _Found(run, place, experiment, table.get("seed"))
+
+
+def _incomparable(groups: Sequence[Group]) -> list[str]:
+    warnings = []
+    for keys in _INCOMPARABLE:
+        values = dict.fromkeys(shown(at(group.experiment, keys)) for group in groups if group.experiment)
+        if len(values) > 1:
+            what = ".".join(keys)
+            warnings.append(f"the runs differ in {what} ({', '.join(values)}), so their accuracies do not compare")
+    return warnings
+
+
+def _label(group: Group, tables: Sequence[Table], differ: set[Keys]) -> str:
+    """``differ`` are the settings that tell the ``tables`` of all groups apart."""
+    own = group.experiment
+    if not own:
+        return _folder(group)
+    algorithm = own.get("algorithm") or {}
+    label = str(algorithm.get("name"))
+    if algorithm.get("loss", "cross_entropy") != "cross_entropy":
+        label += f" + {algorithm['loss']}"
+    names = {path: short_name(path) for path in sorted(differ - _NAMED_OTHERWISE)}
+    settings = []
+    if differ & _REPLAY:
+        replays = [replay_label(table.get("replay") or {}) for table in tables]
+        replay = replay_label(own.get("replay") or {})
+        if not replay == most_common(replays) == _NO_REPLAY:
+            settings.append(replay)
+    # The method is named whatever is usual, so what is usual of its options goes by the method.
+    same_method = [table for table in tables if at(table, _METHOD) == at(own, _METHOD)]
+    for path, name in names.items():
+        value = at(own, path)
+        if value is not None and value != usual(same_method if path[0] == "algorithm" else tables, path):
+            unique = list(names.values()).count(name) == 1
+            settings.append(f"{name if unique else '.'.join(path)} {shown(value)}")
+    whole = ", ".join([label, *settings])
+    return whole if len(whole) <= _LONGEST_LABEL else f"{label} ({_folder(group)})"
+
+
+def _rounds(group: Group) -> str:
+    return f"{group.experiment.get('rounds')} rounds"
+
+
+def _folder(group: Group) -> str:
+    """The folder that holds the seeds of one experiment, or else its first run."""
+    own = len(group.runs) > 1 and not is_run(group.place)
+    return (group.place if own else group.runs[0].path).resolve().name
+
+
+def _in_counting_order(path: Path) -> tuple[str, int, str]:
+    """seed-2 before seed-10."""
+    stem = path.name.rstrip("0123456789")
+    number = path.name[len(stem) :]
+    return stem, int(number) if number else -1, path.name

@@ -1,0 +1,152 @@
+"""Runs on class-incremental streams: how well each method knows all classes so far, and what it costs per round.
+
+The figures are those of Babakniya et al., "A Data-Free Approach to Mitigate Catastrophic Forgetting in Federated Class
+Incremental Learning for Vision Tasks" (2023), section 5, table 4 and figure 5, with the traffic beside the times.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedemu.coordinator.record.run_directory import Run
+from fedemu.ops.compare.entry import Entry, Statistic
+from fedemu.ops.compare.runs import Group, labels
+from fedemu.ops.compare.settings import at
+from fedemu.ops.results.periods import Floats, period_results
+
+QUALITY = ("average_incremental_accuracy", "average_forgetting")
+COSTS = (
+    "device_seconds_first",
+    "device_seconds_later",
+    "coordinator_seconds_first",
+    "coordinator_seconds_later",
+    "server_job_seconds",
+    "bytes_down_first",
+    "bytes_down_later",
+    "bytes_up_first",
+    "bytes_up_later",
+)
+"""By round of the first task and of later ones: real seconds of a device's training and of the coordinator's own work,
+the median over rounds, and emulated bytes to a device that is asked and from one that replies. ``server_job_seconds``
+is for each task, of methods that have a server job once per task; others' are in the coordinator's seconds."""
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Method:
+    """An experiment of a study. ``costs`` has the keys ``COSTS``.
+
+    ``seen [runs, tasks]`` is the accuracy over the classes so far after each task; NaN for tasks not reached.
+    """
+
+    label: str
+    entry: Entry
+    costs: Mapping[str, Statistic]
+    seen: Floats
+
+    @property
+    def reached(self) -> str:
+        """How many tasks the runs have come to, and how many there are: ``2 of 5``; of the run that came least far."""
+        tasks = at(self.entry.experiment, ("stream", "tasks"))
+        return f"{int((~np.isnan(self.seen)).sum(axis=1).min())} of {tasks}"
+
+    @property
+    def figures(self) -> Mapping[str, Statistic]:
+        """By the keys ``QUALITY`` and ``COSTS``."""
+        return {**{key: self.entry.figures[key] for key in QUALITY}, **self.costs}
+
+    def table(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        return {
+            "label": self.entry.label,
+            **{key: figure.table() for key, figure in self.figures.items()},
+            "seen_accuracy": [[None if np.isnan(value) else value for value in run] for run in self.seen],
+        }
+
+
+@dataclass(frozen=True)
+class TaskStudy:
+    """The experiments on the classes of one data set, which ``dataset`` names."""
+
+    dataset: str
+    methods: tuple[Method, ...]
+
+    def table(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        return {"dataset": self.dataset, "methods": [method.table() for method in self.methods]}
+
+
+def task_studies(entries: Sequence[Entry]) -> tuple[TaskStudy, ...]:
+    """A study for each data set whose classes come task by task; none without."""
+    by_data: dict[str, list[Entry]] = {}
+    for entry in entries:
+        tested = any(period_results(run) for run in entry.runs)
+        if tested and at(entry.experiment, ("stream", "kind")) == "classes":
+            by_data.setdefault(str(at(entry.experiment, ("data", "dataset"))), []).append(entry)
+    return tuple(
+        TaskStudy(dataset, tuple(map(_method, _named(members, entries), members)))
+        for dataset, members in by_data.items()
+    )
+
+
+def _named(members: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
+    """What they are called everywhere; among several studies, without what only tells studies apart."""
+    if len(members) == len(entries):
+        return [entry.label for entry in members]
+    return labels([Group(entry.runs[0].path, entry.experiment, entry.runs, entry.seeds) for entry in members])
+
+
+def _method(label: str, entry: Entry) -> Method:
+    of_runs = [_costs(run.rows) for run in entry.runs]
+    costs = {key: Statistic(tuple(costs[key] for costs in of_runs)) for key in COSTS}
+    seen = [_seen(run) for run in entry.runs]
+    table = np.full((len(seen), max(map(len, seen))), np.nan)
+    for line, values in zip(table, seen, strict=True):
+        line[: len(values)] = values
+    return Method(label, entry, costs, table)
+
+
+def _seen(run: Run) -> Floats:
+    found = period_results(run)
+    return np.empty(0) if found is None else found.seen_accuracy
+
+
+def _costs(rows: Rows) -> dict[str, float | None]:
+    apart = _jobs_once_per_task(rows)
+    jobs = [row["server_seconds"] for row in rows if row.get("server_seconds")]
+    found: dict[str, float | None] = {"server_job_seconds": statistics.fmean(jobs) if apart and jobs else None}
+    for stretch, of_stretch in (
+        ("first", [row for row in rows if row.get("task") == 0]),
+        ("later", [row for row in rows if row.get("task")]),
+    ):
+        coordinator = [
+            row["coordinator_seconds"] - (float(row.get("server_seconds") or 0.0) if apart else 0.0)
+            for row in of_stretch
+            if row.get("coordinator_seconds") is not None
+        ]
+        device = [row["device_seconds"] for row in of_stretch if row.get("device_seconds") is not None]
+        found |= {
+            f"device_seconds_{stretch}": statistics.median(device) if device else None,
+            f"coordinator_seconds_{stretch}": statistics.median(coordinator) if coordinator else None,
+            f"bytes_down_{stretch}": _per(of_stretch, "bytes_down", "selected"),
+            f"bytes_up_{stretch}": _per(of_stretch, "bytes_up", "accepted", "rejected"),
+        }
+    return found
+
+
+def _jobs_once_per_task(rows: Rows) -> bool:
+    """Whether no task has server jobs in more than one of its rounds."""
+    return max(Counter(row.get("task") for row in rows if row.get("server_seconds")).values(), default=0) <= 1
+
+
+def _per(rows: Rows, key: str, *outcomes: str) -> float | None:
+    """The sum of a column for each device that was counted under these outcomes; None where none was."""
+    devices = sum(row.get(outcome) or 0 for row in rows for outcome in outcomes)
+    return sum(row.get(key) or 0 for row in rows) / devices if devices else None

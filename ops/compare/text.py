@@ -1,0 +1,201 @@
+"""A comparison in words and numbers: the columns of its table, for the terminal and for the page."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from fedemu.ops.compare import cells
+from fedemu.ops.compare.cells import NEVER, Cell
+from fedemu.ops.compare.compare import Comparison
+from fedemu.ops.compare.entry import BY_PERIOD, SHARES, Statistic
+from fedemu.ops.compare.replay import Measure, ReplayStudy
+from fedemu.ops.compare.tasks import TaskStudy
+
+TO_THE_LEFT = frozenset({"experiment", "replay", "outcome"})
+"""The columns that hold words."""
+_ONLY_WHERE_KNOWN = ("local_forgetting", "aggregation_forgetting", *BY_PERIOD)
+_PIPE_WIDTH = 400
+"""Columns of what is no terminal: the table stays in one piece."""
+
+
+def columns(comparison: Comparison) -> dict[str, list[str]]:
+    """The table by column, each with one cell per entry, the labels first; mean ± deviation over the seeds."""
+    table: dict[str, list[str]] = {
+        "experiment": [entry.label for entry in comparison.entries],
+        "runs": [str(len(entry.runs)) for entry in comparison.entries],
+    }
+    for title, (key, cell) in _columns(comparison.target).items():
+        cells = [cell(entry.figures[key]) for entry in comparison.entries]
+        if key not in _ONLY_WHERE_KNOWN or set(cells) != {NEVER}:
+            table[title] = cells
+    table["outcome"] = [entry.outcome for entry in comparison.entries]
+    return table
+
+
+def text(comparison: Comparison, width: int) -> str:
+    """The tables for a terminal of so many columns: in one piece each, or else parted so that they fit."""
+    console = Console(width=width, color_system=None, highlight=False)
+    with console.capture() as captured:
+        _print(console, columns(comparison))
+        told = [task_table(study) for study in comparison.tasks]
+        told += [table for study in comparison.replay for table in replay_tables(study)]
+        for title, table in told:
+            console.print(f"\n{title}", markup=False)
+            _print(console, table)
+    lines = [line.rstrip() for line in captured.get().splitlines()]
+    return "\n".join([*lines, *explanation(comparison)])
+
+
+def task_table(study: TaskStudy) -> tuple[str, dict[str, list[str]]]:
+    """Its title, and the table by column, each with one cell per method, as in table 4 of Babakniya et al.
+
+    How many tasks were observed is told where that is not the same for all.
+    """
+    table = {"experiment": [method.label for method in study.methods]}
+    reached = [method.reached for method in study.methods]
+    if len(set(reached)) > 1:
+        table["tasks"] = reached
+    for title, (key, cell) in _OF_TASKS.items():
+        cells_of_column = [cell(method.figures[key]) for method in study.methods]
+        if set(cells_of_column) != {NEVER}:
+            table[title] = cells_of_column
+    return f"classes of {study.dataset}, task by task", table
+
+
+def replay_tables(study: ReplayStudy) -> list[tuple[str, dict[str, list[str]]]]:
+    """For each measure its title and its table by column: a line per strategy, a column per N."""
+    tables = []
+    for measure in study.measures:
+        lines = [
+            {point.samples: _of_replay(study.value(point, measure), study, measure) for point in points}
+            for points in study.lines.values()
+        ]
+        cells = {f"N {size}": [line.get(size, NEVER) for line in lines] for size in study.sizes}
+        if any(set(column) != {NEVER} for column in cells.values()):
+            tables.append((f"{study.label}: {replay_title(study, measure)}", {"replay": list(study.lines), **cells}))
+    return tables
+
+
+def replay_title(study: ReplayStudy, measure: Measure) -> str:
+    """What the values of a study are, and what they are set against."""
+    if study.reference is None:
+        return f"{measure.name}; no run without replay to set it against"
+    without = _absolute(study.reference.figures[measure.key], measure)
+    if measure.against == "absolute":
+        return f"{measure.name}; {without} without replay"
+    kind = "change" if measure.against == "relative" else "difference in percentage points"
+    return f"{measure.name}, {kind} against no replay ({without})"
+
+
+def width_of(stream_is_terminal: bool) -> int:
+    return shutil.get_terminal_size().columns if stream_is_terminal else _PIPE_WIDTH
+
+
+def explanation(comparison: Comparison) -> list[str]:
+    """What the numbers of the table are, in a line or two."""
+    lines = []
+    if any(len(entry.runs) > 1 for entry in comparison.entries):
+        lines.append("mean ± sample standard deviation over the seeds")
+    if comparison.target is not None:
+        lines.append(
+            f"rounds to a share of the target accuracy {comparison.target:.1%}; {NEVER} if it was never reached"
+        )
+    if comparison.tasks:
+        lines.append(
+            "first and later tasks: by round, the real time of a device's work and the coordinator's own, and the "
+            "emulated bytes of a device; a server job that comes once per task stands apart"
+        )
+    for study in comparison.replay:
+        if study.unpaired:
+            lines.append(
+                f"{study.label}: runs without a counterpart that has no replay, the same seed and as many periods "
+                f"are left out of the changes ({study.unpaired})"
+            )
+    return lines
+
+
+_OF_TASKS: Mapping[str, tuple[str, Cell]] = {
+    "average incremental accuracy": ("average_incremental_accuracy", cells.percent),
+    "average forgetting": ("average_forgetting", cells.percent),
+    "device, first": ("device_seconds_first", cells.seconds),
+    "device, later": ("device_seconds_later", cells.seconds),
+    "coordinator, first": ("coordinator_seconds_first", cells.seconds),
+    "coordinator, later": ("coordinator_seconds_later", cells.seconds),
+    "server job": ("server_job_seconds", cells.seconds),
+    "down, first": ("bytes_down_first", cells.size),
+    "down, later": ("bytes_down_later", cells.size),
+    "up, first": ("bytes_up_first", cells.size),
+    "up, later": ("bytes_up_later", cells.size),
+}
+
+
+def _of_replay(figure: Statistic, study: ReplayStudy, measure: Measure) -> str:
+    if not study.is_change(measure):
+        return _absolute(figure, measure)
+    if figure.mean is None:
+        return NEVER
+    unit = "%" if measure.against == "relative" else ""
+    return ("+" if figure.mean > 0 else "") + cells.written(figure, 100, 1, unit)
+
+
+def _absolute(figure: Statistic, measure: Measure) -> str:
+    return cells.percent(figure) if measure.form == "share" else cells.number(figure)
+
+
+def _columns(target: float | None) -> Mapping[str, tuple[str, Cell]]:
+    return {
+        "final accuracy": ("final_accuracy", cells.percent),
+        "best": ("best_accuracy", cells.percent),
+        "forgetting": ("forgetting", cells.share),
+        "round forgetting": ("round_forgetting", cells.share),
+        "average accuracy": ("average_accuracy", cells.percent),
+        "average forgetting": ("average_forgetting", cells.share),
+        "backward transfer": ("backward_transfer", cells.share),
+        "perplexity": ("all_period_perplexity", cells.number),
+        "relative forgetting": ("relative_forgetting", cells.percent),
+        "local forgetting": ("local_forgetting", cells.share),
+        "aggregation forgetting": ("aggregation_forgetting", cells.share),
+        **{f"to {_reached(share, target)}": (f"rounds_to_{share * 100:.0f}", cells.count) for share in SHARES},
+        "bytes down": ("bytes_down", cells.size),
+        "bytes up": ("bytes_up", cells.size),
+        "virtual time": ("virtual_time", cells.span),
+        "wall time": ("wall_time", cells.span),
+    }
+
+
+def _reached(share: float, target: float | None) -> str:
+    return f"{share:.0%}" if target is None else f"{share * target:.1%}"
+
+
+def _width(table: Table) -> int:
+    unlimited = Console(width=10_000)
+    return Measurement.get(unlimited, unlimited.options, table).maximum
+
+
+def _print(console: Console, table: Mapping[str, list[str]]) -> None:
+    """The first column names the rows of every part."""
+    labels, *others = table.items()
+    parts = [[labels]]
+    for column in others:
+        if len(parts[-1]) > 1 and _width(_table([*parts[-1], column])) > console.width:
+            parts.append([labels])
+        parts[-1].append(column)
+    for part in parts:
+        console.print(_table(part))
+        if part is not parts[-1]:
+            console.print()
+
+
+def _table(parts: list[tuple[str, list[str]]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title, _ in parts:
+        table.add_column(title, justify="left" if title in TO_THE_LEFT else "right", no_wrap=True)
+    for row in zip(*(column for _, column in parts), strict=True):
+        table.add_row(*map(Text, row))
+    return table

@@ -1,0 +1,1 @@
+"""Data sets: how they are found, decoded and cached."""

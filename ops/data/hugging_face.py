@@ -1,0 +1,176 @@
+"""Hugging Face data sets, from a folder or the hub: opened, split into training and test, handed on as arrays.
+
+Importing ``datasets`` takes seconds and over 100 MB, so this module is imported only to decode.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from fedemu.ops.data.blocks import blocks
+from fedemu.ops.data.cache import Decoded
+from fedemu.ops.data.columns import classes_of, input_columns, label_column, require, values_of
+from fedemu.ops.data.regroup import regrouped
+from fedemu.ops.data.source import Place, Source
+from fedemu.ops.data.split import Part, Rows, chosen_splits, divided
+from fedemu.protocol.errors import DataError
+
+PROBE_SECONDS = 5.0
+"""How long the hub may take to accept a connection before it counts as out of reach."""
+_CONFIGURATIONS = re.compile(r"available configs: \[(.*?)\]")
+_NO_ROWS = re.compile(r'Instruction "(.*)" corresponds to no data!')
+
+
+def decode(source: Source, place: Place, scratch: Path, grey: bool) -> Decoded:
+    """Open a data set and choose its columns; samples are decoded as the result's blocks are read.
+
+    ``scratch`` takes what ``datasets`` writes for a folder. With ``grey`` images get one channel, and ``Coloured`` is
+    raised at the first one that needs three.
+    """
+    train, test = _splits(source, _open(source, place, scratch))
+    label = label_column(source, train.features)
+    inputs = input_columns(source, train.features, label)
+    for column in source.columns:
+        require(source, train.features, column)
+    given = {"train": values_of(source, train, label)}
+    if test is not None:
+        given["test"] = values_of(source, test, label)
+    y, names = classes_of(source, label, train.features[label], given)
+
+    def part(name: str, split: datasets.Dataset) -> Part:
+        def read(rows: Rows) -> Iterator[NDArray[Any]]:
+            # Without a selection it reads faster.
+            return blocks(source, split if len(rows) == len(split) else split.select(rows), inputs, grey)
+
+        columns = {column: values_of(source, split, column) for column in source.columns if column in split.features}
+        return Part(y[name], columns, read)
+
+    parts = part("train", train), None if test is None else part("test", test)
+    return divided(source, *regrouped(source, names, *parts))
+
+
+def read_texts(source: Source, place: Place, scratch: Path) -> tuple[dict[str, list[Any]], list[str]]:
+    """A folder or hub data set as columns of cells, one below the other for all splits, and the split of each row.
+
+    Only columns of numbers, texts and class labels are kept; a class is called by its name, an empty cell is None.
+    """
+    opened = _open(source, place, scratch)
+    columns: dict[str, list[Any]] = {}
+    rows = 0
+    for split in opened.values():
+        for name, feature in split.features.items():
+            if isinstance(feature, datasets.Value | datasets.ClassLabel):
+                cells = split.select_columns([name]).with_format("arrow")[:].column(0).to_pylist()
+                if isinstance(feature, datasets.ClassLabel):
+                    cells = [None if cell is None or cell < 0 else feature.int2str(cell) for cell in cells]
+                columns.setdefault(name, [None] * rows).extend(cells)
+        rows += len(split)
+        for cells in columns.values():
+            cells.extend([None] * (rows - len(cells)))
+    return columns, [str(name) for name, split in opened.items() for _ in range(len(split))]
+
+
+def _open(source: Source, place: Place, scratch: Path) -> datasets.DatasetDict:
+    quiet, verbosity = datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    # What goes wrong is raised as well.
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        opened = _open_hub(place) if place.kind == "hub" else _open_folder(place, scratch)
+        return opened if isinstance(opened, datasets.DatasetDict) else datasets.DatasetDict(train=opened)
+    except DataError:
+        raise
+    except Exception as error:
+        reason: BaseException = error
+        # The library wraps what went wrong in a file; the innermost error says it.
+        while reason.__cause__ is not None:
+            reason = reason.__cause__
+        words = (str(reason).strip() or type(reason).__name__).splitlines()[0]
+        if several := _CONFIGURATIONS.search(str(reason)):
+            names = several[1].replace("'", "")
+            raise DataError(
+                f"the data set {source.dataset!r} comes in several configurations, {names}; "
+                f"choose one, as in {source.dataset}#{names.split(', ')[0]}"
+            ) from error
+        if empty := _NO_ROWS.fullmatch(words):
+            raise DataError(f"the split {empty[1]} of {source.dataset!r} is empty") from error
+        raise DataError(f"the data set {source.dataset!r} can't be read: {words}") from error
+    finally:
+        datasets.logging.set_verbosity(verbosity)
+        if not quiet:
+            datasets.enable_progress_bars()
+
+
+def _open_folder(place: Place, scratch: Path) -> datasets.DatasetDict | datasets.Dataset:
+    folder = Path(place.where)
+    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        return datasets.load_from_disk(str(folder))
+    return datasets.load_dataset(str(folder), place.subset, cache_dir=str(scratch))
+
+
+def _open_hub(place: Place) -> datasets.DatasetDict:
+    name, offline = place.where, datasets.config.HF_HUB_OFFLINE
+    folders = " or ".join(map(repr, place.looked_in or (name,)))
+    # The hub's client tries again and again; where nothing answers, only what it has downloaded before is looked at.
+    datasets.config.HF_HUB_OFFLINE = offline or not _reachable(datasets.config.HF_ENDPOINT)
+    try:
+        return datasets.load_dataset(name, place.subset)
+    except (ConnectionError, FileNotFoundError) as error:
+        if datasets.config.HF_HUB_OFFLINE:
+            raise DataError(
+                f"there is no folder {folders}, and the Hugging Face hub can't be reached to look there; "
+                "name a folder, or set FEDEMU_DATA to the folder above it"
+            ) from error
+        raise DataError(
+            f"there is no folder {folders}, and no such data set on the Hugging Face hub, or none open to this user"
+        ) from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = offline
+
+
+def _reachable(endpoint: str) -> bool:
+    """Whether something accepts a connection to the hub, or to its proxy where one is configured."""
+    url = urllib.parse.urlsplit(endpoint)
+    if not urllib.request.proxy_bypass(url.hostname or "") and (proxy := urllib.request.getproxies().get(url.scheme)):
+        url = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    try:
+        port = url.port or (443 if url.scheme == "https" else 80)
+        socket.create_connection((url.hostname or "", port), timeout=PROBE_SECONDS).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _splits(source: Source, opened: datasets.DatasetDict) -> tuple[datasets.Dataset, datasets.Dataset | None]:
+    """The training split, which may be several joined, and the test split where there is one."""
+    known = [str(name) for name in opened]
+    names, test = chosen_splits(source, known)
+    while test is not None and _unlabelled(opened[test]):
+        known.remove(test)
+        names, test = chosen_splits(source, known)
+    for split in (*names, test):
+        if split is not None and not len(opened[split]):
+            raise DataError(f"the split {split} of {source.dataset!r} is empty")
+    if len(names) == 1:
+        return opened[names[0]], None if test is None else opened[test]
+    try:
+        train = datasets.concatenate_datasets([opened[name] for name in names])
+    except ValueError as error:
+        raise DataError(f"the splits {' and '.join(names)} of {source.dataset!r} have other columns") from error
+    return train, None if test is None else opened[test]
+
+
+def _unlabelled(split: datasets.Dataset) -> bool:
+    """Whether the labels of a split are kept back: all are -1, as in ImageNet's test split."""
+    labels = [name for name, feature in split.features.items() if isinstance(feature, datasets.ClassLabel)]
+    values = split.select_columns(labels).with_format("arrow")[:]
+    return bool(labels) and len(split) > 0 and all(set(column.to_pylist()) == {-1} for column in values.columns)

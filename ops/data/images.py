@@ -1,0 +1,114 @@
+"""Images block by block: decoded by several threads, as channels-first uint8, of one size."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from fedemu.ops.data.source import Source
+from fedemu.protocol.errors import DataError
+
+_BLOCK = 128
+_CHUNK = 16
+_GREY = ("1", "L", "LA", "La")
+_COLOUR = ("P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
+_SHORTER_SIDE = 8 / 7
+"""By which images are larger than what is cut out of them: 256 pixels for 224, as is usual for ImageNet."""
+
+Cell = Mapping[str, Any] | None
+"""An image: its encoded ``bytes``, or else the ``path`` of its file."""
+
+
+class Coloured(Exception):
+    """An image needs three channels where one was tried."""
+
+
+def image_blocks(
+    source: Source, count: int, cells: Callable[[int, int], Sequence[Cell]], grey: bool
+) -> Iterator[NDArray[np.uint8]]:
+    """Blocks ``[k, channels, height, width]`` of ``count`` images; ``cells(start, stop)`` reads some of them.
+
+    With ``source.image_size`` all become squares of that size; otherwise they have to be of one size already. With
+    ``grey`` they get one channel, and ``Coloured`` is raised at the first one that needs three. Raises DataError.
+    """
+    shape: tuple[int, ...] | None = None
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for start in range(0, count, _BLOCK):
+            block = cells(start, min(start + _BLOCK, count))
+            # Several images to a thread, because a small one decodes faster than it is handed over.
+            chunks = [(start + at, block[at : at + _CHUNK]) for at in range(0, len(block), _CHUNK)]
+            decoded = pool.map(
+                lambda chunk: [_named(source, chunk[0] + i, cell, grey) for i, cell in enumerate(chunk[1])], chunks
+            )
+            pixels = [image for chunk in decoded for image in chunk]
+            shape = shape or pixels[0].shape
+            for row, (image, cell) in enumerate(zip(pixels, block, strict=True), start):
+                if image.shape != shape:
+                    raise DataError(
+                        f"the images of {source.dataset!r} differ in size: {_size(shape)} first, "
+                        f"{_size(image.shape)} in {_where(source, row, cell)}; set data.image_size to one for all"
+                    )
+            yield np.stack(pixels)
+
+
+def _named(source: Source, row: int, cell: Cell, grey: bool) -> NDArray[np.uint8]:
+    try:
+        return _pixels(cell, grey, source.image_size)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).partition(" <_io")[0].partition(" '/")[0]
+        raise DataError(f"the image in {_where(source, row, cell)} can't be decoded: {reason}") from error
+
+
+def _where(source: Source, row: int, cell: Cell) -> str:
+    if cell is not None and cell["bytes"] is None and cell["path"] is not None:
+        return str(cell["path"])
+    return f"row {row} of {source.dataset!r}"
+
+
+def _pixels(cell: Cell, grey: bool, side: int) -> NDArray[np.uint8]:
+    """``[1, height, width]`` or ``[3, height, width]``; transparency is dropped, turned photographs are set upright."""
+    if cell is None or (cell["bytes"] is None and cell["path"] is None):
+        raise ValueError("there is none")
+    with Image.open(io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else cell["path"]) as opened:
+        image: Image.Image = opened
+        if "exif" in image.info:
+            image = ImageOps.exif_transpose(image)
+        if image.mode in _GREY:
+            pixels = np.asarray(_fitted(image.convert("L"), side))[None]
+            return pixels if grey else np.repeat(pixels, 3, axis=0)
+        if image.mode not in _COLOUR:
+            raise ValueError(f"pixels of mode {image.mode} don't fit eight bits; convert them")
+        colours = image if image.mode == "RGB" else image.convert("RGB")
+        channels = np.asarray(_fitted(colours, side)).transpose(2, 0, 1)
+    if not grey:
+        return channels
+    if not (np.array_equal(channels[0], channels[1]) and np.array_equal(channels[0], channels[2])):
+        raise Coloured
+    return channels[:1]
+
+
+def _fitted(image: Image.Image, side: int) -> Image.Image:
+    """The centre of the image, ``side`` pixels square, once its shorter side is 8/7 of that; bilinear.
+
+    An image of that size already stays as it is, and so does any where ``side`` is 0.
+    """
+    if not side or image.size == (side, side):
+        return image
+    width, height = image.size
+    shorter = round(side * _SHORTER_SIDE)
+    scale = shorter / min(width, height)
+    width, height = max(shorter, int(width * scale)), max(shorter, int(height * scale))
+    left, top = round((width - side) / 2), round((height - side) / 2)
+    resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    return resized.crop((left, top, left + side, top + side))
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return f"{shape[2]} x {shape[1]}"

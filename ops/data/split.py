@@ -1,0 +1,121 @@
+"""Which samples of a data set are for training and which for testing, and which are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedemu.ops.data.cache import Decoded, Samples
+from fedemu.ops.data.source import Source
+from fedemu.protocol.errors import DataError
+
+Rows = NDArray[np.int64]
+
+_TESTS = ("test", "validation", "valid", "val", "dev")
+
+
+class Part(NamedTuple):
+    """One split before anything is left out: ``y [n]`` from 0, columns ``[n]`` by name, and how to read its samples.
+
+    ``read`` takes ascending rows and returns their blocks, see ``Samples``.
+    """
+
+    y: NDArray[np.int64]
+    columns: Mapping[str, NDArray[Any]]
+    read: Callable[[Rows], Iterable[NDArray[Any]]]
+
+    def samples(self, rows: Rows, columns: Mapping[str, NDArray[Any]]) -> Samples:
+        return Samples(self.read(rows), self.y[rows], {name: values[rows] for name, values in columns.items()})
+
+
+def chosen_splits(source: Source, known: Sequence[str]) -> tuple[list[str], str | None]:
+    """Of the ``known`` splits those to train on (asked for, or ``train``, or the only one), and that to test on."""
+    train = _training_splits(source, known)
+    return train, next((split for split in _TESTS if split in known and split not in train), None)
+
+
+def _training_splits(source: Source, known: Sequence[str]) -> list[str]:
+    listed = ", ".join(known)
+    if source.train_split is not None:
+        names = [name.strip() for name in source.train_split.split("+")]
+        if missing := [name for name in names if name not in known]:
+            raise DataError(f"the data set {source.dataset!r} has no split {missing[0]!r}; its splits are {listed}")
+        return list(dict.fromkeys(names))
+    if "train" in known:
+        return ["train"]
+    if len(known) == 1:
+        return [known[0]]
+    raise DataError(
+        f"the data set {source.dataset!r} has no split train; its splits are {listed}, so set data.train_split"
+    )
+
+
+def divided(source: Source, names: tuple[str, ...], train: Part, test: Part | None = None) -> Decoded:
+    """The two splits of a data set with these class names; without a test split, a part of ``train`` becomes it.
+
+    A test split of its own keeps the columns that it has. Raises DataError where no test split can be taken, or nothing
+    is left.
+    """
+    train_rows, test_rows = _of_large_ids(source, train, test)
+    if test is not None:
+        return Decoded(names, train.samples(train_rows, train.columns), test.samples(test_rows, test.columns))
+    if source.test_by is None:
+        chosen = stratified(train.y[train_rows], source.test_fraction)
+    else:
+        _, strata = np.unique(train.columns[source.test_by][train_rows], return_inverse=True)
+        chosen = stratified(strata, source.test_fraction, "ids")
+    kept, held_out = train_rows[~chosen], train_rows[chosen]
+    return Decoded(names, train.samples(kept, train.columns), train.samples(held_out, train.columns))
+
+
+def stratified(strata: NDArray[np.int64], fraction: float, what: str = "classes") -> NDArray[np.bool_]:
+    """``ceil(fraction * n)`` samples, shared among the strata (labels, writers) by largest remainder.
+
+    The same for every experiment, whatever its seed. A stratum keeps at least one sample for training.
+    """
+    counts = np.bincount(strata)
+    exact = counts * fraction
+    take = np.minimum(np.floor(exact).astype(np.int64), np.maximum(counts - 1, 0))
+    missing = int(np.ceil(fraction * len(strata))) - int(take.sum())
+    # Rounded, so that equal remainders tie whatever their last bits: the lower label comes first.
+    for stratum in np.argsort(np.round(np.floor(exact) - exact, 9), kind="stable"):
+        if missing > 0 and take[stratum] < counts[stratum] - 1:
+            take[stratum] += 1
+            missing -= 1
+    if not take.any():
+        raise DataError(
+            f"no test split can be taken from {len(strata)} samples of {np.count_nonzero(counts)} {what}; "
+            "use more data, or raise data.test_fraction"
+        )
+    # RandomState, because its streams never change between versions of numpy.
+    random = np.random.RandomState(0)
+    chosen = np.zeros(len(strata), dtype=bool)
+    members = np.split(np.argsort(strata, kind="stable"), np.cumsum(counts)[:-1])
+    for rows, count in zip(members, take, strict=True):
+        chosen[random.permutation(rows)[:count]] = True
+    return chosen
+
+
+def _of_large_ids(source: Source, train: Part, test: Part | None) -> tuple[Rows, Rows]:
+    """All rows of both splits but those of ids with too few samples, counted in both where both tell the id."""
+    name, least = source.id_column, source.id_min_samples
+    test_rows = np.arange(0 if test is None else len(test.y))
+    if name is None or not least:
+        return np.arange(len(train.y)), test_rows
+    ids = [train.columns[name]] + ([test.columns[name]] if test is not None and name in test.columns else [])
+    _, position, counts = np.unique(np.concatenate(ids), return_inverse=True, return_counts=True)
+    if counts.max() < least:
+        raise DataError(
+            f"none of the {len(counts)} values of {name!r} has {least} samples, the largest has {counts.max()}; "
+            "lower data.id_min_samples"
+        )
+    kept = (counts >= least)[position]
+    train_rows = np.flatnonzero(kept[: len(train.y)])
+    if len(ids) == 2:
+        test_rows = np.flatnonzero(kept[len(train.y) :])
+    if not len(train_rows) or (test is not None and not len(test_rows)):
+        raise DataError(f"no sample is left for a split once {name!r} has at least {least}; lower data.id_min_samples")
+    return train_rows, test_rows

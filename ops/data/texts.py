@@ -1,0 +1,155 @@
+"""Texts as language data: a column of them in a file, a folder or on the hub, tokenised and cut into samples.
+
+``fedemu.algorithms.data.language`` tells what a sample is, ``datasets_tokens.py`` where the vocabulary comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedemu.algorithms.data.language import masked, windows
+from fedemu.ops.data.cache import Decoded, Samples
+from fedemu.ops.data.source import Place, Source, TextSource
+from fedemu.ops.data.split import Part, chosen_splits, divided
+from fedemu.ops.data.text_files import read_file, values
+from fedemu.ops.data.tokens import Tokenizer, train_tokenizer
+from fedemu.protocol.errors import DataError
+
+SPLIT = "split"
+"""The column of a file that tells which split a row belongs to."""
+UNLABELLED = "text"
+"""The only class of texts without labels."""
+_TEXTS = ("text", "utterance", "sentence", "content", "line")
+_LABELS = ("label", "labels", "target", "class", "scenario", "domain", "intent")
+_ROWS = 4096
+
+Columns = Mapping[str, Sequence[Any]]
+"""Cells by column; None or an empty text is an empty cell."""
+
+
+def decode_texts(source: Source, wanted: TextSource, place: Place, scratch: Path) -> Decoded:
+    """Read, divide and tokenise texts; raises DataError where a column is missing or nothing is left.
+
+    The tokenizer is trained on the training texts. A text of several windows becomes as many samples, with its label
+    and columns each. Rows without text are left out.
+    """
+    columns, splits = _read(source, place, scratch)
+    text = _text_column(source, wanted, columns)
+    label = _label_column(source, columns, text)
+    for name in source.columns:
+        _require(source, columns, name)
+    names, test = chosen_splits(source, list(dict.fromkeys(splits)))
+    present = np.array([bool(str(cell or "").strip()) for cell in columns[text]])
+    of_split = np.array(splits)
+    rows = [np.flatnonzero(np.isin(of_split, chosen) & present) for chosen in (names, [] if test is None else [test])]
+    for chosen, found in zip((" and ".join(names), test), rows, strict=True):
+        if chosen is not None and not len(found):
+            raise DataError(f"the split {chosen} of {source.dataset!r} holds no texts")
+    both = np.concatenate(rows)
+    y, classes = _classes(source, columns, label, both)
+    kept = {name: values([columns[name][row] for row in both]) for name in source.columns}
+    texts = np.array([str(columns[text][row]) for row in both], dtype=object)
+
+    def part(chosen: slice) -> Part:
+        held = texts[chosen]
+        return Part(y[chosen], {name: column[chosen] for name, column in kept.items()}, lambda some: [held[some]])
+
+    first = len(rows[0])
+    decoded = divided(source, classes, part(slice(first)), None if test is None else part(slice(first, None)))
+    return _tokenised(decoded, wanted)
+
+
+def _read(source: Source, place: Place, scratch: Path) -> tuple[Columns, list[str]]:
+    if place.kind == "file":
+        columns = read_file(Path(place.where))
+        return columns, columns.get(SPLIT) or ["train"] * len(next(iter(columns.values())))
+    # Kept out of processes that read a file: it imports datasets and pyarrow.
+    from fedemu.ops.data.hugging_face import read_texts
+
+    return read_texts(source, place, scratch)
+
+
+def _text_column(source: Source, wanted: TextSource, columns: Columns) -> str:
+    """The one given, or the first with a name that says so."""
+    if wanted.column is not None:
+        return _require(source, columns, wanted.column)
+    found = [name for name in _TEXTS if name in columns]
+    if not found:
+        raise DataError(
+            f"the data set {source.dataset!r} has no column called {', '.join(_TEXTS)}, but {', '.join(columns)}; "
+            "set data.text.column to that of the texts"
+        )
+    return found[0]
+
+
+def _label_column(source: Source, columns: Columns, text: str) -> str | None:
+    """The one given, or the first with a name that says so; None for texts without labels."""
+    if source.label_column is not None:
+        return _require(source, columns, source.label_column)
+    return next((name for name in _LABELS if name in columns and name != text), None)
+
+
+def _require(source: Source, columns: Columns, name: str) -> str:
+    if name not in columns:
+        raise DataError(
+            f"the data set {source.dataset!r} has no column {name!r}; its columns are {', '.join(columns) or 'none'}"
+        )
+    return name
+
+
+def _classes(
+    source: Source, columns: Columns, label: str | None, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Labels ``[rows]`` from 0, and the sorted distinct values that they stand for."""
+    if label is None:
+        return np.zeros(len(rows), dtype=np.int64), (UNLABELLED,)
+    cells = [columns[label][row] for row in rows]
+    empty = [row for row, cell in zip(rows.tolist(), cells, strict=True) if cell is None or cell == ""]
+    if empty:
+        raise DataError(f"the column {label!r} of {source.dataset!r} is empty in row {empty[0]}")
+    found = values(cells)
+    if found.dtype.kind == "f":
+        raise DataError(f"the label column {label!r} of {source.dataset!r} holds fractions, not classes")
+    distinct, y = np.unique(found, return_inverse=True)
+    return y.astype(np.int64), tuple(map(str, distinct.tolist()))
+
+
+def _tokenised(decoded: Decoded, wanted: TextSource) -> Decoded:
+    train, test = (_texts(samples) for samples in (decoded.train, decoded.test))
+    tokenizer = train_tokenizer(wanted, train)
+    return Decoded(
+        decoded.class_names,
+        _cut(decoded.train, train, tokenizer, wanted, seed=0),
+        _cut(decoded.test, test, tokenizer, wanted, seed=1),
+        tokenizer.vocabulary,
+    )
+
+
+def _texts(samples: Samples) -> list[str]:
+    return [text for block in samples.blocks for text in block]
+
+
+def _cut(samples: Samples, texts: Sequence[str], tokenizer: Tokenizer, wanted: TextSource, seed: int) -> Samples:
+    """The samples of one split; the masking is drawn from ``seed``, the same for every experiment."""
+    cut = [windows(tokenizer.encode(text), wanted.length, wanted.objective) for text in texts]
+    counts = [len(part) for part in cut]
+    if not sum(counts):
+        raise DataError("none of the texts of a split has a token; set data.text.column to that of the texts")
+    x = np.concatenate(cut)
+    size = len(tokenizer.vocabulary)
+    dtype = np.int16 if size <= np.iinfo(np.int16).max else np.int32
+    # RandomState, because its streams never change between versions of numpy.
+    random = np.random.RandomState(seed)
+
+    def blocks() -> Iterator[NDArray[Any]]:
+        for start in range(0, len(x), _ROWS):
+            block = x[start : start + _ROWS]
+            yield (masked(block[:, 0], random, size) if wanted.objective == "masked" else block).astype(dtype)
+
+    columns = {name: np.repeat(column, counts) for name, column in samples.columns.items()}
+    return Samples(blocks(), np.repeat(samples.y, counts), columns)

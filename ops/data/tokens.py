@@ -1,0 +1,71 @@
+"""Tokenizers that are trained on the data set itself; nothing is downloaded, and every machine finds the same one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from fedemu.algorithms.data.language import SPECIAL_TOKENS, UNKNOWN
+from fedemu.ops.data.source import TextSource
+from fedemu.protocol.errors import DataError
+
+
+class Tokenizer(NamedTuple):
+    """``vocabulary`` are the tokens by number, the special ones first; ``encode`` makes a text's numbers of them."""
+
+    vocabulary: tuple[str, ...]
+    encode: Callable[[str], Sequence[int]]
+
+
+def train_tokenizer(wanted: TextSource, texts: Sequence[str]) -> Tokenizer:
+    """The tokenizer of these texts; raises DataError where it lacks its library, or the texts have too few tokens."""
+    tokenizer = _characters(texts, wanted.vocabulary) if wanted.tokenizer == "characters" else _wordpiece(texts, wanted)
+    if len(tokenizer.vocabulary) < len(SPECIAL_TOKENS) + 2:
+        raise DataError("the texts are made of fewer than two different tokens, so there is nothing to predict")
+    return tokenizer
+
+
+def _characters(texts: Sequence[str], most: int) -> Tokenizer:
+    """The most frequent characters, case and all, in the order of their code points."""
+    counts = Counter(character for text in texts for character in text)
+    frequent = sorted(counts, key=lambda character: (-counts[character], character))[: most - len(SPECIAL_TOKENS)]
+    vocabulary = (*SPECIAL_TOKENS, *sorted(frequent))
+    numbers = {character: number for number, character in enumerate(vocabulary)}
+    return Tokenizer(vocabulary, lambda text: [numbers.get(character, UNKNOWN) for character in text])
+
+
+def _wordpiece(texts: Sequence[str], wanted: TextSource) -> Tokenizer:
+    """Words without case and accents, the rarer ones in pieces, as BERT has them; all characters are tokens."""
+    try:
+        from tokenizers import Tokenizer as Pieces
+        from tokenizers import models, normalizers, pre_tokenizers, trainers
+    except ImportError:
+        raise DataError(
+            "data.text.tokenizer = 'wordpiece' needs the package tokenizers; install it with "
+            "pip install 'fedemu[language]', or set data.text.tokenizer = 'characters'"
+        ) from None
+
+    def prepared(model: Any) -> Any:
+        pieces = Pieces(model)
+        pieces.normalizer = normalizers.BertNormalizer()
+        pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        return pieces
+
+    unknown = SPECIAL_TOKENS[UNKNOWN]
+    trained = prepared(models.WordPiece(unk_token=unknown))
+    split, normalise = trained.pre_tokenizer.pre_tokenize_str, trained.normalizer.normalize_str
+    words = {word for text in texts for word, _ in split(normalise(text))}
+    # The library numbers these in the order of a hash table, by which it then breaks ties between pairs. Given as
+    # special tokens they have their numbers before it looks at any word.
+    inner = sorted({f"##{character}" for word in words for character in word if character.isalnum() or len(word) > 1})
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=wanted.vocabulary,
+        special_tokens=[*SPECIAL_TOKENS, *inner],
+        limit_alphabet=max(1, len({*"".join(words)})),
+        show_progress=False,
+    )
+    trained.train_from_iterator(texts, trainer)
+    numbers = trained.get_vocab()
+    pieces = prepared(models.WordPiece(numbers, unk_token=unknown))
+    return Tokenizer(tuple(sorted(numbers, key=numbers.__getitem__)), lambda text: pieces.encode(text).ids)

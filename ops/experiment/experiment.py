@@ -1,0 +1,164 @@
+"""What an experiment is: one frozen, fully checked object, and the settings of a machine that don't belong to it.
+
+``config_sources.py`` reads both from files, presets, the environment and the command line; ``docs/configuration.md``
+explains every key. Times are seconds, rates probabilities, bandwidths kbps (1,000 bit/s) unless a key says otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints, ValidationError, model_validator
+
+from fedemu.ops.experiment.mistakes import plain_table, refuse
+from fedemu.ops.experiment.tables.fleet import (
+    Always,
+    Availability,
+    AvailabilityTrace,
+    ComputeTrace,
+    Faults,
+    Fleet,
+    NetworkTrace,
+    Profile,
+    Traces,
+)
+from fedemu.ops.experiment.tables.learning import (
+    AlgorithmSpec,
+    Data,
+    Local,
+    ModelSpec,
+)
+from fedemu.ops.experiment.tables.run import Clock, Diagnose, Evaluate, Limits, Liveness, Server
+from fedemu.ops.experiment.tables.section import AUTO, Count, Section
+from fedemu.ops.experiment.tables.stream import LONGEST, Replay, Static, Stream
+from fedemu.ops.experiment.toml_text import toml_text
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.ids import Digest, digest_of
+
+
+class Experiment(Section):
+    """All that decides the outcome of a run; two experiments of one ``digest`` are the same science."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = "experiment"
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    rounds: Count = 40
+    data: Data = Data()
+    stream: Stream = Static()
+    model: ModelSpec = Field(default_factory=lambda: ModelSpec.model_validate({"name": "mlp", "hidden": [64]}))
+    algorithm: AlgorithmSpec = AlgorithmSpec()
+    local: Local = Local()
+    replay: Replay = Replay()
+    fleet: Fleet = Fleet()
+    availability: Availability = Always()
+    profile: Profile = Profile()
+    faults: Faults = Faults()
+    clock: Clock = Clock()
+    evaluate: Evaluate = Evaluate()
+    diagnose: Diagnose = Diagnose()
+    liveness: Liveness = Liveness()
+    server: Server = Server()
+    limits: Limits = Limits()
+    traces: Traces = Traces()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Experiment:
+        if self.fleet.per_round > self.fleet.devices:
+            raise ValueError(
+                f"fleet.per_round = {self.fleet.per_round} is more than fleet.devices = {self.fleet.devices}; "
+                "lower fleet.per_round, or set fleet.participation instead"
+            )
+        replays = f'replay.strategy = "{self.replay.strategy}"'
+        if self.replay.kept and self.stream.period_count == 1:
+            raise ValueError(
+                f"{replays} has nothing to replay in a stream of one period; "
+                'set stream.kind and more periods, or replay.strategy = "none"'
+            )
+        if self.replay.kept and self.stream.cumulative:
+            raise ValueError(
+                f"{replays} has nothing to replay where stream.cumulative = true keeps all samples; "
+                'set stream.cumulative = false, or replay.strategy = "none"'
+            )
+        if self.stream.period_count * self.stream.seconds > LONGEST:
+            raise ValueError(
+                f"stream.period_seconds = {self.stream.seconds} makes {self.stream.period_count} periods longer than "
+                f"{LONGEST:.0e} seconds, for which devices can't tell when they are on-line; set a shorter one"
+            )
+        return self
+
+    @classmethod
+    def parse(cls, table: Mapping[str, Any]) -> Experiment:
+        """Check a table as read from TOML; raises ConfigurationError with one sentence."""
+        plain = _resolve(plain_table(table))
+        try:
+            return cls.model_validate_json(json.dumps(plain))
+        except ValidationError as error:
+            raise refuse(error, plain, cls) from None
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Experiment:
+        """The inverse of ``to_bytes``."""
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError:
+            raise ConfigurationError(
+                "these bytes are not an experiment that this version of fedemu understands"
+            ) from None
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON: sorted keys, no spaces; self-contained, traces included."""
+        return json.dumps(self.table() | {"traces": self.traces.model_dump(mode="json")}, **_CANONICAL).encode()
+
+    @property
+    def digest(self) -> Digest:
+        return digest_of(self.to_bytes())
+
+    def table(self) -> dict[str, Any]:
+        """Every setting with its value, as plain tables; what was read from trace files is left out."""
+        return self.model_dump(mode="json", exclude={"traces"})
+
+    def named_files(self) -> dict[str, AvailabilityTrace | ComputeTrace | NetworkTrace]:
+        """The tables that follow a trace file: ``availability``, or a key of the profile."""
+        tables = {"availability": self.availability, **dict(self.profile)}
+        followers = AvailabilityTrace | ComputeTrace | NetworkTrace
+        return {key: table for key, table in tables.items() if isinstance(table, followers)}
+
+    @property
+    def lacks_traces(self) -> bool:
+        """Whether a trace file is named whose content was not read."""
+        held = {*self.traces.profile, *(["availability"] if self.traces.availability else [])}
+        return not self.named_files().keys() <= held
+
+    def to_toml(self) -> str:
+        """A readable file with every default written out; trace files are named, not contained."""
+        return toml_text(self.table())
+
+
+_CANONICAL: dict[str, Any] = {"sort_keys": True, "separators": (",", ":"), "allow_nan": False, "ensure_ascii": False}
+
+
+def _resolve(table: dict[str, Any]) -> dict[str, Any]:
+    """Replace other ways to say a setting: ``fleet.participation``, and the column of a natural partition."""
+    if "traces" in table:
+        raise ConfigurationError("traces is no setting; it is filled from the files that availability and profile name")
+    fleet, data = table.get("fleet"), table.get("data")
+    if isinstance(fleet, dict) and "participation" in fleet:
+        if "per_round" in fleet:
+            raise ConfigurationError(
+                "fleet.per_round and fleet.participation say the same thing twice; keep one of them"
+            )
+        share, devices = fleet.pop("participation"), fleet.get("devices", Fleet().devices)
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise ConfigurationError(f"fleet.participation = {share!r} must be a number above 0 and at most 1")
+        if isinstance(devices, int):
+            fleet["per_round"] = max(1, round(share * devices))
+    if isinstance(data, dict) and isinstance(data.get("partition"), dict):
+        partition = data["partition"]
+        if partition.get("kind") == "natural" and "column" not in partition:
+            if data.get("id_column", AUTO) == AUTO:
+                raise ConfigurationError(
+                    'data.partition = { kind = "natural" } needs a column that tells devices apart; set data.id_column'
+                )
+            partition["column"] = data["id_column"]
+    return table

@@ -1,0 +1,39 @@
+"""The settings of a machine: they never change what a run computes, and are no part of an experiment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from fedemu.ops.experiment.mistakes import plain_table, refuse
+from fedemu.ops.experiment.tables.section import Section, Text
+
+
+class Runtime(Section):
+    """How this machine takes part in a run; free to differ between machines and between a run and its resumption.
+
+    ``trainers = 0`` means one per core, or per GPU; ``metrics_port = 0`` means none; ``report`` says whether a run
+    draws its plots and writes its page when it ends.
+    """
+
+    bind: Text = "tcp://127.0.0.1:5577"
+    connect: Text = "tcp://127.0.0.1:5577"
+    transport: Literal["zmq", "memory"] = "zmq"
+    trainers: Annotated[int, Field(ge=0, le=1024)] = 0
+    per_process: Annotated[int, Field(ge=1, le=100_000)] = 1
+    device_type: Literal["auto", "cpu", "cuda"] = "auto"
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    report: bool = True
+
+    @classmethod
+    def parse(cls, table: Mapping[str, Any]) -> Runtime:
+        """Check the table ``[runtime]``; raises ConfigurationError with one sentence."""
+        plain = plain_table(table, "runtime")
+        try:
+            return cls.model_validate_json(json.dumps(plain))
+        except ValidationError as error:
+            raise refuse(error, plain, cls, "runtime") from None

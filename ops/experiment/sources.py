@@ -1,0 +1,197 @@
+"""Where an experiment comes from: a file or a preset, then the environment, then the command line, each over the last.
+
+Also writes and reads the frozen experiment of a run directory.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.experiment.layers import merge
+from fedemu.ops.experiment.mistakes import shown
+from fedemu.ops.experiment.presets import DEFAULT, is_preset, preset
+from fedemu.ops.experiment.traces import TRACES_FILE, traces_text, with_traces
+from fedemu.protocol.errors import ConfigurationError
+
+PREFIX = "FEDEMU_"
+NOT_SETTINGS = frozenset({"FEDEMU_DATA", "FEDEMU_CACHE", "FEDEMU_STATE"})
+"""Folders, not settings: where data and trace files are looked for, where decoded data and devices' state are kept."""
+CONFIG_FILE = "config.toml"
+
+_ROUNDS = "rounds"
+
+
+def load_experiment(
+    source: str | Path | Mapping[str, Any] | None, overrides: Sequence[str], environment: Mapping[str, str]
+) -> tuple[Experiment, Runtime]:
+    """Read an experiment and this machine's settings from a TOML file, a preset, a table, or None for ``digits``.
+
+    ``overrides`` are ``section.key=value`` with a TOML value (a bare word is text). Files that the experiment names
+    are looked for beside the TOML (beside the working directory for a preset), then in FEDEMU_DATA. Raises
+    ConfigurationError.
+    """
+    folder, table = _open(source)
+    layers = [_from_environment(environment), _from_overrides(overrides)]
+    for layer in layers:
+        table = merge(table, layer)
+    runtime = Runtime.parse(_section(table.pop("runtime", {}), "runtime"))
+    experiment = Experiment.parse(table)
+    folders = [folder or Path.cwd()]
+    if environment.get("FEDEMU_DATA"):
+        folders.append(Path(environment["FEDEMU_DATA"]).expanduser())
+    return with_traces(experiment, folders, folder / TRACES_FILE if folder else None), runtime
+
+
+def write_frozen(experiment: Experiment, directory: Path) -> None:
+    """Write ``config.toml``, and ``traces.json`` where the experiment follows trace files; loading reads both."""
+    if experiment.named_files():
+        _write(directory / TRACES_FILE, traces_text(experiment))
+    _write(directory / CONFIG_FILE, experiment.to_toml())
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all, so that a run that is killed here leaves nothing half-written."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def read_frozen(directory: Path) -> Experiment:
+    """The experiment of a run directory, exactly as it was written."""
+    path = directory / CONFIG_FILE
+    if not path.is_file():
+        raise ConfigurationError(f"{directory} is no run directory: it has no {CONFIG_FILE}")
+    experiment, _ = load_experiment(path, (), {})
+    return experiment
+
+
+def check_resume(
+    frozen: Experiment, overrides: Sequence[str], environment: Mapping[str, str]
+) -> tuple[Experiment, Runtime]:
+    """What a resumed run goes by: the frozen experiment, at most with more rounds, and this machine's settings anew.
+
+    Any other setting that differs raises ConfigurationError: it would make another experiment.
+    """
+    table = merge(merge(frozen.table(), _from_environment(environment)), _from_overrides(overrides))
+    runtime = Runtime.parse(_section(table.pop("runtime", {}), "runtime"))
+    wanted = Experiment.parse(table)
+    for path, old, new in _differences(frozen.table(), wanted.table()):
+        if path != _ROUNDS:
+            raise ConfigurationError(
+                f"{path} can't change from {_shown(old)} to {_shown(new)} when a run is resumed: only rounds may grow; "
+                f"start a new run for another experiment"
+            )
+        if new < old:
+            raise ConfigurationError(
+                f"rounds can't shrink from {old} to {new} when a run is resumed; only more rounds are possible"
+            )
+    return wanted.model_copy(update={"traces": frozen.traces}), runtime
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else shown(value)
+
+
+def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, dict[str, Any]]:
+    """The settings, and the folder of their file where that is the user's own.
+
+    A preset's bare name goes before a file or a folder of that name.
+    """
+    if isinstance(source, Mapping):
+        return None, dict(source)
+    if source is None or is_preset(str(source)):
+        return None, preset(str(source or DEFAULT))
+    path = Path(source)
+    if path.is_file():
+        return path.parent, _read_toml(path)
+    if path.is_dir():
+        if (path / CONFIG_FILE).is_file():
+            raise ConfigurationError(f"{path} is a folder; name {path / CONFIG_FILE}, or go on with --resume {path}")
+        raise ConfigurationError(f"{path} is a folder, not an experiment's file")
+    if path.suffix == ".toml" and path.parent != Path("."):
+        raise ConfigurationError(f"there is no file {path}")
+    return None, preset(str(source))
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path} is not valid TOML: {str(error)[0].lower()}{str(error)[1:]}") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path} is no TOML file: it is not text in UTF-8") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} can't be read: {error.strerror}") from None
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """``FEDEMU_LOCAL__LR=0.05`` is ``local.lr``: two underscores part a table from its key."""
+    layer: dict[str, Any] = {}
+    for name in sorted(environment):
+        if name.startswith(PREFIX) and name not in NOT_SETTINGS:
+            keys = name.removeprefix(PREFIX).lower().split("__")
+            _require_table_of(name, keys)
+            _place(layer, keys, _value(environment[name], name), name)
+    return layer
+
+
+def _require_table_of(variable: str, keys: Sequence[str]) -> None:
+    tables = [*Experiment.model_fields, "runtime"]
+    if keys[0] not in tables:
+        guess = difflib.get_close_matches(keys[0], tables, n=1)
+        meant = PREFIX + "__".join([*guess, *keys[1:]]).upper()
+        hint = f"did you mean {meant}?" if guess else "unset it, or see docs/configuration.md for the names"
+        raise ConfigurationError(f"the environment variable {variable} names no setting; {hint}")
+
+
+def _from_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    layer: dict[str, Any] = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        keys = [part.strip() for part in key.split(".")]
+        if not equals or not all(keys):
+            raise ConfigurationError(f'"{override}" is no override; write section.key=value, as in local.lr=0.05')
+        _place(layer, keys, _value(text.strip(), key), override)
+    return layer
+
+
+def _value(text: str, name: str) -> Any:
+    """A TOML value; what is none, and does not look like one, is text."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        if text[:1] in {"{", "[", '"', "'"}:
+            raise ConfigurationError(f"{name} = {text} is not a TOML value; check its brackets and quotes") from None
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def _place(layer: dict[str, Any], keys: Sequence[str], value: Any, origin: str) -> None:
+    here = layer
+    for key in keys[:-1]:
+        here = here.setdefault(key, {})
+        if not isinstance(here, dict):
+            raise ConfigurationError(f'"{origin}" sets a key inside {key}, which is also set to a single value')
+    here[keys[-1]] = value
+
+
+def _section(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{name} = {value} must be a table")
+    return value
+
+
+def _differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return [
+            difference
+            for key in dict.fromkeys([*old, *new])
+            for difference in _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+        ]
+    return [] if old == new else [(path, old, new)]

@@ -1,0 +1,1 @@
+"""The tables of an experiment's file, one module per group."""

@@ -1,0 +1,87 @@
+"""The trace files that an experiment names: found, read, and made part of it, so that its bytes stand alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedemu.ops.experiment import AUTO, AvailabilityTrace, ComputeTrace, Experiment, NetworkTrace, ProfileRows, Traces
+from fedemu.ops.experiment import trace_files as traces
+from fedemu.protocol.errors import ConfigurationError
+
+TRACES_FILE = "traces.json"
+"""Beside the ``config.toml`` of a run directory: the content of the trace files, as the run began with it."""
+
+_NETWORK_COLUMNS = {
+    "down_kbps": ("down_mean_kBps", "down_std_kBps"),
+    "up_kbps": ("up_mean_kBps", "up_std_kBps"),
+}
+
+
+def with_traces(experiment: Experiment, folders: Sequence[Path], frozen: Path | None = None) -> Experiment:
+    """The experiment with the content of the files that it names, which are looked for in ``folders`` in turn.
+
+    A ``traces.json`` that was ``frozen`` from the same tables goes first.
+    """
+    named = _named_tables(experiment)
+    if not named:
+        return experiment
+    kept = _frozen_traces(frozen, named) if frozen is not None and frozen.is_file() else None
+    return experiment.model_copy(update={"traces": kept or _read_traces(experiment, folders)})
+
+
+def traces_text(experiment: Experiment) -> str:
+    """The content of ``traces.json``: what was read, and from which settings."""
+    content = {"of": _named_tables(experiment), "traces": experiment.traces.model_dump(mode="json")}
+    return json.dumps(content, allow_nan=False)
+
+
+def _named_tables(experiment: Experiment) -> dict[str, Any]:
+    return {key: table.model_dump(mode="json") for key, table in experiment.named_files().items()}
+
+
+def _frozen_traces(path: Path, named: Mapping[str, Any]) -> Traces | None:
+    try:
+        content = json.loads(path.read_bytes())
+        return Traces.model_validate_json(json.dumps(content["traces"])) if content["of"] == named else None
+    except (OSError, ValueError, KeyError, TypeError, ValidationError):
+        raise ConfigurationError(f"{path} is damaged; restore it, or delete it to read the trace files again") from None
+
+
+def _read_traces(experiment: Experiment, folders: Sequence[Path]) -> Traces:
+    content: dict[str, Any] = {"profile": {}}
+    for key, table in experiment.named_files().items():
+        if isinstance(table, AvailabilityTrace):
+            path = _locate("availability.file", table.file, folders)
+            recorded = traces.read_availability(path, table.policy, table.state, table.bootstrap)
+            content |= {"availability": recorded.devices, "last_event": recorded.last_event}
+        else:
+            rows = _read_profile(key, table, _locate(f"profile.{key}.file", table.file, folders))
+            content["profile"][key] = ProfileRows(
+                file=table.file, values=rows.values, deviations=rows.deviations, weights=rows.weights
+            )
+    return Traces(**content)
+
+
+def _read_profile(key: str, quantity: ComputeTrace | NetworkTrace, path: Path) -> traces.Rows:
+    if isinstance(quantity, ComputeTrace):
+        return traces.read_compute(path, quantity.column, quantity.median, quantity.weight)
+    column, deviation = _NETWORK_COLUMNS[key]
+    if quantity.column != AUTO:
+        column, deviation = quantity.column, ""
+    if quantity.deviation != AUTO:
+        deviation = quantity.deviation
+    return traces.read_network(path, column, deviation, quantity.weight)
+
+
+def _locate(setting: str, name: str, folders: Sequence[Path]) -> Path:
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder / name
+    looked = " and ".join(str(folder) for folder in folders)
+    hint = "" if len(folders) > 1 else "; set FEDEMU_DATA to the folder that holds it"
+    raise ConfigurationError(f'{setting} = "{name}" is not there: looked in {looked}{hint}')

@@ -1,0 +1,59 @@
+"""What a run's page tells of generators: how good each came out, and what it made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from fedemu.ops.report.plots.generated import samples_of_task
+
+MOST_TASKS: Final = 12
+"""Of longer streams so many tasks are shown, evenly spaced, with the last."""
+SHARES: Final = ("recognised",)
+GENERATOR_TABLE: Final = (
+    "How good each task's generator came out: its losses with their weights, and the share of its images in which the "
+    "model that it was trained against recognises the class that they are to show."
+)
+
+Pages = Mapping[int, Mapping[str, NDArray[Any]]]
+
+
+def generated_plots(pages: Pages) -> dict[str, Callable[[Pages], Figure | None]]:
+    """A drawing of ``pages`` for each of the tasks that are shown, by name."""
+    tasks = list(pages)
+    chosen = np.linspace(0, len(tasks) - 1, min(len(tasks), MOST_TASKS)).round().astype(int)
+    return {f"generated-{tasks[place]}": partial(_of_task, tasks[place]) for place in chosen}
+
+
+def generator_table(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """The header, and a line for each task whose rounds have remarks of a generator; empty without any."""
+    told: dict[int, Mapping[str, Any]] = {}
+    for row in rows:
+        if said := (row.get("remarks") or {}).get("generator"):
+            told.setdefault(int(row.get("task") or 0), said)
+    if not told:
+        return []
+    names = list(dict.fromkeys(name for said in told.values() for name in said))
+    lines = [(f"{task}", *(_figure(name, said.get(name)) for name in names)) for task, said in told.items()]
+    return [("task", *(name.replace("_", " ") for name in names)), *lines]
+
+
+def missing_pictures(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence for each task whose pictures could not be kept."""
+    failures = (event for event in events if event.get("event") == "pictures_failed")
+    return [f"There are no pictures of task {failure.get('task')}: {failure.get('detail')}" for failure in failures]
+
+
+def _of_task(task: int, pages: Pages) -> Figure | None:
+    return samples_of_task(task, pages[task])
+
+
+def _figure(name: str, value: Any) -> str:
+    if not isinstance(value, int | float):
+        return "–"
+    return f"{value:.1%}" if name in SHARES else f"{value:.4g}"

@@ -1,0 +1,66 @@
+"""The figures of a run on a stream of periods, in words and numbers for its page."""
+
+from __future__ import annotations
+
+import math
+
+from fedemu.algorithms.measures import continual as continual_metrics
+from fedemu.ops.results.periods import PeriodResults, perplexity_of
+
+TABLE_HEADER = (
+    "period",
+    "last round",
+    "just learnt",
+    "latest model",
+    "forgetting factor",
+    "seen so far",
+    "all periods",
+)
+"""Of ``period_table``; accuracies, or perplexities where the data are language."""
+
+
+def period_cards(results: PeriodResults) -> list[tuple[str, str]]:
+    """Labels and figures of the latest model."""
+    language = [
+        ("perplexity, all periods", _number(perplexity_of(results.all_period_loss)[-1], ".4g")),
+        ("relative forgetting, mean", _number(results.relative_forgetting_after_each()[-1], "+.1%")),
+    ]
+    return [
+        *(language if results.language else []),
+        ("average accuracy", _number(results.after_each("average_accuracy")[-1], ".1%")),
+        ("average incremental accuracy", _number(results.average_incremental_accuracy, ".1%")),
+        ("average forgetting", _number(results.after_each("average_forgetting")[-1], ".3f")),
+        ("backward transfer", _number(results.after_each("backward_transfer")[-1], ".3f")),
+    ]
+
+
+def period_table(results: PeriodResults) -> list[tuple[str, ...]]:
+    """A line for each period: how the model did that had just learnt it, how the latest does, and what was forgotten.
+
+    The last two columns are the model after that period on the test sets of the periods up to it, and of all periods.
+    Forgetting is that of perplexity, relative, where the data are language.
+    """
+    if results.language:
+        table, form = results.perplexity, ".4g"
+        seen, together = perplexity_of(results.seen_loss), perplexity_of(results.all_period_loss)
+        forgot, lost = continual_metrics.relative_forgetting(table), "+.1%"
+    else:
+        table, form, seen, together = results.accuracy, ".1%", results.seen_accuracy, results.all_period_accuracy
+        forgot, lost = continual_metrics.forgetting_factor(table), "+.3f"
+    reached = len(results.rounds)
+    return [
+        (
+            f"{period}",
+            f"{results.rounds[period]:,}" if period < reached else "–",
+            _number(table[period, period], form) if period < reached else "–",
+            _number(table[-1, period], form),
+            _number(forgot[period], lost) if period < reached - 1 else "–",
+            _number(seen[period], form) if period < reached else "–",
+            _number(together[period], form) if period < reached else "–",
+        )
+        for period in range(results.periods)
+    ]
+
+
+def _number(value: float, form: str) -> str:
+    return "–" if math.isnan(value) else f"{value:{form}}"

@@ -1,0 +1,159 @@
+"""The papers' pictures of what training and aggregation forget, drawn from the rows of ``diagnosis.jsonl``.
+
+Each takes the diagnosed rounds and is None for want of data. The papers: Aljahdali et al., "Understanding and
+Mitigating Forgetting in Federated Learning"; Lee et al., "Preservation of the Global Knowledge by Not-True Distillation
+in Federated Learning"; Legate et al., "Re-Weighted Softmax Cross-Entropy to Control Forgetting in Federated Learning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from fedemu.ops.pages.style import (
+    BLUE,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    Floats,
+    Row,
+    Rows,
+    bare_figure,
+    marker,
+    new_figure,
+    numbers,
+    over_rounds,
+    series,
+)
+from fedemu.ops.report.plots.one_round import (
+    local_forgetting_of_last_round,
+    local_forgetting_of_worst_round,
+    rows_of_last_round,
+    rows_of_worst_round,
+)
+
+
+def forgetting_by_stage(rows: Rows) -> Figure | None:
+    """What local training lost, what aggregation lost, and what the round lost in the end."""
+    figure, axes = new_figure("Forgetting: local, aggregation, round", height=3.9)
+    for key, label, colour in (
+        ("local_forgetting", "local: old global → local models", ORANGE),
+        ("aggregation_forgetting", "aggregation: local models → new global", PURPLE),
+        ("round_forgetting", "round: old global → new global", RED),
+    ):
+        rounds, values = series(rows, key)
+        if rounds:
+            axes.plot(rounds, values, color=colour, linewidth=1.8, marker=marker(len(rounds)), label=label)
+    if not axes.lines:
+        return None
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("accuracy lost, mean over classes")
+    _legend_below(axes, 1)
+    return figure
+
+
+def loss_transition(rows: Rows) -> Figure | None:
+    """The global model's loss, the local models' mean loss, the next global model's (Aljahdali et al., figure 5)."""
+    path: list[tuple[float, float]] = []
+    local_points, global_points = [], []
+    last = None
+    for row in rows:
+        round, before, after = int(row["round"]), _loss(row.get("before")), _loss(row.get("after"))
+        between = mean_over_devices(row, "loss")
+        if round - 1 != last and before is not None:
+            path.append((round - 1, np.nan))  # rounds between the two were not diagnosed
+            global_points.append((round - 1, before))
+            path.append(global_points[-1])
+        if not np.isnan(between):
+            local_points.append((round - 0.5, between))
+            path.append(local_points[-1])
+        if after is not None:
+            global_points.append((round, after))
+            path.append(global_points[-1])
+        last = round
+    if not local_points or not global_points:
+        return None
+    figure, axes = new_figure("Loss: from the local models to the global model")
+    axes.plot(*np.array(path).T, color=GREY, linewidth=1.0)
+    size = float(np.clip(240 / len(local_points), 2, 5))
+    for points, colour, label in (
+        (local_points, ORANGE, "local models, mean"),
+        (global_points, BLUE, "global model"),
+    ):
+        axes.plot(*np.array(points).T, "o", color=colour, markersize=size, label=label)
+    losses = [loss for _, loss in (*local_points, *global_points)]
+    if min(losses) > 0 and max(losses) / min(losses) > 30:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.set_ylabel("test loss")
+    _legend_below(axes, 2)
+    return figure
+
+
+def in_and_out_local(rows: Rows) -> Figure | None:
+    """Accuracy on the devices' own classes, and on the others, before and after training (Lee et al., figure 7)."""
+    figure = bare_figure(6.6, 3.6)
+    for axes, part, title in zip(
+        figure.subplots(1, 2, sharey=True), ("in_local", "out_local"), ("In-local", "Out-local"), strict=True
+    ):
+        axes.set_title(f"{title} accuracy")
+        over_rounds(axes)
+        rounds = [int(row["round"]) for row in rows]
+        locals_ = [numbers((row.get("locals") or {}).get(part) or [None]) for row in rows]
+        means, spread = _means(locals_), _deviations(locals_)
+        axes.fill_between(rounds, means - spread, means + spread, color=ORANGE, alpha=0.18, linewidth=0)
+        for label, values, colour, style in (
+            ("old global model", _means([numbers(row.get(f"before_{part}") or [None]) for row in rows]), GREY, "--"),
+            ("local models, ± deviation", means, ORANGE, "-"),
+            ("new global model", _means([numbers(row.get(f"after_{part}") or [None]) for row in rows]), BLUE, "-"),
+        ):
+            if not np.isnan(values).all():
+                axes.plot(rounds, values, style, color=colour, linewidth=1.6, marker=marker(len(rounds)), label=label)
+        axes.set_ylim(0, 1.02)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    drawn = [axes for axes in figure.axes if axes.lines]
+    if not drawn:
+        return None
+    figure.axes[0].set_ylabel("mean over the round's devices")
+    figure.legend(*drawn[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+DIAGNOSIS_PLOTS: Mapping[str, Callable[[Rows], Figure | None]] = {
+    "forgetting_by_stage": forgetting_by_stage,
+    "loss_transition": loss_transition,
+    "in_and_out_local": in_and_out_local,
+    "rows_worst_round": rows_of_worst_round,
+    "rows_last_round": rows_of_last_round,
+    "local_forgetting_worst_round": local_forgetting_of_worst_round,
+    "local_forgetting_last_round": local_forgetting_of_last_round,
+}
+
+
+def mean_over_devices(row: Row, key: str) -> float:
+    """Of one figure of the local models of a round; NaN where no device has it."""
+    return float(_means([numbers((row.get("locals") or {}).get(key) or [None])])[0])
+
+
+def _loss(model: Mapping[str, Any] | None) -> float | None:
+    loss = (model or {}).get("loss")
+    return None if loss is None else float(loss)
+
+
+def _means(values: list[Floats]) -> Floats:
+    """Each array's mean over what it holds; NaN where that is nothing."""
+    return np.array([np.mean(row[~np.isnan(row)]) if not np.isnan(row).all() else np.nan for row in values])
+
+
+def _deviations(values: list[Floats]) -> Floats:
+    return np.array([np.std(row[~np.isnan(row)]) if not np.isnan(row).all() else np.nan for row in values])
+
+
+def _legend_below(axes: Any, columns: int) -> None:
+    axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns)

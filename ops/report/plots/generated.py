@@ -1,0 +1,89 @@
+"""What a method generated, image by image: a real sample of every class above those that its generator made of it
+(as in figure 6 of Babakniya et al., "A Data-Free Approach to Mitigate Catastrophic Forgetting", 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from fedemu.ops.pages.style import GREY, INK
+
+FEW_CLASSES: Final = 10
+"""Up to so many columns fit beside another picture; more take the width of the page, 20 in a band."""
+MOST_ROWS: Final = 16
+"""Of generated samples in all bands together, as long as each band has two."""
+LONGEST_NAME: Final = 14
+CELL: Final = 0.56
+"""The width of an image, in inches."""
+LEFT, RIGHT, TOP, BOTTOM, SPACE = 0.75, 0.1, 0.42, 0.1, 0.06
+
+Page = Mapping[str, NDArray[Any]]
+Image = NDArray[np.uint8]
+
+
+def is_broad(page: Page) -> bool:
+    """Whether its picture takes the width of the page."""
+    return len(page["names"]) > FEW_CLASSES
+
+
+def samples_of_task(task: int, page: Page) -> Figure | None:
+    """A column for each class, in bands; ``page`` holds the arrays of ``generated/task-N.npz``."""
+    classes = np.unique(page["y"])
+    if not len(classes):
+        return None
+    columns = 20 if is_broad(page) else FEW_CLASSES
+    bands = [classes[start : start + columns] for start in range(0, len(classes), columns)]
+    most = max(2, MOST_ROWS // len(bands))
+    rows = min(most, int(np.bincount(page["y"]).max()))
+    names = {int(label): _name(page, int(label)) for label in classes}
+    sideways = max(map(len, names.values())) > 6
+    head = 0.08 * max(map(len, names.values())) + 0.1 if sideways else 0.2
+    mosaics = [_mosaic(page, band, columns, rows) for band in bands]
+    height, width = mosaics[0].shape[:2]
+    inches = columns * CELL
+    tall = inches * height / width
+    figure = Figure(figsize=(LEFT + inches + RIGHT, TOP + len(bands) * (head + tall + SPACE) + BOTTOM))
+    whole_width, whole_height = figure.get_size_inches()
+    figure.text(0.1 / whole_width, 1 - 0.26 / whole_height, f"Generated in task {task}", weight="bold", size=11)
+    for place, (band, mosaic) in enumerate(zip(bands, mosaics, strict=True)):
+        bottom = whole_height - TOP - (place + 1) * (head + tall) - place * SPACE
+        axes = figure.add_axes(
+            (LEFT / whole_width, bottom / whole_height, inches / whole_width, tall / whole_height), frameon=False
+        )
+        axes.imshow(mosaic, extent=(0, columns, 0, rows + 1), aspect="auto", interpolation=_interpolation(page))
+        axes.set_axis_off()
+        axes.axhline(rows, xmax=len(band) / columns, color=GREY, linewidth=0.8)
+        for column, label in enumerate(band):
+            turned: dict[str, Any] = {"rotation": 90} if sideways else {}
+            axes.text(column + 0.5, rows + 1.08, names[int(label)], ha="center", va="bottom", size=8, **turned)
+        for text, middle in (("real", rows + 0.5), ("generated", rows / 2)):
+            axes.text(-0.12, middle, text, ha="right", va="center", size=8, color=INK)
+    return figure
+
+
+def _mosaic(page: Page, band: NDArray[Any], columns: int, rows: int) -> Image:
+    """The band's images on white ``[pixels, pixels, 3]``: a real one on top of each column, generated ones below."""
+    height, width = page["x"].shape[2:]
+    gap = max(1, round(0.06 * width))
+    cells = np.full(((rows + 1), columns, height + 2 * gap, width + 2 * gap, 3), 255, dtype=np.uint8)
+    for column, label in enumerate(band):
+        real = page["real"][page["real_y"] == label][:1]
+        made = page["x"][page["y"] == label][:rows]
+        for first, images in ((0, real), (1, made)):
+            pixels = np.broadcast_to(images.transpose(0, 2, 3, 1), (len(images), height, width, 3))
+            cells[first : first + len(images), column, gap:-gap, gap:-gap] = pixels
+    return cells.transpose(0, 2, 1, 3, 4).reshape((rows + 1) * (height + 2 * gap), -1, 3)
+
+
+def _interpolation(page: Page) -> str:
+    """Small images are enlarged pixel by pixel, large ones reduced without losing any."""
+    return "nearest" if page["x"].shape[3] <= 64 else "antialiased"
+
+
+def _name(page: Page, label: int) -> str:
+    name = str(page["names"][label]) if label < len(page["names"]) else str(label)
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"

@@ -1,0 +1,172 @@
+"""A run on a stream of periods: how it did on each period's test set while it went on, and after each period.
+
+Each takes what ``period_results`` found. The matrix is that of Lopez-Paz and Ranzato, "Gradient Episodic Memory for
+Continual Learning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+from fedemu.ops.pages.style import (
+    ACCURACY_COLOURS,
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    RED,
+    Floats,
+    bare_figure,
+    counted,
+    legend_below,
+    marker,
+    new_figure,
+    numbers,
+    period_bar,
+    period_colours,
+    plain_log_axis,
+    round_ticks,
+    series,
+)
+from fedemu.ops.results.periods import PeriodResults, perplexity_of
+
+_MOST_NUMBERED = 16
+"""Periods; more have no room for a number in each cell of the matrix."""
+
+
+def period_curves(results: PeriodResults) -> Figure | None:
+    """One line per period, thin before the period has begun, and the lines over all periods; lines part the periods."""
+    figure, axes = new_figure(f"{_measure(results).capitalize()} by period", height=4.2)
+    rounds = np.array([int(row["round"]) for row in results.rows])
+    tasks = np.array([int(row["task"]) for row in results.rows])
+    dots = marker(len(rounds))
+    for period, (colour, values) in enumerate(zip(period_colours(results.periods), _by_period(results), strict=True)):
+        begun = tasks >= period
+        axes.plot(rounds, values, color=colour, linewidth=0.8, alpha=0.35)
+        axes.plot(rounds[begun], values[begun], color=colour, linewidth=1.6, marker=dots, markersize=3)
+    for end in results.rounds[:-1]:
+        axes.axvline(end + 0.5, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
+    for key, label, style in (("", "all periods together", "-"), ("seen_", "periods so far", "--")):
+        known, values = series(results.rows, f"{key}{'loss' if results.language else 'accuracy'}")
+        if known:
+            drawn = perplexity_of(numbers(values)) if results.language else values
+            axes.plot(known, drawn, color=INK, linewidth=2.2, linestyle=style, label=label)
+    _scale(axes, results)
+    axes.set_ylabel(f"test {_measure(results)}")
+    period_bar(figure, axes, results.periods, "tested on period")
+    return legend_below(figure, axes)
+
+
+def period_matrix(results: PeriodResults) -> Figure | None:
+    """The model after each period on each period's test set, and beside it what came of it on the periods so far."""
+    reached, periods = len(results.rounds), results.periods
+    figure = bare_figure(6.6, float(np.clip(1.7 + 0.3 * reached, 3.2, 6.6)))
+    matrix, level, change = figure.subplots(1, 3, sharey=True, width_ratios=[4.2, 1.3, 1.6])
+    table = results.perplexity if results.language else results.accuracy
+    image = matrix.imshow(table, aspect="auto", **_colours(results, table))
+    if max(reached, periods) <= _MOST_NUMBERED:
+        _number_cells(matrix, image, table, results.language)
+    matrix.set_title(f"{_measure(results).capitalize()} on each period")
+    matrix.set_xlabel("tested on period")
+    matrix.set_ylabel("model after period")
+    matrix.set_xticks(counted(periods, 10))
+    matrix.set_yticks(counted(reached, 20))
+    matrix.grid(False)
+    models = np.arange(reached)
+    titles = ("perplexity", "rise") if results.language else ("accuracy", "difference")
+    for axes, title, lines in zip((level, change), titles, _beside(results), strict=True):
+        for label, values, colour in lines:
+            if not np.isnan(values).all():
+                axes.plot(values, models, "o-", color=colour, markersize=4, linewidth=1.4, label=label)
+        axes.set_xlabel(title)
+        axes.xaxis.set_major_locator(round_ticks(2))
+        axes.tick_params(axis="y", length=0)
+        axes.tick_params(axis="x", labelsize=7.5)
+        axes.grid(False, axis="y")
+        axes.margins(x=0.15)
+    if results.language:
+        change.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    else:
+        level.set_xlim(0, 1)
+        level.xaxis.set_major_formatter(PercentFormatter(1.0))
+    change.axvline(0, color=GREY, linewidth=1)
+    change.set_visible(bool(change.get_legend_handles_labels()[0]))
+    handles = [line for axes in (level, change) for line in axes.get_legend_handles_labels()[0]]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    return figure
+
+
+PERIOD_PLOTS: Mapping[str, Callable[[PeriodResults], Figure | None]] = {
+    "period_curves": period_curves,
+    "period_matrix": period_matrix,
+}
+
+
+def _measure(results: PeriodResults) -> str:
+    return "perplexity" if results.language else "accuracy"
+
+
+def _by_period(results: PeriodResults) -> Floats:
+    """``[periods, evaluated rounds]``, NaN where a period has no value."""
+    if not results.language:
+        return numbers([row["period_accuracy"] for row in results.rows]).T
+    unknown = [None] * results.periods
+    return perplexity_of(numbers([row.get("period_loss") or unknown for row in results.rows])).T
+
+
+def _beside(results: PeriodResults) -> tuple[list[tuple[str, Floats, str]], list[tuple[str, Floats, str]]]:
+    """What stands beside the matrix, by model: the levels, and the changes; each a label, values and a colour."""
+    if results.language:
+        return (
+            [("over all periods", perplexity_of(results.all_period_loss), BLUE)],
+            [("relative forgetting, mean", results.relative_forgetting_after_each(), RED)],
+        )
+    return (
+        [("average accuracy", results.after_each("average_accuracy"), BLUE)],
+        [
+            ("average forgetting", results.after_each("average_forgetting"), RED),
+            ("backward transfer", results.after_each("backward_transfer"), GREEN),
+        ],
+    )
+
+
+def _colours(results: PeriodResults, table: Floats) -> dict[str, Any]:
+    """An accuracy from 0 to 1; a perplexity by its logarithm, the better the brighter."""
+    known = table[~np.isnan(table)]
+    if not results.language or not len(known):
+        return {"cmap": ACCURACY_COLOURS, "norm": Normalize(0, 1)}
+    return {"cmap": ACCURACY_COLOURS.reversed(), "norm": LogNorm(known.min(), max(known.max(), 1.01 * known.min()))}
+
+
+def _number_cells(axes: Any, image: Any, table: Floats, language: bool) -> None:
+    """Accuracies as whole percentages, perplexities with three digits; dark on what is bright."""
+    for (row, column), value in np.ndenumerate(table):
+        if not np.isnan(value):
+            red, green, blue, _ = image.cmap(image.norm(value))
+            dark = 0.3 * red + 0.59 * green + 0.11 * blue > 0.5
+            text = _three_digits(value) if language else f"{100 * value:.0f}"
+            axes.text(column, row, text, ha="center", va="center", fontsize=7, color=INK if dark else "white")
+
+
+def _three_digits(value: float) -> str:
+    if value >= 10_000:
+        return f"{value:.0e}".replace("e+0", "e")
+    return f"{value:.{max(0, 2 - int(np.floor(np.log10(max(value, 1.0)))))}f}"
+
+
+def _scale(axes: Any, results: PeriodResults) -> None:
+    if not results.language:
+        axes.set_ylim(0, 1.02)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        return
+    known = _by_period(results)
+    known = known[~np.isnan(known)]
+    if len(known) and known.max() > 5 * known.min():
+        plain_log_axis(axes, "y")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))

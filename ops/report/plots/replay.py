@@ -1,0 +1,115 @@
+"""What a run's replay buffers hold after each period, and what coordination did, from the remarks in its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedemu.ops.pages.style import (
+    BLUE,
+    PALETTE,
+    Floats,
+    Rows,
+    bare_figure,
+    colour_bar,
+    marker,
+    new_figure,
+    numbers,
+    period_bar,
+    period_colours,
+    round_ticks,
+    sequence_colours,
+)
+
+_FEW_LABELS = 10
+
+
+def buffers(rows: Rows) -> Figure | None:
+    """Stacked bars: the samples that the devices that answered keep after each period, by their period and label."""
+    held = {int(said["period"]): said for row in rows if (said := (row.get("remarks") or {}).get("replay"))}
+    if not held:
+        return None
+    told = [key for key in ("periods", "labels") if any(len(said.get(key) or ()) > 1 for said in held.values())]
+    figure = bare_figure(6.6, 3.8)
+    cells = figure.subplots(1, max(1, len(told)), sharey=True, squeeze=False)[0]
+    after = sorted(held)
+    totals = numbers([held[period].get("samples") for period in after])
+    for axes, key in zip(cells, told or ["samples"], strict=True):
+        axes.set_title({"periods": "Kept, by period", "labels": "Kept, by label"}.get(key, "Kept"))
+        axes.set_xlabel("after period")
+        axes.xaxis.set_major_locator(round_ticks(11, integer=True))
+        axes.grid(False, axis="x")
+        if key == "samples":
+            axes.bar(after, totals, color=BLUE, width=0.8)
+            continue
+        counts = _counts([held[period].get(key) for period in after])
+        colours = period_colours(len(counts)) if key == "periods" else _label_colours(len(counts))
+        _stack(axes, after, counts, colours)
+        colour_bar(figure, axes, colours, "")
+    for axes in cells:
+        for period, total in zip(after, totals, strict=True):
+            if len(after) <= 12 and not np.isnan(total):
+                axes.annotate(
+                    _short(total), (period, total), (0, 2), textcoords="offset points", ha="center", fontsize=6.5
+                )
+    cells[0].set_ylim(0, 1.08 * max(np.nanmax(totals, initial=0.0), 1.0))
+    cells[0].set_ylabel("samples kept for replay")
+    return figure
+
+
+def coordination(rows: Rows) -> Figure | None:
+    """The coordinated objective after each iteration, relative to the first of its period; a line per period."""
+    found = {
+        int(row["task"]): numbers(said["objective"])
+        for row in rows
+        if (said := (row.get("remarks") or {}).get("coordination")) and len(said.get("objective") or ()) > 1
+    }
+    if not found:
+        return None
+    figure, axes = new_figure("Coordinated objective")
+    periods = max(*(len(row.get("period_accuracy") or ()) for row in rows), max(found) + 1)
+    colours = period_colours(periods)
+    for period, objective in found.items():
+        if objective[0] > 0:
+            axes.plot(
+                np.arange(len(objective)) + 1,
+                objective / objective[0],
+                color=colours[period],
+                linewidth=1.6,
+                marker=marker(len(objective)),
+                markersize=4,
+            )
+    if not axes.lines:
+        return None
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("iteration")
+    axes.set_ylabel("objective relative to the first")
+    period_bar(figure, axes, periods, "after period")
+    return figure
+
+
+REPLAY_PLOTS: Mapping[str, Callable[[Rows], Figure | None]] = {"buffers": buffers, "coordination": coordination}
+
+
+def _counts(lists: list[list[float] | None]) -> Floats:
+    """Counts ``[kinds, periods]``; 0 where a period tells none of a kind, or nothing."""
+    kinds = max(len(counts or ()) for counts in lists)
+    return np.array([[*(counts or ()), *[0] * (kinds - len(counts or ()))] for counts in lists], dtype=np.float64).T
+
+
+def _stack(axes: Any, places: list[int], counts: Floats, colours: Any) -> None:
+    base = np.zeros(len(places))
+    for values, colour in zip(counts, colours, strict=True):
+        axes.bar(places, values, bottom=base, color=colour, width=0.8, linewidth=0)
+        base += values
+
+
+def _label_colours(labels: int) -> Any:
+    return PALETTE[:labels] if labels <= _FEW_LABELS else sequence_colours("viridis", labels)
+
+
+def _short(total: float) -> str:
+    return f"{total:.0f}" if total < 10_000 else f"{total / 1000:.0f}k"

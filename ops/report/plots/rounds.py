@@ -1,0 +1,182 @@
+"""The plots of one run, drawn from the rows of ``metrics.jsonl``; a plot is None for want of data.
+
+Figures are named of Aljahdali et al., "Understanding and Mitigating Forgetting in Federated Learning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+from fedemu.ops.pages.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    Rows,
+    class_map,
+    marker,
+    new_figure,
+    numbers,
+    readable_bytes,
+    round_ticks,
+    series,
+    time_unit,
+)
+
+OUTCOME_COLOURS = {
+    "accepted": GREEN,
+    "cancelled": GREY,
+    "late": ORANGE,
+    "dropped": BLUE,
+    "failed": RED,
+    "rejected": PURPLE,
+}
+
+
+def accuracy_and_loss(rows: Rows) -> Figure | None:
+    rounds, accuracy = series(rows, "accuracy")
+    if not rounds:
+        return None
+    figure, axes = new_figure("Accuracy and loss")
+    dots = marker(len(rounds))
+    axes.plot(rounds, accuracy, color=BLUE, linewidth=2, marker=dots, label="accuracy")
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_ylabel("test accuracy", color=BLUE)
+    best = int(np.argmax(accuracy))
+    axes.plot(rounds[best], accuracy[best], "o", color=BLUE, markeredgecolor="white", markersize=8, zorder=3)
+    axes.set_title(f"Accuracy and loss (best {accuracy[best]:.1%}, round {rounds[best]})")
+    rounds, loss = series(rows, "loss")
+    if rounds:
+        other = axes.twinx()
+        other.grid(False)
+        other.plot(rounds, loss, color=ORANGE, linewidth=1.6, linestyle="--", marker=dots, label="loss")
+        other.set_ylabel("test loss", color=ORANGE)
+        other.set_ylim(bottom=0)
+        other.spines[["top"]].set_visible(False)
+    return figure
+
+
+def class_accuracy(rows: Rows) -> Figure | None:
+    """A heat map: classes upwards, rounds to the right (Aljahdali et al., figure 1b)."""
+    rows = [row for row in rows if row.get("class_accuracy")]
+    if not rows:
+        return None
+    table = numbers([row["class_accuracy"] for row in rows]).T
+    figure, axes = new_figure("Accuracy by class", height=min(6.0, 2.2 + 0.13 * max(len(table), 9)))
+    image = class_map(axes, [int(row["round"]) for row in rows], table)
+    axes.set_ylabel("class")
+    figure.colorbar(image, ax=axes, format=PercentFormatter(1.0), pad=0.02)
+    return figure
+
+
+def round_forgetting(rows: Rows) -> Figure | None:
+    rounds, values = series(rows, "round_forgetting")
+    if not rounds:
+        return None
+    mean = float(np.mean(values))
+    figure, axes = new_figure(f"Round forgetting (mean {mean:.3f})")
+    axes.bar(rounds, values, width=0.85, color=RED, alpha=0.55)
+    axes.axhline(mean, color=RED, linewidth=1.3, linestyle="--")
+    axes.set_ylabel("accuracy lost, mean over classes")
+    return figure
+
+
+def round_forgetting_ecdf(rows: Rows) -> Figure | None:
+    """The share of rounds that forgot at most so much (Aljahdali et al., figure 4)."""
+    _, values = series(rows, "round_forgetting")
+    if not values:
+        return None
+    figure, axes = new_figure("Distribution of round forgetting (ECDF)")
+    axes.xaxis.set_major_locator(round_ticks())
+    axes.ecdf(values, color=RED, linewidth=2)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("round forgetting")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_ylabel("rounds")
+    return figure
+
+
+def outcomes(rows: Rows) -> Figure | None:
+    rows = [row for row in rows if row.get("selected")]
+    if not rows:
+        return None
+    figure, axes = new_figure("Outcomes of the selected devices")
+    rounds = [int(row["round"]) for row in rows]
+    base = np.zeros(len(rows))
+    for outcome, colour in OUTCOME_COLOURS.items():
+        counts = np.array([float(row.get(outcome) or 0) for row in rows])
+        if counts.any():
+            axes.bar(rounds, counts, bottom=base, width=1.0, color=colour, label=outcome, linewidth=0)
+        base += counts
+    axes.set_ylabel("devices")
+    axes.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, -0.42))
+    return figure
+
+
+def fleet_online(rows: Rows) -> Figure | None:
+    """Devices on-line when a round began, against the experiment's clock."""
+    known = [row for row in rows if row.get("online") is not None and row.get("virtual_time") is not None]
+    if not known:
+        return None
+    times, online = np.array([(float(row["virtual_time"]), float(row["online"])) for row in known]).T
+    divisor, unit = time_unit(float(times[-1]))
+    figure, axes = new_figure("Fleet on-line")
+    axes.xaxis.set_major_locator(round_ticks())
+    axes.step(times / divisor, online, where="post", color=GREEN, linewidth=1.8)
+    axes.fill_between(times / divisor, online, step="post", color=GREEN, alpha=0.15)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(f"time of the experiment [{unit}]")
+    axes.set_ylabel("devices")
+    return figure
+
+
+def traffic(rows: Rows) -> Figure | None:
+    figure, axes = new_figure("Bytes, cumulative")
+    drawn = False
+    for key, label, colour, style in (
+        ("bytes_down", "down, emulated", BLUE, "-"),
+        ("bytes_up", "up, emulated", ORANGE, "-"),
+        ("wire_bytes_down", "down, on the wire", BLUE, ":"),
+        ("wire_bytes_up", "up, on the wire", ORANGE, ":"),
+    ):
+        rounds, values = series(rows, key)
+        if rounds:
+            axes.plot(rounds, np.cumsum(values), color=colour, linestyle=style, linewidth=1.8, label=label)
+            drawn = True
+    if not drawn:
+        return None
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: readable_bytes(value)))
+    axes.legend()
+    return figure
+
+
+def duration(rows: Rows) -> Figure | None:
+    rounds, values = series(rows, "round_seconds")
+    if not rounds:
+        return None
+    figure, axes = new_figure("Real time per round")
+    factor, unit = (1000, "milliseconds") if max(values) < 3 else (1, "seconds")
+    axes.plot(rounds, np.array(values) * factor, color=PURPLE, linewidth=1.6)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(unit)
+    return figure
+
+
+PLOTS: Mapping[str, Callable[[Rows], Figure | None]] = {
+    "accuracy": accuracy_and_loss,
+    "class_accuracy": class_accuracy,
+    "round_forgetting": round_forgetting,
+    "round_forgetting_ecdf": round_forgetting_ecdf,
+    "outcomes": outcomes,
+    "fleet": fleet_online,
+    "bytes": traffic,
+    "duration": duration,
+}

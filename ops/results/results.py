@@ -1,0 +1,97 @@
+"""What a run came to, read back from its directory: for people at the end of a run, and for notebooks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedemu.coordinator.record.run_directory import read_run
+from fedemu.ops.watching.progress import OUTCOMES, span
+
+
+@dataclass(frozen=True)
+class Results:
+    """A finished run. ``rows`` holds one mapping per round, as ``metrics.jsonl`` does."""
+
+    directory: Path
+    rows: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    summary: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, directory: Path) -> Results:
+        """Raises ConfigurationError where ``directory`` holds no run. An unfinished run has an empty summary."""
+        run = read_run(directory)
+        return cls(directory, run.rows, run.events, run.summary or {})
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the final model on the test set, a share of 1; None where nothing was evaluated."""
+        value = self.summary.get("final_accuracy")
+        return None if value is None else float(value)
+
+    @property
+    def perplexity(self) -> float | None:
+        """Of the final model on the test set; None where the data are not language, or nothing was evaluated."""
+        known = [row["perplexity"] for row in self.rows if row.get("perplexity") is not None]
+        return float(known[-1]) if known else None
+
+    @property
+    def cause(self) -> str:
+        """Why the run diverged; empty where it did not."""
+        told = [str(event.get("detail")) for event in self.events if event.get("event") == "diverged"]
+        return told[-1] if told and self.summary.get("outcome") == "diverged" else ""
+
+    @property
+    def model(self) -> Path:
+        """The final model's variables, as safetensors."""
+        return self.directory / "model.safetensors"
+
+    @property
+    def report(self) -> Path:
+        return self.directory / "report.html"
+
+    def to_json(self) -> str:
+        """The summary and where everything is, for other programs."""
+        return json.dumps({"directory": str(self.directory), **self.summary}, allow_nan=False)
+
+    def to_text(self) -> str:
+        """A few lines for people."""
+        summary, lines = self.summary, []
+        totals = summary.get("totals") or {}
+        real, virtual = (span(summary.get(key) or 0.0) for key in ("wall_time", "virtual_time"))
+        end = f"{summary.get('outcome')}, {summary.get('rounds')} rounds in {real} ({virtual} of the experiment's time)"
+        lines.append(f"{summary.get('name')}: {end}")
+        if self.cause:
+            lines.append(f"  cause     {self.cause}")
+        if self.accuracy is not None:
+            also = "" if self.perplexity is None else f"  perplexity {self.perplexity:.2f}"
+            lines.append(f"  accuracy  {self.accuracy:.4f}  (best {summary.get('best_accuracy') or 0.0:.4f}){also}")
+        lines += _periods(summary.get("periods"))
+        counts = [f"{totals[outcome]:,} {outcome}" for outcome in OUTCOMES if totals.get(outcome)]
+        lines.append(f"  devices   {totals.get('selected', 0):,} asked: {', '.join(counts) or 'none replied'}")
+        if summary.get("perturbed"):
+            lines.append("  perturbed: something unplanned outlasted fleet.give_up, so the same run may end otherwise")
+        lines.append(f"  model     {self.model}  sha256 {str(summary.get('model_digest'))[:16]}")
+        if self.report.exists():
+            lines.append(f"  report    {self.report}")
+        return "\n".join(lines)
+
+
+def _periods(periods: Mapping[str, Any] | None) -> list[str]:
+    """A line on a stream of several periods."""
+    if not periods:
+        return []
+    told = [f"{len(periods['rounds'])} of {len(periods['accuracy'][0])}"]
+    for key, name in (
+        ("average_accuracy", "average accuracy"),
+        ("average_incremental_accuracy", "average incremental accuracy"),
+        ("average_forgetting", "forgetting"),
+        ("backward_transfer", "backward transfer"),
+    ):
+        if periods.get(key) is not None:
+            told.append(f"{name} {periods[key]:.4f}")
+    return [f"  periods   {', '.join(told)}"]

@@ -1,0 +1,239 @@
+"""A coordinator from an experiment: its plan is put together here, and played to the end with progress and a report.
+
+``fedemu coordinator`` and the child that ``fedemu run`` starts both come here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from prometheus_client import CollectorRegistry
+from rich.console import Console
+
+from fedemu.algorithms.streams.plan import StreamPlan
+from fedemu.coordinator.evaluation.album import open_album
+from fedemu.coordinator.evaluation.diagnosis import Diagnosis
+from fedemu.coordinator.evaluation.evaluate import Evaluator
+from fedemu.coordinator.observer import Observer
+from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.record.summary import Summary
+from fedemu.coordinator.serve import serve
+from fedemu.coordinator.settings import Settings
+from fedemu.ops.assembly.learning import initial_variables, open_algorithm
+from fedemu.ops.assembly.public_data import open_public
+from fedemu.ops.assembly.stream import open_stream
+from fedemu.ops.assembly.trial import try_out
+from fedemu.ops.cli.guarded import INTERRUPTED, complain, exit_code_of
+from fedemu.ops.data.apart import decode_apart
+from fedemu.ops.data.corpora import build_partition, open_corpus
+from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.experiment.sources import read_frozen
+from fedemu.ops.running.embedded import serve_embedded
+from fedemu.ops.running.processes import STOP_SIGNALS, announce
+from fedemu.ops.running.together import conclude, say, title
+from fedemu.ops.watching.display import open_progress
+from fedemu.ops.watching.logs import LogObserver, open_log
+from fedemu.ops.watching.metrics import CoordinatorMetrics, Exporter
+from fedemu.ops.watching.progress import ProgressState
+from fedemu.protocol.blobs.tree_file import encode_tree
+from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError
+from fedemu.protocol.transport.interface import Network
+from fedemu.protocol.transport.memory import MemoryNetwork
+from fedemu.protocol.transport.zeromq import ZmqNetwork
+
+MOST_HEARTBEATS = 500
+"""Per second of the whole fleet: a larger one beats less often, or nothing else would be heard."""
+SPARE_FILES = 256
+"""Descriptors beside those of the devices' connections: libraries, data, logs, checkpoints."""
+
+
+def coordinate_alone(
+    directory: Path, experiment: Experiment, runtime: Runtime, *, new: bool, print_summary: bool
+) -> int:
+    """``fedemu coordinator``: run until the experiment is over; returns the exit code."""
+    begins = (
+        f"{title(experiment)}\n"
+        f"  process  {os.getpid()}\n"
+        f"  address  {runtime.bind}   (fedemu device --n {experiment.fleet.devices} --connect {runtime.bind})\n"
+        f"  results  {directory}"
+    )
+    code = exit_code_of(lambda: coordinate(directory, experiment, runtime, lambda: say(begins)))
+    return conclude(directory, code, "coordinator", new=new, print_summary=print_summary)
+
+
+def coordinate(directory: Path, experiment: Experiment, runtime: Runtime, opened: Callable[[], None]) -> int:
+    """Play the run in a claimed directory to its end and report it; returns the exit code.
+
+    ``opened`` is called once devices are waited for, before anything is shown. Until then an experiment may turn out
+    to be none. Raises what ends a run early, but for an interruption, which is the code 4.
+    """
+    open_log(directory / "logs" / "coordinator.log", runtime.log_level)
+    allow_files(experiment.fleet.devices + SPARE_FILES)
+    state = ProgressState(experiment.name, experiment.rounds, experiment.fleet.devices, time.monotonic)
+    try:
+        with _metrics(runtime.metrics_port) as metrics, ExitStack() as shown:
+            progress = open_progress(state, Console(stderr=True))
+
+            def begin() -> None:
+                opened()
+                shown.enter_context(progress)
+
+            asyncio.run(_serve(directory, experiment, runtime, [LogObserver(), *metrics, progress], begin))
+    except QuorumError:
+        if runtime.report:
+            _report(directory)
+        raise
+    except Interrupted:
+        return INTERRUPTED
+    return _report(directory) if runtime.report else 0
+
+
+async def _serve(
+    directory: Path,
+    experiment: Experiment,
+    runtime: Runtime,
+    observers: Sequence[Observer],
+    opened: Callable[[], None],
+) -> Summary:
+    network = MemoryNetwork() if runtime.transport == "memory" else ZmqNetwork()
+    try:
+        plan = replace(assemble(directory, experiment, network, runtime.bind, observers), opened=opened)
+        return await (serve_embedded(plan, runtime) if runtime.transport == "memory" else serve(plan))
+    finally:
+        network.close()
+
+
+def assemble(
+    directory: Path, experiment: Experiment, network: Network, address: str, observers: Sequence[Observer] = ()
+) -> CoordinatorPlan:
+    """The plan of a run whose directory has been claimed, so that starting it and resuming it are the same."""
+    torch.set_num_threads(experiment.server.threads)
+    decode_apart(experiment, lambda text: print(text, file=sys.stderr, flush=True))
+    corpus = open_corpus(experiment)
+    model, algorithm = open_algorithm(experiment, corpus)
+    partition = build_partition(corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)
+    stream, tests = open_stream(experiment, corpus, partition)
+    variables = initial_variables(experiment, model)
+    public = open_public(corpus, experiment.data, experiment.seed)
+    try_out(experiment, corpus, model, algorithm, variables, public)
+    evaluator = Evaluator(model, corpus, tests)
+    diagnosis = None
+    if experiment.diagnose.every:
+        samples = experiment.diagnose.samples
+        some = Evaluator(model, corpus, tests, samples=samples) if samples else evaluator
+        diagnosis = Diagnosis(model, corpus, partition, some, stream)
+    return CoordinatorPlan(
+        address=address,
+        network=network,
+        settings=settings_of(experiment, stream),
+        algorithm=algorithm,
+        variables=variables,
+        evaluator=evaluator,
+        experiment=experiment.to_bytes(),
+        partition=encode_tree(stream.to_arrays()),
+        data=corpus.digest,
+        classes=corpus.classes,
+        directory=directory,
+        config=experiment.to_toml(),
+        resume=True,
+        public=public,
+        diagnosis=diagnosis,
+        album=open_album(corpus),
+        observers=observers,
+    )
+
+
+def settings_of(experiment: Experiment, stream: StreamPlan) -> Settings:
+    """The rules of the run in the coordinator's terms."""
+    fleet = experiment.fleet
+    return Settings(
+        run=experiment.name,
+        seed=experiment.seed,
+        rounds=experiment.rounds,
+        devices=fleet.devices,
+        per_round=fleet.per_round,
+        over_selection=fleet.over_selection,
+        deadline=fleet.deadline,
+        quorum=fleet.quorum,
+        attempts=fleet.attempts,
+        clock=experiment.clock.kind,
+        evaluate_every=experiment.evaluate.every,
+        diagnose_every=experiment.diagnose.every,
+        task_of_round=stream.period_of,
+        task_begins=stream.begins,
+        heartbeat_seconds=max(experiment.liveness.heartbeat_seconds, fleet.devices / MOST_HEARTBEATS),
+        patience=experiment.liveness.patience,
+        start_timeout=fleet.start_timeout,
+        give_up=fleet.give_up,
+        payload_bytes=experiment.limits.max_payload_bytes,
+        max_norm=experiment.limits.max_norm,
+        replay=experiment.replay.kept > 0,
+        threads=experiment.server.threads,
+    )
+
+
+def allow_files(wanted: int) -> None:
+    """Raise this process's soft limit of open files to ``wanted``; ConfigurationError if the hard limit is lower."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise ConfigurationError(
+            f"the coordinator needs {wanted} open files, but at most {hard} are allowed; "
+            f"raise the limit (ulimit -Hn {wanted}), or set fewer fleet.devices"
+        )
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _report(directory: Path) -> int:
+    """Write the report; the run itself is safe by now, so what goes wrong here is said and changes nothing else."""
+    # The coordinator's own handlers are gone; the default ones would end this process without a word.
+    old = {sign: signal.signal(sign, signal.default_int_handler) for sign in STOP_SIGNALS}
+    try:
+        # matplotlib takes a second to import, which a run that fails before its first round need not wait for.
+        from fedemu.ops.report.report import write_report
+
+        write_report(directory)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (FedemuError, OSError, ValueError) as error:
+        logging.getLogger(__name__).exception("the report could not be written")
+        complain(f"the report could not be written ({error}); `fedemu report {directory}` tries again")
+    finally:
+        for sign, handler in old.items():
+            signal.signal(sign, handler)
+    return 0
+
+
+@contextmanager
+def _metrics(port: int) -> Iterator[list[Observer]]:
+    if not port:
+        yield []
+        return
+    registry = CollectorRegistry()
+    exporter = Exporter(registry, port)
+    try:
+        yield [CoordinatorMetrics(registry)]
+    finally:
+        exporter.close()
+
+
+def main(words: Sequence[str]) -> int:
+    """What ``fedemu run`` starts: ``directory runtime line``, the runtime as JSON and the line to ``announce`` by."""
+    directory, line = Path(words[0]), int(words[2])
+
+    def action() -> int:
+        runtime = Runtime.model_validate_json(words[1])
+        return coordinate(directory, read_frozen(directory), runtime, lambda: announce(line))
+
+    return exit_code_of(action)

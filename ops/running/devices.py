@@ -1,0 +1,129 @@
+"""The devices of one machine from the settings of that machine; torch stays in the trainers.
+
+``fedemu device`` and the child that ``fedemu run`` starts both come here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from fedemu.device.machine.observer import Observer, Silent
+from fedemu.device.machine.supervisor import SupervisorPlan, supervise
+from fedemu.ops.cli.guarded import exit_code_of
+from fedemu.ops.experiment import Runtime
+from fedemu.ops.watching.logs import open_log
+from fedemu.ops.watching.metrics import Exporter, SupervisorMetrics
+from fedemu.protocol.errors import ConfigurationError
+
+
+def supervise_alone(count: int, runtime: Runtime, state: Path | None) -> int:
+    """``fedemu device``: run until the coordinator says that the run is over; returns the exit code."""
+    folder = state if state is not None else state_folder(os.environ)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"can't make {folder}: {error.strerror}; choose another folder with --state"
+        ) from error
+    say(
+        f"{counted(count)} for the coordinator at {runtime.connect}, "
+        f"which is waited for {SupervisorPlan.connect_seconds:g} s\n"
+        f"  process  {os.getpid()}\n  state    {folder}"
+    )
+    run_devices(count, runtime, folder, folder / "logs")
+    say("the run is over")
+    return 0
+
+
+def run_devices(count: int, runtime: Runtime, state: Path, logs: Path) -> None:
+    """Supervise ``count`` devices to the end of the run; raises what ``supervise`` does."""
+    open_log(logs / "devices.log", runtime.log_level)
+    with _observed(runtime.metrics_port) as metrics:
+        plan = SupervisorPlan(
+            address=runtime.connect,
+            count=count,
+            state=state,
+            trainers=runtime.trainers,
+            per_process=runtime.per_process,
+            device_type=runtime.device_type,
+            logs=logs,
+            observer=Told(metrics),
+        )
+        asyncio.run(supervise(plan))
+
+
+class Told(Observer):
+    """Says when the fleet of this machine is complete and what has to be started again; passes everything on."""
+
+    def __init__(self, metrics: Observer) -> None:
+        self._metrics = metrics
+        self._complete = False
+
+    def devices(self, counts: Mapping[str, int]) -> None:
+        self._metrics.devices(counts)
+        if not self._complete and counts.get("connected") and not counts.get("starting"):
+            self._complete = True
+            say(f"{counted(counts['connected'])} connected")
+
+    def restarted(self, kind: str) -> None:
+        self._metrics.restarted(kind)
+        # A device's planned crash belongs to the experiment and is nothing to be told.
+        if kind != "device":
+            say(f"a {kind} ended and is started again")
+
+    def queue_depth(self, depth: int) -> None:
+        self._metrics.queue_depth(depth)
+
+    def trained(self, seconds: float, done: int, failed: int) -> None:
+        self._metrics.trained(seconds, done, failed)
+
+    def buffered(self, device: int, samples: int, size: int) -> None:
+        self._metrics.buffered(device, samples, size)
+
+
+def say(text: str) -> None:
+    """A line for people."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def counted(devices: int) -> str:
+    return "1 device" if devices == 1 else f"{devices} devices"
+
+
+def state_folder(environment: Mapping[str, str]) -> Path:
+    """``FEDEMU_STATE``, or the user's state folder."""
+    if chosen := environment.get("FEDEMU_STATE"):
+        return Path(chosen).expanduser()
+    base = environment.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "fedemu"
+
+
+@contextmanager
+def _observed(port: int) -> Iterator[Observer]:
+    if not port:
+        yield Silent()
+        return
+    registry = CollectorRegistry()
+    exporter = Exporter(registry, port)
+    try:
+        yield SupervisorMetrics(registry)
+    finally:
+        exporter.close()
+
+
+def main(words: Sequence[str]) -> int:
+    """What ``fedemu run`` starts: ``count state logs runtime``, the last one as JSON."""
+    count, state, logs, runtime = words
+
+    def action() -> int:
+        run_devices(int(count), Runtime.model_validate_json(runtime), Path(state), Path(logs))
+        return 0
+
+    return exit_code_of(action)

@@ -1,0 +1,58 @@
+"""A run in one process: the coordinator, and all devices embedded beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.record.summary import Summary
+from fedemu.coordinator.serve import serve
+from fedemu.device.compute.process import open_runner
+from fedemu.device.machine.embedded import EmbeddedPlan, embed
+from fedemu.ops.experiment import Runtime
+
+DEPARTURE_SECONDS = 10.0
+"""How long devices of this process may take to leave after the end."""
+
+
+async def serve_embedded(plan: CoordinatorPlan, runtime: Runtime) -> Summary:
+    """Serve with all devices in this process; raises what either side does, the devices' complaint first.
+
+    The devices begin once the coordinator has opened.
+    """
+    opened = asyncio.Event()
+
+    def begin() -> None:
+        plan.opened()
+        opened.set()
+
+    serving = asyncio.create_task(serve(replace(plan, opened=begin)))
+    opening = asyncio.create_task(opened.wait())
+    await asyncio.wait({serving, opening}, return_when=asyncio.FIRST_COMPLETED)
+    opening.cancel()
+    if not opened.is_set():
+        return await serving
+    embedding = asyncio.create_task(
+        embed(
+            EmbeddedPlan(
+                network=plan.network,
+                address=plan.address,
+                count=plan.settings.devices,
+                state=plan.directory / "devices",
+                open_runner=open_runner,
+                device_type=runtime.device_type,
+            )
+        )
+    )
+    await asyncio.wait({serving, embedding}, return_when=asyncio.FIRST_COMPLETED)
+    devices_failed = embedding.done() and embedding.exception() is not None
+    if devices_failed and not serving.done():
+        serving.cancel()
+    await asyncio.wait({serving})
+    await asyncio.wait({embedding}, timeout=DEPARTURE_SECONDS)
+    embedding.cancel()
+    await asyncio.wait({embedding})
+    if serving.cancelled():
+        await embedding
+    return await serving

@@ -1,0 +1,63 @@
+"""Where a run's results go: a folder of its own, claimed before anything starts, given back if nothing came of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from fedemu.coordinator.record.run_directory import RunDirectory
+from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.experiment.sources import check_resume, read_frozen, write_frozen
+from fedemu.protocol.errors import ConfigurationError
+
+RUNS = Path("runs")
+
+
+def claim(experiment: Experiment, out: Path | None) -> Path:
+    """A new run directory that holds the frozen experiment: ``out``, or the first free ``runs/NAME-N``.
+
+    Raises ConfigurationError where ``out`` is not new, or can't be written.
+    """
+    directory = out if out is not None else _next_free(experiment.name)
+    RunDirectory(directory).close()
+    write_frozen(experiment, directory)
+    return directory
+
+
+def reopen(directory: Path, overrides: Sequence[str], environment: Mapping[str, str]) -> tuple[Experiment, Runtime]:
+    """The experiment of a run to be continued, with more rounds where that is asked for."""
+    frozen = read_frozen(directory)
+    experiment, runtime = check_resume(frozen, overrides, environment)
+    if experiment != frozen:
+        write_frozen(experiment, directory)
+    return experiment, runtime
+
+
+def give_back(directory: Path) -> bool:
+    """Remove a run directory that was claimed and in which no round has begun; False if there is something to keep."""
+    rows, checkpoint = directory / "metrics.jsonl", directory / "checkpoint"
+    if (rows.exists() and rows.stat().st_size) or (checkpoint.exists() and any(checkpoint.iterdir())):
+        return False
+    shutil.rmtree(directory, ignore_errors=True)
+    if directory.parent == RUNS:
+        with suppress(OSError):  # other runs are in it
+            RUNS.rmdir()
+    return True
+
+
+def _next_free(name: str) -> Path:
+    number = 1
+    while True:
+        directory = RUNS / f"{name}-{number}"
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise ConfigurationError(
+                f"can't make {directory}: {error.strerror}; choose another folder with --out"
+            ) from error
+        else:
+            return directory

@@ -1,0 +1,205 @@
+"""Starts a coordinator and then a machine full of devices as child processes, and sees both to their end.
+
+Decisions are ``launch_rules.py``'s; here are the processes, the signals and the waiting. The children live in sessions
+of their own, so that Ctrl-C reaches only this process, and they end if it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from signal import Signals
+from types import FrameType
+from typing import IO
+
+from fedemu.ops.running.launch_rules import Action, Child, Launch, Patience, Say, Send, StartDevices
+from fedemu.ops.running.processes import STOP_SIGNALS
+from fedemu.protocol.errors import ConfigurationError
+
+DEFAULT_PATIENCE = Patience()
+_LONGEST_SLEEP = 1.0
+_FREE_PORTS = range(20_000, 32_000)
+"""Below the range from which systems give out ports, so that nobody is given one between its choice and its use."""
+_PORT_TRIES = 200
+
+
+def launch(
+    commands: Mapping[Child, Sequence[str]],
+    terminal: Mapping[Child, Path | None],
+    say: Callable[[str], None],
+    started: Callable[[Mapping[Child, int]], None] = lambda pids: None,
+    patience: Patience = DEFAULT_PATIENCE,
+) -> Launch:
+    """Run both commands to their end; returns how it ended, with the ``exit_code`` of the whole.
+
+    The coordinator gets the number of a descriptor as one more argument, by which it has to ``announce`` itself;
+    then the devices are started, and ``started`` is told the process ids. ``terminal`` names the file that takes a
+    child's stderr, None lets it share this process's. Call it in the main thread: it takes over the stop signals.
+    """
+    rules = Launch(patience)
+    children = _Children(commands, terminal)
+    line, far_end = socket.socketpair()
+    with line, far_end, _signals() as (readable, received):
+        try:
+            children.start("coordinator", far_end)
+            far_end.close()
+            watched: list[int | socket.socket] = [readable, line]
+            awake: Sequence[int | socket.socket] = ()
+            while rules.exit_code is None:
+                actions: list[Action] = []
+                for sign in received():
+                    actions += rules.signalled(sign, time.monotonic())
+                for child, code in children.endings():
+                    react = rules.coordinator_ended if child == "coordinator" else rules.devices_ended
+                    actions += react(code, time.monotonic())
+                if announced := line in awake:
+                    watched.remove(line)
+                    actions += rules.coordinator_opened() if line.recv(1) else []
+                actions += rules.tick(time.monotonic())
+                for action in actions:
+                    match action:
+                        case Say(text):
+                            say(text)
+                        case Send(child, sign):
+                            children.send(child, sign)
+                        case StartDevices():
+                            children.start("devices")
+                if announced:
+                    if "devices" in children.pids:
+                        started(children.pids)
+                    line.close()  # the answer for which the coordinator waits
+                awake = ()
+                if rules.exit_code is None and not actions:
+                    left = _LONGEST_SLEEP if rules.wake is None else max(0.0, rules.wake - time.monotonic())
+                    awake, _, _ = select.select(watched, [], [], min(left, _LONGEST_SLEEP))
+        finally:
+            children.kill()
+    return rules
+
+
+class _Children:
+    """The processes of one launch."""
+
+    def __init__(self, commands: Mapping[Child, Sequence[str]], terminal: Mapping[Child, Path | None]) -> None:
+        self._commands = commands
+        self._terminal = terminal
+        self._processes: dict[Child, subprocess.Popen[bytes]] = {}
+        self._ended: set[Child] = set()
+
+    @property
+    def pids(self) -> dict[Child, int]:
+        return {child: process.pid for child, process in self._processes.items()}
+
+    def start(self, child: Child, line: socket.socket | None = None) -> None:
+        """Start a child, or start it again. It inherits ``line`` and finds its number in its last argument."""
+        kept = () if line is None else (line.fileno(),)
+        self._processes[child] = _start([*self._commands[child], *map(str, kept)], self._terminal[child], kept)
+        self._ended.discard(child)
+
+    def endings(self) -> list[tuple[Child, int]]:
+        """Who ended since the last call, with which code."""
+        codes = [(child, process.poll()) for child, process in self._processes.items() if child not in self._ended]
+        new = [(child, code) for child, code in codes if code is not None]
+        self._ended.update(child for child, _ in new)
+        return new
+
+    def send(self, child: Child, sign: Signals) -> None:
+        if self._processes[child].poll() is None:
+            self._processes[child].send_signal(sign)
+
+    def kill(self) -> None:
+        """Leave nobody behind."""
+        for child, process in self._processes.items():
+            self.send(child, signal.SIGKILL)
+            process.wait()
+
+
+def last_words(path: Path) -> str:
+    """The last line that a child left in its terminal file; empty if there is none."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def child_command(name: str, module: str, *arguments: str) -> list[str]:
+    """The command that runs ``module.main(arguments)`` in a child of this process, shown as ``name`` by ``ps``."""
+    return [sys.executable, "-m", "fedemu.ops.running.child", str(os.getpid()), name, module, *arguments]
+
+
+def free_address() -> str:
+    """A loopback address whose port nobody uses now."""
+    for _ in range(_PORT_TRIES):
+        port = random.choice(_FREE_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return f"tcp://127.0.0.1:{port}"
+    raise ConfigurationError("found no free port on 127.0.0.1; name one with --bind tcp://127.0.0.1:PORT")
+
+
+def _start(command: Sequence[str], terminal: Path | None, kept: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    """The child begins with the stop signals blocked; ``begin_child`` unblocks them once it can answer to them.
+
+    It inherits the descriptors ``kept``.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        if terminal is None:
+            return _popen(command, kept, subprocess.DEVNULL, None)
+        terminal.parent.mkdir(parents=True, exist_ok=True)
+        with terminal.open("ab") as file:
+            return _popen(command, kept, file, file)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _popen(
+    command: Sequence[str], kept: Sequence[int], stdout: int | IO[bytes], stderr: IO[bytes] | None
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, pass_fds=kept, start_new_session=True
+    )
+
+
+@contextmanager
+def _signals() -> Iterator[tuple[int, Callable[[], list[Signals]]]]:
+    """A descriptor that is readable after a signal, and what gives the stop signals since the last call."""
+    pending: list[Signals] = []
+
+    def remember(number: int, _: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            pending.append(Signals(number))
+
+    readable, writable = os.pipe()
+    os.set_blocking(readable, False)
+    os.set_blocking(writable, False)
+    old_wakeup = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    # A signal that was ignored on purpose (nohup) stays ignored.
+    wanted = [sign for sign in STOP_SIGNALS if signal.getsignal(sign) != signal.SIG_IGN]
+    old = {sign: signal.signal(sign, remember) for sign in (*wanted, signal.SIGCHLD)}
+
+    def received() -> list[Signals]:
+        with suppress(BlockingIOError):
+            while os.read(readable, 512):
+                pass
+        taken, pending[:] = list(pending), []
+        return taken
+
+    try:
+        yield readable, received
+    finally:
+        for sign, handler in old.items():
+            signal.signal(sign, handler)
+        signal.set_wakeup_fd(old_wakeup)
+        os.close(readable)
+        os.close(writable)

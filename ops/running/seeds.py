@@ -1,0 +1,189 @@
+"""``fedemu run --seeds``: one experiment with several seeds, a run directory each, one after another, then compared.
+
+The folder holds ``seed-N/`` per seed, all claimed before the first begins, and ``compare/`` in the end. So it tells by
+itself what is left to be done.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedemu.coordinator.record.run_directory import read_run
+from fedemu.ops.cli.guarded import INTERRUPTED
+from fedemu.ops.data.apart import find_data
+from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.experiment.sources import CONFIG_FILE, check_resume, load_experiment, read_frozen
+from fedemu.ops.results.results import Results
+from fedemu.ops.running.folder import RUNS, claim, give_back, reopen
+from fedemu.ops.running.together import USAGE, is_complete, run_together, say
+from fedemu.protocol.errors import ConfigurationError
+
+_MOST_SEEDS = 1000
+_SEEDS = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One seed's run; ``new`` if its directory was claimed just now."""
+
+    directory: Path
+    experiment: Experiment
+    new: bool
+
+
+@dataclass(frozen=True)
+class SeedGroup:
+    folder: Path
+    members: Sequence[Member]
+    runtime: Runtime
+
+
+def parse_seeds(text: str) -> list[int]:
+    """``0,1,2``, ``0-4`` or both; raises ConfigurationError, also where a seed comes twice."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        found = _SEEDS.fullmatch(part.strip())
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
+        if last < first:
+            raise ConfigurationError(f"--seeds {text} is no list of seeds; write it as in 0,1,2 or 0-4")
+        if len(seeds) + last - first >= _MOST_SEEDS:
+            raise ConfigurationError(f"--seeds {text} names more than {_MOST_SEEDS:,} seeds; name at most so many")
+        seeds += range(first, last + 1)
+    twice = next((seed for seed, count in Counter(seeds).items() if count > 1), None)
+    if twice is not None:
+        raise ConfigurationError(f"--seeds {text} names the seed {twice} more than once; name every seed once")
+    return seeds
+
+
+def is_group(folder: Path) -> bool:
+    return not (folder / CONFIG_FILE).is_file() and bool(_claimed(folder))
+
+
+def new_group(
+    source: str | None, seeds: Sequence[int], out: Path | None, overrides: Sequence[str], environment: Mapping[str, str]
+) -> SeedGroup:
+    """Claim a run directory for every seed in ``out``, or in the first free ``runs/NAME-seeds-N``."""
+    loaded = [load_experiment(source, [*overrides, f"seed={seed}"], environment) for seed in seeds]
+    experiment, runtime = loaded[0]
+    find_data(experiment)
+    folder = out if out is not None else _next_free(experiment.name)
+    if out is not None and (out.is_file() or (out.is_dir() and any(out.iterdir()))):
+        hint = f", or go on with its seeds by --resume {out}" if is_group(out) else ""
+        raise ConfigurationError(f"{out} exists and is not empty; choose another --out{hint}")
+    return SeedGroup(folder, [_claim(folder, experiment) for experiment, _ in loaded], runtime)
+
+
+def reopen_group(
+    folder: Path, seeds: Sequence[int] | None, overrides: Sequence[str], environment: Mapping[str, str]
+) -> SeedGroup:
+    """The group in ``folder`` by its frozen experiment, with more rounds where asked for; with ``seeds``, these ones.
+
+    A seed that the group has not is claimed.
+    """
+    claimed = _claimed(folder)
+    if not claimed:
+        raise ConfigurationError(f"{folder} holds no group of seeds; start one with --out {folder}")
+    some_seed, some_directory = next(iter(claimed.items()))
+    wanted, runtime = check_resume(read_frozen(some_directory), [*overrides, f"seed={some_seed}"], environment)
+    members = []
+    for seed in claimed if seeds is None else seeds:
+        if seed in claimed:
+            experiment, _ = reopen(claimed[seed], [*overrides, f"seed={seed}"], environment)
+            members.append(Member(claimed[seed], experiment, new=False))
+        else:
+            members.append(_claim(folder, wanted.model_copy(update={"seed": seed})))
+    return SeedGroup(folder, members, runtime)
+
+
+def run_group(group: SeedGroup, *, print_summaries: bool) -> int:
+    """Run what is left of every seed, then compare all that the folder holds; returns the exit code.
+
+    A run that does not get to its end is the last one, and its code is that of the group.
+    """
+    try:
+        for place, member in enumerate(group.members, 1):
+            what = f"seed {member.experiment.seed} ({place} of {len(group.members)})"
+            if _is_over(member):
+                say(f"{what}: finished already, in {member.directory}")
+                continue
+            first = place == 1 and member.new
+            code = run_together(
+                member.directory, member.experiment, group.runtime, new=first, print_summary=False, heading=what
+            )
+            if code == USAGE and first:
+                _abandon(group)
+                return code
+            if code:
+                _say_how_to_go_on(group)
+                return code
+        _conclude(group, print_summaries)
+    except KeyboardInterrupt:
+        _say_how_to_go_on(group)
+        return INTERRUPTED
+    return 0
+
+
+def _is_over(member: Member) -> bool:
+    if member.new:
+        return False
+    outcome = (read_run(member.directory).summary or {}).get("outcome")
+    return outcome == "diverged" or is_complete(member.directory, member.experiment)
+
+
+def _conclude(group: SeedGroup, print_summaries: bool) -> None:
+    # matplotlib takes a second to import, for which no run should have to wait.
+    from fedemu.ops.compare.compare import compare
+    from fedemu.ops.compare.page.page import claim_folder, write_comparison
+    from fedemu.ops.compare.text import text, width_of
+
+    comparison = compare([group.folder])
+    out = group.folder / "compare"
+    claim_folder(out)
+    page = write_comparison(comparison, out)
+    say(text(comparison, width_of(sys.stderr.isatty())))
+    say(f"plots and numbers are in {page}")
+    if print_summaries:
+        print(json.dumps([json.loads(Results.read(member.directory).to_json()) for member in group.members]))
+
+
+def _say_how_to_go_on(group: SeedGroup) -> None:
+    say("or go on with all seeds, of which those that are done are kept:")
+    say(f"fedemu run --resume {shlex.quote(str(group.folder))}")
+
+
+def _abandon(group: SeedGroup) -> None:
+    """Nothing has begun: leave as little behind as a single run would."""
+    for member in group.members:
+        if member.new and member.directory.exists():
+            give_back(member.directory)
+    with suppress(OSError):  # other runs are in it
+        group.folder.rmdir()
+        if group.folder.parent == RUNS:
+            RUNS.rmdir()
+
+
+def _claim(folder: Path, experiment: Experiment) -> Member:
+    return Member(claim(experiment, folder / f"seed-{experiment.seed}"), experiment, new=True)
+
+
+def _claimed(folder: Path) -> dict[int, Path]:
+    """The run directories in ``folder`` by seed."""
+    found = {
+        int(name[1]): child
+        for child in (folder.iterdir() if folder.is_dir() else ())
+        if (name := re.fullmatch(r"seed-(\d+)", child.name)) and (child / CONFIG_FILE).is_file()
+    }
+    return dict(sorted(found.items()))
+
+
+def _next_free(name: str) -> Path:
+    return next(folder for n in itertools.count(1) if not (folder := RUNS / f"{name}-seeds-{n}").exists())

@@ -1,0 +1,1 @@
+"""Who watches a run: the display, the logs, Prometheus."""

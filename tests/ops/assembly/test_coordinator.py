@@ -1,0 +1,71 @@
+"""What an experiment's settings make of the coordinator's plan."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedemu.algorithms.streams.plan import StreamPlan
+from fedemu.coordinator.evaluation.evaluate import Evaluator
+from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.ops.data.corpora import open_corpus
+from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.running.coordinator import assemble
+from fedemu.protocol.blobs.tree_file import decode_tree
+from fedemu.protocol.ids import DeviceId
+from fedemu.protocol.transport.memory import MemoryNetwork
+
+
+def plan_of(directory: Path, *settings: str) -> CoordinatorPlan:
+    experiment, _ = load_experiment("digits-small", list(settings), {})
+    return assemble(directory, experiment, MemoryNetwork(), "inproc://assembled")
+
+
+def test_a_run_is_diagnosed_only_on_request(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    assert (plan.diagnosis, plan.settings.diagnose_every) == (None, 0)
+
+
+@pytest.mark.parametrize(("samples", "used"), [(0, 360), (50, 50), (1000, 360)])
+def test_a_diagnosis_takes_as_many_test_samples_as_it_is_told(tmp_path: Path, samples: int, used: int) -> None:
+    plan = plan_of(tmp_path, "diagnose.every=5", f"diagnose.samples={samples}")
+    assert plan.diagnosis is not None
+    assert (len(plan.diagnosis.evaluator), plan.settings.diagnose_every) == (used, 5)
+    assert (plan.diagnosis.evaluator is plan.evaluator) == (samples == 0), "all samples are kept once"
+
+
+def test_a_diagnosis_goes_by_the_samples_that_devices_get(tmp_path: Path) -> None:
+    settings = ("diagnose.every=1", "data.validation=0.2", "data.public={fraction=0.1}")
+    plan = plan_of(tmp_path, *settings)
+    assert plan.diagnosis is not None
+    assert plan.diagnosis.validates
+    published = decode_tree(plan.partition)
+    labels = open_corpus(load_experiment("digits-small", list(settings), {})[0]).train.y
+    start, stop = published["offsets"][3:5]
+    expected = np.bincount(labels[published["indices"][start:stop]], minlength=plan.classes)
+    assert plan.diagnosis.label_counts([DeviceId(3)], round=1).tolist() == [expected.tolist()]
+
+
+DRIFT = ("stream.kind=drift", "stream.periods=4", "stream.rounds_per_period=3", "stream.period_seconds=60")
+
+
+def test_rounds_and_times_of_periods_are_those_of_the_stream_that_devices_get(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, *DRIFT, "replay.strategy=reservoir", "replay.capacity=6")
+    published = StreamPlan.from_arrays(decode_tree(plan.partition))
+    assert (len(published), published.schedule.period_count, published.budget) == (20, 4, 6)
+    assert [plan.settings.task_of_round(round) for round in (1, 3, 4, 12, 13)] == [0, 0, 1, 3, 3]
+    assert [plan.settings.task_begins(task) for task in range(4)] == [0.0, 60.0, 120.0, 180.0]
+    assert plan.settings.replay
+
+
+def test_without_a_strategy_devices_keep_nothing(tmp_path: Path) -> None:
+    assert not plan_of(tmp_path, *DRIFT, "replay.capacity=6").settings.replay
+
+
+@pytest.mark.parametrize(("stream", "samples"), [(DRIFT, 360), (("stream.kind=periods",), 282)])
+def test_a_model_is_tested_on_what_is_held_out_of_all_periods(
+    tmp_path: Path, stream: tuple[str, ...], samples: int
+) -> None:
+    evaluator = plan_of(tmp_path, *stream).evaluator
+    assert isinstance(evaluator, Evaluator)
+    assert len(evaluator) == samples

@@ -1,0 +1,231 @@
+"""What a first step on two samples finds, before any device is started."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedemu.algorithms.data.corpus import Corpus
+from fedemu.algorithms.interface import Algorithm, Model, PublicData, Tree
+from fedemu.algorithms.trees import map_leaves
+from fedemu.ops.assembly.learning import initial_variables, open_algorithm
+from fedemu.ops.assembly.public_data import open_public
+from fedemu.ops.assembly.trial import try_out
+from fedemu.ops.data.corpora import open_corpus
+from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment.presets import methods
+from fedemu.ops.experiment.sources import load_experiment
+from fedemu.protocol.errors import ConfigurationError
+
+OWN = """
+    import os
+    import signal
+
+    import torch
+    from torch import nn
+
+    from fedemu.algorithms.methods.fedavg import FedAvg
+
+    class Linear(nn.Module):
+        def __init__(self, input_shape, classes, more: int = 0):
+            super().__init__()
+            self.layer = nn.Linear(64, classes + more)
+
+        def forward(self, x):
+            return self.layer(x.flatten(1))
+
+    class PerText(nn.Module):
+        def __init__(self, input_shape, tokens):
+            super().__init__()
+            self.layer = nn.Linear(20, tokens)
+
+        def forward(self, x):
+            return self.layer(x.flatten(1).float())
+
+    class Raises(Linear):
+        def forward(self, x):
+            raise ValueError("not today")
+
+    class RaisesInTraining(Linear):
+        def forward(self, x):
+            if self.training:
+                raise ValueError("not today. Tomorrow perhaps.")
+            return super().forward(x)
+
+    class Branches(Linear):
+        def forward(self, x):
+            return super().forward(x) if x.sum() > 0 else super().forward(-x)
+
+    class Tall(Linear):
+        def forward(self, x):
+            return super().forward(x)[:, None]
+
+    class Whole(Linear):
+        def forward(self, x):
+            return super().forward(x).long()
+
+    class Writes(Linear):
+        def forward(self, x):
+            torch.rand(())
+            self.layer.weight.add_(1)
+            return super().forward(x)
+
+    class Dies(Linear):
+        def forward(self, x):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class LacksMemory(Linear):
+        def forward(self, x):
+            raise MemoryError
+
+    def vector(logits, batch, facts):
+        return logits.logsumexp(-1)
+
+    def read(logits, batch, facts):
+        return logits * logits.sum().item()
+
+    class Begins(FedAvg):
+        def __init__(self, ingredients):
+            super().__init__(ingredients.local_sgd())
+
+        def round(self, state, context):
+            raise TypeError("no")
+            yield
+
+    class AsksForAnother(FedAvg):
+        def __init__(self, ingredients):
+            super().__init__(ingredients.local_sgd())
+            self.programs = {"other": self.programs["train"]}
+"""
+OF_TASKS = ("fedavg-gen", "fedprox-plus", "fedlwf-2t", "fedcil", "oracle", "new-classes", "generator-replay")
+CANNOT = "'fedavg' can't train the model '{model}' by the loss '{loss}': the program failed: "
+
+
+@pytest.fixture(autouse=True)
+def _own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("FEDEMU_CACHE", str(tmp_path_factory.getbasetemp() / "trial-cache"))
+    (tmp_path / "tried.py").write_text(textwrap.dedent(OWN))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("tried", None)
+
+
+def tried(*settings: str, preset: str = "digits-small") -> None:
+    try_out(*opened(*settings, preset=preset))
+
+
+def opened(
+    *settings: str, preset: str = "digits-small"
+) -> tuple[Experiment, Corpus, Model, Algorithm[Any], Tree, PublicData | None]:
+    """What a trial takes."""
+    experiment, _ = load_experiment(preset, list(settings), {})
+    corpus = open_corpus(experiment)
+    model, algorithm = open_algorithm(experiment, corpus)
+    variables = initial_variables(experiment, model)
+    return experiment, corpus, model, algorithm, variables, open_public(corpus, experiment.data, experiment.seed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            ["model={name='tried:Linear',more=-1}"],
+            "model 'tried:Linear' gives logits [2, 9] where the data have 10 classes; they must be [2, 10]",
+        ),
+        (["model={name='tried:Linear',more=1}", "algorithm.loss=wsm"], "logits [2, 11] where the data have 10 classes"),
+        (["model.name=tried:Tall"], "gives logits [2, 1, 10] where"),
+        (["model.name=tried:Whole"], "gives logits of torch.int64; they must be floating-point numbers"),
+        (
+            ["model.name=tried:Raises"],
+            "model 'tried:Raises' can't be applied to a batch [2, 1, 8, 8] of the data: ValueError: not today",
+        ),
+        (
+            ["model.name=tried:RaisesInTraining"],
+            CANNOT.format(model="tried:RaisesInTraining", loss="cross_entropy") + "not today",
+        ),
+        (["model.name=tried:Branches"], CANNOT.format(model="tried:Branches", loss="cross_entropy") + "vmap: "),
+        (["algorithm.loss=tried:vector"], CANNOT.format(model="mlp", loss="tried:vector") + "grad_and_value"),
+        (["algorithm.loss=tried:read"], CANNOT.format(model="mlp", loss="tried:read") + "vmap: "),
+        (["model.name=tried:Branches", "local.executor=checked"], "one executor fails where the other does not"),
+        (["algorithm.name=tried:Begins"], "algorithm 'tried:Begins' fails before its first request: TypeError: no"),
+        (["algorithm.name=tried:AsksForAnother"], "asks for the program 'train', which it does not have"),
+    ],
+)
+def test_what_can_not_be_computed_is_a_sentence(settings: list[str], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(said)) as caught:
+        tried(*settings)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 520
+
+
+def test_what_one_executor_can_compute_may_be_computed_by_it() -> None:
+    tried("model.name=tried:Branches", "local.executor=serial")
+
+
+def test_nothing_of_this_process_changes_by_a_trial() -> None:
+    taken = opened("model={name='tried:Writes',more=1}")
+    variables, drawn, threads = map_leaves(torch.clone, taken[4]), torch.get_rng_state(), torch.get_num_threads()
+    with pytest.raises(ConfigurationError):
+        try_out(*taken)
+    assert all(torch.equal(leaf, variables[name]) for name, leaf in taken[4].items())
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("name", ["Dies", "LacksMemory"])
+def test_what_this_machine_can_not_do_others_may(name: str) -> None:
+    tried(f"model.name=tried:{name}")
+
+
+@pytest.mark.parametrize("method", [name for name, _ in methods()])
+def test_every_method_gets_through(method: str) -> None:
+    """On the setting that has what it needs, with memory for samples where the method does not say how much."""
+    setting, more = "digits-small", []
+    if method.startswith("mfcl") or method in OF_TASKS:
+        setting, more = "digits-tasks", ["replay.capacity=20"]
+    elif method.endswith("-replay"):
+        setting = "digits-drift"
+    tried(*more, preset=f"{setting}+{method}" if method == "public" else f"{setting}+public+{method}")
+
+
+@pytest.fixture
+def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Settings that replace the digits by lines of text."""
+    monkeypatch.setenv("FEDEMU_DATA", str(tmp_path))
+    monkeypatch.setenv("FEDEMU_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "lines.txt").write_text("\n".join(f"line {i}" for i in range(100)))
+    return "data.dataset=lines.txt", "data.text={kind='next',length=10,tokenizer='characters'}"
+
+
+def test_a_language_model_gives_logits_for_every_token(texts: tuple[str, ...]) -> None:
+    loss = "algorithm.loss=token_cross_entropy"
+    tried(*texts, loss, "model.name=gru")
+    with pytest.raises(ConfigurationError) as caught:
+        tried(*texts, loss, "model.name=tried:PerText")
+    assert str(caught.value) == (
+        "model 'tried:PerText' gives logits [2, 20] where the data have 20 tokens; they must be [2, 10, 20]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["model.name=gru"], "set algorithm.loss = 'token_cross_entropy'"),
+        (["model.name=cnn", "algorithm.loss=token_cross_entropy"], "model 'cnn' tells labels, but the data are texts"),
+        (["model.name=mlp", "algorithm.loss=token_cross_entropy"], "model 'mlp' tells labels, but the data are texts"),
+        (
+            ["model.name=gru", "algorithm.loss=token_cross_entropy", "local.augment=['mask']"],
+            "mask goes with masked language modelling",
+        ),
+    ],
+)
+def test_what_does_not_go_with_texts_is_a_sentence(settings: list[str], said: str, texts: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        tried(*texts, *settings)

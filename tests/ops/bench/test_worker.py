@@ -1,0 +1,56 @@
+"""Measuring children: they answer, they are told apart from what libraries print, and they do not outlive their use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from fedemu.ops.bench.measure import Sample
+from fedemu.ops.bench.worker import BenchmarkError, Worker, at_once
+
+HERE = "test_worker"
+
+
+def chatty(work: float) -> Callable[[], Sample]:
+    """Run in the child."""
+    print("a library says something")
+
+    def measure() -> Sample:
+        print("and again")
+        return Sample(work, 2.0 * work, 0.5)
+
+    return measure
+
+
+def sleepy() -> Callable[[], Sample]:
+    def measure() -> Sample:
+        time.sleep(60.0)
+        return Sample(1.0, 1.0, 1.0)
+
+    return measure
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(request.path.parent))
+
+
+def test_workers_at_once_add_up_their_work_in_the_time_of_the_slowest() -> None:
+    with Worker(f"{HERE}:chatty", {"work": 1.0}) as first, Worker(f"{HERE}:chatty", {"work": 2.0}) as second:
+        assert at_once([first.ready(), second.ready()]) == Sample(3.0, 4.0, 1.0)
+
+
+def test_a_factory_that_is_not_there_is_a_benchmark_error() -> None:
+    with Worker(f"{HERE}:nobody", {}) as worker, pytest.raises(BenchmarkError, match="ended with code 1"):
+        worker.ready()
+
+
+def test_a_worker_that_takes_too_long_is_given_up_and_killed() -> None:
+    with Worker(f"{HERE}:sleepy", {}, seconds=20.0) as worker:
+        worker.ready()
+        worker._seconds = 0.05
+        with pytest.raises(BenchmarkError, match="did not answer within"):
+            worker.measure()
+    assert worker._child.returncode is not None

@@ -1,0 +1,58 @@
+"""``fedemu bench``: which subjects it measures, and how it shows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+from fedemu.ops.bench.measure import Effort, Figure, Sample, Tell, cost, rate
+from fedemu.ops.cli import bench as cli_bench
+from fedemu.ops.cli.commands import app
+
+efforts: list[Effort] = []
+
+
+def toy(effort: Effort, tell: Tell) -> Iterator[Figure]:
+    efforts.append(effort)
+    tell("toy: measuring")
+    yield rate("toy", "messages", "messages/s", [(Sample(4.0, 2.0, 2.0), Sample(4.0, 1.0, 1.0))], reach=0.6)
+    yield cost("toy", "memory", "MB", [5.0], [2.5], limit=8.0)
+
+
+@pytest.fixture(autouse=True)
+def _only_toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    efforts.clear()
+    monkeypatch.setattr(cli_bench, "SUBJECTS", {"toy": toy, "other": lambda effort, tell: iter(())})
+
+
+def test_figures_are_shown_with_what_was_wanted() -> None:
+    result = CliRunner().invoke(app, ["bench", "toy"])
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    text = " ".join(result.stderr.split())
+    assert "toy: measuring ..." in text
+    assert "messages messages/s 2 4 0.5 0.5-0.5 0.5 missed 0.6 or more" in text
+    assert "memory MB 5 2.5 2 2-2 reached 8 MB or less" in text
+
+
+def test_json_has_the_machine_and_every_figure() -> None:
+    result = CliRunner().invoke(app, ["bench", "--quick", "--large", "--format", "json"])
+    said = json.loads(result.stdout)
+    assert said["quick"] is True
+    assert said["machine"]["cores"] >= 1
+    assert "torch" in said["versions"]
+    assert [(figure["subject"], figure["name"], figure["met"]) for figure in said["figures"]] == [
+        ("toy", "messages", False),
+        ("toy", "memory", True),
+    ]
+    assert (efforts[0].scale, efforts[0].large) == (0.1, True)
+
+
+def test_an_unknown_subject_is_refused_before_anything_is_measured() -> None:
+    result = CliRunner().invoke(app, ["bench", "toy", "nonsense"])
+    assert result.exit_code == 2
+    assert "there is no benchmark 'nonsense'; choose from toy, other" in result.stderr
+    assert efforts == []

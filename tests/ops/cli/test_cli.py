@@ -1,0 +1,265 @@
+"""The command line: what it prints where, and with which code it ends."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedemu.ops.cli import commands as cli_commands
+from fedemu.ops.cli import guarded as cli_errors
+from fedemu.ops.cli import look as cli_look
+from fedemu.protocol import errors
+
+COMMANDS = ("run", "coordinator", "device", "report", "compare", "presets", "validate", "stress", "bench", "doctor")
+
+
+def call(*arguments: str) -> int:
+    """Run a command in this process; its output goes to capsys."""
+    with pytest.raises(SystemExit) as ended:
+        cli_commands.app(list(arguments), prog_name="fedemu")
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("FEDEMU_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_help_names_every_command_and_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--help") == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n  {command} " in shown for command in COMMANDS)
+    assert all(code in shown for code in ("0 done", "2 wrong", "3 no quorum", "4 interrupted", "5"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(command, "--help") == 0
+    assert f"Usage: fedemu {command}" in capsys.readouterr().out
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--version") == 0
+    assert capsys.readouterr().out == "0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nonsense",), "'nonsense'"),
+        (("run", "--nonsense"), "--nonsense"),
+        (("run", "--rounds", "many"), "--rounds"),
+        (("run", "--transport", "pigeon"), "'pigeon'"),
+        (("device", "--n", "0"), "--n"),
+        (("device", "--metrics-port", "70000"), "65535"),
+        (("report",), "DIR"),
+        (("compare",), "RUN"),
+        (("compare", "here", "--target", "50"), "--target"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_names_what_was_wrong(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("fedemu: ")
+    assert captured.err.count("\n") == 1
+    assert said in captured.err
+    assert captured.err.endswith("--help\n")
+
+
+def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call() == 2
+    assert "\n  presets " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "digitz"), 'no preset "digitz"; did you mean digits'),
+        (("run", "--set", "local.learning_rate=1"), "local.learning_rate is no setting"),
+        (("run", "--rounds", "0"), "rounds = 0 must be at least 1"),
+        (("run", "--devices", "10"), "fleet.per_round = 30 is more than fleet.devices = 10"),
+        (("coordinator", "--seed", "-1"), "seed = -1 must be at least 0"),
+        (("run", "--resume", "nowhere"), "nowhere is no run directory"),
+        (("run", "digits", "--resume", "nowhere"), "leave out an experiment"),
+        (("run", "--out", "new", "--resume", "nowhere"), "leave out --out"),
+        (("report", "nowhere"), "nowhere holds no run"),
+        (("compare", "nowhere"), "nowhere is no folder"),
+        (("validate", "--set", "data.dataset=./absent"), "there is no data set './absent'"),
+    ],
+)
+def test_wrong_configuration_is_one_sentence_and_code_2(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("fedemu: ")
+    assert captured.err.count("\n") == 1
+    assert said in captured.err
+
+
+def test_nothing_is_made_for_a_run_that_can_not_be(tmp_path: Path) -> None:
+    assert call("run", "--rounds", "0", "--out", "here") == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_folder_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    assert call("run", "--out", "mine") == 2
+    assert "mine exists and is not empty" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_a_coordinator_that_is_interrupted_before_it_began_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *rest: object) -> None:
+            if name == "fedemu.ops.running.coordinator":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "fedemu.ops.running.coordinator", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    assert call("coordinator", "--out", "here") == 4
+    assert capsys.readouterr().err == "fedemu: interrupted\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_presets_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("presets") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("digits ")
+    assert shown.index("\nfedntd-mnist-shards2 ") < shown.index("\nMethods, ") < shown.index("\nscaffold ")
+    assert call("presets", "--format", "json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed[0]["name"] == "digits"
+    assert {entry["kind"] for entry in listed if entry["name"] in ("digits-small", "churn")} == {"experiment"}
+    assert {entry["kind"] for entry in listed if entry["name"] in ("scaffold", "wsm")} == {"method"}
+
+
+def test_validate_says_what_an_experiment_comes_to(capsys: pytest.CaptureFixture[str]) -> None:
+    method = ("--set", "algorithm.name=fedprox", "--set", "algorithm.options.mu=0.25")
+    assert call("validate", "digits-small", "--set", "local.lr=0.5", *method) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("digits-small: ok\n")
+    assert "20 devices, 5 a round" in shown
+    assert "lr 0.5" in shown
+    assert "  algorithm    fedprox (mu 0.25), loss cross_entropy\n" in shown
+
+
+def test_validate_tells_how_much_is_public(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("validate", "digits-small", "--set", "data.public.fraction=0.1") == 0
+    shown = capsys.readouterr().out
+    assert "  samples      1293 to train on" in shown
+    assert "  public       108 samples to train on, 36 for validation" in shown
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("model.name=mlpp", "model 'mlpp' is none of"),
+        ("model.hiden=[3]", "'mlp' has no option model.hiden"),
+        ("model.hidden=[99999999999]", "does not fit into this machine's memory"),
+        ("algorithm.name=fedavgg", "algorithm 'fedavgg' is none of"),
+        ("algorithm.loss=absent:loss", "'absent' can't be imported"),
+        ("data.dataset=absent:make", "names a module 'absent' that can't be found"),
+        ("fleet.devices=5000", "5000 devices"),
+        ("data.public.fraction=0.001", "data.public.fraction = 0.001 takes 1 of 1437 training samples"),
+    ],
+)
+def test_validate_finds_what_only_data_model_and_method_can_tell(
+    setting: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("validate", "digits-small", "--set", setting) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") <= 2
+    assert said in captured.err.splitlines()[-1]
+
+
+def test_validate_gives_the_resolved_experiment_to_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("validate", "digits-small", "--format", "json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["ok"] is True
+    assert said["experiment"]["fleet"]["devices"] == 20
+    assert len(said["digest"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.ConfigurationError("wrong"), 2),
+        (errors.DataError("wrong"), 2),
+        (errors.QuorumError("wrong"), 3),
+        (errors.UnreachableError("wrong"), 3),
+        (errors.RefusedError("fleet_full", "wrong"), 3),
+        (errors.Interrupted("wrong"), 4),
+    ],
+)
+def test_an_error_ends_with_its_code_and_its_sentence(
+    error: Exception, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def action() -> int:
+        raise error
+
+    assert cli_errors.exit_code_of(action) == code
+    assert capsys.readouterr().err == "fedemu: wrong\n"
+
+
+def test_an_internal_error_is_one_sentence_that_names_the_file_with_the_traceback(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def action() -> int:
+        raise ZeroDivisionError("by zero")
+
+    assert cli_errors.exit_code_of(action) == 5
+    said = capsys.readouterr().err
+    assert said.startswith("fedemu: internal error: ZeroDivisionError: by zero")
+    assert said.count("\n") == 1
+    log = Path(said.rpartition(" is in ")[2].strip().rstrip(")"))
+    assert "Traceback" in log.read_text()
+
+
+def test_ctrl_c_is_code_4(capsys: pytest.CaptureFixture[str]) -> None:
+    def action() -> int:
+        raise KeyboardInterrupt
+
+    assert cli_errors.exit_code_of(action) == 4
+    assert capsys.readouterr().err == "fedemu: interrupted\n"
+
+
+def test_the_doctors_code_tells_whether_something_is_bad(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finding = cli_look.examination.Finding
+    for verdict, code in (("ok", 0), ("note", 0), ("bad", 2)):
+        found = [finding("ok", "python", "3.11.7"), finding(verdict, "memory", "some")]  # type: ignore[arg-type]
+        monkeypatch.setattr(cli_look.examination, "examine", lambda environment, found=found: found)
+        assert call("doctor", "--format", "json") == code
+        assert json.loads(capsys.readouterr().out)[1]["verdict"] == verdict
+
+
+def test_the_console_script_and_the_module_are_the_same_command() -> None:
+    script = Path(sys.executable).with_name("fedemu")
+    shown = [
+        subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        for command in ([str(script), "presets"], [sys.executable, "-m", "fedemu.ops.cli", "presets"])
+    ]
+    assert shown[0] == shown[1] != ""
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = f"{sys.executable} -m fedemu.ops.cli validate --format json | true"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.stderr == ""

@@ -1,0 +1,236 @@
+"""An experiment that can't be put together ends in one sentence before any device is started, and leaves nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedemu.ops.assembly.learning import open_algorithm
+from fedemu.ops.cli import commands as cli_commands
+from fedemu.ops.data.corpora import open_corpus, prepare
+from fedemu.ops.experiment import Experiment
+from fedemu.ops.running import embedded as serve_embedded
+from fedemu.ops.running import launch
+from fedemu.ops.watching.logs import LogFile
+from fedemu.protocol.errors import ConfigurationError
+
+IMPOSSIBLE = [
+    ("algorithm.options.muu=1", "has no option algorithm.options.muu"),
+    ("data.partition.min_samples=90", "20 devices with at least 90 samples each need 1800, but there are 1437"),
+]
+REFUSES = """
+    from fedemu.algorithms.methods.fedavg import FedAvg
+    from fedemu.protocol.errors import ConfigurationError
+
+    class Refuses(FedAvg):
+        def __init__(self, ingredients):
+            super().__init__(ingredients.local_sgd())
+
+        def init(self, variables, context):
+            raise ConfigurationError("this method wants more classes")
+"""
+OWN = """
+    from torch import nn
+
+    from fedemu.algorithms.models.feed_forward import mlp
+
+    class Fewer(nn.Sequential):
+        def __init__(self, input_shape, classes):
+            super().__init__(nn.Flatten(), nn.Linear(64, classes - 1))
+
+    def vector(logits, batch, facts):
+        return logits.logsumexp(-1)
+
+    class Plain(nn.Module):
+        def __init__(self, input_shape, classes, inputs=64):
+            super().__init__()
+            self.body, self.top = nn.Linear(inputs, 6), nn.Linear(6, classes)
+
+        def forward(self, x):
+            features = self.body(x.flatten(1)).relu()
+            return self.top(features), features
+
+    class Reticent:
+        def __init__(self, input_shape, classes):
+            inner = mlp(input_shape, classes)
+            self.kind, self.buffers, self.init, self.apply = inner.kind, inner.buffers, inner.init, inner.apply
+"""
+TASKS = "stream={kind='classes',tasks=5}"
+REMEMBERING = ("mfcl", "fedavg_gen", "fedprox_plus", "fedlwf_2t", "fedcil")
+UNFIT_FOR_TASKS = [
+    (["stream={kind='classes',tasks=11}"], "stream.tasks = 11, but 10 classes make at least 1 task and at most 10"),
+    (["stream={kind='classes',order=[0,1,2,3,4,5,6,7,9]}"], "the class order misses: 8; stream.order must name each"),
+    (["stream={kind='classes',order=[0,0]}"], "stream.order names class 0 more than once"),
+    *(
+        (
+            [f"algorithm.name={name}"],
+            f"the method '{name}' remembers classes of earlier tasks, but the stream brings none",
+        )
+        for name in REMEMBERING
+    ),
+    (
+        ["algorithm.name=mfcl", "stream={kind='drift',periods=2}"],
+        "but the stream brings none; set stream.kind = 'classes'",
+    ),
+    (["algorithm.loss=new_classes"], "about the classes of the current task, but the stream brings none"),
+    (["algorithm.loss=new_classes", "algorithm.name=mfcl", TASKS], "the method 'mfcl' has a loss of its own"),
+    (["algorithm.name=mfcl", TASKS, "model.name={own}:Plain"], "this model has no layers that report any"),
+    (["algorithm.name=fedavg_gen", TASKS, "model.name={own}:Reticent"], "and a Reticent reports none; choose mlp"),
+    (["algorithm.name=fedcil", TASKS, "model={{name='{own}:Plain',inputs=49}}"], "to samples of the shape (1, 8, 8)"),
+    (["model.hidden=[100000000000]", TASKS], "the model 'mlp' does not fit into this machine's memory"),
+    *(
+        ([f"algorithm.name={name}", TASKS, f"algorithm.options.{option}"], said)
+        for name, option, said in (
+            ("mfcl", "noise=9", "stand for the 10 classes, but there are 9; set algorithm.options.noise = 10 or more"),
+            ("mfcl", "iterations=0", "algorithm.options.iterations = 0 does not fit 'mfcl'"),
+            ("mfcl", "samples=-1", "algorithm.options.samples = -1 does not fit 'mfcl'"),
+            ("mfcl", "samples=10000000", "samples = 10000000 of each class come to 23.8 GiB, and more than 4 GiB"),
+            ("mfcl", "noise=3000000", "algorithm.options.noise = 3000000 does not fit 'mfcl'"),
+            ("mfcl", "diversity=1e300", "algorithm.options.diversity = 1e+300 does not fit 'mfcl'"),
+            ("mfcl", "temperature=0.0", "algorithm.options.temperature = 0.0 does not fit 'mfcl'"),
+            ("fedcil", "noise=3000000", "algorithm.options.noise = 3000000 does not fit 'fedcil'"),
+            ("mfcl", "generator_batch=1", "algorithm.options.generator_batch = 1 does not fit 'mfcl'"),
+            ("fedavg_gen", "split=false", "'fedavg_gen' has no option algorithm.options.split"),
+            ("fedcil", "server_samples=0", "algorithm.options.server_samples = 0 does not fit 'fedcil'"),
+            ("fedprox_plus", "mu=-1", "algorithm.options.mu = -1 does not fit 'fedprox_plus'"),
+            ("fedlwf_2t", "alpha=0.8", "algorithm.options.alpha + beta = 1.13 leaves less than nothing"),
+        )
+    ),
+]
+UNFIT = [
+    ("model.name", "Fewer", "model '{}' gives logits [2, 9] where the data have 10 classes; they must be [2, 10]"),
+    (
+        "algorithm.loss",
+        "vector",
+        "'fedavg' can't train the model 'mlp' by the loss '{}': the program failed: "
+        "grad_and_value(f)(*args): Expected f(*args) to return a scalar Tensor, got tensor with 1 dims",
+    ),
+]
+ALONE = {"coordinator": ("coordinator",), "memory": ("run", "--transport", "memory")}
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    for name in [name for name in os.environ if name.startswith("FEDEMU_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FEDEMU_CACHE", str(tmp_path_factory.getbasetemp() / "refusals-cache"))
+    prepare(Experiment().to_bytes())
+    monkeypatch.chdir(tmp_path)
+    root, threads = logging.getLogger(), torch.get_num_threads()
+    level = root.level
+    yield
+    for handler in [handler for handler in root.handlers if isinstance(handler, LogFile)]:
+        root.removeHandler(handler)
+        handler.close()
+    logging.captureWarnings(False)
+    root.setLevel(level)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the processes that ``fedemu run`` starts."""
+    names: list[str] = []
+    start = launch._start
+
+    def recorded(command: Sequence[str], *rest: Any) -> Any:
+        names.append(next(word for word in command if word.startswith("fedemu-")))
+        return start(command, *rest)
+
+    monkeypatch.setattr(launch, "_start", recorded)
+    return names
+
+
+def refused(capture: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command said on stderr that has to end with code 2, in one sentence, and without a trace."""
+    with pytest.raises(SystemExit) as ended:
+        cli_commands.app([*arguments, "digits-small"], prog_name="fedemu")
+    said, complained = capture.readouterr()
+    assert (ended.value.code, said, complained.count("\n")) == (2, "", 1), complained
+    assert complained.startswith("fedemu: ")
+    assert list(Path().iterdir()) == []
+    return complained
+
+
+def test_run_starts_no_device(started: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    setting, said = IMPOSSIBLE[0]
+    assert said in refused(capfd, "run", "--set", setting)
+    assert started == ["fedemu-coordinator"]
+
+
+@pytest.mark.parametrize("command", ALONE)
+@pytest.mark.parametrize(("setting", "said"), IMPOSSIBLE)
+def test_a_coordinator_by_itself_refuses_in_the_same_words(
+    setting: str, said: str, command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(capfd, *ALONE[command], "--set", setting)
+
+
+def test_a_method_may_refuse_as_late_as_in_its_first_state(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path_factory.mktemp("own") / "method.py"
+    own.write_text(textwrap.dedent(REFUSES))
+    embedded: list[object] = []
+    monkeypatch.setattr(serve_embedded, "embed", embedded.append)
+    said = refused(capfd, "run", "--transport", "memory", "--set", f"algorithm.name={own}:Refuses")
+    assert said == "fedemu: this method wants more classes\n"
+    assert embedded == []
+
+
+@pytest.fixture(scope="module")
+def unfit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    own = tmp_path_factory.mktemp("own") / "unfit.py"
+    own.write_text(textwrap.dedent(OWN))
+    return own
+
+
+@pytest.mark.parametrize("command", [*ALONE, "validate"])
+@pytest.mark.parametrize(("key", "name", "said"), UNFIT)
+def test_a_model_or_a_loss_that_does_not_fit_is_found_by_a_trial(
+    key: str, name: str, said: str, command: str, unfit: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = f"{unfit}:{name}"
+    words = ALONE.get(command, (command,))
+    assert refused(capfd, *words, "--set", f"{key}={own}") == f"fedemu: {said.format(own)}\n"
+
+
+@pytest.mark.parametrize(("settings", "said"), UNFIT_FOR_TASKS)
+def test_what_does_not_go_with_classes_task_by_task_is_found_before_anything_starts(
+    settings: list[str], said: str, unfit: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    chosen = [setting.format(own=unfit) if "{own}" in setting else setting for setting in settings]
+    assert said in refused(capfd, "validate", *(word for setting in chosen for word in ("--set", setting)))
+
+
+@pytest.mark.parametrize("name", ["mfcl", "fedavg_gen", "fedcil"])
+def test_images_of_a_size_without_a_generator_are_refused(name: str) -> None:
+    tasks = {"kind": "classes", "tasks": 5}
+    experiment = Experiment.parse({"stream": tasks, "algorithm": {"name": name}})
+    corpus = replace(open_corpus(Experiment()), input_shape=(1, 9, 9))
+    with pytest.raises(ConfigurationError, match=r"no generator for samples of the shape \(1, 9, 9\); .* of 8, 28,"):
+        open_algorithm(experiment, corpus)
+
+
+def test_a_folder_that_was_asked_for_is_not_left_behind(capfd: pytest.CaptureFixture[str]) -> None:
+    assert "'mlpp'" in refused(capfd, "coordinator", "--set", "model.name=mlpp", "--out", "here")
+
+
+def test_an_address_in_use_is_found_before_devices_are_started(
+    started: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        assert address in refused(capfd, "run", "--bind", address)
+    assert started == ["fedemu-coordinator"]

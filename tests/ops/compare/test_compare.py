@@ -1,0 +1,394 @@
+"""Runs side by side: which belong together, what they are called, and the numbers of the table."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedemu.ops.cli import commands as cli_commands
+from fedemu.ops.compare.compare import Comparison, compare
+from fedemu.ops.compare.curves import MOVED, class_table, curve
+from fedemu.ops.compare.entry import Statistic
+from fedemu.ops.compare.page.experiments import COMPARISON_PLOTS, WIDE_COMPARISON_PLOTS
+from fedemu.ops.compare.page.page import claim_folder, write_comparison
+from fedemu.ops.compare.text import columns, text
+from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment.sources import write_frozen
+from fedemu.ops.pages.style import rendered
+from fedemu.protocol.errors import ConfigurationError
+
+PLOTS = {**COMPARISON_PLOTS, **WIDE_COMPARISON_PLOTS}
+
+
+def write_run(
+    directory: Path, accuracies: Sequence[float | None], *, outcome: str | None = "completed", **settings: Any
+) -> Path:
+    """A run of two classes, of which the first has the accuracy of the round and the second a half."""
+    directory.mkdir(parents=True)
+    write_frozen(Experiment.parse({"name": directory.name, **settings}), directory)
+    rows = [
+        {
+            "round": round,
+            "accuracy": accuracy,
+            "class_accuracy": None if accuracy is None else [accuracy, 0.5],
+            "round_forgetting": None if round == 1 else 0.25 * round,
+            "bytes_down": 1500,
+            "bytes_up": 500,
+            "virtual_time": 60.0 * round,
+            "wall_time": 2.0 * round,
+        }
+        for round, accuracy in enumerate(accuracies, 1)
+    ]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if outcome is not None:
+        (directory / "summary.json").write_text(json.dumps({"outcome": outcome}))
+    return directory
+
+
+@pytest.fixture
+def seeds(tmp_path: Path) -> Path:
+    """A group of two seeds."""
+    write_run(tmp_path / "group" / "seed-0", [0.25, 0.5, 0.75, 0.5], seed=0)
+    write_run(tmp_path / "group" / "seed-1", [0.25, 0.25, 0.5, 0.25], seed=1)
+    return tmp_path / "group"
+
+
+def labels(comparison: Comparison) -> list[str]:
+    return [entry.label for entry in comparison.entries]
+
+
+def test_seeds_of_one_experiment_are_one_row_of_means_and_sample_deviations(seeds: Path) -> None:
+    comparison = compare([seeds])
+    (entry,) = comparison.entries
+    assert entry.label == "fedavg"
+    assert entry.seeds == (0, 1)
+    assert entry.outcome == "completed"
+    assert entry.figures["final_accuracy"] == Statistic((0.5, 0.25))
+    assert entry.figures["final_accuracy"].mean == 0.375
+    assert entry.figures["final_accuracy"].deviation == pytest.approx(0.25 / 2**0.5)
+    assert entry.figures["best_accuracy"].values == (0.75, 0.5)
+    # The first class lost 0.25 against its best, the second nothing.
+    assert entry.figures["forgetting"].values == (0.125, 0.125)
+    assert entry.figures["round_forgetting"].values == (0.75, 0.75)
+    assert entry.figures["bytes_down"].values == (6000.0, 6000.0)
+    assert entry.figures["bytes_up"].values == (2000.0, 2000.0)
+    assert entry.figures["virtual_time"].values == (240.0, 240.0)
+    assert entry.figures["wall_time"].values == (8.0, 8.0)
+
+
+def test_rounds_are_counted_to_shares_of_the_first_rows_best_accuracy(seeds: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "prox", [0.4, 0.6], algorithm={"name": "fedprox"})
+    comparison = compare([seeds, other])
+    assert comparison.target == 0.625
+    first, second = comparison.entries
+    assert [first.figures[f"rounds_to_{share}"].values for share in (50, 75, 95)] == [(2, 3), (2, 3), (3, None)]
+    assert [second.figures[f"rounds_to_{share}"].values for share in (50, 75, 95)] == [(1,), (2,), (2,)]
+
+
+def test_a_target_that_is_given_counts_for_every_row(seeds: Path) -> None:
+    comparison = compare([seeds], 0.5)
+    figures = comparison.entries[0].figures
+    assert [figures[f"rounds_to_{share}"].values for share in (50, 75, 95)] == [(1, 1), (2, 3), (2, 3)]
+
+
+def test_an_accuracy_that_is_reached_exactly_counts_whatever_its_last_bit(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.3])
+    assert compare([run], 0.4).entries[0].figures["rounds_to_75"].values == (1,)
+
+
+def test_runs_that_differ_in_name_seed_or_what_is_measured_of_them_are_one_row(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / "a", [0.5], seed=1),
+        write_run(tmp_path / "b", [0.5], seed=2, diagnose={"every": 2}),
+        write_run(tmp_path / "c", [0.5], seed=3, local={"lr": 0.5}),
+    ]
+    assert [entry.seeds for entry in compare(runs).entries] == [(1, 2), (3,)]
+
+
+def test_rows_are_named_by_method_loss_and_the_settings_in_which_they_differ(tmp_path: Path) -> None:
+    def dirichlet(alpha: float) -> dict[str, Any]:
+        return {"partition": {"kind": "dirichlet", "alpha": alpha}}
+
+    runs = [
+        write_run(tmp_path / "a", [0.5], data=dirichlet(0.1)),
+        write_run(tmp_path / "b", [0.5], data=dirichlet(0.5), algorithm={"loss": "wsm"}),
+        write_run(tmp_path / "c", [0.5], data=dirichlet(0.1), algorithm={"name": "x", "options": {"mu": 0.1}}),
+        write_run(tmp_path / "d", [0.5], data=dirichlet(0.1), algorithm={"name": "x", "options": {"mu": 1}}),
+        write_run(tmp_path / "e", [0.5], data={"partition": {"kind": "iid"}}, algorithm={"options": {"tau": 3}}),
+    ]
+    assert labels(compare(runs)) == [
+        "fedavg, alpha 0.1",
+        "fedavg + wsm, alpha 0.5",
+        "x, mu 0.1, alpha 0.1",
+        "x, mu 1, alpha 0.1",
+        "fedavg, tau 3, partition iid",
+    ]
+
+
+def test_a_value_that_is_usual_among_the_rows_is_named_in_none_of_them(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / "a", [0.5]),
+        write_run(tmp_path / "b", [0.5], algorithm={"name": "fedprox"}),
+        write_run(tmp_path / "c", [0.5], data={"validation": 0.25}, local={"lr": 0.5}),
+    ]
+    assert labels(compare(runs)) == ["fedavg", "fedprox", "fedavg, validation 0.25, lr 0.5"]
+    write_run(tmp_path / "d", [0.5], data={"validation": 0.25})
+    assert labels(compare([tmp_path])) == [
+        "fedavg, validation 0",
+        "fedprox, validation 0",
+        "fedavg, validation 0.25, lr 0.5",
+        "fedavg, validation 0.25",
+    ]
+
+
+def test_an_option_that_is_usual_for_its_method_is_named_only_where_it_is_another(tmp_path: Path) -> None:
+    usual = {"iterations": 60, "diversity": 1.0, "image_prior": 0.001, "distillation": 0.1, "split": True}
+    changed = [{}, {"diversity": 0.0}, {"image_prior": 0.0}, {"distillation": 0.0}, {"split": False}]
+    stream: dict[str, Any] = {"rounds": 10, "stream": {"kind": "classes", "tasks": 5, "rounds_per_task": 2}}
+    for place, options in enumerate(changed):
+        write_run(tmp_path / f"mfcl-{place}", [0.5], algorithm={"name": "mfcl", "options": usual | options}, **stream)
+    write_run(tmp_path / "none", [0.5], **stream)
+    write_run(tmp_path / "replay", [0.5], replay={"strategy": "naive_uniform", "capacity": 9}, **stream)
+    assert labels(compare([tmp_path])) == [
+        "mfcl",
+        "mfcl, diversity 0",
+        "mfcl, image_prior 0",
+        "mfcl, distillation 0",
+        "mfcl, split false",
+        "fedavg",
+        "fedavg, naive uniform, N 9",
+    ]
+
+
+def test_rounds_are_named_only_where_nothing_else_tells_rows_apart(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / "a", [0.5], rounds=8),
+        write_run(tmp_path / "b", [0.5], algorithm={"name": "fedprox"}, rounds=9),
+    ]
+    assert labels(compare(runs)) == ["fedavg", "fedprox"]
+    runs.append(write_run(tmp_path / "c", [0.5], rounds=10))
+    assert labels(compare(runs)) == ["fedavg (8 rounds)", "fedprox", "fedavg (10 rounds)"]
+
+
+def test_rows_with_long_differences_are_named_by_their_folders(tmp_path: Path) -> None:
+    def settings(scale: int) -> dict[str, Any]:
+        local = {"epochs": scale, "batch_size": scale, "lr": scale / 100, "momentum": scale / 100}
+        return {"local": local, "fleet": {"devices": 100 * scale, "deadline": 10.0 * scale}}
+
+    write_run(tmp_path / "small" / "seed-1", [0.5], seed=1, **settings(1))
+    write_run(tmp_path / "small" / "seed-2", [0.5], seed=2, **settings(1))
+    write_run(tmp_path / "large", [0.5], **settings(2))
+    assert labels(compare([tmp_path / "small", tmp_path / "large"])) == ["fedavg (small)", "fedavg (large)"]
+
+
+def test_a_run_without_a_configuration_is_a_row_of_its_own_named_by_its_folder(tmp_path: Path) -> None:
+    for name in ("old", "older"):
+        write_run(tmp_path / name, [0.5])
+        (tmp_path / name / "config.toml").unlink()
+    assert labels(compare([tmp_path])) == ["old", "older"]
+
+
+def test_seeds_are_found_in_counting_order(tmp_path: Path) -> None:
+    for seed in (10, 2):
+        write_run(tmp_path / f"seed-{seed}", [0.5], seed=seed)
+    (tmp_path / "compare").mkdir()
+    assert compare([tmp_path]).entries[0].seeds == (2, 10)
+
+
+def test_a_run_counts_once(seeds: Path, tmp_path: Path) -> None:
+    again = write_run(tmp_path / "again", [0.9], seed=1)
+    comparison = compare([seeds, seeds / "seed-0", again])
+    assert comparison.entries[0].seeds == (0, 1)
+    (warning,) = comparison.warnings
+    assert warning == f"{again} is left out: it is the same experiment and seed as {seeds / 'seed-1'}"
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_of_two_runs_of_one_experiment_and_seed_the_one_that_got_further_counts(tmp_path: Path, last: int) -> None:
+    begun = write_run(tmp_path / "begun", [], outcome=None)
+    stopped = write_run(tmp_path / "stopped", [0.25] * 3, outcome="interrupted")
+    done = write_run(tmp_path / "done", [0.5, 0.75])
+    runs = [begun, stopped, done]
+    comparison = compare([*runs[last + 1 :], *runs[: last + 1]])
+    (entry,) = comparison.entries
+    assert [run.path for run in entry.runs] == [done]
+    assert {warning.partition(" is left out")[0] for warning in comparison.warnings} == {str(begun), str(stopped)}
+    assert (f"as {done}, which got further" in "".join(comparison.warnings)) == (last != 1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "shown"),
+    [
+        ("test_by", "id", "label, id"),
+        ("id_min_samples", 5, "0, 5"),
+        ("train_split", "train+extra", "auto, train+extra"),
+    ],
+)
+def test_another_test_set_is_a_warning(tmp_path: Path, setting: str, value: Any, shown: str) -> None:
+    data = {"dataset": "mine", "id_column": "writer"}
+    runs = [
+        write_run(tmp_path / "a", [0.5], data=data),
+        write_run(tmp_path / "b", [0.5], data=data | {setting: value}),
+    ]
+    assert compare(runs).warnings == (
+        f"the runs differ in data.{setting} ({shown}), so their accuracies do not compare",
+    )
+
+
+def test_other_data_or_another_model_is_a_warning(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / "a", [0.5]),
+        write_run(tmp_path / "b", [0.5], data={"dataset": "mnist"}, model={"name": "cnn"}),
+    ]
+    comparison = compare(runs)
+    assert comparison.warnings == (
+        "the runs differ in data.dataset (digits, mnist), so their accuracies do not compare",
+        "the runs differ in model (mlp hidden [64], cnn), so their accuracies do not compare",
+    )
+    assert len(comparison.entries) == 2
+
+
+def test_outcomes_are_counted_and_an_unfinished_run_takes_part(tmp_path: Path) -> None:
+    for seed, outcome in enumerate(("completed", "diverged", None, "completed")):
+        write_run(tmp_path / f"seed-{seed}", [0.5], seed=seed, outcome=outcome)
+    assert compare([tmp_path]).entries[0].outcome == "2 completed, 1 diverged, 1 unfinished"
+
+
+def test_a_run_before_its_first_evaluation_has_dashes_and_sets_no_target(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "a", [None]), write_run(tmp_path / "b", [0.8], local={"lr": 0.5})]
+    comparison = compare(runs)
+    assert comparison.target == 0.8
+    assert columns(comparison)["final accuracy"] == ["–", "80.0%"]
+    assert compare(runs[:1]).target is None
+
+
+def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="holds neither a run nor a group of runs"):
+        compare([tmp_path])
+    with pytest.raises(ConfigurationError, match="is no folder"):
+        compare([tmp_path / "absent"])
+
+
+def test_the_table_shows_mean_deviation_and_how_many_seeds_got_there(seeds: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "prox", [0.5, 0.25], algorithm={"name": "fedprox"}, outcome="diverged")
+    assert columns(compare([seeds, other], 0.75)) == {
+        "experiment": ["fedavg", "fedprox"],
+        "runs": ["2", "1"],
+        "final accuracy": ["37.5 ± 17.7%", "25.0%"],
+        "best": ["62.5 ± 17.7%", "50.0%"],
+        "forgetting": ["0.125", "0.125"],
+        "round forgetting": ["0.750", "0.500"],
+        "to 37.5%": ["2.5 ± 0.7", "1"],
+        "to 56.2%": ["3 (1 of 2)", "–"],
+        "to 71.2%": ["3 (1 of 2)", "–"],
+        "bytes down": ["6.0 kB", "3.0 kB"],
+        "bytes up": ["2.0 kB", "1.0 kB"],
+        "virtual time": ["4.0 min", "120.0 s"],
+        "wall time": ["8.0 s", "4.0 s"],
+        "outcome": ["completed", "diverged"],
+    }
+
+
+def test_what_only_diagnosed_runs_know_is_a_column_where_one_of_them_is_compared(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "a", [0.5]), write_run(tmp_path / "b", [0.5, 0.5], rounds=2)]
+    assert not {"local forgetting", "aggregation forgetting"} & columns(compare(runs)).keys()
+    lines = [{"round": 1, "local_forgetting": 0.5}, {"round": 2, "local_forgetting": 0.25}]
+    (runs[1] / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert columns(compare(runs))["local forgetting"] == ["–", "0.375"]
+
+
+def test_a_list_in_a_label_is_no_markup(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, [0.5], local={"augment": [name]}) for name in ("crop", "flip")]
+    assert "fedavg, augment [crop]" in text(compare(runs), 400)
+
+
+def test_the_table_is_parted_where_the_terminal_is_narrow(seeds: Path) -> None:
+    comparison = compare([seeds])
+    whole, parted = text(comparison, 400).splitlines(), text(comparison, 80).splitlines()
+    assert [line for line in whole if line.startswith("experiment")] == [whole[0]]
+    assert sum(line.startswith("experiment") for line in parted) == 3
+    assert max(map(len, parted)) <= 80
+    assert "…" not in "".join(parted)
+    assert parted[-1] == "rounds to a share of the target accuracy 62.5%; – if it was never reached"
+
+
+def test_a_curve_is_the_mean_over_the_seeds_that_have_the_round(tmp_path: Path) -> None:
+    write_run(tmp_path / "seed-0", [0.5, None, 0.75], seed=0)
+    write_run(tmp_path / "seed-1", [0.25], seed=1)
+    (entry,) = compare([tmp_path]).entries
+    rounds, mean, deviation = curve(entry, "accuracy")
+    assert rounds.tolist() == [1.0, 3.0]
+    assert mean.tolist() == [0.375, 0.75]
+    assert deviation.tolist() == pytest.approx([0.25 / 2**0.5, 0.0])
+    assert curve(entry, MOVED).mean.tolist() == [2000.0, 4000.0, 6000.0]
+    rounds_with_classes, table = class_table(entry)
+    assert rounds_with_classes == [1, 3]
+    assert table.tolist() == [[0.375, 0.75], [0.5, 0.5]]
+
+
+def test_a_comparison_is_a_page_with_its_pictures_and_numbers_for_programs(seeds: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    claim_folder(out)
+    page = write_comparison(compare([seeds]), out).read_text()
+    assert page.count("data:image/png;base64,") == len(PLOTS)
+    assert "http" not in page
+    assert "<td class=n>37.5 ±&nbsp;17.7%</td>" in page
+    assert "<td class=n>6.0&nbsp;kB</td>" in page
+    assert {path.stem for path in (out / "plots").iterdir()} == set(PLOTS)
+    assert min(path.stat().st_size for path in (out / "plots").iterdir()) > 5000
+    (row,) = json.loads((out / "compare.json").read_text())["rows"]
+    assert row["final_accuracy"] == {"mean": 0.375, "deviation": pytest.approx(0.25 / 2**0.5), "values": [0.5, 0.25]}
+    assert row["runs"][1] == {
+        "directory": str(seeds / "seed-1"),
+        "seed": 1,
+        "outcome": "completed",
+        "rounds": 4,
+    }
+
+
+def test_a_comparison_without_an_evaluated_round_has_no_plots(tmp_path: Path) -> None:
+    comparison = compare([write_run(tmp_path / "run", [])])
+    assert [name for name, draw in PLOTS.items() if rendered(draw, comparison) is not None] == []
+
+
+def test_only_an_earlier_comparison_is_overwritten(tmp_path: Path) -> None:
+    claim_folder(tmp_path / "new")
+    (tmp_path / "new" / "compare.json").write_text("{}")
+    claim_folder(tmp_path / "new")
+    (tmp_path / "file").write_text("precious")
+    for taken in (tmp_path, tmp_path / "file"):
+        with pytest.raises(
+            ConfigurationError, match="exists and holds no comparison; choose another folder with --out"
+        ):
+            claim_folder(taken)
+
+
+def test_the_command_prints_the_table_for_people_and_everything_for_programs(
+    seeds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedemu.ops.compare.page.page.COMPARISON_PLOTS", {})
+    monkeypatch.setattr("fedemu.ops.compare.page.page.WIDE_COMPARISON_PLOTS", {})
+    monkeypatch.chdir(tmp_path)
+    other = write_run(tmp_path / "b", [0.8], data={"dataset": "mnist"})
+
+    def call(*arguments: str) -> tuple[int, str, list[str]]:
+        with pytest.raises(SystemExit) as ended:
+            cli_commands.app(["compare", str(seeds), str(other), *arguments], prog_name="fedemu")
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err.splitlines()
+
+    code, out, err = call("--target", "0.5")
+    assert code == 0
+    assert out.splitlines()[1].startswith("fedavg, dataset digits     2    37.5 ± 17.7%  62.5 ± 17.7%")
+    assert err == [
+        "fedemu: warning: the runs differ in data.dataset (digits, mnist), so their accuracies do not compare",
+        "plots and numbers are in compare/compare.html",
+    ]
+    code, out, _ = call("--format", "json", "--out", "other")
+    assert code == 0
+    assert json.loads(out) == json.loads((tmp_path / "other" / "compare.json").read_text())
+    code, out, err = call("--out", str(seeds))
+    assert (code, out) == (2, "")
+    assert err == [f"fedemu: {seeds} exists and holds no comparison; choose another folder with --out"]

@@ -1,0 +1,269 @@
+"""Replay compared: changes against the run without replay, seed by seed, by strategy and by the samples kept."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedemu.ops.compare.compare import compare
+from fedemu.ops.compare.entry import Statistic
+from fedemu.ops.compare.page.page import claim_folder, write_comparison
+from fedemu.ops.compare.page.replay import REPLAY_PLOTS, WIDE_REPLAY_PLOTS, accuracy_by_size, perplexity_by_size
+from fedemu.ops.compare.replay import ACCURACY, LOSS, PERPLEXITY, ReplayStudy
+from fedemu.ops.compare.replay_label import replay_label, samples_kept, strategy_label
+from fedemu.ops.compare.text import columns, replay_tables, text
+from fedemu.ops.experiment.toml_text import toml_text
+from fedemu.ops.pages.style import rendered
+
+PLOTS = {**REPLAY_PLOTS, **WIDE_REPLAY_PLOTS}
+
+
+def write_run(
+    directory: Path,
+    accuracy: Sequence[Sequence[float]],
+    *,
+    perplexity: Sequence[float] | None = None,
+    seed: int = 0,
+    stream: str = "drift",
+    **replay: Any,
+) -> Path:
+    """A round per period, whose loss is 1 minus the accuracy; of language data with the perplexity over all periods."""
+    directory.mkdir(parents=True)
+    experiment = {
+        "name": directory.name,
+        "seed": seed,
+        "rounds": 9,
+        "algorithm": {"name": "fedavg"},
+        "stream": {"kind": stream, "column": "label", "periods": len(accuracy[0])},
+        "replay": replay or {"strategy": "none"},
+    }
+    (directory / "config.toml").write_text(toml_text(experiment))
+    rows = []
+    for round, values in enumerate(accuracy, 1):
+        loss = float(np.mean([1 - value for value in values]))
+        row = {"round": round, "task": round - 1, "accuracy": float(np.mean(values)), "loss": loss}
+        row |= {"period_accuracy": list(values), "period_loss": [1 - value for value in values], "bytes_down": 1}
+        if perplexity is not None:
+            row |= {"perplexity": perplexity[round - 1], "loss": math.log(perplexity[round - 1])}
+        rows.append(row)
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (directory / "summary.json").write_text(json.dumps({"outcome": "completed"}))
+    return directory
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two periods and two seeds: without replay, and with 5 and 20 samples."""
+    write_run(tmp_path / "none-0", [[0.5, 0.0], [0.25, 0.75]], seed=0)
+    write_run(tmp_path / "none-1", [[0.5, 0.0], [0.0, 0.5]], seed=1)
+    write_run(tmp_path / "five-0", [[0.5, 0.0], [0.5, 0.75]], seed=0, strategy="reservoir", capacity=5)
+    write_run(tmp_path / "five-1", [[0.5, 0.0], [0.5, 0.5]], seed=1, strategy="reservoir", capacity=5)
+    write_run(tmp_path / "twenty-0", [[0.5, 0.0], [0.5, 1.0]], seed=0, strategy="reservoir", capacity=20)
+    return tmp_path
+
+
+def study_of(*paths: Path) -> ReplayStudy:
+    (study,) = compare(paths).replay
+    return study
+
+
+def test_changes_are_taken_seed_by_seed_and_then_averaged(runs: Path) -> None:
+    study = study_of(runs)
+    assert study.reference is not None
+    assert study.reference.label == "fedavg, no replay"
+    ((line, (five, twenty)),) = study.lines.items()
+    assert (line, five.samples, twenty.samples) == ("reservoir", 5, 20)
+    # 0.625 against 0.5, and 0.5 against 0.25.
+    assert study.value(five, ACCURACY) == Statistic((0.125, 0.25))
+    assert study.value(five, LOSS).values == pytest.approx((0.375 / 0.5 - 1, 0.5 / 0.75 - 1))
+    assert study.value(twenty, ACCURACY) == Statistic((0.25,))
+    assert five.by_period.tolist() == [[0.25, 0.0], [0.5, 0.0]]
+
+
+def test_forgetting_is_given_as_it_is(runs: Path) -> None:
+    study = study_of(runs)
+    forgetting = study.measures[-1]
+    five, _ = study.points
+    assert study.value(five, forgetting) == Statistic((0.0, 0.0))
+    assert study.reference is not None
+    assert study.reference.figures[forgetting.key] == Statistic((0.25, 0.5))
+
+
+def test_of_language_the_change_is_that_of_the_perplexity_over_all_periods(tmp_path: Path) -> None:
+    matrix = [[0.5, 0.0], [0.25, 0.75]]
+    write_run(tmp_path / "none", matrix, perplexity=[90.0, 80.0])
+    write_run(tmp_path / "kept", matrix, perplexity=[90.0, 60.0], strategy="coordinated", iterations=4, capacity=10)
+    study = study_of(tmp_path)
+    (point,) = study.points
+    assert point.line == "coordinated, 4 iterations"
+    assert study.value(point, PERPLEXITY).mean == pytest.approx(-0.25)
+    assert point.by_period.tolist() == [[0.0, 0.0]]
+    titles = [title for title, _ in replay_tables(study)]
+    assert titles[0] == "fedavg: perplexity over all periods, change against no replay (80.0)"
+    # On period 0 the loss rose from 0.5 to 0.75.
+    assert titles[1] == "fedavg: relative forgetting of perplexity; 28.4% without replay"
+    assert columns(compare([tmp_path]))["perplexity"] == ["60.0", "80.0"]
+
+
+def test_a_run_without_a_counterpart_is_left_out_of_the_changes_and_counted(runs: Path) -> None:
+    write_run(runs / "five-2", [[0.5, 0.0], [0.5, 0.5]], seed=2, strategy="reservoir", capacity=5)
+    write_run(runs / "twenty-1", [[0.5, 0.0]], seed=1, strategy="reservoir", capacity=20)
+    comparison = compare([runs])
+    (study,) = comparison.replay
+    assert study.unpaired == 2
+    five, twenty = study.points
+    assert study.value(five, ACCURACY).values == (0.125, 0.25, None)
+    assert set(study.value(twenty, ACCURACY).values) == {0.25, None}
+    assert (
+        "fedavg: runs without a counterpart that has no replay, the same seed and as many periods are left out of the "
+        "changes (2)"
+    ) in text(comparison, 400)
+
+
+def test_without_a_run_without_replay_the_figures_stand_for_themselves(runs: Path) -> None:
+    study = study_of(*(runs / name for name in ("five-0", "five-1", "twenty-0")))
+    assert study.reference is None
+    five, _ = study.points
+    assert study.value(five, ACCURACY) == Statistic((0.625, 0.5))
+    assert five.by_period.tolist() == [[0.5, 0.75], [0.5, 0.5]]
+    (title, table), *_ = replay_tables(study)
+    assert title == "fedavg: average accuracy; no run without replay to set it against"
+    assert table == {"replay": ["reservoir"], "N 5": ["56.2 ± 8.8%"], "N 20": ["75.0%"]}
+    figure = accuracy_by_size([study])
+    assert figure is not None
+    assert figure.axes[0].get_title() == "Average accuracy (no run without replay)"
+
+
+def test_a_run_without_replay_of_other_seeds_is_no_reference(runs: Path) -> None:
+    study = study_of(runs / "none-1", runs / "five-0")
+    assert study.reference is None
+    assert study.unpaired == 0
+    assert study.points[0].by_period.tolist() == [[0.5, 0.75]]
+
+
+def test_only_experiments_that_differ_in_nothing_but_replay_are_set_against_each_other(runs: Path) -> None:
+    other = write_run(
+        runs / "apart" / "run", [[0.5, 0.0], [0.5, 0.75]], stream="window", strategy="herding", capacity=5
+    )
+    first, second = compare([runs, other]).replay
+    assert [len(first.points), len(second.points)] == [2, 1]
+    assert second.reference is None
+    assert first.label != second.label
+    png = rendered(accuracy_by_size, [first, second])
+    assert png is not None
+
+
+def test_runs_without_replay_or_without_periods_are_no_study(runs: Path, tmp_path: Path) -> None:
+    assert compare([runs / "none-0"]).replay == ()
+    static = write_run(tmp_path / "static" / "run", [[0.5]], strategy="reservoir", capacity=5)
+    (static / "metrics.jsonl").write_text('{"round":1,"task":0,"accuracy":0.5}\n')
+    assert compare([static]).replay == ()
+
+
+def test_the_tables_have_a_line_per_strategy_and_a_column_per_size(runs: Path) -> None:
+    write_run(runs / "uniform", [[0.5, 0.0], [0.25, 0.5]], strategy="naive_uniform", capacity=50, budget=5)
+    (title, table), (_, loss), (_, forgetting) = replay_tables(study_of(runs))
+    assert title == "fedavg: average accuracy, difference in percentage points against no replay (37.5 ± 17.7%)"
+    assert table == {
+        "replay": ["naive uniform", "reservoir"],
+        "N 5": ["-12.5", "+18.8 ± 8.8"],
+        "N 20": ["–", "+25.0"],
+    }
+    assert loss["N 20"] == ["–", "-50.0%"]
+    assert forgetting["N 5"] == ["25.0%", "0.0%"]
+
+
+def test_the_tables_are_parted_where_the_terminal_is_narrow(runs: Path) -> None:
+    lines = text(compare([runs]), 60).splitlines()
+    titles = ("fedavg: ", "changes", "mean ±", "rounds to")
+    assert max(len(line) for line in lines if not line.startswith(titles)) <= 60
+    assert "…" not in "".join(lines)
+
+
+def test_rows_are_named_by_their_replay_where_it_differs(runs: Path) -> None:
+    assert [entry.label for entry in compare([runs]).entries] == [
+        "fedavg, reservoir, N 5",
+        "fedavg, no replay",
+        "fedavg, reservoir, N 20",
+    ]
+    assert [entry.label for entry in compare([runs / "five-0"]).entries] == ["fedavg"]
+
+
+def test_rows_with_the_same_line_and_size_are_told_apart(runs: Path) -> None:
+    write_run(runs / "large", [[0.5, 0.0], [0.5, 0.5]], strategy="reservoir", capacity=50, budget=5)
+    study = study_of(runs)
+    assert [point.samples for point in study.points] == [5, 5, 20]
+    assert len(study.lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("replay", "label", "kept"),
+    [
+        ({}, "none", 0),
+        ({"strategy": "none", "capacity": 9}, "none", 0),
+        ({"strategy": "naive_uniform", "capacity": 9, "budget": 4}, "naive uniform", 4),
+        ({"strategy": "fixed_proportion", "capacity": 9, "proportion": 0.25}, "fixed proportion 0.25", 9),
+        ({"strategy": "diversity", "capacity": 9, "restarts": 5, "iterations": 7}, "diversity, 5 restarts", 9),
+        ({"strategy": "coordinated", "capacity": 9}, "coordinated, 1 iteration", 9),
+        (
+            {"strategy": "coordinated", "capacity": 9, "iterations": 4, "targets": "each", "final": "convex"},
+            "coordinated, 4 iterations, targets each, final convex",
+            9,
+        ),
+    ],
+)
+def test_a_strategy_is_named_with_the_options_that_matter_to_it(replay: Any, label: str, kept: int) -> None:
+    assert strategy_label(replay) == label
+    assert samples_kept(replay) == kept
+    assert replay_label(replay) == (f"{label}, N {kept}" if kept else "no replay")
+
+
+def test_points_stand_at_their_size_with_the_deviation_over_the_seeds(runs: Path) -> None:
+    figure = accuracy_by_size([study_of(runs)])
+    assert figure is not None
+    (axes,) = figure.axes
+    (bars,) = axes.containers
+    line, _, _ = bars.lines
+    assert line.get_xdata().tolist() == [5.0, 20.0]
+    assert line.get_ydata().tolist() == [0.1875, 0.25]
+    assert axes.get_xscale() == "log"
+    assert axes.get_ylabel() == "percentage points against no replay"
+    assert perplexity_by_size([study_of(runs)]) is None
+
+
+def test_the_page_and_the_numbers_have_the_replay(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedemu.ops.compare.page.page.COMPARISON_PLOTS", {})
+    monkeypatch.setattr("fedemu.ops.compare.page.page.WIDE_COMPARISON_PLOTS", {})
+    out = tmp_path / "out"
+    claim_folder(out)
+    comparison = compare([runs])
+    page = write_comparison(comparison, out).read_text()
+    assert "<h2>Replay</h2>" in page
+    assert "<td>reservoir</td><td class=n>+18.8 ±&nbsp;8.8</td><td class=n>+25.0</td>" in page
+    assert {path.stem for path in (out / "plots").iterdir()} == {
+        "replay_accuracy",
+        "replay_loss",
+        "replay_forgetting",
+        "replay_by_period",
+    }
+    (replay,) = json.loads((out / "compare.json").read_text())["replay"]
+    assert (replay["reference"], replay["language"], replay["unpaired"]) == ("fedavg, no replay", False, 0)
+    first, _ = replay["points"]
+    assert (first["label"], first["strategy"], first["samples"]) == ("fedavg, reservoir, N 5", "reservoir", 5)
+    assert first["average_accuracy_change"]["values"] == [0.125, 0.25]
+    assert first["by_period"] == [[0.25, 0.0], [0.5, 0.0]]
+
+
+def test_a_comparison_without_replay_has_no_section_of_it(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedemu.ops.compare.page.page.COMPARISON_PLOTS", {})
+    out = tmp_path / "out"
+    claim_folder(out)
+    comparison = compare([runs / "none-0"])
+    assert "<h2>Replay</h2>" not in write_comparison(comparison, out).read_text()
+    assert [name for name, draw in PLOTS.items() if draw(comparison.replay) is not None] == []

@@ -1,0 +1,397 @@
+"""Hugging Face folders that the tests write themselves, and the real ones where FEDEMU_DATA names them."""
+
+import io
+import json
+import os
+import time
+from pathlib import Path
+
+import datasets as hugging_face
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from fedemu.ops.data.corpora import load_corpus
+from fedemu.ops.data.hugging_face import decode
+from fedemu.ops.data.source import Source, entry_of, locate
+from fedemu.protocol.errors import DataError
+
+RED, GREY, WHITE = (250, 10, 20), (90, 90, 90), (255, 255, 255)
+
+
+def image(colour, mode="RGB", size=(3, 2)):
+    """The bytes of an image of one colour, given as RGB."""
+    file = io.BytesIO()
+    made = Image.new(mode, size) if mode == "I;16" else Image.new("RGB", size, colour).convert(mode)
+    made.save(file, "PNG")
+    return file.getvalue()
+
+
+def write_parquet(path, columns, features):
+    """A parquet file as ``datasets`` writes it: image cells as bytes and path, features in the metadata."""
+    hints = json.dumps({"info": {"features": features}})
+    arrays = {
+        name: pa.array(
+            [None if v is None else {"bytes": v, "path": None} for v in values],
+            pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
+        )
+        if features[name]["_type"] == "Image"
+        else pa.array(values)
+        for name, values in columns.items()
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(arrays).replace_schema_metadata({"huggingface": hints}), path)
+
+
+IMAGE, LABEL = {"_type": "Image"}, {"_type": "ClassLabel", "names": ["cat", "dog"]}
+
+
+@pytest.fixture
+def open_folder(tmp_path):
+    """Opens a folder below this test's own as a data set."""
+
+    def open_it(name="pets", **settings):
+        return load_corpus(Source(name, **settings), cache=tmp_path / "cache", data=tmp_path)
+
+    return open_it
+
+
+@pytest.fixture
+def pets(tmp_path):
+    """Writes the training and test splits of a small data set of images."""
+
+    def write(train, test=((WHITE, 1),), mode="RGB", **more):
+        for split, rows in (("train", train), ("test", test)):
+            columns = {"img": [image(colour, mode) for colour, _ in rows], "label": [label for _, label in rows]}
+            extra = {name: (values, feature) for name, (values, feature) in more.items() if split == "train"}
+            columns |= {name: values for name, (values, _) in extra.items()}
+            features = {"img": IMAGE, "label": LABEL} | {name: feature for name, (_, feature) in extra.items()}
+            if rows:
+                write_parquet(tmp_path / "pets" / f"{split}-00000-of-00001.parquet", columns, features)
+
+    return write
+
+
+# Images
+
+
+def test_colour_images_become_channels_first_bytes(pets, open_folder):
+    pets([(RED, 0), (GREY, 1)])
+    corpus = open_folder()
+    assert corpus.name == "pets"
+    assert corpus.input_shape == (3, 2, 3)
+    assert corpus.class_names == ("cat", "dog")
+    assert corpus.train.x[0].tolist() == [[[250] * 3] * 2, [[10] * 3] * 2, [[20] * 3] * 2]
+    assert corpus.train.y.tolist() == [0, 1]
+    assert corpus.test.x[0, :, 0, 0].tolist() == [255, 255, 255]
+    assert corpus.mean.tolist() == [170.0, 50.0, 55.0]
+    assert corpus.std.tolist() == [80.0, 40.0, 35.0]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "RGBA", "LA"])
+def test_images_without_colour_get_one_channel_however_they_are_stored(pets, open_folder, mode):
+    pets([(WHITE, 0), ((0, 0, 0), 1)], mode=mode)
+    corpus = open_folder()
+    assert corpus.input_shape == (1, 2, 3)
+    assert corpus.train.x[:, 0, 0, 0].tolist() == [255, 0]
+
+
+def test_one_coloured_image_late_in_the_test_split_gives_all_three_channels(pets, open_folder):
+    pets([(GREY, 0), (WHITE, 1)], test=[(GREY, 0), (RED, 0)])
+    corpus = open_folder()
+    assert corpus.train.x[:, :, 0, 0].tolist() == [[90, 90, 90], [255, 255, 255]]
+    assert corpus.test.x[1, :, 0, 0].tolist() == [250, 10, 20]
+
+
+def test_a_folder_of_images_takes_its_classes_from_its_folders(tmp_path, open_folder):
+    for split, label, colour in (("train", "cat", RED), ("train", "dog", GREY), ("test", "dog", WHITE)):
+        folder = tmp_path / "pets" / split / label
+        folder.mkdir(parents=True)
+        (folder / "0.png").write_bytes(image(colour))
+    corpus = open_folder()
+    assert corpus.class_names == ("cat", "dog")
+    assert corpus.train.x[:, 0, 0, 0].tolist() == [250, 90]
+    assert corpus.test.y.tolist() == [1]
+
+
+def test_a_data_set_that_was_saved_to_disk_is_read_too(tmp_path, open_folder):
+    features = hugging_face.Features(x=hugging_face.Value("float32"), label=hugging_face.ClassLabel(names=["a", "b"]))
+    split = hugging_face.Dataset.from_dict({"x": [1.0, 2.0], "label": [0, 1]}, features=features)
+    hugging_face.DatasetDict(train=split, test=split).save_to_disk(tmp_path / "pets")
+    corpus = open_folder()
+    assert corpus.train.x.tolist() == [[1.0], [2.0]]
+
+
+def test_many_images_keep_their_order_across_blocks(pets, open_folder):
+    rows = [((i % 256, i // 256, 7), i % 2) for i in range(300)]
+    pets(rows)
+    corpus = open_folder()
+    assert corpus.train.x[:, :, 0, 0].tolist() == [list(colour) for colour, _ in rows]
+
+
+def test_progress_counts_samples_of_both_splits(tmp_path, pets):
+    pets([(RED, 0)] * 200, test=[(RED, 1)] * 10)
+    seen = []
+    load_corpus(Source("pets"), cache=tmp_path / "cache", data=tmp_path, progress=lambda *counts: seen.append(counts))
+    assert seen == [(128, 210), (200, 210), (210, 210)]
+
+
+def test_nothing_is_left_beside_the_entry(tmp_path, pets, open_folder):
+    pets([(RED, 0), (GREY, 1)])
+    open_folder()
+    kinds = sorted(path.suffix or "entry" for path in (tmp_path / "cache" / "datasets").iterdir())
+    assert kinds in (["entry", ".lock"], [".lock", "entry"])
+
+
+# Splits and columns
+
+
+def test_a_data_set_without_a_test_split_gets_a_stratified_one_that_keeps_rows_together(pets, open_folder):
+    rows = [((i, 100, 200), i % 2) for i in range(20)]
+    pets(rows, test=(), writer=([f"w{i}" for i in range(20)], {"_type": "Value", "dtype": "string"}))
+    corpus = open_folder(columns=("writer",))
+    assert (len(corpus.train), len(corpus.test)) == (16, 4)
+    assert np.bincount(corpus.test.y).tolist() == [2, 2]
+    for split in (corpus.train, corpus.test):
+        first_channel = split.x[:, 0, 0, 0]
+        assert (split.y == first_channel % 2).all()
+        assert split.columns["writer"].tolist() == [f"w{i}" for i in first_channel]
+
+
+def test_several_label_columns_are_named_and_one_has_to_be_chosen(tmp_path, open_folder):
+    coarse = {"_type": "ClassLabel", "names": ["animal"]}
+    columns = {"img": [image(RED), image(GREY)], "fine": [0, 1], "coarse": [0, 0]}
+    features = {"img": IMAGE, "fine": LABEL, "coarse": coarse}
+    for split in ("train", "test"):
+        write_parquet(tmp_path / "pets" / f"{split}.parquet", columns, features)
+    with pytest.raises(DataError, match="several columns of labels, fine, coarse; set"):
+        open_folder()
+    assert open_folder(label_column="coarse").class_names == ("animal",)
+    assert open_folder(label_column="fine").digest != open_folder(label_column="coarse").digest
+
+
+@pytest.mark.parametrize("setting", ["image_column", "label_column"])
+def test_a_column_that_does_not_exist_is_named_with_those_that_do(pets, open_folder, setting):
+    pets([(RED, 0)])
+    with pytest.raises(DataError, match="has no column 'colour'; its columns are img, label"):
+        open_folder(**{setting: "colour"})
+
+
+def test_an_id_column_that_does_not_exist_is_named(pets, open_folder):
+    pets([(RED, 0)])
+    with pytest.raises(DataError, match="has no column 'writer'"):
+        open_folder(columns=("writer",))
+
+
+def test_a_label_that_is_no_class_is_named(pets, open_folder):
+    pets([(RED, 0), (RED, -1)])
+    with pytest.raises(DataError, match="the label column 'label' of 'pets' holds -1, which is none of its 2 classes"):
+        open_folder()
+
+
+def write_csv(tmp_path, **files):
+    (tmp_path / "pets").mkdir()
+    for name, text in files.items():
+        (tmp_path / "pets" / f"{name}.csv").write_text(text)
+
+
+def test_columns_of_numbers_become_features_and_texts_become_classes(tmp_path, open_folder):
+    write_csv(
+        tmp_path,
+        train="weight,legs,kind,label\n1.5,4,a,dog\n2.5,2,b,bird\n",
+        test="weight,legs,kind,label\n9.0,8,a,ant\n",
+    )
+    corpus = open_folder(columns=("kind",))
+    assert corpus.train.x.tolist() == [[1.5, 4.0], [2.5, 2.0]]
+    assert corpus.class_names == ("ant", "bird", "dog")
+    assert (corpus.train.y.tolist(), corpus.test.y.tolist()) == ([2, 1], [0])
+    assert corpus.input_shape == (2,)
+    assert corpus.train.columns["kind"].tolist() == ["a", "b"]
+
+
+def test_whole_numbers_as_labels_are_classes_in_numerical_order(tmp_path, open_folder):
+    write_csv(tmp_path, train="x,target\n1,10\n2,9\n", test="x,target\n3,10\n")
+    corpus = open_folder()
+    assert corpus.class_names == ("9", "10")
+    assert corpus.train.y.tolist() == [1, 0]
+
+
+def test_a_column_of_vectors_is_taken_as_it_is(tmp_path, open_folder):
+    (tmp_path / "pets").mkdir()
+    rows = [{"signal": [[1, 2], [3, 4]], "label": "a"}, {"signal": [[5, 6], [7, 8]], "label": "b"}]
+    for split in ("train", "test"):
+        (tmp_path / "pets" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert open_folder().train.x.tolist() == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
+
+
+@pytest.mark.parametrize(
+    ("files", "settings", "complaint"),
+    [
+        ({"train": "x,y\n1,2\n"}, {}, "no column of labels among x, y; set data.label_column"),
+        ({"train": "x,label\na,b\n"}, {}, "no such column among x, label; set data.image_column"),
+        (
+            {"train": "x,label\na,b\n", "test": "x,label\na,b\n"},
+            {"image_column": "x"},
+            "the column x of 'pets' holds neither images nor numbers",
+        ),
+        ({"train": "x,label\n1,0.5\n2,1.5\n"}, {}, "holds fractions, not classes"),
+        (
+            {"train": "x,label\n1,a\n2,\n", "test": "x,label\n1,a\n"},
+            {},
+            "the column 'label' of 'pets' is empty in row 1",
+        ),
+        ({"train": "x,label\n1,a\n,b\n", "test": "x,label\n1,a\n"}, {}, "rows 0 to 1 of 'pets' hold an empty cell"),
+        ({"train": "x,label\n1,a\n", "test": "x,label\n"}, {}, "the split test of 'pets' is empty"),
+        ({"test": "x,label\n1,a\n", "validation": "x,label\n1,a\n"}, {}, "has no split train; its splits are"),
+        ({"train": "x,label\n1,a\n2,b\n"}, {}, "no test split can be taken from 2 samples of 2 classes"),
+    ],
+)
+def test_tables_that_can_not_be_used_are_told_why(tmp_path, open_folder, files, settings, complaint):
+    write_csv(tmp_path, **files)
+    with pytest.raises(DataError, match=complaint):
+        open_folder(**settings)
+
+
+# What is broken
+
+
+def test_an_image_that_can_not_be_decoded_is_named_by_its_row(tmp_path, open_folder):
+    for split, cells in (("train", [image(RED), b"not an image"]), ("test", [image(RED)])):
+        columns = {"img": cells, "label": [0, 1][: len(cells)]}
+        write_parquet(tmp_path / "pets" / f"{split}.parquet", columns, {"img": IMAGE, "label": LABEL})
+    with pytest.raises(DataError, match=r"the image in row 1 of 'pets' can't be decoded: cannot identify image file$"):
+        open_folder()
+    assert not list((tmp_path / "cache" / "datasets").glob("*partial*"))
+
+
+@pytest.mark.parametrize(
+    ("cell", "complaint"),
+    [
+        (None, "the image in row 1 of 'pets' can't be decoded: there is none"),
+        (image(RED)[:50], "the image in row 1 of 'pets' can't be decoded"),
+        (
+            image(RED, size=(5, 2)),
+            "the images of 'pets' differ in size: 3 x 2 first, 5 x 2 in row 1 of 'pets'; set data.image_size",
+        ),
+        (image(RED, mode="I;16"), "pixels of mode I;16 don't fit eight bits"),
+    ],
+)
+def test_an_image_that_does_not_fit_is_named_by_its_row(tmp_path, open_folder, cell, complaint):
+    columns = {"img": [image(RED), cell], "label": [0, 1]}
+    for split in ("train", "test"):
+        write_parquet(tmp_path / "pets" / f"{split}.parquet", columns, {"img": IMAGE, "label": LABEL})
+    with pytest.raises(DataError, match=complaint):
+        open_folder()
+
+
+def test_a_corrupt_file_is_one_sentence(tmp_path, pets, open_folder):
+    pets([(RED, 0), (GREY, 1)])
+    (tmp_path / "pets" / "train-00000-of-00001.parquet").write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(DataError, match="the data set 'pets' can't be read: ") as caught:
+        open_folder()
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_folder_is_one_sentence(tmp_path, open_folder):
+    (tmp_path / "pets").mkdir()
+    with pytest.raises(DataError, match="the data set 'pets' can't be read: ") as caught:
+        open_folder()
+    assert "\n" not in str(caught.value)
+
+
+def test_one_of_several_configurations_has_to_be_chosen(tmp_path, open_folder):
+    write_csv(tmp_path, first="x,label\n1,a\n2,a\n", second="x,label\n3,b\n4,b\n")
+    names = "- config_name: one\n  data_files: first.csv\n- config_name: two\n  data_files: second.csv\n"
+    (tmp_path / "pets" / "README.md").write_text(f"---\nconfigs:\n{names}---\n")
+    with pytest.raises(DataError, match=r"several configurations, one, two; choose one, as in pets#one"):
+        open_folder()
+    assert open_folder("pets#two").class_names == ("b",)
+
+
+def test_changed_files_are_decoded_again(pets, open_folder):
+    pets([(RED, 0), (GREY, 1)])
+    first = open_folder()
+    pets([(RED, 0), (GREY, 0)])
+    assert open_folder().digest != first.digest
+
+
+# Where a name leads
+
+
+def test_the_folder_of_data_sets_comes_before_the_working_folder(tmp_path, pets, monkeypatch):
+    pets([(RED, 0), (GREY, 1)])
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "pets").mkdir(parents=True)
+    monkeypatch.chdir(elsewhere)
+    assert len(load_corpus(Source("pets"), cache=tmp_path / "cache", data=tmp_path).train) == 2
+    monkeypatch.chdir(tmp_path)
+    assert len(load_corpus(Source("./pets"), cache=tmp_path / "cache").train) == 2
+    assert len(load_corpus(Source(str(tmp_path / "pets")), cache=tmp_path / "other").train) == 2
+
+
+def test_a_folder_that_does_not_exist_is_named_at_every_place(tmp_path):
+    with pytest.raises(
+        DataError, match=r"no folder /nowhere/no/such/pets or no/such/pets, and it is no Hugging Face id"
+    ):
+        load_corpus(Source("./no/such/pets"), cache=tmp_path / "cache", data=Path("/nowhere"))
+
+
+@pytest.fixture
+def no_hub(monkeypatch, tmp_path):
+    """The hub at a port of this machine where nobody listens, and nothing downloaded before."""
+    monkeypatch.setattr(hugging_face.config, "HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(hugging_face.config, "HF_DATASETS_CACHE", str(tmp_path / "hub"))
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("name", ["no-such-folder", "somebody/no-such-data"])
+def test_a_hub_id_without_a_network_fails_at_once_in_one_sentence(tmp_path, no_hub, name):
+    before = time.monotonic()
+    with pytest.raises(
+        DataError, match=f"there is no folder '{name}', and the Hugging Face hub can't be reached"
+    ) as caught:
+        load_corpus(Source(name), cache=tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - before < 10
+    assert not hugging_face.config.HF_HUB_OFFLINE
+
+
+def test_a_data_set_that_is_nowhere_is_told_with_every_folder_that_was_looked_for(tmp_path, no_hub):
+    place = locate("no-such-data", tmp_path / "data")
+    with pytest.raises(DataError, match=f"there is no folder '{tmp_path}/data/no-such-data' or 'no-such-data', and"):
+        decode(Source("no-such-data"), place, tmp_path, grey=False)
+
+
+def test_where_a_data_set_was_looked_for_does_not_change_where_it_is_stored(tmp_path):
+    source = Source("somebody/data")
+    entries = {entry_of(source, locate(source.dataset, data), tmp_path) for data in (None, tmp_path / "data")}
+    assert len(entries) == 1
+
+
+# The real data sets
+
+needs_data = pytest.mark.skipif("FEDEMU_DATA" not in os.environ, reason="FEDEMU_DATA names no folder of data sets")
+
+
+@pytest.fixture
+def real(tmp_path_factory):
+    def open_it(name, **settings):
+        folder = Path(os.environ["FEDEMU_DATA"])
+        if not (folder / name).is_dir():
+            pytest.skip(f"FEDEMU_DATA has no {name}")
+        return load_corpus(Source(name, **settings), cache=tmp_path_factory.getbasetemp() / "real", data=folder)
+
+    return open_it
+
+
+@needs_data
+def test_omniglot_is_divided_by_writer(real):
+    corpus = real("omniglot", columns=("writer",))
+    assert corpus.input_shape == (1, 105, 105)
+    assert (len(corpus.train), len(corpus.test), corpus.classes) == (2176, 544, 136)
+    assert np.bincount(corpus.test.y).tolist() == [4] * 136
+    assert len(np.unique(corpus.train.columns["writer"])) == 100
+    assert np.unique(corpus.train.x).tolist() == [0, 255]

@@ -1,0 +1,62 @@
+"""Images brought to one size, and the data that have none to bring."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedemu.ops import experiment as config
+from fedemu.ops.data.corpora import load_corpus, source_of
+from fedemu.ops.data.images import image_blocks
+from fedemu.ops.data.source import Source, entry_of, locate
+from fedemu.protocol.errors import DataError
+
+
+def decoded(image, side, tmp_path):
+    image.save(tmp_path / "image.png")
+    cells = [{"bytes": None, "path": str(tmp_path / "image.png")}]
+    (block,) = image_blocks(Source("any", image_size=side), 1, lambda start, stop: cells[start:stop], grey=False)
+    return block[0]
+
+
+def test_the_shorter_side_is_resized_to_eight_sevenths_and_the_centre_is_cut_out(tmp_path):
+    gradient = np.broadcast_to(np.arange(256, dtype=np.uint8)[None, :, None], (64, 256, 3))
+    found = decoded(Image.fromarray(np.ascontiguousarray(gradient)), 56, tmp_path)
+    # 64 pixels high already, so only the columns 100 to 155 and the rows 4 to 59 are left.
+    assert found.shape == (3, 56, 56)
+    assert found[0, 0].tolist() == list(range(100, 156))
+    wide = Image.fromarray(np.ascontiguousarray(gradient)).resize((512, 128), Image.Resampling.NEAREST)
+    halved = decoded(wide, 56, tmp_path)
+    assert np.abs(halved[0].astype(int) - found[0]).max() <= 1
+
+
+def test_an_image_of_the_size_asked_for_stays_as_it_is(tmp_path):
+    pixels = np.random.RandomState(0).randint(0, 256, (8, 8, 3), dtype=np.uint8)
+    assert decoded(Image.fromarray(pixels), 8, tmp_path).tolist() == pixels.transpose(2, 0, 1).tolist()
+
+
+def test_a_small_image_is_enlarged(tmp_path):
+    assert decoded(Image.new("RGB", (4, 5), (7, 8, 9)), 224, tmp_path).mean((1, 2)).tolist() == [7, 8, 9]
+
+
+@pytest.mark.parametrize("setting", [{"image_size": 8}, {"regroup": "superimagenet-s"}])
+def test_sizes_and_classes_of_data_that_are_no_folder_of_images_stay(tmp_path, setting):
+    (name,) = setting
+    with pytest.raises(DataError, match=f"data.{name} goes with folders and hub data sets of images, not with"):
+        load_corpus(Source("digits", **setting), cache=tmp_path / "cache")
+
+
+def test_numbers_have_no_image_size(tmp_path):
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table" / "train.csv").write_text("a,label\n1,0\n2,1\n3,0\n4,1\n")
+    with pytest.raises(DataError, match="'table' holds numbers and no images; leave out"):
+        load_corpus(Source("table", image_size=8), cache=tmp_path / "cache", data=tmp_path)
+
+
+def test_the_settings_reach_the_cache(tmp_path):
+    (tmp_path / "imagenet").mkdir()
+    plain = source_of(config.Data(dataset="imagenet"))
+    changed = source_of(config.Data(dataset="imagenet", image_size=64, regroup="superimagenet-l"))
+    assert (plain.image_size, plain.regroup) == (0, None)
+    assert (changed.image_size, changed.regroup) == (64, "superimagenet-l")
+    place = locate("imagenet", tmp_path)
+    assert entry_of(plain, place, tmp_path) != entry_of(changed, place, tmp_path)

@@ -1,0 +1,185 @@
+"""``docs/methods.md`` against the code: options and their defaults, what is sent and kept, what goes together."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedemu.algorithms.interface import Ask, Context, Reply, ServerJob, Tree
+from fedemu.algorithms.measures import forgetting as metrics
+from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.models.growing import growing
+from fedemu.algorithms.models.image_generator import generator_for, samples_of_equal_memory
+from fedemu.algorithms.registry import ALGORITHMS, CRITERIA, build_algorithm, find_criterion
+from fedemu.algorithms.replay.replay import LOOKS_AT_MODEL, NEEDS_LABELS, ReplaySettings, with_replay
+from fedemu.algorithms.replay.selection.selection import STRATEGIES
+from fedemu.algorithms.streams.tasks import ClassTasks
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.trees import zeros_like
+from fedemu.ops.experiment.presets import is_preset
+from fedemu.protocol.errors import ConfigurationError
+
+PAGE = (Path(__file__).parents[3] / "docs" / "methods.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
+OPTION = re.compile(r"^\| `(\w+)` \| `([^`]+)` \|", re.MULTILINE)
+AMOUNT = r"(\d|G|\d \+ G)"
+GLANCE = re.compile(
+    rf"^\| `(\w+)` \| {AMOUNT} \| {AMOUNT} \| (\d) \| (\w+) \| ([^|]+) \| (\w+) \| (\w+) \|$", re.MULTILINE
+)
+AT_A_GLANCE = {name: rest for name, *rest in GLANCE.findall(PAGE)}
+LATER = re.compile(rf"^\| `(\w+)` \| {AMOUNT} \| ([^|]+) \| (none|`\w+`, [^|]+) \| [^|]+ \|$", re.MULTILINE)
+IN_LATER_TASKS = {name: rest for name, *rest in LATER.findall(PAGE)}
+
+SHAPE = (1, 8, 8)
+MODEL = mlp(SHAPE, 4, (16,))
+GROWING = growing(MODEL, ClassTasks.of(4, 2, range(4)), SHAPE)
+EPOCHS, BATCH, SYNTHETIC = 5, 10, 32
+BEGINNING, LATER_ROUND = (Context(round=task + 1, task=task, seed=0, classes=4) for task in (0, 1))
+
+
+def ingredients(loss: str = "cross_entropy", public: bool = True, in_tasks: bool = False) -> Ingredients:
+    model = GROWING if in_tasks else MODEL
+    criterion = find_criterion(loss, model)
+    return Ingredients(model, criterion, 4, EPOCHS, BATCH, 0.1, devices=9, public=public, input_shape=SHAPE)
+
+
+def built(name: str, *, loss: str = "cross_entropy", public: bool = True) -> Any:
+    return build_algorithm(name, {}, ingredients(loss, public, name in IN_LATER_TASKS))
+
+
+def fits(build: Callable[[], Any]) -> str:
+    try:
+        build()
+    except ConfigurationError:
+        return "no"
+    return "yes"
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_option_of_a_method_is_told_with_its_default_and_no_other(name: str) -> None:
+    _, *options = inspect.signature(ALGORITHMS[name]).parameters.values()
+    told = {option: tomllib.loads(f"it = {default}")["it"] for option, default in OPTION.findall(SECTIONS[name])}
+    assert told == {option.name: option.default for option in options}
+
+
+def test_every_loss_has_its_section() -> None:
+    assert CRITERIA.keys() <= SECTIONS.keys()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_a_method_sends_keeps_tells_and_costs(name: str) -> None:
+    algorithm = built(name)
+    ask = next(algorithm.round(began(algorithm), BEGINNING))
+    assert isinstance(ask, Ask)
+    program = algorithm.programs[ask.program]
+    down, up, kept, counts, passes, public, _ = AT_A_GLANCE[name]
+    assert down == amount(ask.shared)
+    assert up == amount(program.payload(ask.shared))
+    assert kept == amount({"own": program.initial_own(ask.shared)})
+    assert counts == ("yes" if program.declares_label_counts else "no")
+    assert program.passes == evaluated(passes)
+    assert public != fits(lambda: built(name, public=False))
+
+
+def began(algorithm: Any) -> Any:
+    """A method's state before its first round."""
+    return algorithm.init((GROWING if algorithm.programs.keys() >= {"rehearse"} else MODEL).init(0), BEGINNING)
+
+
+def amount(forest: Mapping[str, Tree]) -> str:
+    """How many models and generators (G) such trees come to, up to a few numbers."""
+    model, generator = (sum(leaf.numel() for leaf in it.init(0).values()) for it in (MODEL, generator_for(SHAPE).model))
+    leaves = [(key, name, leaf.numel()) for key, tree in forest.items() for name, leaf in tree.items()]
+    made = sum(size for key, name, size in leaves if key == "generator" or name.startswith("gan."))
+    models, generators = round((sum(size for *_, size in leaves) - made) / model), round(made / generator)
+    return {0: str(models), 1: f"{models} + G" if models else "G"}[generators]
+
+
+def evaluated(passes: str) -> int:
+    """A sum like ``3 E + 20``."""
+    terms = passes.split(" + ")
+    return sum(EPOCHS * int(term[:-1] or 1) if term.endswith("E") else int(term) for term in terms)
+
+
+@pytest.mark.parametrize("name", IN_LATER_TASKS)
+def test_what_a_method_adds_in_later_tasks(name: str) -> None:
+    algorithm = built(name)
+    script = algorithm.round(began(algorithm), LATER_ROUND)
+    request, job = next(script), "none"
+    if isinstance(request, ServerJob):
+        job = f"`{request.name}`, when a task begins"
+        request = script.send(request.init())
+    assert isinstance(request, Ask)
+    program = algorithm.programs[request.program]
+    down, passes, told, *_ = IN_LATER_TASKS[name]
+    assert down == amount({key: tree for key, tree in request.shared.items() if key != "model"})
+    assert program.passes == EPOCHS * {"E": 1, "4 E": 4, "(1 + S/B) E": 1 + SYNTHETIC / BATCH}[passes]
+    nothing = Reply({"delta": zeros_like(request.shared["model"]), "locals": []}, ())
+    with suppress(StopIteration):
+        job = f"`{script.send(nothing).name}`, after each round"
+    assert told == job
+
+
+def test_what_generators_weigh_in_numbers_and_in_samples() -> None:
+    for shape in (SHAPE, (1, 28, 28), (3, 32, 32)):
+        generator = generator_for(shape)
+        numbers = sum(leaf.numel() for leaf in generator.model.init(0).values())
+        assert f"{numbers:,}" in PAGE
+        assert f"{samples_of_equal_memory(generator):,}" in PAGE
+
+
+def test_methods_that_remember_tasks_are_those_that_no_other_stream_takes() -> None:
+    refused = {name for name in ALGORITHMS if fits(partial(build_algorithm, name, {}, ingredients())) == "no"}
+    assert refused == IN_LATER_TASKS.keys()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_which_methods_take_the_reweighted_softmax(name: str) -> None:
+    assert AT_A_GLANCE[name][-1] == fits(lambda: built(name, loss="wsm"))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_methods_that_take_it_take_the_loss_of_new_classes(name: str) -> None:
+    made = ingredients("new_classes", in_tasks=True)
+    assert AT_A_GLANCE[name][-1] == fits(lambda: build_algorithm(name, {}, made))
+
+
+def test_the_table_of_methods_holds_them_all() -> None:
+    assert AT_A_GLANCE.keys() == ALGORITHMS.keys()
+
+
+def test_what_strategies_of_replay_are_sent_need_and_cost() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| (nothing|the model|below) \| (\d|below) \| (yes|no) \|", PAGE, flags=re.MULTILINE
+    )
+    assert {name for name, *_ in rows} == {*STRATEGIES, "coordinated"} - {"none"}
+    for name, sent, passes, labels in rows:
+        assert labels == ("yes" if name in NEEDS_LABELS else "no")
+        assert (sent == "nothing") == (name not in LOOKS_AT_MODEL)
+        replayed = with_replay(built("fedavg"), ReplaySettings(name), ingredients())
+        if name != "coordinated":
+            assert replayed.programs["select"].passes == float(passes)
+    assert (replayed.programs["gradient_sum"].passes, replayed.programs["select"].passes) == (3, 2)
+
+
+def test_every_measure_of_forgetting_is_a_function() -> None:
+    measures = re.findall(r"^\| `(\w+)`[^|]* \|[^|]+\|[^|]+(?:eq\.|section)[^|]+\|", PAGE, flags=re.MULTILINE)
+    assert len(measures) == 9
+    assert [name for name in measures if not callable(getattr(metrics, name, None))] == []
+
+
+def test_presets_that_the_page_runs_are_there() -> None:
+    named = re.findall(r"fedemu run (\S+)", PAGE)
+    assert len(named) > 5
+    assert [name for name in named if not is_preset(name.replace("$method", "fedntd"))] == []
+    parts = re.findall(r"`\+([a-z-]+)`", PAGE)
+    assert len(parts) > 5
+    assert [part for part in parts if not is_preset(f"digits+{part}")] == []

@@ -1,0 +1,230 @@
+"""What a run on a stream of periods is drawn and written as: curves, the matrix, the buffers and coordination."""
+
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from fedemu.coordinator.record.run_directory import Run
+from fedemu.ops.pages.style import counted, rendered
+from fedemu.ops.report import report
+from fedemu.ops.report.periods import period_cards, period_table
+from fedemu.ops.report.plots.periods import PERIOD_PLOTS, period_curves, period_matrix
+from fedemu.ops.report.plots.replay import REPLAY_PLOTS, buffers, coordination
+from fedemu.ops.report.report import write_report
+from fedemu.ops.results.periods import PeriodResults, period_results
+
+MATRIX = [[0.75, 0.25, 0.0], [0.5, 1.0, 0.25], [0.25, 0.5, 0.75]]
+"""The accuracy after each period on each period."""
+
+
+def row(round: int, accuracy: Sequence[float | None], **more: Any) -> dict[str, Any]:
+    """Two rounds a period, all of one size; a perplexity is a hundred times the share that is wrong, plus one."""
+    known = [value for value in accuracy if value is not None]
+    loss = [None if value is None else math.log(100 * (1 - value) + 1) for value in accuracy]
+    task = (round - 1) // 2
+    seen = [value is not None and place <= task for place, value in enumerate(accuracy)]
+    return {
+        "round": round,
+        "task": task,
+        "seen_accuracy": float(np.mean(np.array(accuracy)[seen].astype(float))),
+        "seen_loss": float(np.mean(np.array(loss)[seen].astype(float))),
+        "accuracy": float(np.mean(known)),
+        "loss": float(np.mean([value for value in loss if value is not None])),
+        "period_accuracy": list(accuracy),
+        "period_loss": loss,
+        "remarks": {},
+    } | more
+
+
+def run(rows: list[dict[str, Any]], *, language: bool = False) -> Run:
+    if language:
+        rows = [line | {"perplexity": math.exp(line["loss"])} for line in rows]
+    return Run(Path("run"), "", rows, [], None)
+
+
+def results(*, language: bool = False) -> PeriodResults:
+    rows = [row(round, MATRIX[(round - 1) // 2]) for round in range(1, 7)]
+    found = period_results(run(rows, language=language))
+    assert found is not None
+    return found
+
+
+def lines_of(figure: Any, label: str) -> list[tuple[list[float], list[float]]]:
+    return [
+        ([float(x) for x in line.get_xdata()], [float(y) for y in line.get_ydata()])
+        for axes in figure.axes
+        for line in axes.lines
+        if line.get_label() == label
+    ]
+
+
+def test_the_matrix_is_of_the_last_evaluated_round_of_each_period_reached() -> None:
+    rows = [row(1, [0.5, 0.0]), row(2, [0.75, 0.0]), {"round": 3, "task": 1, "period_accuracy": None}]
+    found = period_results(run([*rows, row(4, [0.5, None])]))
+    assert found is not None
+    assert found.rounds == (2, 4)
+    assert found.accuracy[0].tolist() == [0.75, 0.0]
+    assert found.accuracy[1, 0] == 0.5
+    assert math.isnan(found.accuracy[1, 1])
+
+
+def test_a_static_stream_has_no_periods() -> None:
+    assert (
+        period_results(run([{"round": 1, "task": 0, "accuracy": 0.5, "period_accuracy": None}, {"round": 2}])) is None
+    )
+
+
+def test_what_stands_beside_the_matrix_is_of_the_periods_seen_by_each_model() -> None:
+    found = results()
+    assert found.after_each("average_accuracy").tolist() == [0.75, 0.75, 0.5]
+    # After the last period 0.5 of its best is lost on period 0 and on period 1; those were also their first values.
+    assert found.after_each("average_forgetting")[1:].tolist() == [0.25, 0.5]
+    assert found.after_each("backward_transfer")[1:].tolist() == [-0.25, -0.5]
+    assert math.isnan(found.after_each("average_forgetting")[0])
+    figure = period_matrix(found)
+    assert lines_of(figure, "average accuracy") == [([0.75, 0.75, 0.5], [0.0, 1.0, 2.0])]
+
+
+def test_of_language_the_perplexity_is_what_counts() -> None:
+    found = results(language=True)
+    assert found.perplexity[2] == pytest.approx([76, 51, 26])
+    # Period 0 went from its best, 26, to 51 and to 76, period 1 from 1 to 51.
+    assert found.relative_forgetting_after_each()[1:] == pytest.approx([51 / 26 - 1, (76 / 26 - 1 + 50) / 2])
+    assert [label for label, _ in period_cards(found)][:2] == ["perplexity, all periods", "relative forgetting, mean"]
+    assert period_table(found)[0] == ("0", "2", "26", "76", "+192.3%", "26", f"{(26 * 76 * 101) ** (1 / 3):.4g}")
+    assert period_table(found)[1][5] == f"{(51 * 1) ** (1 / 2):.4g}"
+
+
+def test_the_cards_and_the_table_of_labelled_data_are_accuracies() -> None:
+    found = results()
+    assert period_cards(found) == [
+        ("average accuracy", "50.0%"),
+        ("average incremental accuracy", "66.7%"),
+        ("average forgetting", "0.500"),
+        ("backward transfer", "-0.500"),
+    ]
+    assert period_table(found) == [
+        ("0", "2", "75.0%", "25.0%", "+0.500", "75.0%", "33.3%"),
+        ("1", "4", "100.0%", "50.0%", "+0.500", "75.0%", "58.3%"),
+        ("2", "6", "75.0%", "75.0%", "–", "50.0%", "50.0%"),
+    ]
+
+
+def test_a_period_that_was_not_reached_is_known_by_the_latest_model_only() -> None:
+    found = period_results(run([row(1, MATRIX[0])]))
+    assert found is not None
+    assert period_table(found)[1] == ("1", "–", "–", "25.0%", "–", "–", "–")
+    assert [value for _, value in period_cards(found)] == ["75.0%", "75.0%", "–", "–"]
+
+
+def test_a_curve_is_thin_before_its_period_begins_and_periods_are_parted() -> None:
+    figure = period_curves(results())
+    assert figure is not None
+    lines = figure.axes[0].lines
+    thick = [line for line in lines if line.get_linewidth() == 1.6]
+    assert [line.get_xdata().tolist() for line in thick] == [[1, 2, 3, 4, 5, 6], [3, 4, 5, 6], [5, 6]]
+    assert [line.get_xdata()[0] for line in lines if line.get_linestyle() == ":"] == [2.5, 4.5]
+    assert (
+        len({line.get_color() if isinstance(line.get_color(), str) else tuple(line.get_color()) for line in thick}) == 3
+    )
+
+
+def test_a_loss_too_large_for_a_perplexity_is_left_out() -> None:
+    found = period_results(run([row(1, [0.5, 0.5], period_loss=[1e9, 0.0])], language=True))
+    assert found is not None
+    assert math.isnan(found.perplexity[0, 0])
+    assert rendered(period_matrix, found) is not None
+    assert rendered(period_curves, found) is not None
+
+
+@pytest.mark.parametrize("language", [False, True])
+@pytest.mark.parametrize(("periods", "reached"), [(1, 1), (20, 20)])
+def test_pictures_are_drawn_of_few_periods_and_of_many(periods: int, reached: int, language: bool) -> None:
+    rows = [row(2 * period + 1, [0.5] * periods) for period in range(reached)]
+    found = period_results(run(rows, language=language))
+    assert found is not None
+    for draw in PERIOD_PLOTS.values():
+        png = rendered(draw, found)
+        assert png is not None
+        height, width, _ = matplotlib.image.imread(io.BytesIO(png)).shape
+        assert (width, height > 350, height < 900) == (792, True, True)
+
+
+def replayed(period: int, **said: Any) -> dict[str, Any]:
+    replay = {"period": period, "devices": 3, "samples": 6} | said
+    return {"round": 2 * period + 2, "task": period, "remarks": {"replay": replay}}
+
+
+def test_the_buffers_are_stacked_by_period_and_by_label() -> None:
+    rows = [
+        {"round": 1, "task": 0, "remarks": {}},
+        replayed(0, periods=[6, 0], labels=[1, 2, 3]),
+        replayed(1, samples=7, periods=[2, 5], labels=[7, 0, 0]),
+    ]
+    figure = buffers(rows)
+    assert figure is not None
+    by_period, by_label = figure.axes[:2]
+    heights = [[float(bar.get_height()) for bar in container] for container in by_period.containers]
+    assert heights == [[6, 2], [0, 5]]
+    assert [bar.get_y() for bar in by_period.containers[1]] == [6, 2]
+    assert [[float(bar.get_height()) for bar in container] for container in by_label.containers] == [
+        [1, 7],
+        [2, 0],
+        [3, 0],
+    ]
+    assert [text.get_text() for text in by_period.texts] == ["6", "7"]
+
+
+def test_without_a_census_only_the_totals_are_drawn() -> None:
+    figure = buffers([replayed(0), replayed(1, samples=9)])
+    assert figure is not None
+    (axes,) = figure.axes
+    assert [float(bar.get_height()) for bar in axes.containers[0]] == [6, 9]
+
+
+def test_a_single_label_is_no_picture_of_its_own() -> None:
+    figure = buffers([replayed(0, periods=[6, 0], labels=[6]), replayed(1, periods=[3, 3], labels=[6])])
+    assert figure is not None
+    assert [axes.get_title() for axes in figure.axes if axes.get_title()] == ["Kept, by period"]
+
+
+def test_the_coordinated_objective_is_relative_to_its_first_value() -> None:
+    said = {"devices": 3, "objective": [8.0, 4.0, 2.0]}
+    figure = coordination([{"round": 2, "task": 0, "remarks": {"coordination": said}}])
+    assert figure is not None
+    (line,) = figure.axes[0].lines
+    assert line.get_xydata().tolist() == [[1.0, 1.0], [2.0, 0.5], [3.0, 0.25]]
+
+
+@pytest.mark.parametrize("remarks", [None, {}, {"coordination": {"objective": [3.0]}}, {"replay": {}}])
+def test_rows_without_remarks_are_not_drawn(remarks: Any) -> None:
+    rows = [{"round": 1, "task": 0, "remarks": remarks}, {"round": 2}]
+    assert [name for name, draw in REPLAY_PLOTS.items() if draw(rows) is not None] == []
+
+
+def test_the_page_has_the_periods_and_the_replay_of_an_unfinished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "PLOTS", {})
+    rows = [row(round, MATRIX[(round - 1) // 2]) for round in range(1, 5)]
+    rows[1]["remarks"] = {"replay": {"period": 0, "devices": 2, "samples": 4, "periods": [4, 0, 0]}}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows))
+    page = write_report(tmp_path).read_text()
+    assert "<b>75.0%</b><span>average accuracy" in page
+    assert "<h2>Periods</h2>" in page
+    assert "<h2>Replay</h2>" in page
+    assert '<td>0</td><td class="n">2</td><td class="n">75.0%</td><td class="n">50.0%</td>' in page
+    assert {path.stem for path in (tmp_path / "plots").iterdir()} == {*PERIOD_PLOTS, "buffers"}
+
+
+@pytest.mark.parametrize(("count", "first"), [(1, [0]), (12, [0, 1]), (13, [0, 2]), (64, [0, 10])])
+def test_ticks_are_few_and_evenly_spaced(count: int, first: list[int]) -> None:
+    assert counted(count)[: len(first)] == first
+    assert len(counted(count)) <= 12

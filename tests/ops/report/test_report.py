@@ -1,0 +1,128 @@
+"""A run's page and plots, drawn from what its directory holds."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedemu.ops.pages import style as plot_style
+from fedemu.ops.report import report
+from fedemu.ops.report.plots import rounds as plots
+from fedemu.ops.report.plots.diagnosis import DIAGNOSIS_PLOTS
+from fedemu.ops.report.report import write_report
+from fedemu.protocol.errors import ConfigurationError
+
+ROW = {
+    "task": 0,
+    "loss": 1.5,
+    "class_accuracy": [0.5, None],
+    "selected": 4,
+    "accepted": 3,
+    "dropped": 1,
+    "online": 7,
+    "bytes_down": 1000,
+    "bytes_up": 2000,
+    "round_seconds": 0.5,
+}
+
+
+def rows(count: int) -> list[dict[str, object]]:
+    return [
+        ROW | {"round": n, "accuracy": n / 10, "round_forgetting": 0.1 if n > 1 else None, "virtual_time": 60.0 * n}
+        for n in range(1, count + 1)
+    ]
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> Path:
+    (tmp_path / "config.toml").write_text('name = "a <b>"\n')
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(3)))
+    (tmp_path / "events.jsonl").write_text(json.dumps({"event": "dropout", "virtual_time": 1.0}) + "\n")
+    return tmp_path
+
+
+def test_the_page_of_an_unfinished_run_holds_its_plots_and_numbers(run_directory: Path) -> None:
+    page = write_report(run_directory).read_text()
+    assert "unfinished" in page
+    assert "<b>30.0%</b><span>final accuracy" in page
+    assert '<td>dropped</td><td class="n">3</td><td class="n">25.0%</td>' in page
+    assert '<td>dropout</td><td class="n">1</td>' in page
+    assert page.count("data:image/png;base64,") == len(plots.PLOTS)
+    assert {path.stem for path in (run_directory / "plots").iterdir()} == set(plots.PLOTS)
+    assert "Diagnosed rounds" not in page
+
+
+def test_a_diagnosed_run_has_the_papers_pictures_too(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "PLOTS", {})
+    model = {"loss": 1.0, "class_accuracy": [0.5, None]}
+    diagnosed = {
+        "round": 2,
+        "devices": [7],
+        "before": model,
+        "after": model,
+        "locals": {"loss": [2.0], "class_accuracy": [[0.25, None]], "in_local": [0.5], "out_local": [None]},
+        "round_forgetting": 0.0,
+        "validation": {"forgetting": [[0.25]], "mean_forgetting": 0.0},
+    }
+    (run_directory / "diagnosis.jsonl").write_text(json.dumps(diagnosed) + "\n")
+    page = write_report(run_directory).read_text()
+    assert "Diagnosed rounds" in page
+    assert page.count("data:image/png;base64,") == len(DIAGNOSIS_PLOTS)
+
+
+def test_lines_that_lack_what_a_picture_needs_are_not_drawn(run_directory: Path) -> None:
+    for log in ("metrics", "diagnosis"):
+        (run_directory / f"{log}.jsonl").write_text('{}\n{"loss": 1.0}\n{"round": 1}\n{"round": 2, "online": 3}\n')
+    page = write_report(run_directory).read_text()
+    assert "data:image/png" not in page
+    assert "Diagnosed rounds" not in page
+
+
+def test_what_a_run_says_of_itself_is_never_taken_for_markup(
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "PLOTS", {})
+    page = write_report(run_directory).read_text()
+    assert "a &lt;b&gt;" in page
+    assert "a <b>" not in page
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_facts_have_units(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "PLOTS", {})
+    machine = {"system": "Linux", "cores": 2, "memory_bytes": 16_800_000_000}
+    summary = {"wall_time": 200.5, "virtual_time": 7200.0, "seed": 3, "machine": machine}
+    (run_directory / "summary.json").write_text(json.dumps(summary))
+    page = write_report(run_directory).read_text()
+    assert '<td>wall time</td><td class="n">3 min 20 s</td>' in page
+    assert '<td>virtual time</td><td class="n">2.0 h</td>' in page
+    assert "system Linux, cores 2, memory 16.8 GB" in page
+    assert '<td>seed</td><td class="n">3</td>' in page
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError):
+        write_report(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plot_without_data_is_left_out() -> None:
+    bare = [{"round": 1, "accuracy": None, "virtual_time": 0.0}]
+    assert [name for name, draw in plots.PLOTS.items() if draw(bare) is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (123_456, "123 kB"), (2.5e6, "2.5 MB"), (3e12, "3.0 TB")],
+)
+def test_bytes_are_written_as_people_read_them(size: float, text: str) -> None:
+    assert plot_style.readable_bytes(size) == text
+
+
+def test_a_span_is_given_in_the_unit_in_which_it_reads_well() -> None:
+    assert [plot_style.time_unit(seconds) for seconds in (10.0, 600.0, 20000.0, 5e5)] == [
+        (1.0, "seconds"),
+        (60.0, "minutes"),
+        (3600.0, "hours"),
+        (86400.0, "days"),
+    ]

@@ -1,0 +1,134 @@
+"""Starting two children and seeing them to their end, with toys in place of the coordinator and the devices."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedemu.ops.running.launch import free_address, last_words, launch
+from fedemu.ops.running.launch_rules import Child, Patience
+
+BEGIN = (
+    "import signal, sys; from fedemu.ops.running.processes import begin_child; begin_child('toy', int(sys.argv[1]))\n"
+)
+OPEN = "import sys; from fedemu.ops.running.processes import announce; announce(int(sys.argv[2]))\n"
+WAIT = "while True: signal.pause()"
+WAITS_FOR_SIGTERM = BEGIN + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n" + WAIT
+
+
+QUICK = Patience(departure=0.05, retreat=0.05)
+
+
+def toy(code: str) -> list[str]:
+    return [sys.executable, "-c", code, str(os.getpid())]
+
+
+def run(coordinator: str, devices: str, said: list[str] | None = None) -> tuple[int, dict[Child, int]]:
+    pids: dict[Child, int] = {}
+    ended = launch(
+        {"coordinator": toy(coordinator), "devices": toy(devices)},
+        {"coordinator": Path(os.devnull), "devices": Path(os.devnull)},
+        said.append if said is not None else lambda text: None,
+        lambda started: pids.update(started),
+        QUICK,
+    )
+    assert ended.exit_code is not None
+    return ended.exit_code, pids
+
+
+def test_the_code_of_the_coordinator_is_the_code_of_the_run_and_nothing_is_left() -> None:
+    code, pids = run(OPEN + "raise SystemExit(3)", WAITS_FOR_SIGTERM)
+    assert code == 3
+    assert not any(psutil.pid_exists(pid) for pid in pids.values())
+
+
+def test_no_device_is_started_before_the_coordinator_has_opened(tmp_path: Path) -> None:
+    leaves_a_mark = f"import pathlib; pathlib.Path({str(tmp_path / 'mark')!r}).touch()"
+    code, pids = run("raise SystemExit(2)", leaves_a_mark)
+    assert (code, pids, list(tmp_path.iterdir())) == (2, {}, [])
+
+
+def test_a_killed_coordinator_is_an_interruption_and_takes_the_devices_along() -> None:
+    said: list[str] = []
+    code, pids = run(OPEN + "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", WAITS_FOR_SIGTERM, said)
+    assert code == 4
+    assert said == ["the coordinator was ended by SIGKILL"]
+    assert not any(psutil.pid_exists(pid) for pid in pids.values())
+
+
+def test_a_killed_supervisor_is_started_again(tmp_path: Path) -> None:
+    mark = tmp_path / "was-here"
+    dies_once = f"""
+    import os, pathlib, signal
+    mark = pathlib.Path({str(mark)!r})
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    (mark.parent / "again").touch()
+    """
+    waits = f"""
+    import pathlib, time
+    end = time.monotonic() + 20
+    while not pathlib.Path({str(tmp_path / "again")!r}).exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    """
+    code, _ = run(OPEN + textwrap.dedent(waits), textwrap.dedent(dies_once))
+    assert code == 0
+    assert (tmp_path / "again").exists()
+
+
+LAUNCHER = """
+import os, sys
+from pathlib import Path
+from fedemu.ops.running.launch import launch
+from fedemu.ops.running.launch_rules import Patience
+commands = {
+    child: [sys.executable, "-c", code, str(os.getpid())]
+    for child, code in zip(("coordinator", "devices"), sys.argv[1:], strict=True)
+}
+null = Path(os.devnull)
+def started(pids):
+    print(pids["coordinator"], pids["devices"], flush=True)
+sys.exit(launch(commands, {"coordinator": null, "devices": null}, print, started, Patience(retreat=0.05)).exit_code)
+"""
+
+
+def start_launcher(coordinator: str, devices: str) -> tuple[subprocess.Popen[str], list[int]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, coordinator, devices], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process, [int(pid) for pid in process.stdout.readline().split()]
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_signal_reaches_the_coordinator_as_sigint(sign: signal.Signals) -> None:
+    checkpoints = BEGIN + "signal.signal(signal.SIGINT, lambda *_: sys.exit(4))\n" + OPEN + WAIT
+    process, pids = start_launcher(checkpoints, WAITS_FOR_SIGTERM)
+    process.send_signal(sign)
+    assert process.wait(timeout=20) == 4
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_the_children_end_when_the_launcher_is_killed() -> None:
+    process, pids = start_launcher(BEGIN + OPEN + WAIT, WAITS_FOR_SIGTERM)
+    children = [psutil.Process(pid) for pid in pids]
+    process.kill()
+    process.wait(timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert alive == []
+
+
+def test_a_free_address_lies_below_the_ports_that_the_system_gives_out() -> None:
+    assert 20_000 <= int(free_address().rpartition(":")[2]) < 32_000
+
+
+def test_the_last_words_are_the_last_line_that_says_something(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("first\nfedemu: no room for 300 devices\n\n")
+    assert last_words(tmp_path / "out") == "fedemu: no room for 300 devices"
+    assert last_words(tmp_path / "absent") == ""

@@ -1,0 +1,141 @@
+"""What `fedemu run` does when its children end and when it is told to stop."""
+
+import signal
+from signal import Signals
+
+import pytest
+
+from fedemu.ops.running import launch_rules as rules
+from fedemu.ops.running.launch_rules import Action, Launch, Patience, Say, Send, StartDevices
+from fedemu.ops.running.processes import LEFT_EARLY
+
+
+def sends(actions: list[Action]) -> list[Action]:
+    return [action for action in actions if not isinstance(action, Say)]
+
+
+def with_devices() -> Launch:
+    launch = Launch()
+    assert launch.coordinator_opened() == [StartDevices()]
+    return launch
+
+
+def test_a_coordinator_that_ends_before_it_opened_ends_the_run_without_devices() -> None:
+    launch = Launch()
+    assert launch.coordinator_ended(2, now=1.0) == []
+    assert launch.exit_code == 2
+
+
+def test_a_coordinator_that_is_killed_before_it_opened_is_named() -> None:
+    launch = Launch()
+    assert launch.coordinator_ended(-signal.SIGKILL, now=1.0) == [Say("the coordinator was ended by SIGKILL")]
+    assert launch.exit_code == rules.INTERRUPTED
+
+
+def test_devices_are_not_started_for_a_run_that_is_stopping() -> None:
+    launch = Launch()
+    launch.signalled(signal.SIGINT, now=1.0)
+    assert launch.coordinator_opened() == []
+    launch.coordinator_ended(4, now=2.0)
+    assert launch.exit_code == 4
+
+
+def test_a_completed_run_ends_with_the_coordinators_code_once_the_devices_have_left() -> None:
+    launch = with_devices()
+    assert launch.coordinator_ended(0, now=5.0) == []
+    assert launch.exit_code is None
+    assert launch.devices_ended(0, now=6.0) == []
+    assert launch.exit_code == 0
+
+
+def test_devices_that_do_not_leave_are_terminated_and_then_killed() -> None:
+    launch = with_devices()
+    launch.coordinator_ended(0, now=5.0)
+    assert launch.tick(5.0 + Patience().departure - 0.1) == []
+    late = 5.0 + Patience().departure
+    assert launch.tick(late) == [Send("devices", signal.SIGTERM)]
+    assert launch.tick(late + 1.0) == []
+    assert launch.tick(late + Patience().termination) == [Send("devices", signal.SIGKILL)]
+    launch.devices_ended(-9, now=late + 6.0)
+    assert launch.exit_code == 0
+
+
+def test_the_first_ctrl_c_asks_the_coordinator_for_a_checkpoint_and_the_second_kills_it() -> None:
+    launch = with_devices()
+    assert sends(launch.signalled(signal.SIGINT, now=1.0)) == [Send("coordinator", signal.SIGINT)]
+    assert sends(launch.signalled(signal.SIGINT, now=2.0)) == [Send("coordinator", signal.SIGKILL)]
+
+
+def test_an_interrupted_coordinator_that_hangs_is_killed_in_the_end() -> None:
+    launch = with_devices()
+    launch.signalled(signal.SIGTERM, now=1.0)
+    assert launch.tick(1.0 + Patience().checkpoint) == [Send("coordinator", signal.SIGKILL)]
+
+
+def test_an_interrupted_run_ends_with_the_code_of_the_coordinator() -> None:
+    launch = with_devices()
+    launch.signalled(signal.SIGINT, now=1.0)
+    launch.devices_ended(0, now=1.5)
+    launch.coordinator_ended(4, now=2.0)
+    assert launch.exit_code == 4
+
+
+def test_after_an_interruption_the_devices_are_not_waited_for_long() -> None:
+    launch = with_devices()
+    launch.signalled(signal.SIGINT, now=1.0)
+    launch.coordinator_ended(4, now=2.0)
+    assert launch.tick(2.0 + Patience().retreat) == [Send("devices", signal.SIGTERM)]
+
+
+def test_a_killed_coordinator_is_named_and_its_devices_are_ended_at_once() -> None:
+    launch = with_devices()
+    actions = launch.coordinator_ended(-signal.SIGKILL, now=3.0)
+    assert actions == [Say("the coordinator was ended by SIGKILL"), Send("devices", signal.SIGTERM)]
+    launch.devices_ended(4, now=3.5)
+    assert launch.exit_code == rules.INTERRUPTED
+
+
+def test_a_coordinator_that_left_before_it_began_has_told_nobody() -> None:
+    launch = with_devices()
+    launch.signalled(signal.SIGINT, now=1.0)
+    assert launch.coordinator_ended(LEFT_EARLY, now=1.1) == [Send("devices", signal.SIGTERM)]
+    launch.devices_ended(LEFT_EARLY, now=1.2)
+    assert launch.exit_code == rules.INTERRUPTED
+
+
+@pytest.mark.parametrize("crash", [signal.SIGSEGV, signal.SIGABRT])
+def test_a_coordinator_that_crashes_is_an_internal_error(crash: Signals) -> None:
+    launch = with_devices()
+    launch.devices_ended(0, now=2.0)
+    launch.coordinator_ended(-crash, now=3.0)
+    assert launch.exit_code == rules.INTERNAL_ERROR
+
+
+def test_a_killed_supervisor_is_started_again_but_not_for_ever() -> None:
+    launch = with_devices()
+    for _ in range(rules.MOST_RESTARTS):
+        assert sends(launch.devices_ended(-signal.SIGKILL, now=1.0)) == [StartDevices()]
+    assert sends(launch.devices_ended(-signal.SIGKILL, now=1.0)) == [Send("coordinator", signal.SIGINT)]
+    launch.coordinator_ended(4, now=2.0)
+    assert launch.exit_code == rules.INTERNAL_ERROR
+
+
+def test_a_supervisor_that_gives_up_stops_the_coordinator_and_its_code_is_the_runs() -> None:
+    launch = with_devices()
+    assert sends(launch.devices_ended(2, now=1.0)) == [Send("coordinator", signal.SIGINT)]
+    launch.coordinator_ended(4, now=2.0)
+    assert launch.exit_code == 2
+
+
+def test_devices_that_were_told_to_stop_do_not_stop_the_coordinator() -> None:
+    launch = with_devices()
+    assert launch.devices_ended(0, now=1.0) == []
+    assert launch.exit_code is None
+    launch.coordinator_ended(3, now=2.0)
+    assert launch.exit_code == 3
+
+
+def test_a_supervisor_that_dies_while_the_run_stops_is_not_started_again() -> None:
+    launch = with_devices()
+    launch.signalled(signal.SIGINT, now=1.0)
+    assert sends(launch.devices_ended(-signal.SIGKILL, now=1.5)) == []
