@@ -8,11 +8,12 @@ import numpy as np
 
 from fedemu.algorithms.data.partition import Indices
 from fedemu.ops.assembly.learning import initial_variables, open_algorithm
+from fedemu.ops.assembly.partition import build_partition
 from fedemu.ops.assembly.public_data import open_public
 from fedemu.ops.assembly.stream import open_stream
 from fedemu.ops.assembly.trial import try_out
 from fedemu.ops.data.apart import decode_apart
-from fedemu.ops.data.corpora import build_partition, open_corpus
+from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.tables.stream import in_words
 

@@ -15,9 +15,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fedemu.ops.assembly.coordinator import assemble
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.experiment.sources import load_experiment
-from fedemu.ops.running.coordinator import assemble
 from fedemu.ops.running.embedded import serve_embedded
 from fedemu.ops.running.folder import claim
 from fedemu.protocol.codec import Buffer, Decoder, Envelope

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from fedemu.ops.assembly.partition import build_partition
 from fedemu.ops.assembly.stream import open_stream
-from fedemu.ops.data.corpora import build_partition, open_corpus
+from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.blobs.tree_file import encode_tree

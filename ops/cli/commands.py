@@ -17,7 +17,7 @@ from fedemu.ops.cli import compare as cli_compare
 from fedemu.ops.cli import look as cli_look
 from fedemu.ops.cli import run as cli_fleet
 from fedemu.ops.cli import stress as cli_stress
-from fedemu.ops.cli.guarded import EXIT_CODES, complain
+from fedemu.ops.running.exits import EXIT_CODES, complain
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """typer exports only this child of it, and brings click along under one name or another."""

@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from fedemu.ops.cli import options
-from fedemu.ops.cli.guarded import complain, guarded
+from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format
+from fedemu.ops.running.exits import complain
 
 
 @guarded

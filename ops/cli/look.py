@@ -11,13 +11,14 @@ import typer
 
 from fedemu.ops import doctor as examination
 from fedemu.ops.cli import options
-from fedemu.ops.cli.guarded import complain, guarded
+from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format
 from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.presets import methods
 from fedemu.ops.experiment.presets import presets as shipped
 from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.running.exits import complain
 
 
 @guarded

@@ -16,7 +16,8 @@ from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.running.folder import claim, give_back, reopen
 from fedemu.ops.running.seeds import SeedGroup, is_group, new_group, parse_seeds, reopen_group, run_group
-from fedemu.ops.running.together import conclude, is_complete, run_together
+from fedemu.ops.running.together import run_together
+from fedemu.ops.running.words import conclude, is_complete
 from fedemu.protocol.errors import ConfigurationError
 
 Bind = Annotated[

@@ -1,29 +1,21 @@
-"""The data of an experiment: decoded once per machine into the cache, mapped by every process, divided over devices."""
+"""The data of an experiment: decoded once per machine into the cache, and mapped by every process."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, assert_never
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fedemu.algorithms.data import partitioners
 from fedemu.algorithms.data.corpus import Corpus
-from fedemu.algorithms.data.partition import Indices, Partition
 from fedemu.ops import experiment as config
-from fedemu.ops.assembly.public_data import split_public
 from fedemu.ops.data.cache import Decoded, Progress, cache_folder, locked, read, write
 from fedemu.ops.data.leaf import decode_leaf, leaf_files
 from fedemu.ops.data.made import built_in, own
 from fedemu.ops.data.source import LABEL, Place, Source, TextSource, entry_of, locate
 from fedemu.ops.data.texts import decode_texts
-from fedemu.protocol import seeds
-from fedemu.protocol.errors import ConfigurationError, DataError
+from fedemu.protocol.errors import DataError
 from fedemu.protocol.ids import Digest
 
 
@@ -153,56 +145,3 @@ def _store_images(entry: Path, source: Source, place: Place, scratch: Path, prog
         write(entry, source.name, decoded(grey=True), progress)
     except Coloured:
         write(entry, source.name, decoded(grey=False), progress)
-
-
-def build_partition(corpus: Corpus, data: config.Data, *, devices: int, seed: int) -> Partition:
-    """Divide the training samples over devices by ``data.partition``, with ``data.validation`` of each held back.
-
-    Public data are left out. Raises ConfigurationError or DataError where the samples can't be divided so.
-    """
-    train = corpus.train
-    public = split_public(corpus, data, seed)
-    if public is None:
-        shares = _shares(train.y, train.columns, data.partition, devices, seed)
-    else:
-        rest = public.rest
-        columns = {name: column[rest] for name, column in train.columns.items()}
-        try:
-            shares = [rest[share] for share in _shares(train.y[rest], columns, data.partition, devices, seed)]
-        except ConfigurationError as error:
-            taken = len(train) - len(rest)
-            raise type(error)(f"{error} (public data took {taken} of {len(train)} training samples)") from error
-    return Partition.of(shares, data.validation, seeds.generator(seed, purpose="validation"))
-
-
-def _shares(
-    labels: NDArray[np.int64], columns: Mapping[str, NDArray[Any]], wanted: config.Partition, devices: int, seed: int
-) -> list[Indices]:
-    """Each device's positions among these samples, ascending."""
-    random = seeds.generator(seed, purpose="partition")
-    match wanted:
-        case config.Dirichlet(alpha=alpha, min_samples=min_samples, balanced=balanced, retry=retry):
-            return partitioners.dirichlet(
-                labels,
-                devices,
-                alpha=alpha,
-                min_samples=min_samples,
-                generator=random,
-                retry=retry,
-                balanced=balanced,
-            )
-        case config.DirichletEqual(alpha=alpha):
-            return partitioners.dirichlet_equal(labels, devices, alpha=alpha, generator=random)
-        case config.Shards(per_device=per_device):
-            return partitioners.shards(labels, devices, shards_per_device=per_device, generator=random)
-        case config.Natural(column=column):
-            return partitioners.by_id(columns[column], devices)
-        case config.Iid():
-            return partitioners.iid(len(labels), devices, generator=random)
-        case config.Flwr(partitioner=name, options=options):
-            # Imports flwr-datasets, which takes seconds.
-            from fedemu.ops.assembly.flwr import flwr_shares
-
-            return flwr_shares(labels, columns, devices, name, options, seeds.integer(seed, purpose="partition"))
-        case _:
-            assert_never(wanted)

@@ -169,20 +169,3 @@ def numbers(values: Any) -> Floats:
 def marker(points: int) -> str:
     """Dots on a line of few points, which could not be told from its slopes otherwise."""
     return "o" if points < 15 else ""
-
-
-def readable_bytes(size: float) -> str:
-    """``12.3 MB``, in powers of 1,000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
-def time_unit(seconds: float) -> tuple[float, str]:
-    """A divisor and the unit in which a span reads well."""
-    for divisor, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
-        if seconds >= 3 * divisor:
-            return divisor, unit
-    return 1.0, "seconds"

@@ -13,7 +13,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fedemu.coordinator.record.run_directory import Run, read_generated, read_run
-from fedemu.ops.pages.style import readable_bytes, rendered, time_unit
+from fedemu.ops.figures import readable_bytes, span, time_unit
+from fedemu.ops.pages.style import rendered
 from fedemu.ops.report.generated import GENERATOR_TABLE, generated_plots, generator_table, missing_pictures
 from fedemu.ops.report.periods import TABLE_HEADER, period_cards, period_table
 from fedemu.ops.report.plots.diagnosis import DIAGNOSIS_PLOTS
@@ -22,7 +23,6 @@ from fedemu.ops.report.plots.periods import PERIOD_PLOTS
 from fedemu.ops.report.plots.replay import REPLAY_PLOTS
 from fedemu.ops.report.plots.rounds import PLOTS
 from fedemu.ops.results.periods import PeriodResults, period_results
-from fedemu.ops.watching.progress import span
 
 CSS = """
 :root { --ink: #22303c; --soft: #66737f; --line: #e3e8ec; --blue: #2f6fb2; }

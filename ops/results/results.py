@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.coordinator.record.run_directory import read_run
-from fedemu.ops.watching.progress import OUTCOMES, span
+from fedemu.ops.figures import OUTCOMES, span
 
 
 @dataclass(frozen=True)

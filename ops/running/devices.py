@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry
 
 from fedemu.device.machine.observer import Observer, Silent
 from fedemu.device.machine.supervisor import SupervisorPlan, supervise
-from fedemu.ops.cli.guarded import exit_code_of
 from fedemu.ops.experiment import Runtime
+from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.watching.logs import open_log
 from fedemu.ops.watching.metrics import Exporter, SupervisorMetrics
 from fedemu.protocol.errors import ConfigurationError

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedemu.coordinator.record.run_directory import read_run
-from fedemu.ops.cli.guarded import INTERRUPTED
 from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, check_resume, load_experiment, read_frozen
 from fedemu.ops.results.results import Results
+from fedemu.ops.running.exits import INTERRUPTED, USAGE
 from fedemu.ops.running.folder import RUNS, claim, give_back, reopen
-from fedemu.ops.running.together import USAGE, is_complete, run_together, say
+from fedemu.ops.running.together import run_together
+from fedemu.ops.running.words import is_complete, say
 from fedemu.protocol.errors import ConfigurationError
 
 _MOST_SEEDS = 1000

@@ -17,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedemu.coordinator.observer import Direction, Observer
-from fedemu.ops.watching.progress import OUTCOMES, ProgressState, span
+from fedemu.ops.figures import OUTCOMES, span
+from fedemu.ops.watching.progress import ProgressState
 
 LINE_SECONDS = 2.0
 """Plain lines come at most this often, but for the first and the last round."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-OUTCOMES = ("accepted", "cancelled", "late", "dropped", "failed", "rejected")
+from fedemu.ops.figures import OUTCOMES, span
+
 WINDOW = 10
 """Rounds over which the throughput and the time left are averaged."""
 
@@ -157,16 +158,3 @@ class ProgressState:
         left = self.job.seconds_left(self.clock())
         words = f"round {self.job.round} · {self.job.name} {self.job.share:.0%}"
         return words if left is None else f"{words}  {span(left)} left"
-
-
-def span(seconds: float) -> str:
-    """A time span in the unit that suits it: 4.2 s, 3 min 20 s, 5.5 h, 2.3 d."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{int(seconds) // 60} min {int(seconds) % 60} s"
-    if seconds < 2 * 86400:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86400:.1f} d"

@@ -11,9 +11,9 @@ import pytest
 
 from fedemu.coordinator.observer import Observer
 from fedemu.coordinator.record.summary import Summary
+from fedemu.ops.assembly.coordinator import assemble
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.experiment.sources import load_experiment, write_frozen
-from fedemu.ops.running.coordinator import assemble
 from fedemu.ops.running.embedded import serve_embedded
 from fedemu.ops.stress.fleet import LiveFleet, live_fleet
 from fedemu.ops.stress.invariants import outcomes_add_up

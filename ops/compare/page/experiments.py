@@ -16,6 +16,7 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 from fedemu.ops.compare.compare import Comparison
 from fedemu.ops.compare.curves import MOVED, Curve, class_table, curve
 from fedemu.ops.compare.entry import Entry
+from fedemu.ops.figures import readable_bytes, time_unit
 from fedemu.ops.pages.style import (
     GREY,
     INK,
@@ -27,9 +28,7 @@ from fedemu.ops.pages.style import (
     marker,
     new_figure,
     numbers,
-    readable_bytes,
     round_ticks,
-    time_unit,
 )
 
 _WIDTH = 6.6

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
+from fedemu.ops.figures import readable_bytes, time_unit
 from fedemu.ops.pages.style import (
     BLUE,
     GREEN,
@@ -23,10 +24,8 @@ from fedemu.ops.pages.style import (
     marker,
     new_figure,
     numbers,
-    readable_bytes,
     round_ticks,
     series,
-    time_unit,
 )
 
 OUTCOME_COLOURS = {

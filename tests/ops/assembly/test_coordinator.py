@@ -8,9 +8,9 @@ import pytest
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.coordinator.evaluation.evaluate import Evaluator
 from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.ops.assembly.coordinator import assemble
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment.sources import load_experiment
-from fedemu.ops.running.coordinator import assemble
 from fedemu.protocol.blobs.tree_file import decode_tree
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.transport.memory import MemoryNetwork

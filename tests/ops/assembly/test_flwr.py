@@ -7,6 +7,7 @@ from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.data.partitioners import by_id, dirichlet, shards
 from fedemu.ops import experiment as config
 from fedemu.ops.assembly.flwr import flwr_shares
+from fedemu.ops.assembly.partition import build_partition
 from fedemu.ops.data import corpora as datasets
 from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.ids import Digest
@@ -58,7 +59,7 @@ def test_an_experiment_may_name_any_partitioner_with_its_options():
     corpus = Corpus("tiny", SPLIT, SPLIT, tuple("abcd"), (1,), np.zeros(1), np.ones(1), Digest("0" * 64))
     chosen = {"kind": "flwr", "partitioner": "PathologicalPartitioner", "options": {"num_classes_per_partition": 2}}
     data = config.Experiment.parse({"data": {"partition": chosen}}).data
-    partition, again, other = (datasets.build_partition(corpus, data, devices=10, seed=seed) for seed in (1, 1, 2))
+    partition, again, other = (build_partition(corpus, data, devices=10, seed=seed) for seed in (1, 1, 2))
     shares = [partition.device(i)[0] for i in range(10)]
     assert all(len(np.unique(LABELS[share])) == 2 for share in shares)
     assert sorted(np.concatenate(shares)) == list(range(200))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.ops.assembly.partition import build_partition
 from fedemu.ops.assembly.public_data import open_public, split_public
-from fedemu.ops.data.corpora import build_partition
 from fedemu.ops.experiment import Data, Experiment
 from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.ids import Digest

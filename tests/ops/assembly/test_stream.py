@@ -12,8 +12,9 @@ import pytest
 from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.algorithms.streams.schedule import PeriodTests, Schedule
+from fedemu.ops.assembly.partition import build_partition
 from fedemu.ops.assembly.stream import open_stream
-from fedemu.ops.data.corpora import build_partition, source_of
+from fedemu.ops.data.corpora import source_of
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.ids import Digest

@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from fedemu.ops import experiment as config
-from fedemu.ops.data.corpora import build_partition, load_corpus, source_of
+from fedemu.ops.assembly.partition import build_partition
+from fedemu.ops.data.corpora import load_corpus, source_of
 from fedemu.ops.data.source import Source
 from fedemu.protocol.errors import ConfigurationError, DataError
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedemu.ops import experiment as config
+from fedemu.ops.assembly.partition import build_partition
 from fedemu.ops.data import cache as datasets_cache
 from fedemu.ops.data import corpora as datasets
 from fedemu.ops.data.source import Source
@@ -231,7 +232,7 @@ def test_a_function_or_module_that_does_not_exist_is_named(own_cache):
 
 
 def divided(corpus, devices=5, seed=1, **data):
-    return datasets.build_partition(corpus, experiment(**data).data, devices=devices, seed=seed)
+    return build_partition(corpus, experiment(**data).data, devices=devices, seed=seed)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.ops.pages import style as plot_style
+from fedemu.ops import figures
 from fedemu.ops.report import report
 from fedemu.ops.report.plots import rounds as plots
 from fedemu.ops.report.plots.diagnosis import DIAGNOSIS_PLOTS
@@ -116,11 +116,11 @@ def test_a_plot_without_data_is_left_out() -> None:
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (123_456, "123 kB"), (2.5e6, "2.5 MB"), (3e12, "3.0 TB")],
 )
 def test_bytes_are_written_as_people_read_them(size: float, text: str) -> None:
-    assert plot_style.readable_bytes(size) == text
+    assert figures.readable_bytes(size) == text
 
 
 def test_a_span_is_given_in_the_unit_in_which_it_reads_well() -> None:
-    assert [plot_style.time_unit(seconds) for seconds in (10.0, 600.0, 20000.0, 5e5)] == [
+    assert [figures.time_unit(seconds) for seconds in (10.0, 600.0, 20000.0, 5e5)] == [
         (1.0, "seconds"),
         (60.0, "minutes"),
         (3600.0, "hours"),

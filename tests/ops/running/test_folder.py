@@ -11,7 +11,8 @@ from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import read_frozen
 from fedemu.ops.results.results import Results
 from fedemu.ops.running.folder import claim, give_back, reopen
-from fedemu.ops.running.together import conclude, reachable
+from fedemu.ops.running.together import reachable
+from fedemu.ops.running.words import conclude
 from fedemu.protocol.errors import ConfigurationError
 
 EXPERIMENT = Experiment(name="tiny", rounds=3)

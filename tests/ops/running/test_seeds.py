@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from fedemu.ops.cli import commands as cli_commands
-from fedemu.ops.cli.guarded import INTERRUPTED
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import read_frozen
 from fedemu.ops.running import seeds as seed_group
+from fedemu.ops.running.exits import INTERRUPTED
 from fedemu.ops.running.folder import give_back
 from fedemu.ops.running.seeds import is_group, parse_seeds
-from fedemu.ops.running.together import say
+from fedemu.ops.running.words import say
 from fedemu.protocol.errors import ConfigurationError
 
 

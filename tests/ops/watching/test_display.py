@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedemu.ops.figures import span
 from fedemu.ops.watching.display import JOB_LINE_SECONDS, LINE_SECONDS, LiveProgress, PlainProgress, draw, open_progress
-from fedemu.ops.watching.progress import ProgressState, span
+from fedemu.ops.watching.progress import ProgressState
 
 
 class Clock:

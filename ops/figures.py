@@ -1,0 +1,36 @@
+"""Numbers as people read them, and the outcomes that rows count, in the order in which they are shown."""
+
+from __future__ import annotations
+
+
+def readable_bytes(size: float) -> str:
+    """``12.3 MB``, in powers of 1,000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """A divisor and the unit in which a span reads well."""
+    for divisor, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
+        if seconds >= 3 * divisor:
+            return divisor, unit
+    return 1.0, "seconds"
+
+
+OUTCOMES = ("accepted", "cancelled", "late", "dropped", "failed", "rejected")
+
+
+def span(seconds: float) -> str:
+    """A time span in the unit that suits it: 4.2 s, 3 min 20 s, 5.5 h, 2.3 d."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{int(seconds) // 60} min {int(seconds) % 60} s"
+    if seconds < 2 * 86400:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} d"

@@ -1,0 +1,63 @@
+"""What a run says to people: its first line, and its last ones."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from fedemu.coordinator.record.run_directory import read_run
+from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.experiment.tables.stream import in_words
+from fedemu.ops.results.results import Results
+from fedemu.ops.running.exits import INTERRUPTED, USAGE
+from fedemu.ops.running.folder import give_back
+
+
+def say(text: str) -> None:
+    """A line for people."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def title(experiment: Experiment) -> str:
+    """The first line of a run: what it is."""
+    stream = experiment.stream
+    periods = f"; {in_words(stream, experiment.rounds)}" if stream.period_count > 1 else ""
+    return (
+        f"{experiment.name}: {experiment.fleet.devices} devices, {experiment.rounds} rounds, seed {experiment.seed}"
+        f"{periods}"
+    )
+
+
+def is_complete(directory: Path, experiment: Experiment) -> bool:
+    """Whether there is nothing left to be done in a run that is to be resumed."""
+    summary = read_run(directory).summary or {}
+    return summary.get("outcome") == "completed" and summary.get("rounds") == experiment.rounds
+
+
+def conclude(directory: Path, code: int, command: str, *, new: bool, print_summary: bool) -> int:
+    """The last lines of a run; ``command`` is the one by which it was started and can be resumed."""
+    if code == USAGE:
+        if new:
+            give_back(directory)
+        return code
+    results = Results.read(directory)
+    if code == 0:
+        say(results.to_text())
+        if print_summary:
+            print(results.to_json())
+        return code
+    if code == INTERRUPTED and results.summary.get("outcome") == "completed":
+        say(results.to_text())
+        say("interrupted after the last round, before the report was written; write it with")
+        say(f"fedemu report {shlex.quote(str(directory))}")
+        return code
+    done = f"after round {results.rows[-1]['round']}" if results.rows else "before the first round"
+    say(f"stopped {done}; its results so far are in {directory}; continue it with")
+    say(f"fedemu {command} --resume {shlex.quote(str(directory))}")
+    return code
+
+
+def per_process(runtime: Runtime) -> str:
+    """How the devices are packed, in words."""
+    return "one process each" if runtime.per_process == 1 else f"{runtime.per_process} devices per process"
