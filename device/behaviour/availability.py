@@ -150,7 +150,7 @@ def joined(intervals: Iterable[Interval]) -> Iterator[Interval]:
         yield held
 
 
-class Presence:
+class Timetable:
     """A source of intervals, read as far as was asked."""
 
     def __init__(self, source: Iterator[Interval]) -> None:
@@ -183,7 +183,7 @@ class Presence:
         """Read until a start lies after ``time``; returns how many lie before it."""
         while not self._exhausted and (not self._starts or self._starts[-1] <= time):
             if len(self._starts) >= MOST_INTERVALS:
-                raise ValueError(f"a device's presence until {time:g} s takes more than {MOST_INTERVALS:,} intervals")
+                raise ValueError(f"a device's timetable until {time:g} s takes more than {MOST_INTERVALS:,} intervals")
             interval = next(self._source, None)
             if interval is None:
                 self._exhausted = True

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedemu.device.behaviour import faults
-from fedemu.device.behaviour.availability import Interval, Presence
+from fedemu.device.behaviour.availability import Interval, Timetable
 from fedemu.device.behaviour.faults import Corruption, FaultRates, ReplyKind
 from fedemu.device.behaviour.profile import Profile, transfer_seconds
 from fedemu.protocol.ids import AskId
@@ -60,19 +60,19 @@ class Behaviour:
         self.profile = profile
         self._seed = seed
         self._rates = rates
-        self._presence = Presence(intervals)
+        self._timetable = Timetable(intervals)
 
     def presence(self, until: float) -> tuple[Interval, ...]:
         """The on-line intervals [start, end) that start before ``until``, whole and ascending."""
-        return self._presence.until(until)
+        return self._timetable.until(until)
 
     def online_end(self, time: float) -> float | None:
         """When the device goes off-line next; None if it is off-line at ``time``."""
-        return self._presence.end_at(time)
+        return self._timetable.end_at(time)
 
     def next_online(self, time: float) -> float:
         """The first moment after ``time`` at which the device comes on-line; infinite if it never does."""
-        return self._presence.next_start(time)
+        return self._timetable.next_start(time)
 
     def seconds(self, assignment: Assignment) -> tuple[float, float, float]:
         """Download, compute and upload, without latency."""
@@ -86,14 +86,14 @@ class Behaviour:
     def schedule(self, assignment: Assignment) -> Schedule:
         """The earliest of going off-line, a planned fault and the finish; a finish at an interval's very end counts."""
         start = assignment.start
-        end = self._presence.end_at(start)
+        end = self._timetable.end_at(start)
         if end is None:
-            return Schedule("drop", start, "offline", self._presence.next_start(start))
+            return Schedule("drop", start, "offline", self._timetable.next_start(start))
         duration = 2 * self.profile.latency + sum(self.seconds(assignment))
         plan = faults.plan(self._rates, self._seed, self.device, assignment.ask)
         fault = start + plan.fraction * duration
         if plan.drop is not None and fault <= end:
             return Schedule("drop", fault, plan.drop, fault + plan.downtime)
         if start + duration > end:
-            return Schedule("drop", end, "offline", self._presence.next_start(end))
+            return Schedule("drop", end, "offline", self._timetable.next_start(end))
         return Schedule("finish", start + duration, reply=plan.reply, corruption=plan.corruption)

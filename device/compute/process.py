@@ -36,7 +36,7 @@ KEPT_TREES = 8
 """Shared trees that stay decoded: an ask's groups follow each other, and some keys stay the same for many asks."""
 
 
-class Trainer(Protocol):
+class RunsPrograms(Protocol):
     """What the experiment's factory makes; see ``training.py``."""
 
     programs: Mapping[str, Any]
@@ -52,9 +52,9 @@ class Trainer(Protocol):
 
 
 class TorchRunner:
-    """Decodes jobs for a Trainer and encodes what comes of them. ``clock`` tells real seconds, monotonic."""
+    """Decodes jobs for a trainer and encodes what comes of them. ``clock`` tells real seconds, monotonic."""
 
-    def __init__(self, trainer: Trainer, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, trainer: RunsPrograms, clock: Callable[[], float] = time.perf_counter) -> None:
         self.capacity = {program: trainer.capacity(program) for program in trainer.programs}
         self.default = 1
         self._trainer = trainer
@@ -159,7 +159,7 @@ def _failed(train: Train, job: TrainJob, reason: str, detail: str) -> Answer:
 def open_runner(setup: TrainerSetup) -> TorchRunner:
     """The experiment's trainer, warmed up."""
     torch.set_num_threads(1)
-    trainer: Trainer = load(setup.trainer)(Path(setup.experiment).read_bytes(), setup.device_type)
+    trainer: RunsPrograms = load(setup.trainer)(Path(setup.experiment).read_bytes(), setup.device_type)
     trainer.warm_up()
     return TorchRunner(trainer)
 

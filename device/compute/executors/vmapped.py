@@ -19,7 +19,7 @@ from fedemu.algorithms.interface import Forest, LocalProgram, Tree
 from fedemu.device.compute.executors.cohort import Cohort, Lines, cohorts
 from fedemu.device.compute.executors.executor import Job, JobResult, Source
 from fedemu.device.compute.executors.lowering import Lowering, Names
-from fedemu.device.compute.executors.schedule import IDLE, Change, schedule
+from fedemu.device.compute.executors.slots import IDLE, Change, plan_slots
 from fedemu.protocol.errors import TrainingError
 
 STACKS_PER_CALL = 4
@@ -104,7 +104,7 @@ class _Call:
     def stage(self, number: int) -> Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
         """Take all devices through a stage. Per metric: its sum over a device's steps by samples, and the samples."""
         lines = self._cohort.stages[number]
-        plan = schedule(lines.first, lines.steps, self._slots)
+        plan = plan_slots(lines.first, lines.steps, self._slots)
         batches = _Batches(plan.lines, lines, self._cohort)
         measured: list[Sequence[Tensor]] = []
         places: Mapping[str, int] = {}

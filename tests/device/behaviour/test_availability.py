@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedemu.device.behaviour.availability import (
     MOST_INTERVALS,
     Interval,
-    Presence,
+    Timetable,
     always,
     diurnal,
     exponential,
@@ -40,14 +40,14 @@ SOURCES: dict[str, Callable[[int], Iterator[Interval]]] = {
 @pytest.mark.parametrize("name", SOURCES)
 @given(seed=st.integers(0, 2**32 - 1), times=st.lists(st.floats(0, 5e4), min_size=2, max_size=5))
 @settings(max_examples=25, deadline=None)
-def test_presence_until_an_earlier_time_is_a_prefix_in_whatever_order_it_is_asked(
+def test_a_timetable_until_an_earlier_time_is_a_prefix_in_whatever_order_it_is_asked(
     name: str, seed: int, times: list[float]
 ) -> None:
-    presence = Presence(SOURCES[name](seed))
-    told = {time: presence.until(time) for time in times}
+    timetable = Timetable(SOURCES[name](seed))
+    told = {time: timetable.until(time) for time in times}
     for early, late in itertools.combinations(sorted(told), 2):
         assert told[late][: len(told[early])] == told[early]
-    again = Presence(SOURCES[name](seed))
+    again = Timetable(SOURCES[name](seed))
     assert all(again.until(time) == intervals for time, intervals in told.items())
 
 
@@ -57,47 +57,47 @@ def test_presence_until_an_earlier_time_is_a_prefix_in_whatever_order_it_is_aske
 def test_intervals_ascend_never_touch_and_agree_with_what_is_said_of_a_moment(
     name: str, seed: int, time: float
 ) -> None:
-    presence = Presence(SOURCES[name](seed))
-    intervals = presence.until(time + 1000.0)
+    timetable = Timetable(SOURCES[name](seed))
+    intervals = timetable.until(time + 1000.0)
     assert all(type(value) is float for interval in intervals for value in interval)
     assert all(0.0 <= start < end for start, end in intervals)
     assert all(before[1] < after[0] for before, after in itertools.pairwise(intervals))
     holding = [end for start, end in intervals if start <= time < end]
-    assert presence.end_at(time) == (holding[0] if holding else None)
+    assert timetable.end_at(time) == (holding[0] if holding else None)
     later = [start for start, _ in intervals if start > time]
     if later:
-        assert presence.next_start(time) == later[0]
+        assert timetable.next_start(time) == later[0]
     else:
-        assert presence.next_start(time) >= time + 1000.0
+        assert timetable.next_start(time) >= time + 1000.0
 
 
 def test_always_is_one_interval_without_end() -> None:
-    presence = Presence(always())
-    assert presence.until(1.0) == ((0.0, math.inf),)
-    assert presence.until(math.inf) == ((0.0, math.inf),)
-    assert presence.end_at(1e9) == math.inf
-    assert presence.next_start(0.0) == math.inf
+    timetable = Timetable(always())
+    assert timetable.until(1.0) == ((0.0, math.inf),)
+    assert timetable.until(math.inf) == ((0.0, math.inf),)
+    assert timetable.end_at(1e9) == math.inf
+    assert timetable.next_start(0.0) == math.inf
 
 
 def test_a_time_before_the_first_start_has_no_interval() -> None:
-    presence = Presence(recorded((5.0, 6.0), None))
-    assert presence.until(5.0) == ()
-    assert presence.until(5.1) == ((5.0, 6.0),)
-    assert presence.end_at(4.9) is None
-    assert presence.next_start(4.9) == 5.0
-    assert presence.next_start(5.0) == math.inf
+    timetable = Timetable(recorded((5.0, 6.0), None))
+    assert timetable.until(5.0) == ()
+    assert timetable.until(5.1) == ((5.0, 6.0),)
+    assert timetable.end_at(4.9) is None
+    assert timetable.next_start(4.9) == 5.0
+    assert timetable.next_start(5.0) == math.inf
 
 
 def test_an_interval_holds_its_start_and_not_its_end() -> None:
-    presence = Presence(recorded((5.0, 6.0), None))
-    assert presence.end_at(5.0) == 6.0
-    assert presence.end_at(6.0) is None
+    timetable = Timetable(recorded((5.0, 6.0), None))
+    assert timetable.end_at(5.0) == 6.0
+    assert timetable.end_at(6.0) is None
 
 
-def test_presence_for_all_time_is_refused_where_it_would_never_end() -> None:
-    presence = Presence(recorded((0.0, 1.0), 2.0))
+def test_a_timetable_for_all_time_is_refused_if_it_would_never_end() -> None:
+    timetable = Timetable(recorded((0.0, 1.0), 2.0))
     with pytest.raises(ValueError, match=f"more than {MOST_INTERVALS:,} intervals"):
-        presence.until(math.inf)
+        timetable.until(math.inf)
 
 
 def test_a_trace_without_a_period_is_played_once() -> None:
@@ -122,9 +122,9 @@ def test_a_trace_that_fills_its_period_is_always_on_and_an_empty_one_never() -> 
     assert take(recorded((0.0, 5.0), 5.0), 9) == [(0.0, math.inf)]
     assert take(recorded((0.0,), 5.0), 9) == [(0.0, math.inf)]
     assert take(recorded((), 5.0), 9) == []
-    presence = Presence(recorded((), 5.0))
-    assert presence.until(100.0) == ()
-    assert presence.next_start(0.0) == math.inf
+    timetable = Timetable(recorded((), 5.0))
+    assert timetable.until(100.0) == ()
+    assert timetable.next_start(0.0) == math.inf
 
 
 def test_joining_drops_empty_intervals_and_stops_after_an_endless_one() -> None:
@@ -133,7 +133,7 @@ def test_joining_drops_empty_intervals_and_stops_after_an_endless_one() -> None:
 
 
 def online_share(sources: list[Iterator[Interval]], time: float) -> float:
-    return float(np.mean([Presence(source).end_at(time) is not None for source in sources]))
+    return float(np.mean([Timetable(source).end_at(time) is not None for source in sources]))
 
 
 @pytest.mark.parametrize("time", [0.0, 30.0, 500.0])

@@ -24,7 +24,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class SlotPlan:
     """``lines [time, slots]`` is the line that a slot runs, or ``IDLE``; ``devices`` alike. Ends at the last change."""
 
     lines: NDArray[np.int64]
@@ -32,7 +32,7 @@ class Schedule:
     changes: Sequence[Change]
 
 
-def schedule(first: NDArray[np.int64], steps: NDArray[np.int64], slots: int) -> Schedule:
+def plan_slots(first: NDArray[np.int64], steps: NDArray[np.int64], slots: int) -> SlotPlan:
     """Longest device first, each into the slot that is free first; devices without a step take none."""
     free = [(0, slot) for slot in range(slots)]
     order = np.argsort(-steps, kind="stable")[: int(np.count_nonzero(steps))].tolist()
@@ -56,7 +56,7 @@ def schedule(first: NDArray[np.int64], steps: NDArray[np.int64], slots: int) -> 
         Change(time, *_columns(leaving.get(time, [])), *_columns(entering.get(time, [])))
         for time in sorted({*entering, *leaving})
     ]
-    return Schedule(lines, devices, changes)
+    return SlotPlan(lines, devices, changes)
 
 
 def _columns(pairs: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
