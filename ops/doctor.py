@@ -108,11 +108,11 @@ def _messaging() -> Finding:
 def _limits() -> list[Finding]:
     """What a fleet needs and this machine has, as the supervisor will ask before it starts one."""
     machine, trainers = limits.this_machine(), default_trainers("auto")
-    files, tasks, memory = limits.demand(DEVICES, 1, trainers)
+    files, threads, memory = limits.demand(DEVICES, 1, trainers)
     found = []
     for subject, needed, there, unit, advice in (
         ("open files", files, machine.files_hard, 1, f"raise the hard limit (ulimit -Hn {files})"),
-        ("processes", tasks, machine.tasks, 1, "raise ulimit -u or the container's pids.max, or use --per-process"),
+        ("processes", threads, machine.threads, 1, "raise ulimit -u or the container's pids.max, or use --per-process"),
         ("memory", memory, machine.memory, 2**30, "start fewer devices, or pack them with --per-process"),
     ):
         amount = f"{needed:,}" if unit == 1 else f"{needed / unit:.1f} GiB"

@@ -26,7 +26,7 @@ from fedemu.device.bus import (
     Withdraw,
 )
 from fedemu.device.machine.jobs import Group, JobQueue, QueuedJob
-from fedemu.device.machine.observer import Observer
+from fedemu.device.machine.observer import MachineObserver
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import BlobError, ConfigurationError, FedemuError, ProtocolError
@@ -46,7 +46,7 @@ class Broker:
         address: str,
         token: str,
         store: BlobStore,
-        observer: Observer,
+        observer: MachineObserver,
         *,
         want: Callable[[BlobRef], None],
         failed: Callable[[FedemuError], None],

@@ -22,7 +22,7 @@ from fedemu.device.machine.enrolment import Enrolment
 from fedemu.device.machine.fleet import BIRTH_STRIDE
 from fedemu.device.machine.lease import claim_lease, find_leases
 from fedemu.device.machine.link import CoordinatorLink, RunOver
-from fedemu.device.machine.observer import Observer, Silent
+from fedemu.device.machine.observer import MachineObserver, Silent
 from fedemu.device.machine.prepare import compare_data
 from fedemu.device.pipe import TrainerSetup
 from fedemu.device.process.birth import Birthplace
@@ -55,7 +55,7 @@ class EmbeddedPlan:
     behaviours: str = "fedemu.ops.assembly.behaviours:open_behaviours"
     trainer: str = "fedemu.ops.assembly.learning:open_trainer"
     prepare: str = "fedemu.ops.data.corpora:prepare"
-    observer: Observer = field(default_factory=Silent)
+    observer: MachineObserver = field(default_factory=Silent)
 
 
 async def embed(plan: EmbeddedPlan) -> None:
@@ -135,7 +135,7 @@ async def _run(plan: EmbeddedPlan, stack: AsyncExitStack) -> None:
     await link.unless_ended(failed)
 
 
-def _count_joined(observer: Observer, total: int) -> Callable[[int, int], None]:
+def _count_joined(observer: MachineObserver, total: int) -> Callable[[int, int], None]:
     joined: set[int] = set()
 
     def count(device: int, incarnation: int) -> None:

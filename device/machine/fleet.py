@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedemu.device.machine.observer import Observer
+from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.pipe import FROM_ZYGOTE, Broken, Ended, Fork, Forked, Setup, Unpacker, ZygoteReady, pack_message
 from fedemu.device.process.process import RETIRED
 from fedemu.protocol.errors import ConfigurationError, FedemuError
@@ -51,7 +51,7 @@ class Fleet:
         devices: Sequence[int],
         per_process: int,
         first_incarnation: int,
-        observer: Observer,
+        observer: MachineObserver,
         *,
         died: Callable[[int, int], None],
         process_ended: Callable[[int], None],

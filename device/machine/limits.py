@@ -22,36 +22,36 @@ FILES_PER_DEVICE = 4
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineLimits:
     """What is there; None where the system does not tell. Bytes for memory, counts for the rest."""
 
     files_hard: int
-    tasks: int | None
+    threads: int | None
     """Processes and threads that can still be started."""
     memory: int | None
 
 
 def demand(count: int, per_process: int, trainers: int) -> tuple[int, int, int]:
-    """What a fleet needs: descriptors in its largest process, tasks in all, and bytes."""
+    """What a fleet needs: descriptors in its largest process, processes and threads in all, and bytes."""
     processes = -(-count // per_process)
     files = SPARE_FILES + max(2 * (processes + trainers), FILES_PER_DEVICE * min(per_process, count))
-    tasks = THREADS * processes + 8 * trainers + 16
-    return files, tasks, PROCESS_BYTES * processes + DEVICE_BYTES * count + TRAINER_BYTES * trainers
+    threads = THREADS * processes + 8 * trainers + 16
+    return files, threads, PROCESS_BYTES * processes + DEVICE_BYTES * count + TRAINER_BYTES * trainers
 
 
-def check(count: int, per_process: int, trainers: int, machine: Machine) -> None:
+def check(count: int, per_process: int, trainers: int, machine: MachineLimits) -> None:
     """Raises ConfigurationError with what is too little and how to get more."""
-    files, tasks, memory = demand(count, per_process, trainers)
+    files, threads, memory = demand(count, per_process, trainers)
     if files > machine.files_hard:
         raise ConfigurationError(
             f"{count} devices need {files} open files in one process, but at most {machine.files_hard} are allowed; "
             f"raise the limit (ulimit -Hn {files}), or change --per-process."
         )
-    if machine.tasks is not None and tasks > machine.tasks:
+    if machine.threads is not None and threads > machine.threads:
         raise ConfigurationError(
-            f"{count} devices need {tasks} processes and threads, but only {machine.tasks} more can be started; "
+            f"{count} devices need {threads} processes and threads, but only {machine.threads} more can be started; "
             f"raise the limit (ulimit -u, or pids.max of the container), or pack devices with --per-process "
-            f"{max(2, -(-count * THREADS // max(1, machine.tasks)) + 1)}."
+            f"{max(2, -(-count * THREADS // max(1, machine.threads)) + 1)}."
         )
     if machine.memory is not None and memory > machine.memory:
         raise ConfigurationError(
@@ -70,17 +70,17 @@ def prepare_machine(count: int, per_process: int, trainers: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
 
 
-def this_machine() -> Machine:
+def this_machine() -> MachineLimits:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return Machine(2**31 if hard == resource.RLIM_INFINITY else hard, _tasks(), _memory())
+    return MachineLimits(2**31 if hard == resource.RLIM_INFINITY else hard, _threads(), _memory())
 
 
-def _tasks() -> int | None:
+def _threads() -> int | None:
     """The tightest of the user's limit, the container's and the kernel's, less what they have in use."""
     left = []
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft != resource.RLIM_INFINITY and os.geteuid() != 0:
-        left.append(soft - _tasks_of_user())
+        left.append(soft - _threads_of_user())
     for folder in _control_groups():
         if (most := _number(folder / "pids.max")) is not None:
             left.append(most - (_number(folder / "pids.current") or 0))
@@ -91,15 +91,15 @@ def _tasks() -> int | None:
     return max(0, min(left)) if left else None
 
 
-def _tasks_of_user() -> int:
-    mine, tasks = os.geteuid(), 0
+def _threads_of_user() -> int:
+    mine, threads = os.geteuid(), 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if folder.stat().st_uid == mine:
-                tasks += len(os.listdir(folder / "task"))
+                threads += len(os.listdir(folder / "task"))
         except OSError:
             continue
-    return tasks
+    return threads
 
 
 def _memory() -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 
-class Observer(Protocol):
+class MachineObserver(Protocol):
     """``devices`` counts them by state (connected, starting, stopped); ``kind`` is device, trainer or zygote."""
 
     def devices(self, counts: Mapping[str, int]) -> None: ...

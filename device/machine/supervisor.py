@@ -20,7 +20,7 @@ from fedemu.device.machine.fleet import Fleet
 from fedemu.device.machine.lease import claim_lease, find_leases
 from fedemu.device.machine.limits import prepare_machine
 from fedemu.device.machine.link import CoordinatorLink, RunOver
-from fedemu.device.machine.observer import Observer, Silent
+from fedemu.device.machine.observer import MachineObserver, Silent
 from fedemu.device.machine.prepare import prepare_data
 from fedemu.device.machine.trainers import Trainers, default_trainers
 from fedemu.device.pipe import Setup, TrainerSetup
@@ -28,7 +28,7 @@ from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.errors import FedemuError, Interrupted
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
-__all__ = ["Observer", "Silent", "SupervisorPlan", "supervise"]
+__all__ = ["MachineObserver", "Silent", "SupervisorPlan", "supervise"]
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class SupervisorPlan:
     behaviours: str = "fedemu.ops.assembly.behaviours:open_behaviours"
     trainer: str = "fedemu.ops.assembly.learning:open_trainer"
     prepare: str = "fedemu.ops.data.corpora:prepare"
-    observer: Observer = field(default_factory=Silent)
+    observer: MachineObserver = field(default_factory=Silent)
 
 
 async def supervise(plan: SupervisorPlan) -> None:
@@ -71,7 +71,7 @@ async def supervise(plan: SupervisorPlan) -> None:
     with _signals(work) as signalled:
         try:
             async with AsyncExitStack() as stack:
-                await Machine(plan, trainers, stack).run()
+                await Supervision(plan, trainers, stack).run()
         except RunOver as over:
             log.info("the run is over: %s", over)
         except asyncio.CancelledError:
@@ -81,7 +81,7 @@ async def supervise(plan: SupervisorPlan) -> None:
             raise Interrupted(f"The devices were stopped by {signalled[0]}.") from None
 
 
-class Machine:
+class Supervision:
     """One life of a supervisor. What has to be undone goes on ``stack``, in the order in which it came to be."""
 
     def __init__(self, plan: SupervisorPlan, trainers: int, stack: AsyncExitStack) -> None:

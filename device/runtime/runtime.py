@@ -16,7 +16,7 @@ from fedemu.device.memory.stream import DeviceStream
 from fedemu.device.runtime.actions import Action, Crash, Disconnect, Leave, Send, Tell
 from fedemu.device.runtime.membership import Membership
 from fedemu.device.runtime.wall import WallClock
-from fedemu.device.runtime.work import Task, announcement, plan_task, replies, submission
+from fedemu.device.runtime.work import WorkInHand, announcement, replies, submission, take_in_hand
 from fedemu.protocol import messages as wire
 from fedemu.protocol.ids import AskId
 
@@ -34,7 +34,7 @@ class DeviceRuntime:
         self._stream = stream
         self._store = store
         self._wall: WallClock | None = None
-        self._tasks: dict[str, Task] = {}
+        self._in_hand: dict[str, WorkInHand] = {}
         self._early: dict[str, None] = {}  # asks told to proceed before their Work came; a transport may reorder
 
     @property
@@ -42,8 +42,8 @@ class DeviceRuntime:
         """When ``tick`` has something to do next."""
         due = self.member.due
         if self.member.mode == "member":
-            for task in self._tasks.values():
-                due = min(due, task.due)
+            for held in self._in_hand.values():
+                due = min(due, held.due)
             if self._wall is not None:
                 due = min(due, self._wall.due)
         return due
@@ -58,9 +58,9 @@ class DeviceRuntime:
         actions = self.member.tick(now)
         if self.member.mode == "member" and self._wall is not None and now >= self._wall.end_of_presence(now):
             return self._go_offline(self._wall.seconds_to_return(now), now)
-        for task in list(self._tasks.values()):
-            if self.member.mode == "member" and now >= task.due:
-                actions += self._send(task, now) if task.phase == "trained" else self._drop_out(task, now)
+        for held in list(self._in_hand.values()):
+            if self.member.mode == "member" and now >= held.due:
+                actions += self._send(held, now) if held.phase == "trained" else self._drop_out(held, now)
         return actions
 
     def receive(self, message: wire.Down, frames: Sequence[Any], now: float) -> list[Action]:
@@ -91,14 +91,14 @@ class DeviceRuntime:
 
     def trained(self, answer: Done | JobFailed, frames: Sequence[Any], now: float) -> list[Action]:
         """A trainer ran the job, or it can't be done."""
-        task = self._tasks.get(answer.ask)
+        held = self._in_hand.get(answer.ask)
         if isinstance(answer, Done) and answer.wrote_own:
             self._store.written(AskId.parse(answer.ask))
-        if task is None or task.phase != "training":
+        if held is None or held.phase != "training":
             return []
-        task.phase, task.replies = "trained", replies(task, answer, frames)
-        task.due = now if self._wall is None else self._wall.real(task.schedule.at)
-        return self._send(task, now) if self.member.mode == "member" and self._over(task, now) else []
+        held.phase, held.replies = "trained", replies(held, answer, frames)
+        held.due = now if self._wall is None else self._wall.real(held.schedule.at)
+        return self._send(held, now) if self.member.mode == "member" and self._over(held, now) else []
 
     def quit(self) -> list[Action]:
         """The supervisor ends; say goodbye."""
@@ -119,9 +119,9 @@ class DeviceRuntime:
             self._wall = WallClock(self._behaviour, welcome.elapsed, now)
             if now >= self._wall.end_of_presence(now):
                 return actions + self._go_offline(self._wall.seconds_to_return(now), now)
-        for task in self._tasks.values():
-            if task.phase == "trained" and self._over(task, now):
-                actions += self._send(task, now)
+        for held in self._in_hand.values():
+            if held.phase == "trained" and self._over(held, now):
+                actions += self._send(held, now)
         return actions
 
     def _presence(self, until: float) -> Send:
@@ -133,7 +133,7 @@ class DeviceRuntime:
 
     def _go_offline(self, seconds: float, now: float) -> list[Action]:
         """Say so and close the connection. What was to be done is let go, but results that are made are kept."""
-        self._tasks = {ask: task for ask, task in self._tasks.items() if task.phase == "trained"}
+        self._in_hand = {ask: held for ask, held in self._in_hand.items() if held.phase == "trained"}
         self.member.stay_away(seconds, now)
         return [Send(wire.Bye(reason="offline")), Disconnect()]
 
@@ -141,8 +141,8 @@ class DeviceRuntime:
         """The coordinator can't read a message. It does not say which; only a result spoilt by plan can be meant."""
         return [
             Send(wire.Failed(ask=ask, reason="malformed", detail=detail, planned=True))
-            for ask, task in self._tasks.items()
-            if task.phase == "trained" and task.schedule.corruption is not None
+            for ask, held in self._in_hand.items()
+            if held.phase == "trained" and held.schedule.corruption is not None
         ]
 
     # ── work ──────────────────────────────────────────────────────────────────
@@ -152,63 +152,64 @@ class DeviceRuntime:
             self._store.supersede(AskId.parse(work.state) if work.state else None, work.durable_round)
         if self._wall is not None:
             self._wall.set(work.start, now)
-        task = self._tasks.get(work.ask)
-        if task is None or not task.asks_the_same(work):
+        held = self._in_hand.get(work.ask)
+        if held is None or not held.asks_the_same(work):
             # Either new, or asked anew by a coordinator that had lost its latest round.
-            task = plan_task(work, frames, self._behaviour, self._stream, self._store)
-            stale = [t for t in self._tasks.values() if t.phase == "scheduled" and t.ask < task.ask]
+            held = take_in_hand(work, frames, self._behaviour, self._stream, self._store)
+            others = self._in_hand.values()
+            stale = [other for other in others if other.phase == "scheduled" and other.ask < held.ask]
             for other in stale:  # their verdicts were lost on the way
-                del self._tasks[other.work.ask]
-            self._tasks[work.ask] = task
-        if task.schedule.reply == "decline":
+                del self._in_hand[other.work.ask]
+            self._in_hand[work.ask] = held
+        if held.schedule.reply == "decline":
             return [Send(wire.Declined(ask=work.ask, reason="declined"))]
         if self._wall is not None:
-            return self._begin(task, now)
+            return self._begin(held, now)
         self.member.said(now)
         if work.ask not in self._early:
-            return [announcement(task)]
+            return [announcement(held)]
         del self._early[work.ask]
-        return [announcement(task), *self._proceed(work.ask, now)]
+        return [announcement(held), *self._proceed(work.ask, now)]
 
     def _proceed(self, ask: str, now: float) -> list[Action]:
-        task = self._tasks.get(ask)
-        if task is None:
+        held = self._in_hand.get(ask)
+        if held is None:
             self._early[ask] = None
             if len(self._early) > REMEMBERED:
                 del self._early[next(iter(self._early))]
             return []
-        return self._begin(task, now) if task.schedule.event == "finish" else self._drop_out(task, now)
+        return self._begin(held, now) if held.schedule.event == "finish" else self._drop_out(held, now)
 
-    def _begin(self, task: Task, now: float) -> list[Action]:
+    def _begin(self, held: WorkInHand, now: float) -> list[Action]:
         """Have the work done; if it is done already, send what came of it again."""
-        match task.phase:
+        match held.phase:
             case "training":
                 return []
             case "trained":
-                return self._send(task, now) if self._over(task, now) else []
-            case "scheduled" if task.schedule.event == "drop":
+                return self._send(held, now) if self._over(held, now) else []
+            case "scheduled" if held.schedule.event == "drop":
                 assert self._wall is not None, "under the virtual clock a drop-out waits for Proceed"
-                task.due = self._wall.real(task.schedule.at)
+                held.due = self._wall.real(held.schedule.at)
                 return []
             case "scheduled":
-                task.phase = "training"
-                return [submission(task, self.member.device, self._stream, self._store)]
+                held.phase = "training"
+                return [submission(held, self.member.device, self._stream, self._store)]
             case _:
-                assert_never(task.phase)
+                assert_never(held.phase)
 
-    def _over(self, task: Task, now: float) -> bool:
+    def _over(self, held: WorkInHand, now: float) -> bool:
         """Whether the emulated work has taken its time, which only the wall clock waits for."""
-        return self._wall is None or now >= self._wall.real(task.schedule.at)
+        return self._wall is None or now >= self._wall.real(held.schedule.at)
 
-    def _send(self, task: Task, now: float) -> list[Action]:
-        task.due = now + self.member.expiry
+    def _send(self, held: WorkInHand, now: float) -> list[Action]:
+        held.due = now + self.member.expiry
         self.member.said(now)
-        return list(task.replies)
+        return list(held.replies)
 
-    def _drop_out(self, task: Task, now: float) -> list[Action]:
+    def _drop_out(self, held: WorkInHand, now: float) -> list[Action]:
         """Do what the schedule holds: go off-line, crash, leave or fall silent."""
-        schedule = task.schedule
-        del self._tasks[task.work.ask]
+        schedule = held.schedule
+        del self._in_hand[held.work.ask]
         away = 0.0
         if self._wall is not None and schedule.back is not None:
             away = max(0.0, self._wall.real(schedule.back) - now)
@@ -226,12 +227,12 @@ class DeviceRuntime:
                 assert_never(schedule.cause)
 
     def _settle(self, ask: str) -> list[Action]:
-        """The coordinator has decided; the task is over, however often it says so.
+        """The coordinator has decided, so this work is over. Later verdicts on the same work change nothing.
 
         Whether the new own state counts is told by later Work alone: a coordinator that has started again calls late
         what it had accepted before, if the answer was lost with its former life.
         """
-        task = self._tasks.pop(ask, None)
-        if task is None or task.phase != "training":
+        held = self._in_hand.pop(ask, None)
+        if held is None or held.phase != "training":
             return []
         return [Tell(Withdraw(device=self.member.device, ask=ask))]

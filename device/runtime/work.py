@@ -22,7 +22,7 @@ from fedemu.protocol.messages import Failed, Result, Scheduled, TensorSpec, Work
 
 
 @dataclass
-class Task:
+class WorkInHand:
     """``holding`` are the device's samples at the time of the Work."""
 
     ask: AskId
@@ -41,7 +41,9 @@ class Task:
         return self.work is work or self.work == work.model_copy(update={"durable_round": self.work.durable_round})
 
 
-def plan_task(work: Work, frames: Sequence[Any], behaviour: Behaviour, stream: DeviceStream, store: OwnStore) -> Task:
+def take_in_hand(
+    work: Work, frames: Sequence[Any], behaviour: Behaviour, stream: DeviceStream, store: OwnStore
+) -> WorkInHand:
     """What will come of a Work, by the device's data and behaviour."""
     ask = AskId.parse(work.ask)
     holding = Holding.at(stream, Path(store.path(work.state)) if work.state else None, ask.round, work.start)
@@ -53,19 +55,19 @@ def plan_task(work: Work, frames: Sequence[Any], behaviour: Behaviour, stream: D
         samples=work.passes * len(holding),
         deadline=work.deadline,
     )
-    return Task(ask, work, frames, behaviour.schedule(assignment), holding)
+    return WorkInHand(ask, work, frames, behaviour.schedule(assignment), holding)
 
 
-def announcement(task: Task) -> Send:
-    schedule = task.schedule
+def announcement(held: WorkInHand) -> Send:
+    schedule = held.schedule
     return Send(
-        Scheduled(ask=task.work.ask, event=schedule.event, at=schedule.at, cause=schedule.cause, back=schedule.back)
+        Scheduled(ask=held.work.ask, event=schedule.event, at=schedule.at, cause=schedule.cause, back=schedule.back)
     )
 
 
-def submission(task: Task, device: DeviceId, stream: DeviceStream, store: OwnStore) -> Tell:
+def submission(held: WorkInHand, device: DeviceId, stream: DeviceStream, store: OwnStore) -> Tell:
     """The job for a trainer."""
-    work, holding = task.work, task.holding
+    work, holding = held.work, held.holding
     samples = {INDICES: holding.fresh, **{f"{SEALED}{period}": part for period, part in holding.sealed.items()}}
     specs = [TensorSpec(name=name, dtype="int64", shape=part.shape) for name, part in samples.items()]
     job = Submit(
@@ -80,10 +82,10 @@ def submission(task: Task, device: DeviceId, stream: DeviceStream, store: OwnSto
         tensors=(*specs, *work.tensors),
     )
     frames = [np.ascontiguousarray(part, dtype="<i8").tobytes() for part in samples.values()]
-    return Tell(job, (*frames, *task.frames))
+    return Tell(job, (*frames, *held.frames))
 
 
-def replies(task: Task, answer: Done | JobFailed, frames: Sequence[Any]) -> list[Send]:
+def replies(held: WorkInHand, answer: Done | JobFailed, frames: Sequence[Any]) -> list[Send]:
     """What the coordinator is told, with the reply's planned faults."""
     if isinstance(answer, JobFailed):
         return [Send(Failed(ask=answer.ask, reason=answer.reason, detail=answer.detail))]
@@ -96,6 +98,6 @@ def replies(task: Task, answer: Done | JobFailed, frames: Sequence[Any]) -> list
         seconds=answer.seconds,
         tensors=answer.tensors,
     )
-    if task.schedule.corruption is not None:
-        result, frames = corrupt(result, frames, task.schedule.corruption)
-    return [Send(result, frames)] * (2 if task.schedule.reply == "duplicate" else 1)
+    if held.schedule.corruption is not None:
+        result, frames = corrupt(result, frames, held.schedule.corruption)
+    return [Send(result, frames)] * (2 if held.schedule.reply == "duplicate" else 1)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from fedemu.device.machine.observer import Observer, Silent
+from fedemu.device.machine.observer import MachineObserver, Silent
 from fedemu.device.machine.supervisor import SupervisorPlan, supervise
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.running.exits import exit_code_of
@@ -59,10 +59,10 @@ def run_devices(count: int, runtime: Runtime, state: Path, logs: Path) -> None:
         asyncio.run(supervise(plan))
 
 
-class Told(Observer):
+class Told(MachineObserver):
     """Says when the fleet of this machine is complete and what has to be started again; passes everything on."""
 
-    def __init__(self, metrics: Observer) -> None:
+    def __init__(self, metrics: MachineObserver) -> None:
         self._metrics = metrics
         self._complete = False
 
@@ -106,7 +106,7 @@ def state_folder(environment: Mapping[str, str]) -> Path:
 
 
 @contextmanager
-def _observed(port: int) -> Iterator[Observer]:
+def _observed(port: int) -> Iterator[MachineObserver]:
     if not port:
         yield Silent()
         return

@@ -34,13 +34,13 @@ def test_every_subject_is_looked_at_once() -> None:
 @pytest.mark.parametrize(
     ("machine", "subject", "advice"),
     [
-        (limits.Machine(files_hard=256, tasks=None, memory=None), "open files", "ulimit -Hn"),
-        (limits.Machine(files_hard=20_000, tasks=100, memory=None), "processes", "--per-process"),
-        (limits.Machine(files_hard=20_000, tasks=None, memory=2**28), "memory", "0.2 GiB to be had"),
+        (limits.MachineLimits(files_hard=256, threads=None, memory=None), "open files", "ulimit -Hn"),
+        (limits.MachineLimits(files_hard=20_000, threads=100, memory=None), "processes", "--per-process"),
+        (limits.MachineLimits(files_hard=20_000, threads=None, memory=2**28), "memory", "0.2 GiB to be had"),
     ],
 )
 def test_a_limit_that_is_too_low_is_bad_and_comes_with_advice(
-    machine: limits.Machine, subject: str, advice: str, monkeypatch: pytest.MonkeyPatch
+    machine: limits.MachineLimits, subject: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "this_machine", lambda: machine)
     finding = find(subject, {})
@@ -49,7 +49,9 @@ def test_a_limit_that_is_too_low_is_bad_and_comes_with_advice(
 
 
 def test_what_the_system_does_not_tell_is_only_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "this_machine", lambda: limits.Machine(files_hard=20_000, tasks=None, memory=None))
+    monkeypatch.setattr(
+        limits, "this_machine", lambda: limits.MachineLimits(files_hard=20_000, threads=None, memory=None)
+    )
     assert find("memory", {}).verdict == "note"
 
 

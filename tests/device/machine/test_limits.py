@@ -7,10 +7,10 @@ import resource
 import pytest
 
 from fedemu.device.machine import limits
-from fedemu.device.machine.limits import Machine, check, demand, prepare_machine, this_machine
+from fedemu.device.machine.limits import MachineLimits, check, demand, prepare_machine, this_machine
 from fedemu.protocol.errors import ConfigurationError
 
-LARGE = Machine(files_hard=10**6, tasks=10**6, memory=2**40)
+LARGE = MachineLimits(files_hard=10**6, threads=10**6, memory=2**40)
 
 
 def test_a_large_machine_holds_a_thousand_devices() -> None:
@@ -18,25 +18,25 @@ def test_a_large_machine_holds_a_thousand_devices() -> None:
 
 
 def test_what_the_system_does_not_tell_is_no_obstacle() -> None:
-    check(1000, 1, 2, Machine(files_hard=10**6, tasks=None, memory=None))
+    check(1000, 1, 2, MachineLimits(files_hard=10**6, threads=None, memory=None))
 
 
 def test_packing_saves_processes_and_memory() -> None:
-    _, tasks, memory = demand(1000, 1, 1)
-    _, packed_tasks, packed_memory = demand(1000, 50, 1)
-    assert packed_tasks < tasks / 10
+    _, threads, memory = demand(1000, 1, 1)
+    _, packed_threads, packed_memory = demand(1000, 50, 1)
+    assert packed_threads < threads / 10
     assert packed_memory < memory / 5
 
 
 def test_too_few_descriptors_say_how_many_and_how() -> None:
     files, _, _ = demand(1000, 1, 2)
-    machine = Machine(files_hard=1024, tasks=None, memory=None)
+    machine = MachineLimits(files_hard=1024, threads=None, memory=None)
     with pytest.raises(ConfigurationError, match=rf"1000 devices need {files} open files.*at most 1024.*ulimit -Hn"):
         check(1000, 1, 2, machine)
 
 
 def test_too_few_processes_say_how_to_pack() -> None:
-    machine = Machine(files_hard=10**6, tasks=500, memory=None)
+    machine = MachineLimits(files_hard=10**6, threads=500, memory=None)
     with pytest.raises(ConfigurationError, match=r"only 500 more can be started.*--per-process (\d+)") as error:
         check(1000, 1, 2, machine)
     packing = int(str(error.value).rsplit(" ", 1)[1].rstrip("."))
@@ -45,7 +45,7 @@ def test_too_few_processes_say_how_to_pack() -> None:
 
 def test_too_little_memory_says_how_much() -> None:
     with pytest.raises(ConfigurationError, match=r"need about \d+\.\d GiB of memory, but 1\.0 GiB are available"):
-        check(1000, 1, 2, Machine(files_hard=10**6, tasks=None, memory=2**30))
+        check(1000, 1, 2, MachineLimits(files_hard=10**6, threads=None, memory=2**30))
 
 
 def test_the_soft_limit_is_raised_as_far_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,4 +61,4 @@ def test_this_machine_can_be_read() -> None:
     machine = this_machine()
     assert machine.files_hard > 0
     assert machine.memory is None or machine.memory > 0
-    assert machine.tasks is None or machine.tasks > 0
+    assert machine.threads is None or machine.threads > 0

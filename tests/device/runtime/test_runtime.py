@@ -341,7 +341,7 @@ def test_work_that_differs_under_the_same_name_starts_over(new: Callable[..., De
         Duplicate(ask="3.0.0", verdict="accepted"),
     ],
 )
-def test_a_verdict_ends_the_task_and_leaves_it_to_later_work_which_state_counts(
+def test_a_verdict_ends_the_work_and_leaves_it_to_later_work_which_state_counts(
     new: Callable[..., Device], verdict: Any
 ) -> None:
     device = new()
