@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 Direction = Literal["down", "up"]
 
 
-class Observer(Protocol):
+class RunObserver(Protocol):
     """Calls come on the event loop and have to return at once. Times are seconds of the experiment."""
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None: ...
@@ -45,7 +45,7 @@ class Observer(Protocol):
 class Observers:
     """Passes everything on to several observers; without any it is silent."""
 
-    def __init__(self, observers: Sequence[Observer] = ()) -> None:
+    def __init__(self, observers: Sequence[RunObserver] = ()) -> None:
         self._observers = tuple(observers)
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:

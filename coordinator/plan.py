@@ -11,7 +11,7 @@ from fedemu.algorithms.interface import Algorithm, PublicData, Tree
 from fedemu.coordinator.evaluation.album import Album
 from fedemu.coordinator.evaluation.diagnosis import Diagnosis
 from fedemu.coordinator.evaluation.evaluate import Evaluation
-from fedemu.coordinator.observer import Observer
+from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.settings import Settings
 from fedemu.protocol.ids import Digest
 from fedemu.protocol.transport.interface import Network
@@ -47,6 +47,6 @@ class CoordinatorPlan:
     public: PublicData | None = None
     diagnosis: Diagnosis | None = None
     album: Album | None = None
-    observers: Sequence[Observer] = ()
+    observers: Sequence[RunObserver] = ()
     signals: bool = True
     opened: Callable[[], None] = lambda: None

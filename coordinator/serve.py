@@ -24,7 +24,7 @@ from fedemu.coordinator.record.event_log import EventLog
 from fedemu.coordinator.record.run_directory import RunDirectory
 from fedemu.coordinator.record.summary import RunOutcome, Summary, summarize
 from fedemu.coordinator.rounds.asking import Asking
-from fedemu.coordinator.rounds.rounds import Diverged, Progress, Rounds
+from fedemu.coordinator.rounds.rounds import Diverged, Rounds, Standing
 from fedemu.coordinator.service.service import Service
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.coordinator.timeline import Timeline
@@ -92,13 +92,13 @@ class Coordinator:
             patience=settings.patience,
         )
         self._service = Service(settings, roster, shelf, self._timeline, self._observers, granted)
-        progress = Progress(0, initial)
+        standing = Standing(0, initial)
         if loaded is not None:
             accuracy = record["class_accuracy"]
-            progress = Progress(
+            standing = Standing(
                 loaded.round, loaded.state, None if accuracy is None else tuple(accuracy), record["perturbed"]
             )
-        self._service.reception.durable_round = progress.round
+        self._service.reception.durable_round = standing.round
         asking = Asking(settings, self._service, plan.algorithm, plan.classes, numerics, run.spill, self._observers)
         self._rounds = Rounds(
             settings,
@@ -109,7 +109,7 @@ class Coordinator:
             plan.diagnosis,
             plan.album,
             run,
-            progress,
+            standing,
             plan.classes,
             plan.public,
             numerics,
@@ -122,7 +122,7 @@ class Coordinator:
             self._service.open(self._plan.network, self._plan.address)
             with _stop_signals(self._plan.signals) as stopped:
                 try:
-                    if self._rounds.progress.round < self._plan.settings.rounds:
+                    if self._rounds.standing.round < self._plan.settings.rounds:
                         self._plan.opened()
                         await self._unless(stopped, self._gather())
                         await self._unless(stopped, self._rounds.play())
@@ -163,7 +163,7 @@ class Coordinator:
         if self._service.reception.broken.done():
             return self._service.reception.broken.result()
         raise Interrupted(
-            f"Stopped after round {self._rounds.progress.round} of {self._plan.settings.rounds}; "
+            f"Stopped after round {self._rounds.standing.round} of {self._plan.settings.rounds}; "
             f"go on with --resume {self._plan.directory}."
         )
 
@@ -182,7 +182,7 @@ class Coordinator:
                 outcome = "interrupted"
             case _:
                 outcome = "failed"
-        variables = self._plan.algorithm.variables(self._rounds.progress.state)
+        variables = self._plan.algorithm.variables(self._rounds.standing.state)
         summary = summarize(
             self._run.rows(),
             name=self._plan.settings.run,

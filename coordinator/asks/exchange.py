@@ -36,7 +36,7 @@ Send = Callable[[DeviceId, Message, Sequence[Buffer]], None]
 
 
 @dataclass(frozen=True)
-class Order:
+class AskParts:
     """What the devices of an ask are given, and what may come back."""
 
     ask: AskId
@@ -46,7 +46,7 @@ class Order:
     deadline: float
     durable_round: int
     shared: tuple[BlobRef, ...]
-    parts: Mapping[DeviceId, Part]
+    by_device: Mapping[DeviceId, Part]
     passes: float
     template: PayloadTemplate
     keeps_state: bool
@@ -68,10 +68,10 @@ class Contribution:
 class Exchange:
     """Performs what the machine decides. ``closed`` is done when every device has its outcome."""
 
-    def __init__(self, order: Order, machine: AskMachine, roster: Roster, send: Send, observers: Observers) -> None:
-        self.order = order
+    def __init__(self, parts: AskParts, machine: AskMachine, roster: Roster, send: Send, observers: Observers) -> None:
+        self.parts = parts
         self.machine = machine
-        self.text = str(order.ask)
+        self.text = str(parts.ask)
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.exploded = 0
         """Replies rejected because their values are not finite, or beyond the largest norm."""
@@ -125,12 +125,12 @@ class Exchange:
         """Remember in the roster what the closed ask changed: versions of own states, drop-outs, downloads."""
         members = self._roster.members
         for device, verdict in self.machine.verdicts.items():
-            if verdict == "accepted" and self.order.keeps_state:
-                members[device].state = self.order.ask
+            if verdict == "accepted" and self.parts.keeps_state:
+                members[device].state = self.parts.ask
             if verdict == "dropped":
                 members[device].away = self.machine.away.get(device, 0.0)
             elif verdict != "failed":
-                self._roster.charge(device, self.order.shared)
+                self._roster.charge(device, self.parts.shared)
         for device in self.machine.given_up:
             members[device].lost = True
 
@@ -149,11 +149,11 @@ class Exchange:
             self._judge(device, result, frames, now)
 
     def _judge(self, device: DeviceId, result: Result, frames: Sequence[memoryview], now: float) -> None:
-        order = self.order
-        self.bytes_up += order.template.bytes
+        parts = self.parts
+        self.bytes_up += parts.template.bytes
         try:
-            counts = _label_counts(result, order.label_counts)
-            check(result.tensors, frames, order.template, order.max_norm)
+            counts = _label_counts(result, parts.label_counts)
+            check(result.tensors, frames, parts.template, parts.max_norm)
         except PayloadError as error:
             # A model that diverges step by step passes the largest norm before it stops being finite.
             self.exploded += error.reason in ("nonfinite", "norm")
@@ -161,7 +161,7 @@ class Exchange:
             self._perform(self.machine.rejected(device, error.reason, str(error), now))
             return
         reply = DeviceReply(device, result.examples, result.steps, result.metrics, counts)
-        payload = spill(order.spill, device, result.tensors, frames)
+        payload = spill(parts.spill, device, result.tensors, frames)
         self._contributions[device] = Contribution(reply, payload, result.seconds)
         self._perform(self.machine.result(device, now))
 
@@ -179,30 +179,30 @@ class Exchange:
         self._perform(self.machine.failed(device, now))
 
     def _work(self, device: DeviceId) -> Work:
-        order = self.order
-        specs, frames = order.parts.get(device, ((), ()))
-        download = self._roster.download_bytes(device, order.shared) + sum(map(len, frames))
+        parts = self.parts
+        specs, frames = parts.by_device.get(device, ((), ()))
+        download = self._roster.download_bytes(device, parts.shared) + sum(map(len, frames))
         self.bytes_down += download
         state = self._roster.members[device].state
         return Work(
             ask=self.text,
-            program=order.program,
-            task=order.task,
-            start=order.start,
-            shared=order.shared,
+            program=parts.program,
+            task=parts.task,
+            start=parts.start,
+            shared=parts.shared,
             state=None if state is None else str(state),
             download_bytes=download,
-            upload_bytes=order.template.bytes,
-            passes=order.passes,
-            deadline=order.deadline,
-            durable_round=order.durable_round,
+            upload_bytes=parts.template.bytes,
+            passes=parts.passes,
+            deadline=parts.deadline,
+            durable_round=parts.durable_round,
             tensors=specs,
         )
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Give):
-                _, frames = self.order.parts.get(action.device, ((), ()))
+                _, frames = self.parts.by_device.get(action.device, ((), ()))
                 self._send(action.device, self._works[action.device], frames)
             else:
                 self._send(action.device, action.message, ())

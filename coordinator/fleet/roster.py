@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fedemu.coordinator.fleet.leases import Lease, Leases
-from fedemu.coordinator.fleet.presence import Presence
+from fedemu.coordinator.fleet.online_times import OnlineTimes
 from fedemu.coordinator.settings import Settings
 from fedemu.protocol.errors import RefusedError
 from fedemu.protocol.ids import AskId, DeviceId, Digest
@@ -31,7 +31,7 @@ class Member:
     device: DeviceId
     incarnation: int = -1
     peer: bytes | None = None
-    presence: Presence | None = None
+    online_times: OnlineTimes | None = None
     away: float = 0.0
     lost: bool = False
     state: AskId | None = None
@@ -141,14 +141,14 @@ class Roster:
             self._liveness.forget(peer)
 
     def missing(self) -> list[DeviceId]:
-        """Who has to come before the run can go on.
+        """The devices that have to come before the run can go on.
 
-        Under the virtual clock all have to announce their presence. Under the wall clock all have to come once; when
-        the coordinator has been away, those who are off-line by their plan need not know of it, so it is enough that
-        their supervisor is back.
+        Under the virtual clock every device has to announce its on-line times. Under the wall clock every device has to
+        come once. After an absence of the coordinator, a device that is off-line by its plan need not know of the
+        absence, so it is enough that its supervisor is back.
         """
         if self._virtual:
-            return [member.device for member in self.members if member.presence is None]
+            return [member.device for member in self.members if member.online_times is None]
         return [
             member.device
             for member in self.members
@@ -158,13 +158,13 @@ class Roster:
     # ── who can be asked ──────────────────────────────────────────────────────
 
     def lacking(self, until: float) -> list[Member]:
-        """Members whose announced presence does not reach ``until``; the lost ones do not count."""
-        return [m for m in self.members if not m.lost and (m.presence is None or m.presence.until < until)]
+        """Members whose announced on-line times do not reach ``until``; the lost ones do not count."""
+        return [m for m in self.members if not m.lost and (m.online_times is None or m.online_times.until < until)]
 
     def online(self, time: float) -> list[DeviceId]:
         """Those on-line at ``time`` by what they announced (virtual clock), or connected (wall clock); by index."""
         if self._virtual:
-            return [m.device for m in self.members if m.presence is not None and m.presence.online(time)]
+            return [m.device for m in self.members if m.online_times is not None and m.online_times.online(time)]
         return sorted(self.connected)
 
     def eligible(self, time: float) -> list[DeviceId]:
@@ -175,12 +175,12 @@ class Roster:
         return [d for d in self.online(time) if members[d].away <= time and not members[d].lost]
 
     def next_arrival(self, time: float, among: Iterable[DeviceId] | None = None) -> float | None:
-        """The first moment after which one of the devices is eligible, as far as presence is known (virtual clock)."""
+        """The first moment after which one of the devices is eligible, None if none is known (virtual clock)."""
         members = self.members if among is None else [self.members[device] for device in among]
         arrivals = (
-            member.presence.arrival(max(time, member.away))
+            member.online_times.arrival(max(time, member.away))
             for member in members
-            if member.presence is not None and not member.lost
+            if member.online_times is not None and not member.lost
         )
         return min((arrival for arrival in arrivals if arrival is not None and arrival < math.inf), default=None)
 
@@ -203,7 +203,7 @@ class Roster:
             member.state = state
 
     def to_record(self) -> dict[str, Any]:
-        """What a round's checkpoint keeps, as JSON knows it; sessions and presence come back with the devices.
+        """What a round's checkpoint keeps, as JSON knows it; sessions and on-line times come back with the devices.
 
         Digests are many and few are distinct, so they are listed once.
         """

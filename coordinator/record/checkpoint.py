@@ -21,7 +21,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from fedemu.algorithms.interface import Tree
-from fedemu.coordinator.record.outline import flatten, restore
+from fedemu.coordinator.record.outline import put_together, taken_apart
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import named_failure, replace
 
@@ -57,7 +57,7 @@ def save(directory: Path, round: int, state: Any, record: dict[str, Any]) -> Non
     numbers may be infinite).
     """
     tensors: dict[str, Tensor] = {}
-    outline = flatten(state, tensors)
+    outline = taken_apart(state, tensors)
     with named_failure(directory):
         directory.mkdir(parents=True, exist_ok=True)
     # A name that no committed record points to, so that saving a round again never harms what is there.
@@ -84,7 +84,7 @@ def load(directory: Path, example_state: S) -> Loaded[S] | None:
             raise ConfigurationError(
                 f"The checkpoint in {directory} has format {document.get('format')} instead of {_FORMAT}."
             )
-        return Loaded(round, restore(document["state"], tensors, example_state), document["record"])
+        return Loaded(round, put_together(document["state"], tensors, example_state), document["record"])
     if rounds:
         raise ConfigurationError(f"No checkpoint in {directory} can be read; start the run anew in another folder.")
     return None

@@ -21,7 +21,7 @@ from fedemu.protocol.errors import ConfigurationError
 S = TypeVar("S")
 
 
-def flatten(value: Any, tensors: dict[str, Tensor], path: str = "state") -> Any:
+def taken_apart(value: Any, tensors: dict[str, Tensor], path: str = "state") -> Any:
     """The outline of ``value``; its tensors are added to ``tensors`` under their path, each in memory of its own."""
     match value:
         case None | bool() | int() | str():
@@ -34,14 +34,16 @@ def flatten(value: Any, tensors: dict[str, Tensor], path: str = "state") -> Any:
             tensors[path] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
             return {"tensor": path}
         case np.generic():
-            return flatten(value.item(), tensors, path)
+            return taken_apart(value.item(), tensors, path)
         case Mapping():
-            return {"map": [[_key(key, path), flatten(item, tensors, f"{path}/{key}")] for key, item in value.items()]}
+            return {
+                "map": [[_key(key, path), taken_apart(item, tensors, f"{path}/{key}")] for key, item in value.items()]
+            }
     if _is_record(type(value)):
-        fields = {name: flatten(getattr(value, name), tensors, f"{path}/{name}") for name in _fields(type(value))}
+        fields = {name: taken_apart(getattr(value, name), tensors, f"{path}/{name}") for name in _fields(type(value))}
         return {"class": type(value).__qualname__, "fields": fields}
     if isinstance(value, tuple | list):
-        items = [flatten(item, tensors, f"{path}/{place}") for place, item in enumerate(value)]
+        items = [taken_apart(item, tensors, f"{path}/{place}") for place, item in enumerate(value)]
         return {"tuple" if isinstance(value, tuple) else "list": items}
     raise ConfigurationError(
         f"{path} of the algorithm is a {type(value).__name__}, which a checkpoint cannot hold; use tensors, scalars, "
@@ -49,8 +51,8 @@ def flatten(value: Any, tensors: dict[str, Tensor], path: str = "state") -> Any:
     )
 
 
-def restore(outline: Any, tensors: Mapping[str, Tensor], example: S) -> S:
-    """The value that ``flatten`` took apart; ConfigurationError where it is not of the example's classes."""
+def put_together(outline: Any, tensors: Mapping[str, Tensor], example: S) -> S:
+    """The value that ``taken_apart`` took apart; ConfigurationError where it is not of the example's classes."""
     classes: dict[str, type] = {}
     _collect(type(example), classes)
     _collect_values(example, classes)

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 from fedemu.algorithms.interface import Algorithm, Ask, Context, LocalProgram, Query, Reply, Revealing
 from fedemu.coordinator.asks.ask import AskMachine, Terms
-from fedemu.coordinator.asks.exchange import Exchange, Order
+from fedemu.coordinator.asks.exchange import AskParts, Exchange
 from fedemu.coordinator.asks.payload import PayloadTemplate
 from fedemu.coordinator.asks.reduce import reduce_replies
 from fedemu.coordinator.asks.virtual import VirtualAsk
 from fedemu.coordinator.asks.wall import WallAsk
 from fedemu.coordinator.evaluation.diagnosis import RoundDiagnosis
-from fedemu.coordinator.fleet.presence import FARTHEST, horizon
+from fedemu.coordinator.fleet.online_times import FARTHEST, horizon
 from fedemu.coordinator.fleet.sampling import draw_cohort
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.rounds.tally import Tally
@@ -30,7 +30,7 @@ from fedemu.protocol.ids import AskId, DeviceId
 T = TypeVar("T")
 
 
-class Short(Exception):
+class TooFewReplies(Exception):
     """Too few replies. ``diverged`` says that there would have been enough if all had been finite and within the norm.
 
     ``failure`` is what a device said that failed without a plan, if one did.
@@ -66,19 +66,19 @@ class Asking:
         self._observers = observers
 
     async def exchange(self, ask_id: AskId, ask: Ask, context: Context, tally: Tally) -> Reply:
-        """Raises Short if too few replied."""
+        """Raises TooFewReplies if too few replied."""
         settings, timeline = self._settings, self._service.timeline
         with self._waiting(tally):
             cohort, wanted = await self._cohort(ask_id, ask, tally)
         if tally.announced != ask_id.attempt:
             tally.announced = ask_id.attempt
             self._observers.round_started(ask_id.round, ask_id.attempt, timeline.time, len(cohort))
-        order = await self._compute(self._prepare, ask_id, ask, context, cohort)
+        parts = await self._compute(self._prepare, ask_id, ask, context, cohort)
         terms = Terms(
             ask=ask_id,
             cohort=cohort,
             wanted=wanted,
-            start=order.start,
+            start=parts.start,
             deadline=settings.deadline,
             give_up=settings.give_up,
             answer_timeout=settings.answer_timeout,
@@ -87,7 +87,7 @@ class Asking:
         )
         kind: type[AskMachine] = VirtualAsk if settings.clock == "virtual" else WallAsk
         machine = kind(terms, self._service.roster.connected)
-        exchange = Exchange(order, machine, self._service.roster, self._service.tell, self._observers)
+        exchange = Exchange(parts, machine, self._service.roster, self._service.tell, self._observers)
         try:
             with self._waiting(tally):
                 await self._service.perform(exchange)
@@ -96,7 +96,7 @@ class Asking:
             accepted = len(machine.accepted)
             if accepted < needed:
                 said = next((text for text, _ in exchange.failures.most_common(1)), None)
-                raise Short(accepted, needed, diverged=accepted + exchange.exploded >= needed, failure=said)
+                raise TooFewReplies(accepted, needed, diverged=accepted + exchange.exploded >= needed, failure=said)
             if tally.diagnosis is not None:
                 await self._diagnose(exchange, ask, tally.diagnosis)
             return await self._compute(_fold, exchange, ask)
@@ -160,7 +160,7 @@ class Asking:
         await self._service.until(lambda: bool(there()), self._settings.deadline)
         return there()
 
-    def _prepare(self, ask_id: AskId, ask: Ask, context: Context, cohort: Sequence[DeviceId]) -> Order:
+    def _prepare(self, ask_id: AskId, ask: Ask, context: Context, cohort: Sequence[DeviceId]) -> AskParts:
         """The tensor work of an ask, done apart from the event loop."""
         try:
             program = self._algorithm.programs[ask.program]
@@ -174,7 +174,7 @@ class Asking:
                 f"{self._settings.payload_bytes}; raise the limit."
             )
         each = ask.each or {}
-        return Order(
+        return AskParts(
             ask=ask_id,
             program=ask.program,
             task=context.task,
@@ -182,7 +182,7 @@ class Asking:
             deadline=self._settings.deadline,
             durable_round=self._service.reception.durable_round,
             shared=self._service.shelf.publish(ask.shared),
-            parts={device: pack_tree(each[device]) for device in cohort if device in each},
+            by_device={device: pack_tree(each[device]) for device in cohort if device in each},
             passes=program.passes,
             template=template,
             keeps_state=self._settings.replay or _keeps_own_state(program, ask),

@@ -29,9 +29,9 @@ from fedemu.coordinator.evaluation.evaluate import Evaluation
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import Evaluates
 from fedemu.coordinator.record import checkpoint
-from fedemu.coordinator.record.outline import flatten, restore
+from fedemu.coordinator.record.outline import put_together, taken_apart
 from fedemu.coordinator.record.run_directory import RunDirectory
-from fedemu.coordinator.rounds.asking import Asking, Short
+from fedemu.coordinator.rounds.asking import Asking, TooFewReplies
 from fedemu.coordinator.rounds.row import round_row
 from fedemu.coordinator.rounds.server_job import run_server_job
 from fedemu.coordinator.rounds.tally import Tally
@@ -49,7 +49,7 @@ class Diverged(Exception):
 
 
 @dataclass
-class Progress(Generic[S]):
+class Standing(Generic[S]):
     """Where a run stands: the last finished round, which is durable, and what the next one needs of it."""
 
     round: int
@@ -77,14 +77,14 @@ class Rounds(Generic[S]):
         diagnosis: Diagnosis | None,
         album: Album | None,
         run: RunDirectory,
-        progress: Progress[S],
+        standing: Standing[S],
         classes: int,
         public: PublicData | None,
         numerics: Executor,
         observers: Observers,
     ) -> None:
-        self.progress = progress
-        self.perturbed = progress.perturbed
+        self.standing = standing
+        self.perturbed = standing.perturbed
         self._committing: asyncio.Future[None] | None = None
         self._settings = settings
         self._algorithm = algorithm
@@ -100,8 +100,8 @@ class Rounds(Generic[S]):
         self._observers = observers
 
     async def play(self) -> None:
-        """To the last round. Raises QuorumError or Diverged; ``progress`` then is where the last good round left it."""
-        for round in range(self.progress.round + 1, self._settings.rounds + 1):
+        """To the last round. Raises QuorumError or Diverged; ``standing`` then is where the last good round left it."""
+        for round in range(self.standing.round + 1, self._settings.rounds + 1):
             task = self._settings.task_of_round(round)
             await self._reach(self._settings.task_begins(task))
             began, sent, received = self._service.timeline.spent, *self._service.traffic()
@@ -119,7 +119,7 @@ class Rounds(Generic[S]):
             found = await self._conclude(tally.diagnosis, state)
             if round == 1 or self._settings.task_of_round(round - 1) != task:
                 await self._show(task, state)
-            last = self.progress.class_accuracy
+            last = self.standing.class_accuracy
             remarks = self._algorithm.remarks(state) if isinstance(self._algorithm, Remarking) else {}
             row = round_row(context, tally, self._service.timeline, evaluation, last, found, remarks)
             row |= tally.real_times(self._service.timeline.spent - began)
@@ -149,7 +149,7 @@ class Rounds(Generic[S]):
             tally.diagnosis = self._open_diagnosis(context.round)
             try:
                 return await self._script(context, attempt, tally)
-            except Short as short:
+            except TooFewReplies as short:
                 if short.diverged:
                     raise Diverged(
                         f"{short.needed} replies of round {context.round} were not finite, or beyond limits.max_norm"
@@ -171,7 +171,7 @@ class Rounds(Generic[S]):
         )
 
     async def _script(self, context: Context, attempt: int, tally: Tally) -> S:
-        script = self._algorithm.round(self.progress.state, context)
+        script = self._algorithm.round(self.standing.state, context)
         answer: Reply | Tree | None = None
         asked = False
         try:
@@ -220,8 +220,8 @@ class Rounds(Generic[S]):
     def _settle(self, context: Context, state: S) -> tuple[S, Evaluation | None]:
         """The state as a checkpoint would give it back, so that a resumed run computes with the same; and its worth."""
         tensors: dict[str, torch.Tensor] = {}
-        outline = flatten(state, tensors)
-        settled = restore(outline, tensors, state)
+        outline = taken_apart(state, tensors)
+        settled = put_together(outline, tensors, state)
         variables = self._algorithm.variables(settled)
         for name, tensor in variables.items():
             if not bool(torch.isfinite(tensor).all()):
@@ -232,7 +232,7 @@ class Rounds(Generic[S]):
     def _open_diagnosis(self, round: int) -> RoundDiagnosis | None:
         if self._diagnosis is None or not self._settings.due(round, self._settings.diagnose_every):
             return None
-        return self._diagnosis.open(round, self._algorithm.variables(self.progress.state))
+        return self._diagnosis.open(round, self._algorithm.variables(self.standing.state))
 
     async def _conclude(self, diagnosis: RoundDiagnosis | None, state: S) -> dict[str, Any] | None:
         if diagnosis is None:
@@ -259,8 +259,8 @@ class Rounds(Generic[S]):
         self, round: int, state: S, evaluation: Evaluation | None, row: dict[str, Any], found: dict[str, Any] | None
     ) -> None:
         """Make the round durable; begun once, it is carried to its end."""
-        progress = self.progress
-        class_accuracy = progress.class_accuracy if evaluation is None else evaluation.class_accuracy
+        standing = self.standing
+        class_accuracy = standing.class_accuracy if evaluation is None else evaluation.class_accuracy
         self._run.metrics(row)
         if found is not None:
             self._run.diagnosis(found)
@@ -275,7 +275,7 @@ class Rounds(Generic[S]):
             "cursor": self._run.cursor(),
         }
         await self._compute(checkpoint.save, self._run.checkpoint, round, state, record)
-        self.progress = Progress(round, state, class_accuracy, self.perturbed)
+        self.standing = Standing(round, state, class_accuracy, self.perturbed)
         self._service.reception.durable_round = round
         self._observers.round_finished(row)
         for direction in ("down", "up"):

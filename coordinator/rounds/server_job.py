@@ -20,7 +20,7 @@ from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.rounds.server_job_worker import Place, work
 from fedemu.protocol.errors import FedemuError
 
-Progress = Callable[[int, int], None]
+ReportStep = Callable[[int, int], None]
 """(steps done, steps at most), called on the event loop; the last call tells the steps that the job took."""
 
 _TRIES = 2
@@ -33,7 +33,7 @@ async def run_server_job(
     directory: Path,
     round: int,
     ordinal: int,
-    progress: Progress,
+    report: ReportStep,
     *,
     attempt: int = 0,
     threads: int = 1,
@@ -55,13 +55,13 @@ async def run_server_job(
     loop = asyncio.get_running_loop()
 
     def stepped(step: int) -> None:
-        loop.call_soon_threadsafe(progress, step, job.steps)
+        loop.call_soon_threadsafe(report, step, job.steps)
 
     def finished() -> Tree | None:
         done = checkpoint.load_job(directory, round, ordinal, attempt=attempt)
         if done is None or not done.finished:
             return None
-        progress(done.step, job.steps)
+        report(done.step, job.steps)
         return done.carry
 
     if (carry := finished()) is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
 from fedemu.coordinator.asks.exchange import Exchange
-from fedemu.coordinator.fleet.presence import Presence, horizon
+from fedemu.coordinator.fleet.online_times import OnlineTimes, horizon
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.service.refusals import Refusals
@@ -52,7 +52,7 @@ class Reception:
         self.verdicts = Verdicts()
         self.refusals = Refusals()
         self.horizon = horizon(timeline.time + settings.deadline)
-        """Up to when devices are asked to announce their presence."""
+        """Up to when devices are asked to announce their on-line times."""
         self.durable_round = 0
         self.exchange: Exchange | None = None
         self.stopping: wire.Stop | None = None
@@ -157,9 +157,9 @@ class Reception:
 
     def _presence(self, peer: bytes, message: wire.Presence) -> None:
         member = self.roster.members[self._device(peer)]
-        presence = Presence(message.until, message.intervals)
-        if member.presence is None or presence.until >= member.presence.until:
-            member.presence = presence
+        announced = OnlineTimes(message.until, message.intervals)
+        if member.online_times is None or announced.until >= member.online_times.until:
+            member.online_times = announced
             self.changed.set()
 
     def _about_ask(self, peer: bytes, message: AboutAsk, frames: Sequence[memoryview], now: float) -> None:

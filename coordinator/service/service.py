@@ -89,7 +89,7 @@ class Service:
         return await self._announced(self.roster.missing, self._settings.start_timeout)
 
     async def extend(self, until: float) -> bool:
-        """Have every device announce its presence up to ``until``, unless it did before; wait ``give_up`` at most.
+        """Have every device announce its on-line times up to ``until``, unless it did before; wait ``give_up`` at most.
 
         A device that cannot look so far ahead stays as it was announced. One that does not answer is lost, and the
         result is False.
@@ -98,10 +98,10 @@ class Service:
             return True
         self.reception.horizon = until
         members = self.roster.members
-        before = {member.device: member.presence for member in self.roster.lacking(until)}
+        before = {member.device: member.online_times for member in self.roster.lacking(until)}
 
         def silent() -> list[DeviceId]:
-            return [device for device, presence in before.items() if members[device].presence is presence]
+            return [device for device, times in before.items() if members[device].online_times is times]
 
         if await self._announced(silent, self._settings.give_up):
             return True
@@ -112,9 +112,9 @@ class Service:
 
     async def perform(self, exchange: Exchange) -> None:
         """Carry an exchange to its end; its machine bounds the wait."""
-        order = exchange.order
-        if order.shared:
-            offer = wire.Offer(blobs=order.shared, round=order.ask.round)
+        parts = exchange.parts
+        if parts.shared:
+            offer = wire.Offer(blobs=parts.shared, round=parts.ask.round)
             for peer in self.roster.leases.peers_of(exchange.machine.terms.cohort):
                 self._send(peer, offer)
         self.reception.exchange = exchange
@@ -123,7 +123,7 @@ class Service:
             await exchange.closed
         finally:
             self.reception.exchange = None
-            self.reception.verdicts.remember(order.ask, exchange.machine.verdicts)
+            self.reception.verdicts.remember(parts.ask, exchange.machine.verdicts)
 
     def tell(self, device: DeviceId, message: Message, frames: Sequence[Buffer] = ()) -> None:
         """Send to a device if it is connected; what does not arrive is sent again when it comes back."""
@@ -147,7 +147,7 @@ class Service:
         }
 
     async def _announced(self, silent: Callable[[], list[DeviceId]], seconds: float) -> bool:
-        """Ask those who are silent for their presence, again and again, until nobody is."""
+        """Ask those who are silent for their on-line times, again and again, until nobody is."""
         end = self.timeline.now() + seconds
         while left := silent():
             extend = wire.Extend(until=self.reception.horizon)

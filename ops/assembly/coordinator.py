@@ -12,7 +12,7 @@ from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.coordinator.evaluation.album import open_album
 from fedemu.coordinator.evaluation.diagnosis import Diagnosis
 from fedemu.coordinator.evaluation.evaluate import Evaluator
-from fedemu.coordinator.observer import Observer
+from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.settings import Settings
 from fedemu.ops.assembly.learning import initial_variables, open_algorithm
@@ -31,7 +31,7 @@ MOST_HEARTBEATS = 500
 
 
 def assemble(
-    directory: Path, experiment: Experiment, network: Network, address: str, observers: Sequence[Observer] = ()
+    directory: Path, experiment: Experiment, network: Network, address: str, observers: Sequence[RunObserver] = ()
 ) -> CoordinatorPlan:
     """The plan of a run whose directory has been claimed, so that starting it and resuming it are the same."""
     torch.set_num_threads(experiment.server.threads)

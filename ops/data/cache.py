@@ -32,7 +32,7 @@ LONGEST_WAIT = 3600.0
 _ROWS = 4096
 _PIXELS = 2**22
 
-Progress = Callable[[int, int], None]
+ReportShare = Callable[[int, int], None]
 """Called with (samples decoded, samples in all)."""
 
 
@@ -92,7 +92,7 @@ def read(entry: Path) -> Corpus | None:
         return None
 
 
-def write(entry: Path, name: str, decoded: Decoded, progress: Progress | None) -> None:
+def write(entry: Path, name: str, decoded: Decoded, progress: ReportShare | None) -> None:
     """Store a data set as ``entry``, which must not exist; the caller holds the entry's lock."""
     with tempfile.TemporaryDirectory(prefix=f"{entry.name}.partial-", dir=entry.parent) as scratch:
         folder = Path(scratch) / "entry"

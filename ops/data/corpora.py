@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.ops import experiment as config
-from fedemu.ops.data.cache import Decoded, Progress, cache_folder, locked, read, write
+from fedemu.ops.data.cache import Decoded, ReportShare, cache_folder, locked, read, write
 from fedemu.ops.data.leaf import decode_leaf, leaf_files
 from fedemu.ops.data.made import built_in, own
 from fedemu.ops.data.source import LABEL, Place, Source, TextSource, entry_of, locate
@@ -19,7 +19,7 @@ from fedemu.protocol.errors import DataError
 from fedemu.protocol.ids import Digest
 
 
-def prepare(experiment: bytes, progress: Progress | None = None) -> Digest:
+def prepare(experiment: bytes, progress: ReportShare | None = None) -> Digest:
     """Decode the experiment's data unless this machine's cache holds them; returns their digest.
 
     Safe in several processes at once. Decoding leaves imports and memory behind, so give it a short-lived process.
@@ -27,12 +27,12 @@ def prepare(experiment: bytes, progress: Progress | None = None) -> Digest:
     return load(experiment, progress).digest
 
 
-def load(experiment: bytes, progress: Progress | None = None) -> Corpus:
+def load(experiment: bytes, progress: ReportShare | None = None) -> Corpus:
     """Map the experiment's data; decodes first what is not in the cache."""
     return open_corpus(config.Experiment.from_bytes(experiment), progress)
 
 
-def open_corpus(experiment: config.Experiment, progress: Progress | None = None) -> Corpus:
+def open_corpus(experiment: config.Experiment, progress: ReportShare | None = None) -> Corpus:
     """The data set of an experiment, with the columns that it reads, in the folders that the environment names."""
     folder = os.environ.get("FEDEMU_DATA")
     return load_corpus(
@@ -77,7 +77,9 @@ def _chosen(setting: str) -> str | None:
     return None if setting == config.AUTO else setting
 
 
-def load_corpus(source: Source, *, cache: Path, data: Path | None = None, progress: Progress | None = None) -> Corpus:
+def load_corpus(
+    source: Source, *, cache: Path, data: Path | None = None, progress: ReportShare | None = None
+) -> Corpus:
     """Map a data set from ``cache``, where it is stored first if need be; ``data`` is the folder to look in first.
 
     Raises DataError where the data set, a column or a file is missing or can't be read.
@@ -101,7 +103,7 @@ def load_corpus(source: Source, *, cache: Path, data: Path | None = None, progre
     return corpus
 
 
-def _store(entry: Path, source: Source, place: Place, progress: Progress | None) -> None:
+def _store(entry: Path, source: Source, place: Place, progress: ReportShare | None) -> None:
     leaf = leaf_files(place)
     if source.train_split is not None and (leaf or place.kind in ("built_in", "function")):
         raise DataError(f"the data set {source.dataset!r} has no splits to choose from; leave out data.train_split")
@@ -126,7 +128,7 @@ def _store(entry: Path, source: Source, place: Place, progress: Progress | None)
             _store_images(entry, source, place, Path(scratch), progress)
 
 
-def _store_images(entry: Path, source: Source, place: Place, scratch: Path, progress: Progress | None) -> None:
+def _store_images(entry: Path, source: Source, place: Place, scratch: Path, progress: ReportShare | None) -> None:
     """Images, or columns of numbers, by one channel first, and by three where an image turns out to need them."""
     # Kept out of every process that finds the data decoded: they import datasets, pyarrow and Pillow.
     from fedemu.ops.data.imagenet import decode_imagenet, imagenet_folder

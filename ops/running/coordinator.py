@@ -19,7 +19,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
-from fedemu.coordinator.observer import Observer
+from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
 from fedemu.ops.assembly.coordinator import assemble
@@ -29,10 +29,10 @@ from fedemu.ops.running.embedded import serve_embedded
 from fedemu.ops.running.exits import INTERRUPTED, complain, exit_code_of
 from fedemu.ops.running.processes import STOP_SIGNALS, announce
 from fedemu.ops.running.words import conclude, say, title
-from fedemu.ops.watching.display import open_progress
+from fedemu.ops.watching.display import open_display
 from fedemu.ops.watching.logs import LogObserver, open_log
 from fedemu.ops.watching.metrics import CoordinatorMetrics, Exporter
-from fedemu.ops.watching.progress import ProgressState
+from fedemu.ops.watching.progress import Progress
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError
 from fedemu.protocol.transport.memory import MemoryNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
@@ -63,16 +63,16 @@ def coordinate(directory: Path, experiment: Experiment, runtime: Runtime, opened
     """
     open_log(directory / "logs" / "coordinator.log", runtime.log_level)
     allow_files(experiment.fleet.devices + SPARE_FILES)
-    state = ProgressState(experiment.name, experiment.rounds, experiment.fleet.devices, time.monotonic)
+    state = Progress(experiment.name, experiment.rounds, experiment.fleet.devices, time.monotonic)
     try:
         with _metrics(runtime.metrics_port) as metrics, ExitStack() as shown:
-            progress = open_progress(state, Console(stderr=True))
+            display = open_display(state, Console(stderr=True))
 
             def begin() -> None:
                 opened()
-                shown.enter_context(progress)
+                shown.enter_context(display)
 
-            asyncio.run(_serve(directory, experiment, runtime, [LogObserver(), *metrics, progress], begin))
+            asyncio.run(_serve(directory, experiment, runtime, [LogObserver(), *metrics, display], begin))
     except QuorumError:
         if runtime.report:
             _report(directory)
@@ -86,7 +86,7 @@ async def _serve(
     directory: Path,
     experiment: Experiment,
     runtime: Runtime,
-    observers: Sequence[Observer],
+    observers: Sequence[RunObserver],
     opened: Callable[[], None],
 ) -> Summary:
     network = MemoryNetwork() if runtime.transport == "memory" else ZmqNetwork()
@@ -130,7 +130,7 @@ def _report(directory: Path) -> int:
 
 
 @contextmanager
-def _metrics(port: int) -> Iterator[list[Observer]]:
+def _metrics(port: int) -> Iterator[list[RunObserver]]:
     if not port:
         yield []
         return

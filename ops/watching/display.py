@@ -16,9 +16,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedemu.coordinator.observer import Direction, Observer
+from fedemu.coordinator.observer import Direction, RunObserver
 from fedemu.ops.figures import OUTCOMES, span
-from fedemu.ops.watching.progress import ProgressState
+from fedemu.ops.watching.progress import Progress
 
 LINE_SECONDS = 2.0
 """Plain lines come at most this often, but for the first and the last round."""
@@ -29,10 +29,10 @@ BAR_WIDTH = 40
 JOB_BAR_WIDTH = 20
 
 
-class Progress(Observer, Protocol):
+class Display(RunObserver, Protocol):
     """A display that lives as long as the run; entering shows it, leaving restores the terminal."""
 
-    state: ProgressState
+    state: Progress
 
     def __enter__(self) -> Self: ...
 
@@ -41,15 +41,15 @@ class Progress(Observer, Protocol):
     ) -> None: ...
 
 
-def open_progress(state: ProgressState, console: Console) -> Progress:
+def open_display(state: Progress, console: Console) -> Display:
     """The display that fits where stderr goes."""
-    return LiveProgress(state, console) if console.is_terminal else PlainProgress(state, console)
+    return LiveDisplay(state, console) if console.is_terminal else PlainDisplay(state, console)
 
 
-class PlainProgress:
+class PlainDisplay:
     """A line now and then, for logs and pipes."""
 
-    def __init__(self, state: ProgressState, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, state: Progress, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self.state = state
         self._console = console
         self._clock = clock
@@ -113,10 +113,10 @@ class PlainProgress:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-class LiveProgress(PlainProgress):
+class LiveDisplay(PlainDisplay):
     """Redrawn in place, a few times a second, until it is left; the last picture stays."""
 
-    def __init__(self, state: ProgressState, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, state: Progress, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(state, console, clock)
         self._live = Live(
             console=console,
@@ -145,7 +145,7 @@ class LiveProgress(PlainProgress):
         self.state.server_job(name, round, step, steps)
 
 
-def round_line(state: ProgressState) -> str:
+def round_line(state: Progress) -> str:
     """One round in one line."""
     row = state.last_row
     parts = [f"round {state.round:>{len(str(state.rounds))}}/{state.rounds}"]
@@ -165,7 +165,7 @@ def round_line(state: ProgressState) -> str:
     return "  ".join(parts)
 
 
-def draw(state: ProgressState) -> RenderableType:
+def draw(state: Progress) -> RenderableType:
     """The live picture: where the run is, how good the model is, and what the fleet does."""
     head = Table.grid(padding=(0, 2))
     left = state.seconds_left

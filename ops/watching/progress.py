@@ -52,7 +52,7 @@ class JobProgress:
 
 
 @dataclass
-class ProgressState:
+class Progress:
     """An observer of the coordinator; ``clock`` gives real seconds, monotonic."""
 
     name: str

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedemu.coordinator.observer import Observer
+from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.record.summary import Summary
 from fedemu.ops.assembly.coordinator import assemble
 from fedemu.ops.experiment import Runtime
@@ -48,7 +48,7 @@ def in_one_process() -> Callable[..., Summary]:
     """
 
     def play(
-        directory: Path, *overrides: str, experiment: str = "digits-small", observers: Sequence[Observer] = ()
+        directory: Path, *overrides: str, experiment: str = "digits-small", observers: Sequence[RunObserver] = ()
     ) -> Summary:
         loaded, _ = load_experiment(experiment, list(overrides), {})
         directory.mkdir(exist_ok=True)

@@ -20,7 +20,7 @@ from fedemu.algorithms.replay.selection.selection import STRATEGIES
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.algorithms.trees import flatten as wire_names
-from fedemu.coordinator.record.outline import flatten, restore
+from fedemu.coordinator.record.outline import put_together, taken_apart
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 
@@ -167,12 +167,12 @@ def test_rounds_states_and_the_model_are_those_of_the_method(fleet: Any, little_
     play(plain, 2)
     assert all(torch.equal(leaf, plain.model[name]) for name, leaf in replayed.model.items())
     tensors: dict[str, torch.Tensor] = {}
-    outline = json.loads(json.dumps(flatten(replayed.state, tensors)))
+    outline = json.loads(json.dumps(taken_apart(replayed.state, tensors)))
     example = replayed.algorithm.init(MODEL.init(0), Context(0, 0, 0, 4))
-    restored = restore(outline, tensors, example)
+    restored = put_together(outline, tensors, example)
     assert type(restored.inner) is type(replayed.state.inner)
     assert restored.remarks == replayed.state.remarks
-    assert flatten(restored, {}) == flatten(replayed.state, {})
+    assert taken_apart(restored, {}) == taken_apart(replayed.state, {})
 
 
 def test_training_goes_over_the_buffer_and_the_periods_samples(fleet: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedemu.coordinator.fleet.leases import Leases, compress
-from fedemu.coordinator.fleet.presence import DAY, Presence, horizon
+from fedemu.coordinator.fleet.online_times import DAY, OnlineTimes, horizon
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.settings import Settings
 from fedemu.protocol.errors import MalformedMessage, RefusedError
@@ -209,22 +209,22 @@ def test_one_connection_may_enrol_and_be_a_device() -> None:
     assert fleet.heard(A, 1.0)
 
 
-# ── presence ──────────────────────────────────────────────────────────────────
+# ── on-line times ──────────────────────────────────────────────────────────────
 
 
-def test_presence_is_half_open() -> None:
-    presence = Presence(100.0, [(10.0, 20.0), (20.0, 30.0), (50.0, math.inf)])
-    assert [presence.online(time) for time in (9.9, 10.0, 20.0, 29.9, 30.0, 50.0, 1e9)] == [
+def test_an_on_line_interval_is_half_open() -> None:
+    times = OnlineTimes(100.0, [(10.0, 20.0), (20.0, 30.0), (50.0, math.inf)])
+    assert [times.online(time) for time in (9.9, 10.0, 20.0, 29.9, 30.0, 50.0, 1e9)] == [
         False, True, True, True, False, True, True,
     ]  # fmt: skip
-    assert [presence.arrival(time) for time in (0.0, 15.0, 30.0, 60.0)] == [10.0, 15.0, 50.0, 60.0]
-    assert Presence(100.0, [(10.0, 20.0)]).arrival(20.0) is None
+    assert [times.arrival(time) for time in (0.0, 15.0, 30.0, 60.0)] == [10.0, 15.0, 50.0, 60.0]
+    assert OnlineTimes(100.0, [(10.0, 20.0)]).arrival(20.0) is None
 
 
 @pytest.mark.parametrize("intervals", [[(5.0, 5.0)], [(5.0, 4.0)], [(5.0, 9.0), (8.0, 10.0)]])
-def test_presence_out_of_order_is_malformed(intervals: list[tuple[float, float]]) -> None:
+def test_on_line_times_out_of_order_are_malformed(intervals: list[tuple[float, float]]) -> None:
     with pytest.raises(MalformedMessage):
-        Presence(10.0, intervals)
+        OnlineTimes(10.0, intervals)
 
 
 def test_the_horizon_is_one_day_and_doubles() -> None:
@@ -233,9 +233,9 @@ def test_the_horizon_is_one_day_and_doubles() -> None:
 
 def test_eligible_are_those_on_line_and_not_away_whether_connected_or_not() -> None:
     fleet, _ = roster(4)
-    fleet.members[0].presence = Presence(DAY, [(0.0, 50.0)])
-    fleet.members[1].presence = Presence(DAY, [(40.0, 90.0)])
-    fleet.members[2].presence = Presence(DAY, [(0.0, 90.0)])
+    fleet.members[0].online_times = OnlineTimes(DAY, [(0.0, 50.0)])
+    fleet.members[1].online_times = OnlineTimes(DAY, [(40.0, 90.0)])
+    fleet.members[2].online_times = OnlineTimes(DAY, [(0.0, 90.0)])
     fleet.members[2].away = 45.0
     assert fleet.missing() == [3]
     assert [fleet.eligible(time) for time in (0.0, 40.0, 45.0, 50.0, 90.0)] == [[0], [0, 1], [0, 1, 2], [1, 2], []]
@@ -251,7 +251,7 @@ def test_eligible_are_those_on_line_and_not_away_whether_connected_or_not() -> N
 def test_a_lost_device_is_not_asked_before_it_says_hello() -> None:
     fleet, lease = roster(2)
     for member in fleet.members:
-        member.presence = Presence(50.0, [(0.0, math.inf)])
+        member.online_times = OnlineTimes(50.0, [(0.0, math.inf)])
     fleet.members[0].lost = True
     assert (fleet.eligible(0.0), fleet.online(0.0)) == ([1], [0, 1])
     assert fleet.next_arrival(0.0, [DeviceId(0)]) is None

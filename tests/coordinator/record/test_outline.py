@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedemu.coordinator.record.outline import flatten, restore
+from fedemu.coordinator.record.outline import put_together, taken_apart
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -34,8 +34,8 @@ class State:
 
 def there_and_back(state, example):
     tensors = {}
-    outline = json.loads(json.dumps(flatten(state, tensors)))
-    return restore(outline, tensors, example)
+    outline = json.loads(json.dumps(taken_apart(state, tensors)))
+    return put_together(outline, tensors, example)
 
 
 EMPTY = State({})
@@ -83,7 +83,7 @@ def test_tensors_keep_dtype_shape_and_bits():
 def test_a_flattened_tensor_shares_no_memory_and_needs_no_gradient():
     weight = torch.arange(6.0).reshape(2, 3).t().requires_grad_()
     tensors = {}
-    flatten(State({"w": weight}), tensors)
+    taken_apart(State({"w": weight}), tensors)
     (kept,) = tensors.values()
     assert kept.is_contiguous()
     assert not kept.requires_grad
@@ -115,9 +115,9 @@ def test_a_class_within_a_function_is_found_by_the_example():
 
 def test_what_a_checkpoint_cannot_hold_is_named():
     with pytest.raises(ConfigurationError, match="state/variables/w of the algorithm is a object"):
-        flatten(State({"w": object()}), {})
+        taken_apart(State({"w": object()}), {})
     with pytest.raises(ConfigurationError, match=r"state/variables of the algorithm has the key 1.5"):
-        flatten(State({1.5: torch.zeros(1)}), {})
+        taken_apart(State({1.5: torch.zeros(1)}), {})
 
 
 def test_a_state_of_another_algorithm_is_refused():
@@ -129,7 +129,7 @@ def test_a_state_of_another_algorithm_is_refused():
 
 def test_a_state_of_another_version_is_refused_by_the_differing_field():
     tensors = {}
-    outline = flatten(Generator({}, 1.0), tensors)
+    outline = taken_apart(Generator({}, 1.0), tensors)
     outline["fields"]["heat"] = outline["fields"].pop("temperature")
     with pytest.raises(ConfigurationError, match="another version: see 'heat'"):
-        restore(outline, tensors, Generator({}, 1.0))
+        put_together(outline, tensors, Generator({}, 1.0))

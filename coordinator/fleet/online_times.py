@@ -13,7 +13,7 @@ FARTHEST = 3_650 * DAY
 """If nobody is on-line for ten years, nobody will be."""
 
 
-class Presence:
+class OnlineTimes:
     """On-line intervals [start, end) of one device, known up to ``until``; times in seconds of the experiment."""
 
     __slots__ = ("_ends", "_starts", "until")
@@ -42,7 +42,7 @@ class Presence:
 
 
 def horizon(time: float) -> float:
-    """Up to when devices announce their presence, so that ``time`` is covered: one day, or two, or four, ..."""
+    """Up to when devices announce their on-line times, so that ``time`` is covered: one day, or two, or four, ..."""
     reached = DAY
     while reached < min(time, FARTHEST):
         reached *= 2
