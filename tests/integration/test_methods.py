@@ -1,5 +1,4 @@
-"""Every method over a real fleet that comes and goes, with processes killed meanwhile: the same model as if nothing had
-been."""
+"""Every method on a real fleet under churn. Processes are killed, and the final model is that of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ CHURN = (
     "availability={kind='exponential', mean_online=600.0, mean_offline=300.0}",
     "faults.crash_rate=0.1",
     *SHORT.overrides[1:],
-    # Momentum and weight decay, because methods meet them differently; a small model, because this is about processes.
+    # Methods treat momentum and weight decay differently, so both are set. A small model is enough to test processes.
     "local.momentum=0.5",
     "local.weight_decay=1e-4",
     "local.lr=0.05",

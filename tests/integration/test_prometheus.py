@@ -61,7 +61,7 @@ def test_prometheus_scrapes_coordinator_and_supervisor(new_fleet: Callable[..., 
 
 
 def _value(port: int, query: str) -> float:
-    """The first value of an instant query; -1 while there is none."""
+    """The first value of an instant query, or -1 if the query has no value yet."""
     try:
         result = _get(port, "query", {"query": query})["result"]
     except OSError:

@@ -1,5 +1,7 @@
-"""Coordinated selection over real fleets that come and go: killed or interrupted in mid-exchange, they end with the
-model and the buffers of an undisturbed run in one process."""
+"""Coordinated selection on real fleets under churn. Processes are killed or interrupted in the middle of an exchange.
+
+The final model and the replay buffers are those of an undisturbed run in one process.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ FleetMaker = Callable[..., LiveFleet]
 
 @dataclass(frozen=True)
 class Played:
-    """A run in one process that nobody disturbed."""
+    """An undisturbed run in one process."""
 
     directory: Path
     summary: Summary
@@ -89,7 +91,7 @@ def test_a_device_stores_its_own_choice_of_earlier_periods_and_nothing_else_of_t
         assert len(np.unique(buffer.indices)) == len(buffer) <= BUDGET
         for index, period in zip(buffer.indices, buffer.periods, strict=True):
             assert index in plan.sealed(device, period)
-        # Of samples that it has not chosen from yet it remembers weights, and one sum of their gradients.
+        # A device remembers weights for the samples that it has not chosen from yet, and one sum of their gradients.
         assert {leaf.dtype.name for leaf in buffer.answered.values()} <= {"float32", "float64"}
     assert len(newest) == DEVICES
 
@@ -116,7 +118,7 @@ def test_kills_in_the_middle_of_the_exchange_leave_model_and_buffers_as_they_wou
 def test_a_run_interrupted_in_an_exchange_goes_on_to_more_rounds_with_other_processes(
     tmp_path: Path, in_one_process: Play, new_fleet: FleetMaker
 ) -> None:
-    """A method with own states, targets for each device, and samples that arrive meanwhile."""
+    """A method that keeps an own state, with targets for each device and samples that arrive during the run."""
     settings = (*STEADY.settings, *CHURN, "algorithm.name='scaffold'", "replay.targets='each'", ARRIVING)
     expected = in_one_process(tmp_path / "undisturbed", *settings, f"rounds={ROUNDS}")
     fleet = new_fleet(*settings, f"rounds={ROUNDS - 3}")
@@ -143,7 +145,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _wait_for_exchange(fleet: LiveFleet, round: int) -> None:
-    """Until a device has answered the exchange that ends a round at least once, or that is over already."""
+    """Wait until a device has answered in the exchange that ends ``round``, or until that round is over."""
     pattern = f"state/*/*/*/devices/*/own-{round}.?.[1-9].safetensors"
     directory = fleet.run_directory.parent
     fleet.wait_until(
@@ -154,7 +156,7 @@ def _wait_for_exchange(fleet: LiveFleet, round: int) -> None:
 def _strike_in_exchange(
     fleet: LiveFleet, rounds: tuple[int, ...], strike: Callable[[], object], resume: Callable[[], object]
 ) -> None:
-    """End the coordinator in the first of the exchanges that it is caught in, and go on."""
+    """End the coordinator during the first exchange in which it can be caught, then resume the run."""
     for round in rounds:
         _wait_for_exchange(fleet, round)
         strike()

@@ -1,5 +1,7 @@
-"""Streams and replay in whole runs: each strategy by itself, both forms of the targets, arrivals by the clock, and a
-coordinator that fails in mid-exchange under methods that keep something of their own."""
+"""Streams and replay in whole runs: each strategy, both forms of the targets, and arrivals by the clock.
+
+The coordinator also fails in the middle of an exchange, with methods whose devices keep an own state.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,7 @@ def test_a_coordinator_that_fails_in_an_exchange_goes_on_with_own_states_and_buf
 
 
 def test_samples_arrive_as_the_clock_goes_and_a_period_begins_in_time(tmp_path: Path, in_one_process: Play) -> None:
-    """An ask takes two minutes of latency, and a second for each sample of the device with most: the clock tells."""
+    """The clock shows what an ask takes: two minutes of latency, and one second per sample of the largest device."""
     settings = (*STEADY.settings, ARRIVING, *SLOW, f"replay={{strategy='reservoir', capacity={BUDGET}}}")
     in_one_process(tmp_path / "run", *settings, f"rounds={ROUNDS}")
     plan, rows = published_plan(tmp_path / "run"), _lines(tmp_path / "run" / "metrics.jsonl")
@@ -136,7 +138,7 @@ class _Unplugged(Exception):
 
 
 class _Unplugs(Observers):
-    """Fails at the first drop-out inside of the exchange that ends a round."""
+    """An observer that fails at the first drop-out within the exchange that ends a round."""
 
     def __init__(self, round: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every stress scenario in its short form; the one that trains generators is in ``test_tasks_generator.py``."""
+"""Every stress scenario in its short form. ``test_tasks_generator.py`` has the scenario that trains generators."""
 
 from __future__ import annotations
 

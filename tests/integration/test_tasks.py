@@ -1,5 +1,7 @@
-"""Every class-incremental method over fleets that come and go: a coordinator that fails as a task begins, and devices
-and a trainer that are killed, leave the same model as if nothing had been."""
+"""Every class-incremental method on fleets under churn: the final model is that of an undisturbed run.
+
+The coordinator fails when a task begins; devices and a trainer are killed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from fedemu.ops.stress.tasks import CHURN, TASKS
 
 ROUNDS = TASKS.rounds
 THIRD_TASK = 7
-"""The first round of the third task: earlier tasks have been remembered once, and a second time for it."""
+"""The first round of the third task. By then, methods have remembered earlier tasks twice."""
 GENERATOR = "algorithm.options={iterations=20, generator_batch=16, synthetic_batch=4}"
 METHODS = {
     "mfcl": ("algorithm.name='mfcl'", GENERATOR),
@@ -51,7 +53,7 @@ class Played:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Those of ``metrics.jsonl``, less what differs from machine to machine."""
+        """The rows of ``metrics.jsonl``, without the columns that differ between machines."""
         lines = (self.directory / "metrics.jsonl").read_text().splitlines()
         return [{key: value for key, value in json.loads(line).items() if not _real(key)} for line in lines]
 
@@ -81,7 +83,7 @@ def settings(name: str) -> tuple[str, ...]:
 def test_a_coordinator_that_fails_as_a_task_begins_goes_on_to_the_same_model(
     name: str, tmp_path: Path, in_one_process: Play, undisturbed: Callable[[str], Played]
 ) -> None:
-    """It fails when the devices have replied and kept what they keep, and nothing of the round is durable yet."""
+    """The coordinator fails after the devices replied and stored their own states, before the round is durable."""
     expected = undisturbed(name)
     with pytest.raises(_Unplugged):
         in_one_process(tmp_path / "run", *settings(name), experiment=TASKS.experiment, observers=[_Unplugs(THIRD_TASK)])
@@ -115,7 +117,7 @@ class _Unplugged(Exception):
 
 
 class _Unplugs(Observers):
-    """Fails when a round is about to be made durable."""
+    """An observer that fails just before a round is made durable."""
 
     def __init__(self, round: int) -> None:
         super().__init__()

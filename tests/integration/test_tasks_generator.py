@@ -1,5 +1,8 @@
-"""A coordinator, or the process that trains its generator, is killed or interrupted in the middle of the training; and
-a task's first round that has to be tried again. The generator is trained once, and the model is as it would be."""
+"""The generator is trained once per task, and the final model is that of an undisturbed run.
+
+The coordinator, or the process that trains its generator, is killed or interrupted in the middle of the training. The
+first round of a task has to be tried again.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,12 @@ from fedemu.ops.stress.tasks import TASKS
 
 Play = Callable[..., Summary]
 SCALE = replace(TASKS, rounds=4, disturbances=1)
-"""Two tasks of two rounds, and one of the generator's trainings to strike in."""
+"""Two tasks of two rounds. The generator is trained once, and the test interrupts that training."""
 KILLS = scenarios(SCALE)["training-kills"]
 pytestmark = pytest.mark.timeout(300)
-"""Processes that import torch are started up to three times in a test, which takes its time on a busy machine."""
+"""A test starts processes that import torch up to three times. That is slow on a busy machine."""
 BEGINS, STEPS, CHECKPOINT = 3, 20, 10
-"""The first round of the second task; the steps of its training, and those of the checkpoint within."""
+"""The first round of the second task, the steps of its generator training, and the steps between two checkpoints."""
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +97,7 @@ SHORT_OF_REPLIES = (
     "algorithm.name='mfcl'",
     "algorithm.options={iterations=40, generator_batch=16, synthetic_batch=4}",
 )
-"""Every round is a task's first one, and most tries get too few replies."""
+"""Every round is the first round of a task, and most attempts get too few replies."""
 
 
 def test_a_first_round_of_a_task_that_is_tried_again_trains_no_generator_again(
@@ -133,7 +136,7 @@ def test_a_first_round_of_a_task_that_is_tried_again_trains_no_generator_again(
 
 
 class _Watcher(Observers):
-    """Remembers what it is told of server jobs: (round, step) of steps done, and the rounds of jobs that are over."""
+    """An observer that remembers server jobs: (round, step) of each finished step, and the rounds of finished jobs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +153,7 @@ class _Watcher(Observers):
 
 
 def _steps_by_coordinator(log: str) -> list[list[int]]:
-    """The steps of the training that each coordinator process logged as done, in order."""
+    """The training steps that each coordinator process logged as done, in order."""
     steps: dict[str, list[int]] = {}
     for process, step in re.findall(rf" (\d+) INFO .* round {BEGINS}, server job generator: step (\d+) of", log):
         steps.setdefault(process, []).append(int(step))

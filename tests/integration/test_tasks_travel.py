@@ -1,5 +1,4 @@
-"""What travels when a task begins, in whole runs: once to every machine, to a device that comes late as well; and how
-devices fare meanwhile."""
+"""What travels when a task begins, in whole runs: once to every machine, and also to a device that joins late."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ SLOW = (
     f"fleet.per_round={DEVICES}",
     "fleet.over_selection=1.0",
     "data.partition={kind='iid'}",
-    # Tasks begin at 0, 1000 and 2000. A round without all devices takes 250 seconds, as it waits for the others.
+    # Tasks begin at 0, 1000 and 2000. A round in which a device is missing takes 250 seconds: it waits for that device.
     "fleet.deadline=250.0",
     "profile={seconds_per_sample=0.001, latency=100.0, down_kbps=1e9, up_kbps=1e9}",
     "stream={kind='classes', tasks=3, rounds_per_task=3, period_seconds=1000.0}",
@@ -46,17 +45,17 @@ REMEMBERED = {
     "fedlwf_2t": set[str](),
     "fedcil": {"generator"},
 }
-"""What devices are sent beside the model from the second task on."""
+"""The keys that devices get beside the model from the second task on."""
 SECONDS = 5.0
-"""How long the training of the generator lasts at least. A device may be silent for two seconds."""
+"""The least number of seconds that the generator's training lasts. A device may be silent for two seconds."""
 SMALL = 10_000
-"""Bytes of messages that carry no tensors, the heartbeats of a long training among them."""
+"""The bytes of messages that carry no tensors, such as the heartbeats during a long training."""
 
 
 def test_a_generator_travels_once_per_machine_and_heartbeats_go_on_while_it_is_trained(
     tmp_path: Path, new_fleet: Callable[..., LiveFleet]
 ) -> None:
-    """Four devices are there from the beginning, the fifth comes between the second and the third round of a task."""
+    """Four devices join at the beginning; the fifth joins between the second and the third round of a task."""
     fleet = new_fleet(
         *TASKS.settings,
         *SLOW,
@@ -128,7 +127,7 @@ def test_devices_that_come_with_the_third_task_take_part_in_its_first_round(
 
 
 def _online_from(directory: Path, *seconds: float) -> str:
-    """The setting by which device i comes on-line at the i-th of these times, and stays."""
+    """The setting with which device i comes on-line at the i-th of these times and stays on-line."""
     lines = ["device,start,end", *(f"{device},{start}," for device, start in enumerate(seconds))]
     (directory / "availability.csv").write_text("\n".join(lines) + "\n")
     return f"availability={{kind='trace', file='{directory / 'availability.csv'}', at_end='end'}}"

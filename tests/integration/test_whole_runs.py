@@ -1,4 +1,4 @@
-"""Whole runs through real processes: the two-terminal form, and one digest however the fleet is laid out."""
+"""Whole runs with real processes: the two-terminal form, and one digest for every layout of the fleet."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_an_interrupted_run_resumes_to_the_same_digest(new_fleet: FleetMaker, un
 
 
 def _overrides() -> list[str]:
-    """The settings of the run that ``undisturbed`` made."""
+    """The settings of the run that the fixture ``undisturbed`` made."""
     return [word for setting in SHORT.settings for word in ("--set", setting)]
 
 
