@@ -1,54 +1,147 @@
-"""When samples arrive within their period. Each function returns the schedule with other times."""
+"""When which training sample arrives at which device: flat arrays, ready for a blob.
+
+``periods.py`` (time, drift) and ``tasks.py`` (classes) make arrivals; all samples arrive at the beginning of their
+period. ``times.py`` spreads them over the period. Periods count from 0.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms.streams.schedule import Schedule
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.algorithms.data.partition import Indices, Partition
+from fedemu.algorithms.streams.flat import check_offsets, offsets_of, owners_of, row, scalar
+from fedemu.protocol.errors import DataError
+
+Times = NDArray[np.float64]
 
 
-def poisson(schedule: Schedule, period_seconds: float, *, generator: np.random.Generator) -> Schedule:
-    """The arrivals of a Poisson process on ``[0, period_seconds)``, of which it is known how many there are.
+@dataclass(frozen=True)
+class Arrivals:
+    """Device ``i`` receives ``indices[offsets[i]:offsets[i + 1]]``, in this order.
 
-    So they are independent uniform draws in ascending order, for each device and period. The samples' order stays.
+    ``offsets [devices + 1]``. ``indices [samples]`` point into ``Corpus.train``, and none of them occurs twice.
+    ``periods [samples]`` never fall within a device. ``seconds [samples]`` count from the beginning of the period, and
+    never fall within a device's period. A device may have no samples in a period, or none at all.
     """
-    _check_length(period_seconds)
-    draws = generator.uniform(0.0, period_seconds, size=len(schedule.indices))
-    return schedule.with_seconds(draws[np.lexsort((draws, schedule.periods, schedule.owners()))])
 
+    offsets: Indices
+    indices: Indices
+    periods: Indices
+    seconds: Times
+    period_count: int
 
-def own_times(schedule: Schedule, times: NDArray[Any], period_seconds: float, *, per_device: bool = False) -> Schedule:
-    """The samples' own times, scaled such that a period's earliest is at 0 and its latest at ``period_seconds``.
+    def __len__(self) -> int:
+        """The number of devices."""
+        return len(self.offsets) - 1
 
-    ``times [training samples]`` are numbers in any unit. The scale of a period is that of all devices, so that devices
-    keep their times relative to each other, or with ``per_device`` the device's own, which fits periods that were cut
-    per device. Samples arrive in the order of their times, equal ones in the order in which they were; those without a
-    time (NaN, infinite) arrive last, with the latest. Where a period's times are all the same, or none is known, all is
-    at 0.
-    """
-    _check_length(period_seconds)
-    if times.dtype.kind not in "iuf":
-        raise ConfigurationError(f"the times are of type {times.dtype}; times of arrival need numbers")
-    own = times[schedule.indices]
-    if own.dtype.kind in "iu" and len(own):
-        own = own - own.min()  # which a float64 may be too small for, as for nanoseconds since 1970
-    own = own.astype(np.float64)
-    known = np.isfinite(own)
-    group = schedule.periods + (schedule.owners() * schedule.period_count if per_device else 0)
-    cells = schedule.period_count * (len(schedule) if per_device else 1)
-    earliest, latest = np.full(cells, np.inf), np.full(cells, -np.inf)
-    np.minimum.at(earliest, group[known], own[known])
-    np.maximum.at(latest, group[known], own[known])
-    since, span = own - earliest[group], (latest - earliest)[group]
-    share = np.divide(np.where(known, since, span), span, out=np.zeros_like(own), where=span > 0.0)
-    return schedule.with_seconds(period_seconds * share)
+    def arrived(self, device: int, period: int, seconds: float) -> Indices:
+        """The samples of one period that have arrived ``seconds`` after its beginning, without other periods (a view).
 
+        A sample that arrives at exactly this moment has arrived. Raises IndexError if there is no such device or
+        period.
+        """
+        return self.indices[self._begin(device, period) : self._end(device, period, seconds)]
 
-def _check_length(period_seconds: float) -> None:
-    if not 0.0 < period_seconds < math.inf:
-        raise ConfigurationError(f"a period lasts {period_seconds} seconds; its length must be positive and finite")
+    def everything(self, device: int, up_to_period: int, seconds: float = math.inf) -> Indices:
+        """All samples of the earlier periods, and those of ``up_to_period`` that have arrived by ``seconds`` (a view).
+
+        Raises IndexError if there is no such device or period.
+        """
+        return self.indices[self._begin(device, 0) : self._end(device, up_to_period, seconds)]
+
+    def owners(self) -> Indices:
+        """The device of each sample, ``[samples]``."""
+        return owners_of(self.offsets)
+
+    def counts(self) -> Indices:
+        """The number of samples that arrive, ``[devices, periods]``."""
+        cell = self.owners() * self.period_count + self.periods
+        return np.bincount(cell, minlength=len(self) * self.period_count).reshape(len(self), self.period_count)
+
+    def label_counts(self, labels: NDArray[np.integer[Any]], classes: int, device: int | None = None) -> Indices:
+        """The number of samples of each class that arrive, ``[periods, classes]``, at one device or at all of them.
+
+        ``labels`` are those of the whole training split.
+        """
+        rows = slice(None) if device is None else slice(self._begin(device, 0), self.offsets[device + 1])
+        cell = self.periods[rows] * classes + labels[self.indices[rows]]
+        return np.bincount(cell, minlength=self.period_count * classes).reshape(self.period_count, classes)
+
+    def with_seconds(self, seconds: Times) -> Arrivals:
+        """The same samples at other times, ``[samples]``. The samples of one period are sorted by time."""
+        order = np.lexsort((seconds, self.periods, self.owners()))
+        return replace(self, indices=self.indices[order], seconds=seconds[order])
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrivals as arrays for a blob."""
+        return {
+            "offsets": self.offsets,
+            "indices": self.indices,
+            "periods": self.periods,
+            "seconds": self.seconds,
+            "period_count": np.array([self.period_count], dtype=np.int64),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Arrivals:
+        """The inverse of ``to_arrays``. Raises DataError if the arrays do not describe a stream."""
+        what = "stream"
+        offsets, indices, periods, count = (
+            row(arrays, name, np.int64, what) for name in ("offsets", "indices", "periods", "period_count")
+        )
+        seconds = row(arrays, "seconds", np.float64, what)
+        check_offsets(offsets, indices, what)
+        if not len(indices) == len(periods) == len(seconds):
+            raise DataError(
+                f"the stream has {len(indices)} indices, {len(periods)} periods and {len(seconds)} times; "
+                "it needs the same number of each"
+            )
+        arrivals = cls(offsets, indices, periods, seconds, scalar(count, "period_count", what))
+        arrivals._check()
+        return arrivals
+
+    @classmethod
+    def of(cls, partition: Partition, positions: Indices, period: Indices, period_count: int) -> Arrivals:
+        """Some of the partition's training samples, all at the beginning of their periods.
+
+        ``positions [samples]`` are positions in ``partition.train_indices``. Their order is kept within a device's
+        period. ``period [samples]`` is the period of each.
+        """
+        device = owners_of(partition.train_offsets)[positions]
+        order = np.lexsort((period, device))
+        indices = partition.train_indices[positions[order]]
+        return cls(
+            offsets_of(device, len(partition)), indices, period[order], np.zeros(len(order), np.float64), period_count
+        )
+
+    def _begin(self, device: int, period: int) -> int:
+        if not 0 <= device < len(self):
+            raise IndexError(f"device {device} of {len(self)}")
+        if not 0 <= period < self.period_count:
+            raise IndexError(f"period {period} of {self.period_count}")
+        first, stop = self.offsets[device], self.offsets[device + 1]
+        return int(first + np.searchsorted(self.periods[first:stop], period))
+
+    def _end(self, device: int, period: int, seconds: float) -> int:
+        begin = self._begin(device, period)
+        stop = begin + np.searchsorted(self.periods[begin : self.offsets[device + 1]], period, side="right")
+        return int(begin + np.searchsorted(self.seconds[begin:stop], seconds, side="right"))
+
+    def _check(self) -> None:
+        if self.period_count < 1:
+            raise DataError(f"the stream has {self.period_count} periods; it needs at least 1")
+        if len(np.unique(self.indices)) < len(self.indices):
+            raise DataError("the stream lets a sample arrive twice")
+        outside = self.periods[(self.periods < 0) | (self.periods >= self.period_count)]
+        if len(outside):
+            raise DataError(f"the stream names period {outside[0]} of {self.period_count}")
+        if not np.all(np.isfinite(self.seconds) & (self.seconds >= 0.0)):
+            raise DataError("the stream has times that are not finite, or before the beginning of their period")
+        if np.any(np.lexsort((self.seconds, self.periods, self.owners())) != np.arange(len(self.indices))):
+            raise DataError("the samples of the stream are not in the order of their arrival")

@@ -21,27 +21,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.algorithms.data.partition import Indices, Partition
-from fedemu.algorithms.streams.schedule import PeriodTests, Schedule, checked, owners_of
+from fedemu.algorithms.streams.arrivals import Arrivals
+from fedemu.algorithms.streams.flat import owners_of
+from fedemu.algorithms.streams.period_tests import PeriodTests, checked
 from fedemu.protocol.errors import ConfigurationError
 
 Cut = Literal["device", "fleet"]
 
 
-def static(partition: Partition, test_samples: int) -> tuple[Schedule, PeriodTests]:
+def static(partition: Partition, test_samples: int) -> tuple[Arrivals, PeriodTests]:
     """One period, in which a device has all of its samples from the beginning, in the partition's order.
 
     It is tested on the whole test split, of ``test_samples``.
     """
     every, tested = np.arange(len(partition.train_indices)), np.arange(test_samples)
     return checked(
-        Schedule.of(partition, every, np.zeros_like(every), 1),
+        Arrivals.of(partition, every, np.zeros_like(every), 1),
         PeriodTests.of(np.zeros_like(tested), tested, period_count=1, held_out=False),
     )
 
 
 def consecutive(
     column: NDArray[Any], partition: Partition, periods: int, *, cut: Cut = "device", test_fraction: float = 0.2
-) -> tuple[Schedule, PeriodTests]:
+) -> tuple[Arrivals, PeriodTests]:
     """Periods that follow each other in the order of a column of numbers; the last part of each is for testing.
 
     As in Good et al., "Coordinated Replay Sample Selection for Continual Federated Learning" (2023), section 5.2, where
@@ -63,7 +65,7 @@ def consecutive(
     period = _consecutive_periods(group[order], periods)
     tested = _last_parts(group[order], period, test_fraction)
     return checked(
-        Schedule.of(partition, order[~tested], period[~tested], periods),
+        Arrivals.of(partition, order[~tested], period[~tested], periods),
         PeriodTests.of(period[tested], held[order[tested]], period_count=periods, held_out=True),
     )
 
@@ -77,7 +79,7 @@ def dirichlet_drift(
     alpha: float,
     generator: np.random.Generator,
     cut: Cut = "fleet",
-) -> tuple[Schedule, PeriodTests]:
+) -> tuple[Arrivals, PeriodTests]:
     """Each period has weights of its own for the column's values (labels, domains), drawn from Dir(alpha).
 
     Period after period takes its number of a device's samples that are left, one after another, each with a chance in
@@ -94,7 +96,7 @@ def dirichlet_drift(
     test_period = _weighted_periods(np.zeros_like(test_code), test_code, weights, generator)
     shuffled = generator.permutation(len(period))
     return checked(
-        Schedule.of(partition, shuffled, period[shuffled], periods),
+        Arrivals.of(partition, shuffled, period[shuffled], periods),
         PeriodTests.of(test_period, np.arange(len(test_code)), period_count=periods, held_out=False),
     )
 
@@ -108,7 +110,7 @@ def window_drift(
     width: float,
     generator: np.random.Generator,
     cut: Cut = "fleet",
-) -> tuple[Schedule, PeriodTests]:
+) -> tuple[Arrivals, PeriodTests]:
     """A window slides over the column's values (labels, domains), which the generator has put in an order.
 
     A sample's place is its value's position in that order plus a uniform draw from [0, width); periods follow each
@@ -126,7 +128,7 @@ def window_drift(
     test_order = np.lexsort((draw[len(column) :], place[len(column) :]))
     test_period = _consecutive_periods(np.zeros_like(test_order), periods)
     return checked(
-        Schedule.of(partition, order, _consecutive_periods(groups[order], periods), periods),
+        Arrivals.of(partition, order, _consecutive_periods(groups[order], periods), periods),
         PeriodTests.of(test_period, test_order, period_count=periods, held_out=False),
     )
 

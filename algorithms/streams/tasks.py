@@ -9,7 +9,8 @@ import numpy as np
 
 from fedemu.algorithms.data.partition import Indices, Partition
 from fedemu.algorithms.data.partitioners import Labels
-from fedemu.algorithms.streams.schedule import PeriodTests, Schedule, checked
+from fedemu.algorithms.streams.arrivals import Arrivals
+from fedemu.algorithms.streams.period_tests import PeriodTests, checked
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -66,7 +67,7 @@ class ClassTasks:
 
 def class_incremental(
     labels: Labels, test_labels: Labels, partition: Partition, tasks: ClassTasks, *, generator: np.random.Generator
-) -> tuple[Schedule, PeriodTests]:
+) -> tuple[Arrivals, PeriodTests]:
     """A device's samples of a task's classes arrive in that task's period, in random order, all at its beginning.
 
     A period is tested on the test split's samples of its classes; ``PeriodTests.up_to`` are those of all classes so
@@ -80,7 +81,7 @@ def class_incremental(
     shuffled = generator.permutation(len(partition.train_indices))
     period = tasks.task[labels[partition.train_indices[shuffled]]]
     return checked(
-        Schedule.of(partition, shuffled, period, len(tasks)),
+        Arrivals.of(partition, shuffled, period, len(tasks)),
         PeriodTests.of(tasks.task[test_labels], np.arange(len(test_labels)), period_count=len(tasks), held_out=False),
     )
 

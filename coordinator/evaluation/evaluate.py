@@ -19,7 +19,8 @@ from torch import Tensor
 from fedemu.algorithms.data.corpus import NO_TARGET, Corpus, Split
 from fedemu.algorithms.interface import Model, Tree
 from fedemu.algorithms.measures.continual import perplexity
-from fedemu.algorithms.streams.schedule import PeriodTests, owners_of
+from fedemu.algorithms.streams.flat import owners_of
+from fedemu.algorithms.streams.period_tests import PeriodTests
 
 CACHE_LIMIT = 256 * 2**20
 """Bytes up to which the samples are kept in memory as the model takes them."""

@@ -31,14 +31,14 @@ def rehearse(experiment: Experiment, say: Callable[[str], None]) -> dict[str, st
     public = open_public(corpus, experiment.data, experiment.seed)
     try_out(experiment, corpus, model, algorithm, variables, public)
     stream, tests = open_stream(experiment, corpus, partition)
-    sizes = np.diff(stream.schedule.offsets)
+    sizes = np.diff(stream.arrivals.offsets)
     facts = {
         "samples": f"{sizes.sum()} to train on ({sizes.min()} to {sizes.max()} a device), {len(tests.indices)} to "
         f"test on, {corpus.classes} classes",
         "variables": f"{sum(leaf.numel() for leaf in variables.values())} numbers in the model",
     }
     if len(tests) > 1:
-        counts, tested = stream.schedule.counts(), np.diff(tests.offsets)
+        counts, tested = stream.arrivals.counts(), np.diff(tests.offsets)
         facts["periods"] = (
             f"{in_words(experiment.stream, experiment.rounds)}; to train on {_spread(counts.sum(axis=0))} each, "
             f"{_spread(counts)} a device; to test on {_spread(tested)} each"

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.data.partition import Partition
 from fedemu.algorithms.streams import periods as streams_periods
-from fedemu.algorithms.streams.arrivals import own_times, poisson
+from fedemu.algorithms.streams.arrivals import Arrivals
+from fedemu.algorithms.streams.period_tests import PeriodTests
 from fedemu.algorithms.streams.plan import StreamPlan
-from fedemu.algorithms.streams.schedule import PeriodTests, Schedule
 from fedemu.algorithms.streams.tasks import ClassTasks, class_incremental
+from fedemu.algorithms.streams.times import own_times, poisson
 from fedemu.ops import experiment as config
 from fedemu.ops.experiment.tables.stream import INDEX, LABEL
 from fedemu.protocol import seeds
@@ -29,18 +30,18 @@ def open_stream(experiment: config.Experiment, corpus: Corpus, partition: Partit
     """
     stream = experiment.stream
     with _named(stream):
-        schedule, tests = _divided(stream, corpus, partition, experiment.seed)
+        arrivals, tests = _divided(stream, corpus, partition, experiment.seed)
     match stream:
         case config.Static():
             pass
         case config.Periods(arrivals="order", order=order, cut=cut):
             times = _times(corpus, order)
-            schedule = own_times(schedule, times, stream.seconds, per_device=cut == "device")
+            arrivals = own_times(arrivals, times, stream.seconds, per_device=cut == "device")
         case _ if stream.arrivals == "poisson":
             random = seeds.generator(experiment.seed, purpose="stream arrivals")
-            schedule = poisson(schedule, stream.seconds, generator=random)
+            arrivals = poisson(arrivals, stream.seconds, generator=random)
     plan = StreamPlan(
-        schedule,
+        arrivals,
         rounds_per_period=stream.rounds_each,
         period_seconds=stream.seconds,
         cumulative=stream.cumulative,
@@ -75,7 +76,7 @@ def _tasks(stream: config.Classes, classes: int, random: np.random.Generator) ->
     return ClassTasks.of(classes, stream.tasks, stream.order or random.permutation(classes))
 
 
-def _divided(stream: config.Stream, corpus: Corpus, partition: Partition, seed: int) -> tuple[Schedule, PeriodTests]:
+def _divided(stream: config.Stream, corpus: Corpus, partition: Partition, seed: int) -> tuple[Arrivals, PeriodTests]:
     random = seeds.generator(seed, purpose="stream")
     train, test = corpus.train, corpus.test
     match stream:

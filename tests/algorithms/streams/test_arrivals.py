@@ -1,26 +1,21 @@
+"""When samples arrive: questions to the arrivals, and arrays that do not describe a stream."""
+
 import math
 
 import numpy as np
 import pytest
 
-from fedemu.algorithms.data.partition import Partition
-from fedemu.algorithms.streams.arrivals import own_times, poisson
-from fedemu.algorithms.streams.periods import static
-from fedemu.algorithms.streams.schedule import Schedule
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.algorithms.streams.arrivals import Arrivals
+from fedemu.protocol.errors import DataError
 
 
-def seeded(seed=0):
-    return np.random.default_rng(seed)
-
-
-def partition(*shares):
-    return Partition.of([np.array(share, dtype=np.int64) for share in shares], 0.0, seeded())
+def by_period(arrivals, device):
+    return [arrivals.arrived(device, period, math.inf).tolist() for period in range(arrivals.period_count)]
 
 
 def example():
     """Device 0 has samples in periods 0 and 2, device 1 none at all, device 2 in period 1."""
-    return Schedule(
+    return Arrivals(
         offsets=np.array([0, 5, 5, 7]),
         indices=np.array([4, 0, 7, 2, 9, 5, 1]),
         periods=np.array([0, 0, 0, 2, 2, 1, 1]),
@@ -29,57 +24,76 @@ def example():
     )
 
 
-def test_poisson_arrivals_are_sorted_uniform_times_in_the_same_order():
-    schedule = poisson(example(), 10.0, generator=seeded())
-    assert schedule.indices.tolist() == example().indices.tolist()
-    draws = seeded().uniform(0.0, 10.0, size=7)
-    expected = [*sorted(draws[:3]), *sorted(draws[3:5]), *sorted(draws[5:])]
-    assert schedule.seconds.tolist() == expected
+def test_a_device_sees_what_has_arrived_in_the_period_by_then():
+    arrivals = example()
+    assert arrivals.arrived(0, 0, -1.0).tolist() == []
+    assert arrivals.arrived(0, 0, 0.0).tolist() == [4]
+    assert arrivals.arrived(0, 0, 1.49).tolist() == [4]
+    assert arrivals.arrived(0, 0, 1.5).tolist() == [4, 0, 7]
+    assert arrivals.arrived(0, 2, 7.0).tolist() == [2]
+    assert arrivals.arrived(2, 1, math.inf).tolist() == [5, 1]
 
 
-def test_own_times_are_scaled_to_the_period_over_all_devices():
-    times = np.array([30.0, 110.0, 5.0, 0.0, 20.0, 100.0, 0.0, 10.0, 0.0, 7.0])
-    schedule = own_times(example(), times, 8.0)
-    # Period 0 lasts from 10 to 30, period 1 from 100 to 110, period 2 from 5 to 7; sample 7 now comes first.
-    assert schedule.indices.tolist() == [7, 4, 0, 2, 9, 5, 1]
-    assert schedule.seconds.tolist() == [0.0, 4.0, 8.0, 0.0, 8.0, 0.0, 8.0]
+def test_an_empty_period_and_an_empty_device_see_nothing():
+    arrivals = example()
+    assert by_period(arrivals, 0)[1] == []
+    assert by_period(arrivals, 1) == [[], [], []]
+    assert arrivals.everything(1, 2).tolist() == []
 
 
-@pytest.mark.parametrize(("per_device", "expected"), [(False, [0.0, 2.0, 6.0, 8.0]), (True, [0.0, 8.0, 0.0, 8.0])])
-def test_the_scale_is_that_of_the_fleet_or_of_each_device(per_device, expected):
-    schedule, _ = static(partition([0, 1], [2, 3]), 1)
-    assert own_times(schedule, np.array([0, 1, 3, 4]), 8.0, per_device=per_device).seconds.tolist() == expected
+def test_everything_is_the_earlier_periods_and_what_has_arrived_of_this_one():
+    arrivals = example()
+    assert arrivals.everything(0, 0).tolist() == [4, 0, 7]
+    assert arrivals.everything(0, 1, 0.0).tolist() == [4, 0, 7]
+    assert arrivals.everything(0, 2, 0.0).tolist() == [4, 0, 7, 2]
+    assert arrivals.everything(0, 2).tolist() == [4, 0, 7, 2, 9]
 
 
-def test_samples_without_a_time_arrive_last_with_the_latest():
-    schedule, _ = static(partition([0, 1, 2], [3, 4]), 1)
-    timed = own_times(schedule, np.array([np.nan, 10.0, 20.0, np.nan, 15.0]), 8.0)
-    assert timed.indices.tolist() == [1, 0, 2, 4, 3]
-    assert timed.seconds.tolist() == [0.0, 8.0, 8.0, 4.0, 8.0]
+def test_samples_are_counted_by_device_period_and_label():
+    arrivals, labels = example(), np.array([0, 1, 1, 0, 0, 1, 1, 1, 0, 0])
+    assert arrivals.counts().tolist() == [[3, 0, 2], [0, 0, 0], [0, 2, 0]]
+    assert arrivals.label_counts(labels, 2).tolist() == [[2, 1], [0, 2], [1, 1]]
+    assert arrivals.label_counts(labels, 2, device=0).tolist() == [[2, 1], [0, 0], [1, 1]]
 
 
-@pytest.mark.parametrize("times", [np.full(2, np.nan), np.full(2, 3.0), np.full(2, 2**62)])
-def test_times_that_do_not_tell_samples_apart_are_all_at_the_beginning(times):
-    schedule, _ = static(partition([0, 1]), 1)
-    assert own_times(schedule, times, 8.0).seconds.tolist() == [0.0, 0.0]
+def test_a_device_or_a_period_that_there_is_not_is_refused():
+    arrivals = example()
+    for question in (arrivals.arrived, arrivals.everything):
+        with pytest.raises(IndexError, match="device 3 of 3"):
+            question(3, 0, 0.0)
+        with pytest.raises(IndexError, match="device -1 of 3"):
+            question(-1, 0, 0.0)
+        with pytest.raises(IndexError, match="period 3 of 3"):
+            question(0, 3, 0.0)
 
 
-def test_nanoseconds_since_1970_keep_their_differences():
-    schedule, _ = static(partition([0, 1, 2]), 1)
-    times = 1_600_000_000_000_000_000 + np.array([0, 1, 4])
-    assert own_times(schedule, times, 4.0).seconds.tolist() == [0.0, 1.0, 4.0]
+def test_arrivals_survive_the_way_through_arrays():
+    again = Arrivals.from_arrays(example().to_arrays())
+    assert again.period_count == 3
+    for name, array in example().to_arrays().items():
+        assert again.to_arrays()[name].tolist() == array.tolist()
+        assert again.to_arrays()[name].dtype == array.dtype
 
 
-@pytest.mark.parametrize("length", [0.0, -1.0, math.inf, math.nan])
-def test_a_period_without_a_length_is_refused(length):
-    for spread in (
-        lambda: poisson(example(), length, generator=seeded()),
-        lambda: own_times(example(), np.arange(10), length),
-    ):
-        with pytest.raises(ConfigurationError, match=f"a period lasts {length} seconds; its length must be positive"):
-            spread()
-
-
-def test_times_that_are_no_numbers_are_refused():
-    with pytest.raises(ConfigurationError, match="the times are of type <U1"):
-        own_times(example(), np.array(["a"] * 10), 1.0)
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("seconds", None, "the stream lacks seconds"),
+        ("seconds", np.zeros(7, dtype=np.float32), r"seconds of the stream is float32 \[7\], not a row of float64"),
+        ("offsets", np.array([0, 5, 4, 7]), "offsets of the stream do not fit its 7 indices"),
+        ("indices", np.array([4, 0, 7, 2, 9, 5, -1]), "negative index -1"),
+        ("indices", np.array([4, 0, 7, 2, 9, 5, 4]), "lets a sample arrive twice"),
+        ("periods", np.array([0, 0, 0, 2, 2, 1]), "7 indices, 6 periods and 7 times"),
+        ("periods", np.array([0, 0, 0, 2, 2, 1, 3]), "names period 3 of 3"),
+        ("periods", np.array([0, 0, 2, 0, 2, 1, 1]), "not in the order of their arrival"),
+        ("seconds", np.array([0.0, 1.5, 1.0, 0.0, 8.0, 0.5, 2.0]), "not in the order of their arrival"),
+        ("seconds", np.array([-1.0, 1.5, 1.5, 0.0, 8.0, 0.5, 2.0]), "before the beginning of their period"),
+        ("seconds", np.array([0.0, 1.5, 1.5, 0.0, np.nan, 0.5, 2.0]), "times that are not finite"),
+        ("period_count", np.array([0]), "has 0 periods; it needs at least 1"),
+        ("period_count", np.array([3, 3]), "period_count of the stream has 2 values"),
+    ],
+)
+def test_arrays_that_describe_no_stream_are_refused(name, value, complaint):
+    arrays = {**example().to_arrays(), name: value}
+    with pytest.raises(DataError, match=complaint):
+        Arrivals.from_arrays({key: array for key, array in arrays.items() if array is not None})

@@ -7,18 +7,18 @@ from hypothesis import strategies as st
 
 from fedemu.algorithms.data.partition import Partition
 from fedemu.algorithms.data.partitioners import dirichlet
-from fedemu.algorithms.streams.arrivals import poisson
+from fedemu.algorithms.streams.arrivals import Arrivals
 from fedemu.algorithms.streams.periods import consecutive, dirichlet_drift, static, window_drift
-from fedemu.algorithms.streams.schedule import Schedule
 from fedemu.algorithms.streams.tasks import ClassTasks, class_incremental
+from fedemu.algorithms.streams.times import poisson
 
 
 def seeded(seed=0):
     return np.random.default_rng(seed)
 
 
-def by_period(schedule, device):
-    return [schedule.arrived(device, period, math.inf).tolist() for period in range(schedule.period_count)]
+def by_period(arrivals, device):
+    return [arrivals.arrived(device, period, math.inf).tolist() for period in range(arrivals.period_count)]
 
 
 def make(name, labels, shares, periods, seed):
@@ -57,23 +57,23 @@ def divided(labels, devices, seed):
 @every_stream
 def test_every_training_sample_arrives_once_or_is_held_out(name, labels, devices, periods, seed):
     shares = divided(labels, devices, seed)
-    schedule, tests = make(name, labels, shares, periods, seed)
+    arrivals, tests = make(name, labels, shares, periods, seed)
     held_out = tests.indices.tolist() if tests.held_out else []
-    assert sorted([*schedule.indices, *held_out]) == sorted(shares.train_indices)
+    assert sorted([*arrivals.indices, *held_out]) == sorted(shares.train_indices)
     assert len(np.unique(tests.indices)) == len(tests.indices)
     for device in range(devices):
-        assert set(schedule.everything(device, schedule.period_count - 1)) <= set(shares.device(device)[0])
+        assert set(arrivals.everything(device, arrivals.period_count - 1)) <= set(shares.device(device)[0])
 
 
 @every_stream
 def test_samples_of_other_periods_are_out_of_reach_and_everything_is_their_union(name, labels, devices, periods, seed):
-    schedule, _ = make(name, labels, divided(labels, devices, seed), periods, seed)
+    arrivals, _ = make(name, labels, divided(labels, devices, seed), periods, seed)
     for device in range(devices):
         older = []
-        for period, now in enumerate(by_period(schedule, device)):
+        for period, now in enumerate(by_period(arrivals, device)):
             assert not set(now) & set(older)
             older += now
-            assert schedule.everything(device, period).tolist() == older
+            assert arrivals.everything(device, period).tolist() == older
 
 
 @every_stream
@@ -86,9 +86,9 @@ def test_the_same_generator_makes_the_same_stream(name, labels, devices, periods
 
 
 @every_stream
-def test_poisson_arrivals_keep_the_order_and_make_a_valid_schedule(name, labels, devices, periods, seed):
-    schedule, _ = make(name, labels, divided(labels, devices, seed), periods, seed)
-    timed = Schedule.from_arrays(poisson(schedule, 60.0, generator=seeded(seed)).to_arrays())
-    assert timed.indices.tolist() == schedule.indices.tolist()
-    assert timed.periods.tolist() == schedule.periods.tolist()
+def test_poisson_arrivals_keep_the_order_and_are_valid(name, labels, devices, periods, seed):
+    arrivals, _ = make(name, labels, divided(labels, devices, seed), periods, seed)
+    timed = Arrivals.from_arrays(poisson(arrivals, 60.0, generator=seeded(seed)).to_arrays())
+    assert timed.indices.tolist() == arrivals.indices.tolist()
+    assert timed.periods.tolist() == arrivals.periods.tolist()
     assert timed.seconds.max() < 60.0

@@ -19,8 +19,8 @@ def partition(*shares):
     return Partition.of([np.array(share, dtype=np.int64) for share in shares], 0.0, seeded())
 
 
-def by_period(schedule, device):
-    return [schedule.arrived(device, period, math.inf).tolist() for period in range(schedule.period_count)]
+def by_period(arrivals, device):
+    return [arrivals.arrived(device, period, math.inf).tolist() for period in range(arrivals.period_count)]
 
 
 def plan_of(tests):
@@ -28,8 +28,8 @@ def plan_of(tests):
 
 
 def test_a_static_stream_is_one_period_with_everything_at_its_beginning():
-    schedule, tests = static(partition([0, 3], [], [1, 2, 4]), 2)
-    assert [schedule.arrived(device, 0, 0.0).tolist() for device in range(3)] == [[0, 3], [], [1, 2, 4]]
+    arrivals, tests = static(partition([0, 3], [], [1, 2, 4]), 2)
+    assert [arrivals.arrived(device, 0, 0.0).tolist() for device in range(3)] == [[0, 3], [], [1, 2, 4]]
     assert (plan_of(tests), tests.held_out) == ([[0, 1]], False)
 
 
@@ -38,44 +38,44 @@ def test_a_static_stream_is_one_period_with_everything_at_its_beginning():
 
 def test_each_device_divides_its_own_samples_in_the_order_of_the_column():
     column = np.array([9, 8, 7, 6, 5, 4, 3, 2, 1, 0] * 2)
-    schedule, tests = consecutive(column, partition(range(10), range(10, 20)), 2)
-    assert by_period(schedule, 0) == [[9, 8, 7, 6], [4, 3, 2, 1]]
-    assert by_period(schedule, 1) == [[19, 18, 17, 16], [14, 13, 12, 11]]
+    arrivals, tests = consecutive(column, partition(range(10), range(10, 20)), 2)
+    assert by_period(arrivals, 0) == [[9, 8, 7, 6], [4, 3, 2, 1]]
+    assert by_period(arrivals, 1) == [[19, 18, 17, 16], [14, 13, 12, 11]]
     assert (plan_of(tests), tests.held_out) == ([[5, 15], [0, 10]], True)
 
 
 def test_common_cut_points_divide_all_samples_as_one():
     column = np.arange(10)[::-1]
-    schedule, tests = consecutive(column, partition([0, 1, 2], [3, 4, 5, 6, 7, 8, 9]), 2, cut="fleet")
+    arrivals, tests = consecutive(column, partition([0, 1, 2], [3, 4, 5, 6, 7, 8, 9]), 2, cut="fleet")
     # From the last to the first: 9 8 7 6, 5 to test on; then 4 3 2 1, 0 to test on.
-    assert by_period(schedule, 0) == [[], [2, 1]]
-    assert by_period(schedule, 1) == [[9, 8, 7, 6], [4, 3]]
+    assert by_period(arrivals, 0) == [[], [2, 1]]
+    assert by_period(arrivals, 1) == [[9, 8, 7, 6], [4, 3]]
     assert plan_of(tests) == [[5], [0]]
 
 
 @pytest.mark.parametrize("cut", ["device", "fleet"])
 def test_equal_values_keep_their_order_and_missing_ones_come_last(cut):
     column = np.array([np.nan, 2.0, 1.0, np.nan, 2.0, 1.0, 2.0, 0.0])
-    schedule, tests = consecutive(column, partition(range(8)), 1, cut=cut, test_fraction=0.125)
-    assert by_period(schedule, 0) == [[7, 2, 5, 1, 4, 6, 0]]
+    arrivals, tests = consecutive(column, partition(range(8)), 1, cut=cut, test_fraction=0.125)
+    assert by_period(arrivals, 0) == [[7, 2, 5, 1, 4, 6, 0]]
     assert plan_of(tests) == [[3]]
 
 
 def test_the_larger_periods_go_round_from_device_to_device():
     shares = [[0], [1], [2], [3, 4], [5, 6, 7, 8], [], [9]]
-    schedule, tests = consecutive(np.arange(10), partition(*shares), 3, test_fraction=0.5)
+    arrivals, tests = consecutive(np.arange(10), partition(*shares), 3, test_fraction=0.5)
     # Devices 0 to 2 have their only sample in periods 0 to 2, device 3 has two in 0 and 1, and device 4, of whose four
     # the larger number is in period 1, has 5 in 0, 6 and 7 in 1, 8 in 2. Every second sample of a period is held out.
-    assert by_period(schedule, 4) == [[5], [6], []]
-    assert schedule.counts().tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
+    assert by_period(arrivals, 4) == [[5], [6], []]
+    assert arrivals.counts().tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
     assert plan_of(tests) == [[3, 9], [4, 7], [8]]
 
 
 def test_what_devices_hold_out_of_a_period_adds_up_to_the_fraction():
     shares = np.arange(40).reshape(10, 4)
-    schedule, tests = consecutive(np.arange(40), partition(*shares), 2)
+    arrivals, tests = consecutive(np.arange(40), partition(*shares), 2)
     # Two samples of each device and period: after 3, 5, 8 and 10 devices there are 1, 2, 3 and 4 fifths to hold out.
-    assert schedule.counts()[:, 0].tolist() == [2, 2, 1, 2, 1, 2, 2, 1, 2, 1]
+    assert arrivals.counts()[:, 0].tolist() == [2, 2, 1, 2, 1, 2, 2, 1, 2, 1]
     assert plan_of(tests) == [[9, 17, 29, 37], [11, 19, 31, 39]]
 
 
@@ -101,13 +101,13 @@ def test_periods_that_the_samples_do_not_suffice_for_are_refused(arguments, comp
 def test_what_arrives_later_is_never_earlier_in_the_order(values, devices):
     column = np.array(values)
     shares = Partition.of(iid(len(column), devices, generator=seeded()), 0.0, seeded())
-    schedule, tests = consecutive(column, shares, 2, test_fraction=0.5)
+    arrivals, tests = consecutive(column, shares, 2, test_fraction=0.5)
     rank = np.lexsort((np.arange(len(column)), column)).argsort()
     for device in range(devices):
-        assert np.all(np.diff(rank[schedule.everything(device, 1)]) > 0)
+        assert np.all(np.diff(rank[arrivals.everything(device, 1)]) > 0)
         for period in range(2):
             own = np.intersect1d(tests.of_period(period), shares.device(device)[0])
-            arrived = schedule.arrived(device, period, 0.0)
+            arrived = arrivals.arrived(device, period, 0.0)
             assert not len(own) or not len(arrived) or rank[own].min() > rank[arrived].max()
 
 
@@ -124,8 +124,8 @@ def drifts(name, column, test_column, shares, periods, seed=0, cut="device", **o
 
 def test_a_window_of_one_value_brings_one_after_another():
     column = np.array(["home", "work", "car"] * 4)
-    schedule, tests = drifts("window", column, column[:6], partition(range(6), range(6, 12)), 3, width=1.0)
-    seen = [[set(column[samples]) for samples in by_period(schedule, device)] for device in range(2)]
+    arrivals, tests = drifts("window", column, column[:6], partition(range(6), range(6, 12)), 3, width=1.0)
+    seen = [[set(column[samples]) for samples in by_period(arrivals, device)] for device in range(2)]
     assert seen[0] == seen[1] == [set(column[samples]) for samples in plan_of(tests)]
     assert sorted(len(values) for values in seen[0]) == [1, 1, 1]
     assert set.union(*seen[0]) == {"home", "work", "car"}
@@ -136,8 +136,8 @@ def test_a_wider_window_lets_neighbours_overlap_and_a_very_wide_one_mixes_all():
     column = np.repeat(np.arange(10), 100)
     shares = partition(range(1000))
     for width, values in ((1.0, 1), (2.0, 3), (1000.0, 10)):
-        schedule, _ = drifts("window", column, column, shares, 10, width=width)
-        seen = (schedule.label_counts(column, 10)[1:-1] > 0).sum(axis=1)
+        arrivals, _ = drifts("window", column, column, shares, 10, width=width)
+        seen = (arrivals.label_counts(column, 10)[1:-1] > 0).sum(axis=1)
         assert set(seen) == {values}
 
 
@@ -161,8 +161,8 @@ class Scripted:
 def test_each_period_takes_what_weighs_most_in_it_of_what_is_left():
     column = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
     generator = Scripted([[0.1, 0.0, 0.9], [0.0, 1.0, 0.0], [0.4, 0.3, 0.3]])
-    schedule, tests = dirichlet_drift(column, column[1:7], partition(range(9)), 3, alpha=1.0, generator=generator)
-    assert by_period(schedule, 0) == [[6, 7, 8], [3, 4, 5], [0, 1, 2]]
+    arrivals, tests = dirichlet_drift(column, column[1:7], partition(range(9)), 3, alpha=1.0, generator=generator)
+    assert by_period(arrivals, 0) == [[6, 7, 8], [3, 4, 5], [0, 1, 2]]
     # The test split holds 0 0 1 1 1 2: the first period takes its 2 and one 0.
     assert plan_of(tests) == [[0, 5], [2, 3], [1, 4]]
 
@@ -171,8 +171,8 @@ def test_a_small_alpha_makes_periods_of_few_labels_and_a_large_one_of_all():
     column = np.tile(np.arange(10), 100)
     largest = []
     for alpha in (0.001, 1000.0):
-        schedule, _ = drifts("dirichlet", column, column, partition(range(1000)), 5, alpha=alpha)
-        largest.append(schedule.label_counts(column, 10).max(axis=1).max())
+        arrivals, _ = drifts("dirichlet", column, column, partition(range(1000)), 5, alpha=alpha)
+        largest.append(arrivals.label_counts(column, 10).max(axis=1).max())
     assert largest[0] == 100
     assert largest[1] < 50
 
@@ -180,8 +180,8 @@ def test_a_small_alpha_makes_periods_of_few_labels_and_a_large_one_of_all():
 @pytest.mark.parametrize("name", ["dirichlet", "window"])
 def test_drift_over_the_fleet_divides_all_samples_evenly(name):
     column = np.array([0] * 7 + [1] * 4)
-    schedule, _ = drifts(name, column, column, partition(range(7), range(7, 11)), 4, cut="fleet")
-    assert schedule.counts().sum(axis=0).tolist() == [3, 3, 3, 2]
+    arrivals, _ = drifts(name, column, column, partition(range(7), range(7, 11)), 4, cut="fleet")
+    assert arrivals.counts().sum(axis=0).tolist() == [3, 3, 3, 2]
 
 
 @pytest.mark.parametrize(
@@ -209,6 +209,6 @@ def test_a_test_split_that_does_not_reach_for_all_periods_is_refused():
 def test_what_a_device_has_in_its_periods_is_even_within_one(name, samples, devices, periods, seed):
     labels = seeded(seed).integers(0, 4, (samples + periods) * devices + samples % devices)
     shares = Partition.of(iid(len(labels), devices, generator=seeded(seed)), 0.0, seeded())
-    schedule, _ = drifts(name, labels, labels, shares, periods, seed)
-    counts = schedule.counts()
+    arrivals, _ = drifts(name, labels, labels, shares, periods, seed)
+    counts = arrivals.counts()
     assert (counts.max(axis=1) - counts.min(axis=1)).max() <= 1

@@ -17,8 +17,8 @@ def partition(*shares):
     return Partition.of([np.array(share, dtype=np.int64) for share in shares], 0.0, seeded())
 
 
-def by_period(schedule, device):
-    return [schedule.arrived(device, period, math.inf).tolist() for period in range(schedule.period_count)]
+def by_period(arrivals, device):
+    return [arrivals.arrived(device, period, math.inf).tolist() for period in range(arrivals.period_count)]
 
 
 def plan_of(tests):
@@ -35,10 +35,10 @@ def test_tasks_are_runs_of_the_class_order_and_the_first_are_larger():
 def test_samples_arrive_with_their_class_and_are_tested_with_it():
     labels, test_labels = np.array([0, 1, 2, 3, 0, 1, 2, 3]), np.array([3, 2, 1, 0, 3])
     tasks = ClassTasks.of(4, 2, [3, 0, 2, 1])
-    schedule, tests = class_incremental(
+    arrivals, tests = class_incremental(
         labels, test_labels, partition([0, 1, 2, 3, 4], [5, 6], [7]), tasks, generator=seeded()
     )
-    held = [[sorted(samples) for samples in by_period(schedule, device)] for device in range(3)]
+    held = [[sorted(samples) for samples in by_period(arrivals, device)] for device in range(3)]
     assert held == [[[0, 3, 4], [1, 2]], [[], [5, 6]], [[7], []]]
     assert (plan_of(tests), tests.held_out) == ([[0, 3, 4], [1, 2]], False)
 

@@ -16,8 +16,9 @@ import torch
 from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.data.partition import Partition
 from fedemu.algorithms.interface import Forest, Outputs, Tree
+from fedemu.algorithms.streams.arrivals import Arrivals
+from fedemu.algorithms.streams.period_tests import PeriodTests
 from fedemu.algorithms.streams.plan import StreamPlan
-from fedemu.algorithms.streams.schedule import PeriodTests, Schedule
 from fedemu.coordinator.asks.payload import spill
 from fedemu.coordinator.evaluation.diagnosis import Diagnosis, RoundDiagnosis
 from fedemu.coordinator.evaluation.evaluate import Evaluator
@@ -188,10 +189,10 @@ def test_with_periods_a_device_holds_what_arrives_in_the_rounds_own(
     data, threshold = corpus(), Threshold()
     shares = partition(SHARES, [[], [], [], []])
     periods = np.array([0, 0, 0, 1, 1])
-    schedule = Schedule.of(shares, np.array([0, 1, 2, 3, 4]), periods, 2)
+    arrivals = Arrivals.of(shares, np.array([0, 1, 2, 3, 4]), periods, 2)
     tests = PeriodTests(np.array([0, 2, 4]), np.array([0, 4, 1, 5]), held_out=False)
     evaluator = Evaluator(threshold, data, tests)  # type: ignore[arg-type]
-    plan = StreamPlan(schedule, rounds_per_period=2, period_seconds=60.0, cumulative=cumulative)
+    plan = StreamPlan(arrivals, rounds_per_period=2, period_seconds=60.0, cumulative=cumulative)
     basis = Diagnosis(threshold, data, shares, evaluator, plan)  # type: ignore[arg-type]
     opened = basis.open(round, model(0.75))
     examine(opened, {3: 0.5, 1: 1.75}, tmp_path)

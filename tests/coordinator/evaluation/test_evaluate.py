@@ -9,7 +9,7 @@ import torch
 
 from fedemu.algorithms.data.corpus import NO_TARGET, Corpus, Split
 from fedemu.algorithms.interface import Outputs
-from fedemu.algorithms.streams.schedule import PeriodTests
+from fedemu.algorithms.streams.period_tests import PeriodTests
 from fedemu.coordinator.evaluation import evaluate as module
 from fedemu.coordinator.evaluation.evaluate import Evaluator
 from fedemu.protocol.ids import digest_of

@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedemu.algorithms.streams.arrivals import Arrivals
 from fedemu.algorithms.streams.plan import StreamPlan
-from fedemu.algorithms.streams.schedule import Schedule
 from fedemu.device.memory.stream import DeviceStream
 
 # Samples 10, 11 arrive in period 0, 12 in period 1, none in period 2, 13 and 14 in period 3; device 1 has 15 alone.
-SCHEDULE = Schedule(
+ARRIVALS = Arrivals(
     offsets=np.array([0, 5, 6]),
     indices=np.array([10, 11, 12, 13, 14, 15]),
     periods=np.array([0, 0, 1, 3, 3, 2]),
@@ -21,7 +21,7 @@ SCHEDULE = Schedule(
 
 
 def stream(device: int = 0, **rules: float) -> DeviceStream:
-    return DeviceStream(StreamPlan(SCHEDULE, 2, 100.0, **rules), device)  # type: ignore[arg-type]
+    return DeviceStream(StreamPlan(ARRIVALS, 2, 100.0, **rules), device)  # type: ignore[arg-type]
 
 
 def test_a_device_has_what_has_arrived_of_the_rounds_period() -> None:
@@ -62,9 +62,9 @@ def test_older_samples_are_out_of_reach_in_any_round_at_any_time(data: st.DataOb
     seconds = random.choice([0.0, 1.0, 50.0, 99.0], size=samples)
     order = np.lexsort((seconds, period, owner))
     offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=devices))])
-    schedule = Schedule(offsets, order, period[order], seconds[order], periods)
+    arrivals = Arrivals(offsets, order, period[order], seconds[order], periods)
     length = data.draw(st.sampled_from([0.0, 1.0, 100.0]))
-    plan = StreamPlan(schedule, data.draw(st.integers(1, 4)), length, cumulative, budget=3)
+    plan = StreamPlan(arrivals, data.draw(st.integers(1, 4)), length, cumulative, budget=3)
     plan = StreamPlan.from_arrays(plan.to_arrays())
     for device in range(devices):
         mine = DeviceStream(plan, device)

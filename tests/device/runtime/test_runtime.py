@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedemu.algorithms.replay.buffer import Buffer
-from fedemu.algorithms.streams import schedule as streams
+from fedemu.algorithms.streams.arrivals import Arrivals
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.device.behaviour.behaviour import Assignment, Schedule
 from fedemu.device.bus import Done, JobFailed, Joined, Submit, Withdraw
@@ -105,7 +105,7 @@ def a_plan(*periods: tuple[int, ...], **rules: Any) -> StreamPlan:
     indices = np.array([index for period in periods for index in period], np.int64)
     numbers = np.repeat(np.arange(len(periods)), [len(period) for period in periods])
     offsets = np.array([0, len(indices)])
-    return StreamPlan(streams.Schedule(offsets, indices, numbers, np.zeros(len(indices)), len(periods)), **rules)
+    return StreamPlan(Arrivals(offsets, indices, numbers, np.zeros(len(indices)), len(periods)), **rules)
 
 
 PLAN = a_plan((4, 5, 6))

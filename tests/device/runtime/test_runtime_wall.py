@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedemu.algorithms.streams import schedule as streams
+from fedemu.algorithms.streams.arrivals import Arrivals
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.device.behaviour.behaviour import Assignment, Schedule
 from fedemu.device.bus import Done, Joined, Submit
@@ -24,7 +24,7 @@ from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Beat, Bye, Hello, Result, Welcome, Work
 
 START = 500.0
-PLAN = StreamPlan(streams.Schedule(np.array([0, 1]), np.array([1]), np.array([0]), np.zeros(1), period_count=1))
+PLAN = StreamPlan(Arrivals(np.array([0, 1]), np.array([1]), np.array([0]), np.zeros(1), period_count=1))
 """What the monotonic clock shows when the experiment begins."""
 ALWAYS = ((0.0, math.inf),)
 

@@ -52,7 +52,7 @@ DRIFT = ("stream.kind=drift", "stream.periods=4", "stream.rounds_per_period=3", 
 def test_rounds_and_times_of_periods_are_those_of_the_stream_that_devices_get(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, *DRIFT, "replay.strategy=reservoir", "replay.capacity=6")
     published = StreamPlan.from_arrays(decode_tree(plan.partition))
-    assert (len(published), published.schedule.period_count, published.budget) == (20, 4, 6)
+    assert (len(published), published.arrivals.period_count, published.budget) == (20, 4, 6)
     assert [plan.settings.task_of_round(round) for round in (1, 3, 4, 12, 13)] == [0, 0, 1, 3, 3]
     assert [plan.settings.task_begins(task) for task in range(4)] == [0.0, 60.0, 120.0, 180.0]
     assert plan.settings.replay

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.algorithms.streams.period_tests import PeriodTests
 from fedemu.algorithms.streams.plan import StreamPlan
-from fedemu.algorithms.streams.schedule import PeriodTests, Schedule
 from fedemu.ops.assembly.partition import build_partition
 from fedemu.ops.assembly.stream import open_stream
 from fedemu.ops.data.corpora import source_of
@@ -63,7 +63,7 @@ def test_a_static_stream_gives_every_device_its_samples_in_the_partitions_order(
     for device in range(DEVICES):
         for round in (1, 7, 1000):
             assert plan.held(device, round, 0.0).tolist() == partition.device(device)[0].tolist()
-    assert (plan.schedule.period_count, plan.budget) == (1, 0)
+    assert (plan.arrivals.period_count, plan.budget) == (1, 0)
     assert (tests.indices.tolist(), tests.held_out) == ([*range(100)], False)
 
 
@@ -84,9 +84,9 @@ def test_validation_parts_and_public_data_never_arrive(stream: dict[str, Any]) -
     partition = build_partition(CORPUS, wanted.data, devices=DEVICES, seed=1)
     plan, tests = opened(wanted)
     held_out = tests.indices.tolist() if tests.held_out else []
-    assert sorted([*plan.schedule.indices.tolist(), *held_out]) == sorted(partition.train_indices.tolist())
+    assert sorted([*plan.arrivals.indices.tolist(), *held_out]) == sorted(partition.train_indices.tolist())
     assert tests.held_out == (stream["kind"] == "periods")
-    assert (len(tests), plan.schedule.period_count) == (4, 4)
+    assert (len(tests), plan.arrivals.period_count) == (4, 4)
 
 
 @pytest.mark.parametrize("stream", KINDS)
@@ -100,29 +100,29 @@ def test_periods_follow_a_column_of_times() -> None:
     plan, tests = opened(experiment(kind="periods", periods=4, order="time", cut="fleet", test_fraction=0.25))
     ends = [TIMES[tests.of_period(period)].max() for period in range(4)]
     assert ends == [99.0, 199.0, 299.0, 399.0]
-    assert [plan.schedule.counts()[:, period].sum() for period in range(4)] == [75] * 4
+    assert [plan.arrivals.counts()[:, period].sum() for period in range(4)] == [75] * 4
     for period in range(4):
-        arrived = plan.schedule.indices[plan.schedule.periods == period]
+        arrived = plan.arrivals.indices[plan.arrivals.periods == period]
         assert TIMES[arrived].max() < TIMES[tests.of_period(period)].min()
 
 
 def test_the_order_of_the_training_split_is_an_order_of_arrival() -> None:
     plan, _ = opened(experiment(kind="periods", periods=4))
     for device in range(DEVICES):
-        mine = plan.schedule.everything(device, 3).tolist()
+        mine = plan.arrivals.everything(device, 3).tolist()
         assert mine == sorted(mine)
 
 
 def test_classes_come_in_the_order_that_is_given() -> None:
     plan, tests = opened(experiment(kind="classes", tasks=2, order=[9, 8, 7, 6, 5, 0, 1, 2, 3, 4]))
-    counts = plan.schedule.label_counts(LABELS, 10)
+    counts = plan.arrivals.label_counts(LABELS, 10)
     assert counts.tolist() == [[0] * 5 + [40] * 5, [40] * 5 + [0] * 5]
     assert sorted(set(TEST_LABELS[tests.of_period(0)].tolist())) == [5, 6, 7, 8, 9]
 
 
 def test_a_column_of_texts_drifts_like_labels() -> None:
     plan, tests = opened(experiment(kind="window", column="domain", periods=2, width=1.0))
-    first = plan.schedule.indices[plan.schedule.periods == 0]
+    first = plan.arrivals.indices[plan.arrivals.periods == 0]
     assert len(set(LABELS[first] % 2)) == 1
     assert set(TEST_LABELS[tests.of_period(0)] % 2) == set(LABELS[first] % 2)
 
@@ -133,7 +133,7 @@ def test_the_rules_of_a_plan_are_those_of_the_configuration() -> None:
     assert (plan.rounds_per_period, plan.period_seconds, plan.cumulative, plan.budget) == (3, 50.0, True, 0)
     assert [plan.period_of(round) for round in (1, 3, 4, 12, 13)] == [0, 0, 1, 3, 3]
     plan, _ = opened(experiment(kind="classes", rounds_per_task=7))
-    assert (plan.rounds_per_period, plan.schedule.period_count) == (7, 5)
+    assert (plan.rounds_per_period, plan.arrivals.period_count) == (7, 5)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_devices_keep_the_budget_or_else_all_their_capacity(replay: dict[str, An
 
 def test_poisson_arrivals_are_spread_over_the_period() -> None:
     plan, _ = opened(experiment(kind="drift", periods=4, arrivals="poisson", period_seconds=60.0))
-    seconds = plan.schedule.seconds
+    seconds = plan.arrivals.seconds
     assert 0.0 <= seconds.min() < 5.0
     assert 55.0 < seconds.max() < 60.0
     assert len(plan.held(0, 1, 0.0)) == 0
@@ -163,21 +163,12 @@ def test_samples_that_have_times_of_their_own_arrive_by_them() -> None:
     """What is in a period by its time also comes by it, from its very beginning to its very end."""
     plan, _ = opened(experiment(kind="periods", periods=4, order="time", arrivals="order", period_seconds=60.0))
     for device in range(DEVICES):
-        times = [time for time, _ in plan.arrivals(device)]
-        arrived = np.concatenate([indices for _, indices in plan.arrivals(device)])
-        assert times == sorted(times)
+        arrived = plan.arrivals.everything(device, 3)
         assert TIMES[arrived].tolist() == sorted(TIMES[arrived])
-        own = TIMES[plan.schedule.arrived(device, 1, 60.0)]
-        expected = 60.0 + 60.0 * (own - own[0]) / (own[-1] - own[0])
-        assert [time for time in times if 60.0 <= time <= 120.0] == pytest.approx([60.0, *expected, 120.0])
-
-
-def test_a_stream_is_what_arrives_together_and_when() -> None:
-    offsets, periods = np.array([0, 4, 5]), np.array([0, 0, 2, 2, 1])
-    schedule = Schedule(offsets, np.array([7, 3, 9, 1, 4]), periods, np.array([0.0, 0.0, 0.0, 2.5, 1.0]), 3)
-    plan = StreamPlan(schedule, period_seconds=10.0)
-    assert [(time, indices.tolist()) for time, indices in plan.arrivals(0)] == [(0.0, [7, 3]), (20.0, [9]), (22.5, [1])]
-    assert [(time, indices.tolist()) for time, indices in plan.arrivals(1)] == [(11.0, [4])]
+        own = TIMES[plan.arrivals.arrived(device, 1, 60.0)]
+        expected = 60.0 * (own - own[0]) / (own[-1] - own[0])
+        mine = (plan.arrivals.owners() == device) & (plan.arrivals.periods == 1)
+        assert plan.arrivals.seconds[mine].tolist() == pytest.approx(expected.tolist())
 
 
 def test_the_columns_that_a_stream_reads_are_kept_with_the_data() -> None:

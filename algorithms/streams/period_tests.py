@@ -1,0 +1,86 @@
+"""What the model is tested on in each period of a stream: flat arrays, ready for a blob."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.algorithms.data.partition import Indices
+from fedemu.algorithms.streams.arrivals import Arrivals
+from fedemu.algorithms.streams.flat import check_offsets, offsets_of, row, scalar
+from fedemu.protocol.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class PeriodTests:
+    """The test samples of period ``t`` are ``indices[offsets[t]:offsets[t + 1]]``. Periods count from 0.
+
+    ``offsets [periods + 1]``. With ``held_out`` the indices point into ``Corpus.train``, to samples that never arrive
+    at a device. Without it they point into ``Corpus.test``.
+    """
+
+    offsets: Indices
+    indices: Indices
+    held_out: bool
+
+    def __len__(self) -> int:
+        """The number of periods."""
+        return len(self.offsets) - 1
+
+    def split(self, corpus: Corpus) -> Split:
+        """The part of the corpus that the indices point into."""
+        return corpus.train if self.held_out else corpus.test
+
+    def of_period(self, period: int) -> Indices:
+        """The test samples of one period (a view). Raises IndexError if there is no such period."""
+        if not 0 <= period < len(self):
+            raise IndexError(f"period {period} of {len(self)}")
+        return self.indices[self.offsets[period] : self.offsets[period + 1]]
+
+    def up_to(self, period: int) -> Indices:
+        """The test samples of all periods so far, with those of ``period`` (a view). Raises IndexError likewise."""
+        return self.indices[: self.offsets[period] + len(self.of_period(period))]
+
+    def to_arrays(self) -> dict[str, Indices]:
+        """The plan as arrays for a blob."""
+        held_out = np.array([self.held_out], dtype=np.int64)
+        return {"offsets": self.offsets, "indices": self.indices, "held_out": held_out}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> PeriodTests:
+        """The inverse of ``to_arrays``. Raises DataError if the arrays are no test plan."""
+        what = "test plan"
+        offsets, indices, held_out = (row(arrays, name, np.int64, what) for name in ("offsets", "indices", "held_out"))
+        check_offsets(offsets, indices, what)
+        return cls(offsets, indices, bool(scalar(held_out, "held_out", what)))
+
+    @classmethod
+    def of(cls, period: Indices, indices: Indices, *, period_count: int, held_out: bool) -> PeriodTests:
+        """The test plan of samples in any order. The order within a period is kept.
+
+        ``period [samples]`` is the period of each sample, ``indices [samples]`` are the samples.
+        """
+        return cls(offsets_of(period, period_count), indices[np.argsort(period, kind="stable")], held_out)
+
+
+def checked(arrivals: Arrivals, tests: PeriodTests) -> tuple[Arrivals, PeriodTests]:
+    """Both arguments, unchanged.
+
+    Raises ConfigurationError if there is a period in which no device has a sample to train on, or one without a test
+    sample.
+    """
+    for missing, purpose in (
+        (arrivals.counts().sum(axis=0) == 0, "train on at any device"),
+        (np.diff(tests.offsets) == 0, "test on"),
+    ):
+        if np.any(missing):
+            raise ConfigurationError(
+                f"period {np.argmax(missing)} of {len(missing)} has no sample to {purpose}; "
+                "ask for fewer periods, or use more data"
+            )
+    return arrivals, tests
