@@ -53,7 +53,7 @@ class SupervisorPlan:
     lost_seconds: float = 120.0
     logs: Path | None = None
     behaviours: str = "fedemu.ops.assembly.behaviours:open_behaviours"
-    trainer: str = "fedemu.ops.assembly.learning:open_trainer"
+    trainer: str = "fedemu.ops.assembly.trainer:open_trainer"
     prepare: str = "fedemu.ops.data.corpora:prepare"
     observer: MachineObserver = field(default_factory=Silent)
 

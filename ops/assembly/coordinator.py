@@ -1,4 +1,4 @@
-"""The plan of a coordinator, put together from an experiment."""
+"""The plan of a coordinator, made from an experiment."""
 
 from __future__ import annotations
 
@@ -15,46 +15,37 @@ from fedemu.coordinator.evaluation.evaluate import Evaluator
 from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.settings import Settings
-from fedemu.ops.assembly.learning import initial_variables, open_algorithm
-from fedemu.ops.assembly.partition import build_partition
-from fedemu.ops.assembly.public_data import open_public
-from fedemu.ops.assembly.stream import open_stream
-from fedemu.ops.assembly.trial import try_out
-from fedemu.ops.data.apart import decode_apart
-from fedemu.ops.data.corpora import open_corpus
+from fedemu.ops.assembly.trial import tried_parts
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.transport.interface import Network
 
 MOST_HEARTBEATS = 500
-"""Per second of the whole fleet: a larger one beats less often, or nothing else would be heard."""
+"""Heartbeats per second of the whole fleet. A larger fleet beats less often, to leave room for other messages."""
 
 
 def assemble(
     directory: Path, experiment: Experiment, network: Network, address: str, observers: Sequence[RunObserver] = ()
 ) -> CoordinatorPlan:
-    """The plan of a run whose directory has been claimed, so that starting it and resuming it are the same."""
+    """Make the plan of a run whose directory has been claimed. It is the same plan for a new run and for a resumed one.
+
+    Decodes the data and tries the first step. Raises ConfigurationError or DataError if the experiment cannot be run.
+    """
     torch.set_num_threads(experiment.server.threads)
-    decode_apart(experiment, lambda text: print(text, file=sys.stderr, flush=True))
-    corpus = open_corpus(experiment)
-    model, algorithm = open_algorithm(experiment, corpus)
-    partition = build_partition(corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)
-    stream, tests = open_stream(experiment, corpus, partition)
-    variables = initial_variables(experiment, model)
-    public = open_public(corpus, experiment.data, experiment.seed)
-    try_out(experiment, corpus, model, algorithm, variables, public)
-    evaluator = Evaluator(model, corpus, tests)
+    parts = tried_parts(experiment, lambda text: print(text, file=sys.stderr, flush=True))
+    corpus, model, stream = parts.corpus, parts.model, parts.stream
+    evaluator = Evaluator(model, corpus, parts.tests)
     diagnosis = None
     if experiment.diagnose.every:
         samples = experiment.diagnose.samples
-        some = Evaluator(model, corpus, tests, samples=samples) if samples else evaluator
-        diagnosis = Diagnosis(model, corpus, partition, some, stream)
+        some = Evaluator(model, corpus, parts.tests, samples=samples) if samples else evaluator
+        diagnosis = Diagnosis(model, corpus, parts.partition, some, stream)
     return CoordinatorPlan(
         address=address,
         network=network,
         settings=settings_of(experiment, stream),
-        algorithm=algorithm,
-        variables=variables,
+        algorithm=parts.algorithm,
+        variables=parts.variables,
         evaluator=evaluator,
         experiment=experiment.to_bytes(),
         partition=encode_tree(stream.to_arrays()),
@@ -63,7 +54,7 @@ def assemble(
         directory=directory,
         config=experiment.to_toml(),
         resume=True,
-        public=public,
+        public=parts.public,
         diagnosis=diagnosis,
         album=open_album(corpus),
         observers=observers,

@@ -1,4 +1,4 @@
-"""An experiment's model and method, put together from its configuration, and the trainer of its programs."""
+"""The model and the method of an experiment."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from typing import Any
 
 from fedemu.algorithms.data.augment import augmentation
 from fedemu.algorithms.data.corpus import Corpus
-from fedemu.algorithms.interface import Algorithm, Ask, Context, Model, Selecting, Tree
+from fedemu.algorithms.interface import Algorithm, Ask, Context, Model, Tree
 from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.registry import BIDIRECTIONAL, CLASSIFIERS, build_algorithm, build_model, find_criterion
 from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
 from fedemu.algorithms.training.ingredients import Ingredients
-from fedemu.device.compute.trainer import Trainer
-from fedemu.ops.assembly.public_data import open_public
 from fedemu.ops.assembly.stream import class_tasks
-from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
@@ -111,25 +108,6 @@ def _within_memory(experiment: Experiment) -> Iterator[None]:
 def lacks_memory(error: Exception) -> bool:
     """Whether an allocation in host memory failed, for which torch has no type of its own."""
     return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
-
-
-def open_trainer(experiment: bytes, device_type: str) -> Trainer:
-    """A trainer of the experiment's programs; ``warm_up`` gets it ready for the first round's first ask."""
-    settings = Experiment.from_bytes(experiment)
-    corpus = open_corpus(settings)
-    model, algorithm = open_algorithm(settings, corpus)
-    public = open_public(corpus, settings.data, settings.seed)
-    ask = first_ask(algorithm, model.init(0), Context(0, 0, settings.seed, corpus.classes, public))
-    return Trainer(
-        algorithm.programs,
-        corpus,
-        settings.seed,
-        device_type=device_type,
-        executor=settings.local.executor,
-        kind=model.kind,
-        examples={} if ask is None else {ask.program: ask.shared},
-        selection=algorithm.selection if isinstance(algorithm, Selecting) else None,
-    )
 
 
 def first_ask(algorithm: Algorithm[Any], variables: Tree, context: Context) -> Ask | None:

@@ -1,4 +1,4 @@
-"""An experiment put together as its coordinator would, without playing it: what does not fit shows here."""
+"""``fedemu validate``: puts an experiment together as a run does, and tells people about its parts."""
 
 from __future__ import annotations
 
@@ -7,35 +7,24 @@ from collections.abc import Callable
 import numpy as np
 
 from fedemu.algorithms.data.partition import Indices
-from fedemu.ops.assembly.learning import initial_variables, open_algorithm
-from fedemu.ops.assembly.partition import build_partition
-from fedemu.ops.assembly.public_data import open_public
-from fedemu.ops.assembly.stream import open_stream
-from fedemu.ops.assembly.trial import try_out
-from fedemu.ops.data.apart import decode_apart
-from fedemu.ops.data.corpora import open_corpus
+from fedemu.ops.assembly.trial import tried_parts
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.tables.stream import in_words
 
 
 def rehearse(experiment: Experiment, say: Callable[[str], None]) -> dict[str, str]:
-    """Decode the data, build model and method, draw the partition, try a first step; what that came to, for people.
+    """Put an experiment together and try its first step. Returns facts for people, by subject.
 
-    Raises ConfigurationError or DataError, as a run would after its start.
+    ``say`` gets a line for people while data are decoded. Raises ConfigurationError or DataError, as a run would after
+    its start.
     """
-    decode_apart(experiment, say)
-    corpus = open_corpus(experiment)
-    model, algorithm = open_algorithm(experiment, corpus)
-    variables = initial_variables(experiment, model)
-    partition = build_partition(corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)
-    public = open_public(corpus, experiment.data, experiment.seed)
-    try_out(experiment, corpus, model, algorithm, variables, public)
-    stream, tests = open_stream(experiment, corpus, partition)
+    parts = tried_parts(experiment, say)
+    stream, tests, public = parts.stream, parts.tests, parts.public
     sizes = np.diff(stream.arrivals.offsets)
     facts = {
         "samples": f"{sizes.sum()} to train on ({sizes.min()} to {sizes.max()} a device), {len(tests.indices)} to "
-        f"test on, {corpus.classes} classes",
-        "variables": f"{sum(leaf.numel() for leaf in variables.values())} numbers in the model",
+        f"test on, {parts.corpus.classes} classes",
+        "variables": f"{sum(leaf.numel() for leaf in parts.variables.values())} numbers in the model",
     }
     if len(tests) > 1:
         counts, tested = stream.arrivals.counts(), np.diff(tests.offsets)
@@ -49,6 +38,6 @@ def rehearse(experiment: Experiment, say: Callable[[str], None]) -> dict[str, st
 
 
 def _spread(counts: Indices) -> str:
-    """From the least to the most of some numbers."""
+    """The range and the median of some numbers, in words."""
     least, most = counts.min(), counts.max()
     return f"{least}" if least == most else f"{least} to {most} (median {np.median(counts):g})"

@@ -17,13 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedemu.algorithms.data.corpus import Corpus
-from fedemu.algorithms.interface import Algorithm, Context, LocalProgram, Model, Plan, PublicData, Tree
+from fedemu.algorithms.interface import LocalProgram, Plan
 from fedemu.coordinator.evaluation.evaluate import read
 from fedemu.coordinator.rounds.server_job_worker import settle
 from fedemu.device.compute.executors.executor import Job, Source
 from fedemu.device.compute.trainer import kind_of, open_executor
 from fedemu.ops.assembly.learning import first_ask, lacks_memory
+from fedemu.ops.assembly.parts import Parts
+from fedemu.ops.data.apart import decode_apart
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import ConfigurationError, TrainingError
 
@@ -34,28 +35,37 @@ LONGEST = 400
 """Characters that somebody else's error may have."""
 
 
-def try_out(
-    experiment: Experiment,
-    corpus: Corpus,
-    model: Model,
-    algorithm: Algorithm[Any],
-    variables: Tree,
-    public: PublicData | None,
-) -> None:
-    """Raise ConfigurationError where the model can't be evaluated on the data, or fails in its first training step.
+def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
+    """Put an experiment together as a coordinator needs it, and try it out.
+
+    ``say`` gets a line for people while data are decoded, which happens in a process of its own. Raises
+    ConfigurationError or DataError if a part cannot be made, or if the parts do not fit together.
+    """
+    decode_apart(experiment, say)
+    parts = Parts(experiment)
+    # What is wrong with names, options and samples is found sooner than a model can be tried.
+    _ = parts.algorithm, parts.stream
+    try_out(parts)
+    return parts
+
+
+def try_out(parts: Parts) -> None:
+    """Raise ConfigurationError if the model cannot be evaluated on the data, or fails in its first training step.
 
     It happens in a forked process. So nothing changes here: no random state, no tensor that somebody's own code writes
     to, and no thread of autograd, after which server jobs could not compute gradients beside a CUDA device.
 
-    A process that dies or lacks memory has found nothing: devices may have more.
+    A process that dies or lacks memory proves nothing: devices may have more.
     """
-    samples = np.arange(min(SAMPLES, len(corpus.train)), dtype=np.int64)
+    samples = np.arange(min(SAMPLES, len(parts.corpus.train)), dtype=np.int64)
+    # The child finds them made. What is wrong with them is raised here.
+    _ = parts.variables, parts.public
 
     def problem() -> str:
         torch.set_num_threads(1)
         try:
-            _evaluate(experiment, corpus, model, variables, samples)
-            _train(experiment, corpus, model, algorithm, variables, public, samples)
+            _evaluate(parts, samples)
+            _train(parts, samples)
         except ConfigurationError as error:
             return str(error)
         return ""
@@ -64,14 +74,13 @@ def try_out(
         raise ConfigurationError(found)
 
 
-def _evaluate(
-    experiment: Experiment, corpus: Corpus, model: Model, variables: Tree, samples: NDArray[np.int64]
-) -> None:
-    name = experiment.model.name
+def _evaluate(parts: Parts, samples: NDArray[np.int64]) -> None:
+    """Apply the model to some training samples, and look at the shape and type of its logits."""
+    corpus, model, name = parts.corpus, parts.model, parts.experiment.model.name
     [(x, _)] = read(model, corpus, corpus.train, samples)
     try:
         with torch.inference_mode():
-            outputs, _ = model.apply(variables, x, False)
+            outputs, _ = model.apply(parts.variables, x, False)
         logits: object = outputs.logits
     except Exception as error:
         _refuse(f"model {name!r} can't be applied to a batch {list(x.shape)} of the data", error)
@@ -90,19 +99,12 @@ def _evaluate(
         raise ConfigurationError(f"model {name!r} gives logits of {logits.dtype}; they must be floating-point numbers")
 
 
-def _train(
-    experiment: Experiment,
-    corpus: Corpus,
-    model: Model,
-    algorithm: Algorithm[Any],
-    variables: Tree,
-    public: PublicData | None,
-    samples: NDArray[np.int64],
-) -> None:
-    """One step of each stage, by the executor that trainers without a GPU would take; queries have no steps."""
+def _train(parts: Parts, samples: NDArray[np.int64]) -> None:
+    """Take one step of each stage, by the executor that a trainer without a GPU would take. Queries have no steps."""
+    experiment, algorithm, model = parts.experiment, parts.algorithm, parts.model
     name = experiment.algorithm.name
     try:
-        ask = first_ask(algorithm, variables, Context(0, 0, experiment.seed, corpus.classes, public))
+        ask = first_ask(algorithm, parts.variables, parts.context)
     except ConfigurationError:
         raise
     except Exception as error:
@@ -118,7 +120,7 @@ def _train(
     job = Job(device=0, round=1, task=0, indices=samples, each=next(iter((ask.each or {}).values()), {}))
     try:
         executor = open_executor(experiment.local.executor, kind_of(program, model.kind), "cpu", stack_size=STACK_SIZE)
-        source = Source(corpus, experiment.seed, torch.device("cpu"))
+        source = Source(parts.corpus, experiment.seed, torch.device("cpu"))
         [result] = executor.run(cast(LocalProgram, _FirstSteps(program)), ask.shared, [job], source)
     except Exception as error:
         _refuse(said, error)

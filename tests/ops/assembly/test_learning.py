@@ -3,16 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from fedemu.algorithms.methods.fedavg import FedAvg
 from fedemu.algorithms.registry import BIDIRECTIONAL, CLASSIFIERS
 from fedemu.algorithms.training.local_sgd import LocalSGD
-from fedemu.device.compute.executors.executor import Job, JobResult
-from fedemu.device.compute.executors.serial import Serial
-from fedemu.ops.assembly.learning import open_algorithm, open_trainer
+from fedemu.ops.assembly.learning import open_algorithm
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import ConfigurationError
@@ -33,16 +29,6 @@ def test_the_default_experiment_is_fedavg_on_digits() -> None:
     assert sum(leaf.numel() for leaf in model.init(0).values()) == 4_810
 
 
-def test_a_trainer_of_the_default_experiment_is_warm_and_trains() -> None:
-    trainer = open_trainer(Experiment().to_bytes(), "cpu")
-    trainer.warm_up()
-    model, _ = open_algorithm(Experiment(), open_corpus(Experiment()))
-    (result,) = trainer.run("train", {"model": model.init(0)}, [Job(0, 1, 0, np.arange(23))])
-    assert isinstance(result, JobResult)
-    assert (result.examples, result.steps) == (23, 15)
-    assert all(torch.isfinite(leaf).all() for leaf in result.payload["delta"].values())
-
-
 def test_local_settings_reach_the_program() -> None:
     experiment = Experiment.parse(
         {
@@ -52,7 +38,6 @@ def test_local_settings_reach_the_program() -> None:
                 "weight_decay": 0.01,
                 "lr_decay": 0.5,
                 "augment": ["flip"],
-                "executor": "serial",
             },
         }
     )
@@ -62,7 +47,6 @@ def test_local_settings_reach_the_program() -> None:
     assert isinstance(local, LocalSGD)
     assert (local.momentum, local.weight_decay, local.learning_rate(2, 0)) == (0.9, 0.01, 0.05)
     assert local.augment is not None
-    assert open_trainer(experiment.to_bytes(), "cpu").capacity("train") == Serial.capacity
 
 
 @pytest.mark.parametrize(

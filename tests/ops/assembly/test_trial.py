@@ -7,19 +7,13 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from fedemu.algorithms.data.corpus import Corpus
-from fedemu.algorithms.interface import Algorithm, Model, PublicData, Tree
 from fedemu.algorithms.trees import map_leaves
-from fedemu.ops.assembly.learning import initial_variables, open_algorithm
-from fedemu.ops.assembly.public_data import open_public
+from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.assembly.trial import try_out
-from fedemu.ops.data.corpora import open_corpus
-from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.presets import methods
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.protocol.errors import ConfigurationError
@@ -118,18 +112,11 @@ def _own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 
 def tried(*settings: str, preset: str = "digits-small") -> None:
-    try_out(*opened(*settings, preset=preset))
+    try_out(opened(*settings, preset=preset))
 
 
-def opened(
-    *settings: str, preset: str = "digits-small"
-) -> tuple[Experiment, Corpus, Model, Algorithm[Any], Tree, PublicData | None]:
-    """What a trial takes."""
-    experiment, _ = load_experiment(preset, list(settings), {})
-    corpus = open_corpus(experiment)
-    model, algorithm = open_algorithm(experiment, corpus)
-    variables = initial_variables(experiment, model)
-    return experiment, corpus, model, algorithm, variables, open_public(corpus, experiment.data, experiment.seed)
+def opened(*settings: str, preset: str = "digits-small") -> Parts:
+    return Parts(load_experiment(preset, list(settings), {})[0])
 
 
 @pytest.mark.parametrize(
@@ -171,10 +158,10 @@ def test_what_one_executor_can_compute_may_be_computed_by_it() -> None:
 
 def test_nothing_of_this_process_changes_by_a_trial() -> None:
     taken = opened("model={name='tried:Writes',more=1}")
-    variables, drawn, threads = map_leaves(torch.clone, taken[4]), torch.get_rng_state(), torch.get_num_threads()
+    variables, drawn, threads = map_leaves(torch.clone, taken.variables), torch.get_rng_state(), torch.get_num_threads()
     with pytest.raises(ConfigurationError):
-        try_out(*taken)
-    assert all(torch.equal(leaf, variables[name]) for name, leaf in taken[4].items())
+        try_out(taken)
+    assert all(torch.equal(leaf, variables[name]) for name, leaf in taken.variables.items())
     assert torch.equal(torch.get_rng_state(), drawn)
     assert torch.get_num_threads() == threads
 

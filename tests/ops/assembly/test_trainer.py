@@ -1,0 +1,47 @@
+"""What a trainer process opens of an experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedemu.device.compute.executors.executor import Job, JobResult
+from fedemu.device.compute.executors.serial import Serial
+from fedemu.ops.assembly import parts as assembly
+from fedemu.ops.assembly.parts import Parts
+from fedemu.ops.assembly.trainer import open_trainer
+from fedemu.ops.experiment import Experiment
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDEMU_CACHE", str(Path(tmp_path_factory.getbasetemp()) / "learning-cache"))
+
+
+def test_a_trainer_of_the_default_experiment_is_warm_and_trains() -> None:
+    trainer = open_trainer(Experiment().to_bytes(), "cpu")
+    trainer.warm_up()
+    model = Parts(Experiment()).model
+    (result,) = trainer.run("train", {"model": model.init(0)}, [Job(0, 1, 0, np.arange(23))])
+    assert isinstance(result, JobResult)
+    assert (result.examples, result.steps) == (23, 15)
+    assert all(torch.isfinite(leaf).all() for leaf in result.payload["delta"].values())
+
+
+def test_a_trainer_computes_by_the_executor_that_is_set() -> None:
+    experiment = Experiment.parse({"local": {"executor": "serial"}})
+    assert open_trainer(experiment.to_bytes(), "cpu").capacity("train") == Serial.capacity
+
+
+def test_a_trainer_divides_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It starts as quickly for a thousand devices as for one."""
+
+    def divided(*_: object, **__: object) -> None:
+        raise AssertionError("a trainer asked for the partition or the stream")
+
+    monkeypatch.setattr(assembly, "build_partition", divided)
+    monkeypatch.setattr(assembly, "open_stream", divided)
+    open_trainer(Experiment().to_bytes(), "cpu").warm_up()
