@@ -1,4 +1,4 @@
-"""``docs/methods.md`` against the code: options and their defaults, what is sent and kept, what goes together."""
+"""The pages of ``docs/methods/`` against the code: options, defaults, what is sent and kept, what goes together."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from fedemu.algorithms.trees import zeros_like
 from fedemu.ops.experiment.presets import is_preset
 from fedemu.protocol.errors import ConfigurationError
 
-PAGE = (Path(__file__).parents[3] / "docs" / "methods.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
+FOLDER = Path(__file__).parents[3] / "docs" / "methods"
+PAGE = "\n".join(path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md")))
+SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^##? |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
 OPTION = re.compile(r"^\| `(\w+)` \| `([^`]+)` \|", re.MULTILINE)
 AMOUNT = r"(\d|G|\d \+ G)"
 GLANCE = re.compile(
@@ -176,7 +177,7 @@ def test_every_measure_of_forgetting_is_a_function() -> None:
     assert [name for name in measures if not callable(getattr(metrics, name, None))] == []
 
 
-def test_presets_that_the_page_runs_are_there() -> None:
+def test_presets_that_the_pages_run_are_there() -> None:
     named = re.findall(r"fedemu run (\S+)", PAGE)
     assert len(named) > 5
     assert [name for name in named if not is_preset(name.replace("$method", "fedntd"))] == []
