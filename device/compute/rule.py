@@ -1,7 +1,11 @@
-"""How training is computed on which hardware: a shipped rule, because a choice by timing would change the last bits.
+"""Which executor runs a program, and why: by the name that the experiment gives, or by a fixed table of measurements.
 
-Device updates per CPU second as multiples of a plain loop's (``torch.nn``, ``torch.optim``, contiguous memory) in the
-same process on the same samples; medians on an Intel Xeon of 2.5 GHz (AVX-512), torch 2.13, one thread:
+A table decides, and not a measurement at the start of a run, because the executors differ in the last bits of their
+results: a choice by timing would make a run unrepeatable.
+
+The table shows device updates per CPU second, as multiples of those of a plain loop (``torch.nn``, ``torch.optim``,
+contiguous memory) in the same process on the same samples. The values are medians on an Intel Xeon of 2.5 GHz
+(AVX-512) with torch 2.13 and one thread:
 
 ==========================================  ======  ==========  ===========  ===========
 work                                        serial  stack of 8  stack of 16  stack of 32
@@ -11,29 +15,32 @@ the same, 15 devices                           1.5         8.3          8.4     
 CIFAR-10 shapes, two 5×5 convolutions          1.3        0.52            -            -
 ==========================================  ======  ==========  ===========  ===========
 
-The digits are divided over 300 devices by Dirichlet(0.1), in batches of 10, 5 epochs; planning and gathering batches
-count. The convolutions train on 170 images in batches of 50.
+The digits are divided over 300 devices by Dirichlet(0.1), in batches of 10, for 5 epochs. The time to plan and to
+gather the batches counts. The convolutions train on 170 images in batches of 50.
 
-So on a CPU dense models are stacked and convolutions are not; nor are models of sequences, whose steps take as long in
-a stack of 8 as alone (a BERT of two layers of 64, a recurrent layer of 128). A program that makes samples with a
-generator is of the generator's kind: perceptrons that rehearse from one take 0.34 to 0.8 of the time one by one.
-Nothing was measured on CUDA: there all kinds are stacked, because one device's kernels are far too small to fill a GPU.
-
-This module imports no torch: supervisors read the environment from it.
+So on a CPU dense models are stacked, and convolutions are not. Models of sequences are not stacked either: their steps
+take as long in a stack of 8 as one by one (measured with a BERT of two layers of 64, and with a recurrent layer of
+128). A program that makes samples with a generator is of the generator's kind: perceptrons that rehearse from a
+generator take 0.34 to 0.8 of the time of a stack when they run one by one. Nothing was measured on CUDA.
+There all kinds are stacked, because the kernels of one device are far too small to fill a GPU.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
-Kind = Literal["dense", "convolutional", "sequence"]
+from fedemu.algorithms.interface import Kind, OfItsOwnKind
+from fedemu.protocol.errors import ConfigurationError
+
 DeviceType = Literal["cpu", "cuda"]
+ExecutorName = Literal["auto", "serial", "vmapped", "checked"]
+"""The values of ``local.executor`` in an experiment. ``auto`` follows the table ``RULES``."""
 
 
 class ComputeRule(NamedTuple):
-    """``stack_size`` devices at once; ``serial`` computes one at a time and has none."""
+    """An executor and how many devices it stacks. ``serial`` computes one device at a time: its size is 1."""
 
-    executor: Literal["serial", "vmapped"]
+    executor: Literal["serial", "vmapped", "checked"]
     stack_size: int
 
 
@@ -47,21 +54,25 @@ RULES: Final[dict[tuple[Kind, DeviceType], ComputeRule]] = {
 }
 
 STACK_SIZE_WHERE_FORCED: Final = 8
-"""Of a vmapped executor that an experiment asks for where the rule would not choose it."""
-
-COMPUTE_ENVIRONMENT: Final = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "MALLOC_TRIM_THRESHOLD_": "2000000000",
-    "MALLOC_MMAP_THRESHOLD_": "2000000000",
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-}
-"""What a trainer process is started with.
-
-One thread, because their number changes the last bits. glibc would give every large block back to the system and fault
-its pages in again at the next step; so it keeps them. cuBLAS is deterministic only with a workspace of fixed size.
-"""
+"""The stack size of a vmapped or checked executor, if the experiment names one where the table says ``serial``."""
 
 
-def compute_rule(kind: Kind, device_type: DeviceType) -> ComputeRule:
-    return RULES[kind, device_type]
+def compute_rule(name: str, kind: Kind, device_type: DeviceType, stack_size: int | None = None) -> ComputeRule:
+    """The executor that runs programs of this kind, for the ``name`` that an experiment gives.
+
+    ``auto`` takes the executor of the table; every other name takes the executor of that name. ``stack_size`` replaces
+    the table's. Raises ConfigurationError if no executor has this name.
+    """
+    if name not in get_args(ExecutorName):
+        raise ConfigurationError(f"local.executor = {name!r} is none of {', '.join(get_args(ExecutorName))}")
+    rule = RULES[kind, device_type]
+    if name == "serial" or (name == "auto" and rule.executor == "serial"):
+        return ComputeRule("serial", 1)
+    if stack_size is None:
+        stack_size = rule.stack_size if rule.executor == "vmapped" else STACK_SIZE_WHERE_FORCED
+    return ComputeRule("checked" if name == "checked" else "vmapped", stack_size)
+
+
+def kind_of(program: object, model: Kind) -> Kind:
+    """The kind of a program: its own if it names one, else the kind of the experiment's ``model``."""
+    return program.kind if isinstance(program, OfItsOwnKind) else model

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedemu.algorithms.data.corpus import Corpus
-from fedemu.algorithms.interface import Forest, Kind, LocalProgram, OfItsOwnKind, Query, Tree
+from fedemu.algorithms.interface import Forest, Kind, LocalProgram, Query, Tree
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.trees import map_leaves
-from fedemu.device.compute.executors.executor import Checked, Executor, Job, JobResult, Source
+from fedemu.device.compute.executors.checked import Checked
+from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source
 from fedemu.device.compute.executors.query import catch_up, run_query
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
-from fedemu.device.compute.rule import STACK_SIZE_WHERE_FORCED, DeviceType, compute_rule
+from fedemu.device.compute.rule import DeviceType, compute_rule, kind_of
 from fedemu.protocol.errors import ConfigurationError, TrainingError
 
-ExecutorName = Literal["auto", "serial", "vmapped", "checked"]
 KEPT_TREES = 8
 """Shared trees that stay on a GPU after their call."""
 
@@ -117,11 +117,6 @@ class Trainer:
         return found[1]
 
 
-def kind_of(program: object, model: Kind) -> Kind:
-    """A program's own kind, or else that of the experiment's ``model``."""
-    return program.kind if isinstance(program, OfItsOwnKind) else model
-
-
 def open_device(device_type: str) -> torch.device:
     """The device to compute on; sets this process to compute reproducibly: one thread, no approximate arithmetic."""
     torch.set_num_threads(1)
@@ -140,17 +135,15 @@ def open_device(device_type: str) -> torch.device:
 
 
 def open_executor(name: str, kind: Kind, device_type: DeviceType, stack_size: int | None = None) -> Executor:
-    """The executor of this name; ``auto`` follows the compute rule. Stacks have its size unless another is given."""
-    if name not in get_args(ExecutorName):
-        raise ConfigurationError(f"local.executor = {name!r} is none of {', '.join(get_args(ExecutorName))}")
-    rule = compute_rule(kind, device_type)
-    if stack_size is None:
-        stack_size = rule.stack_size if rule.executor == "vmapped" else STACK_SIZE_WHERE_FORCED
-    if name == "checked":
-        return Checked(Serial(), Vmapped(stack_size))
-    if name == "vmapped" or (name == "auto" and rule.executor == "vmapped"):
-        return Vmapped(stack_size)
-    return Serial()
+    """The executor that ``compute_rule`` names for these arguments."""
+    rule = compute_rule(name, kind, device_type, stack_size)
+    match rule.executor:
+        case "serial":
+            return Serial()
+        case "vmapped":
+            return Vmapped(rule.stack_size)
+        case "checked":
+            return Checked(Serial(), Vmapped(rule.stack_size))
 
 
 def _over_all(job: Job) -> Job:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fedemu.device.compute.rule import COMPUTE_ENVIRONMENT
+from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
 from fedemu.device.pipe import TrainerSetup, pack_message
 from fedemu.protocol.errors import FedemuError
 

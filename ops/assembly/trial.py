@@ -21,7 +21,8 @@ from fedemu.algorithms.interface import LocalProgram, Plan
 from fedemu.coordinator.evaluation.evaluate import read
 from fedemu.coordinator.rounds.server_job_worker import settle
 from fedemu.device.compute.executors.executor import Job, Source
-from fedemu.device.compute.trainer import kind_of, open_executor
+from fedemu.device.compute.rule import kind_of
+from fedemu.device.compute.trainer import open_executor
 from fedemu.ops.assembly.learning import first_ask, lacks_memory
 from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.data.apart import decode_apart

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 
-from fedemu.device.compute.rule import COMPUTE_ENVIRONMENT
+from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
 from fedemu.ops.bench.measure import Effort, Figure, Tell, paired, rate
 from fedemu.ops.bench.worker import Worker, at_once
 

@@ -20,7 +20,7 @@ from fedemu.algorithms.models.growing import SEEN, growing
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import Pass, cross_entropy
-from fedemu.device.compute.executors.executor import Checked
+from fedemu.device.compute.executors.checked import Checked
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.protocol.errors import ConfigurationError

@@ -27,7 +27,7 @@ from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import Training
 from fedemu.algorithms.training.objective import Loss, cross_entropy
-from fedemu.device.compute.executors.executor import Checked
+from fedemu.device.compute.executors.checked import Checked
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.protocol.ids import DeviceId

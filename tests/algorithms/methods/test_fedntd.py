@@ -15,7 +15,7 @@ from fedemu.algorithms.models.feed_forward import cnn, mlp
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.losses import not_true_distillation
 from fedemu.algorithms.training.objective import Pass, cross_entropy
-from fedemu.device.compute.executors.executor import Checked
+from fedemu.device.compute.executors.checked import Checked
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
 

@@ -16,7 +16,7 @@ from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.registry import build_algorithm
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
-from fedemu.device.compute.executors.executor import Checked
+from fedemu.device.compute.executors.checked import Checked
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.protocol.errors import ConfigurationError

@@ -21,7 +21,7 @@ from fedemu.algorithms.training.losses import dynamic_distillation, knowledge_we
 from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.algorithms.training.server_training import predict
 from fedemu.algorithms.trees import add, model_digest, unflatten
-from fedemu.device.compute.executors.executor import Checked
+from fedemu.device.compute.executors.checked import Checked
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.protocol.errors import ConfigurationError

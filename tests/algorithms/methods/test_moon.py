@@ -18,7 +18,7 @@ from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.losses import model_contrastive
 from fedemu.algorithms.training.objective import Pass, cross_entropy
 from fedemu.algorithms.trees import add
-from fedemu.device.compute.executors.executor import Checked
+from fedemu.device.compute.executors.checked import Checked
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.protocol.errors import ConfigurationError

@@ -15,7 +15,7 @@ from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.losses import reweighted_cross_entropy
 from fedemu.algorithms.training.objective import Criterion, cross_entropy
 from fedemu.algorithms.training.wsm import reweighted_softmax
-from fedemu.device.compute.executors.executor import Checked
+from fedemu.device.compute.executors.checked import Checked
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
 

@@ -14,7 +14,8 @@ from fedemu.algorithms.interface import Facts, Forest, Memory, Outcome, Tree
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import Objective, cross_entropy
-from fedemu.device.compute.executors.executor import Checked, Job, JobResult
+from fedemu.device.compute.executors.checked import Checked
+from fedemu.device.compute.executors.executor import Job, JobResult
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.device.compute.trainer import Trainer, open_executor

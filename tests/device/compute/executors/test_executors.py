@@ -20,7 +20,8 @@ from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.training.local_sgd import LocalSGD, shuffled_epochs
 from fedemu.algorithms.training.objective import Loss, Objective, proximity
 from fedemu.algorithms.trees import flatten
-from fedemu.device.compute.executors.executor import Checked, Executor, Job, JobResult, Source
+from fedemu.device.compute.executors.checked import Checked
+from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.protocol.errors import TrainingError

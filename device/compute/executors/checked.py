@@ -1,0 +1,73 @@
+"""An executor that tests another one: it runs every job twice and compares the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedemu.algorithms.interface import Forest, LocalProgram
+from fedemu.algorithms.trees import flatten
+from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source
+from fedemu.protocol.errors import TrainingError
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Runs both executors and returns the candidate's results; where they differ by more than rounding, an error.
+
+    Two leaves agree if no element differs by more than ``tolerance`` times the reference leaf's largest magnitude, or
+    where that is less, a thousandth of the largest of all leaves: some, as the key biases of attention, get no gradient
+    but rounding.
+    """
+
+    reference: Executor
+    candidate: Executor
+    tolerance: float = 1e-3
+
+    @property
+    def capacity(self) -> int:
+        return self.candidate.capacity
+
+    def run(
+        self, program: LocalProgram, shared: Forest, jobs: Sequence[Job], source: Source
+    ) -> list[JobResult | TrainingError]:
+        expected = self.reference.run(program, shared, jobs, source)
+        results = self.candidate.run(program, shared, jobs, source)
+        return [self._compared(*pair) for pair in zip(expected, results, strict=True)]
+
+    def _compared(
+        self, expected: JobResult | TrainingError, result: JobResult | TrainingError
+    ) -> JobResult | TrainingError:
+        if isinstance(expected, TrainingError) or isinstance(result, TrainingError):
+            if type(expected) is type(result):
+                return result
+            failure = expected if isinstance(expected, TrainingError) else result
+            return TrainingError(f"one executor fails where the other does not: {failure}")
+        if difference := self._difference(expected, result):
+            return TrainingError(f"the executors disagree on {difference}")
+        return result
+
+    def _difference(self, expected: JobResult, result: JobResult) -> str | None:
+        if replace(expected, payload={}, own={}, metrics={}) != replace(result, payload={}, own={}, metrics={}):
+            return "examples, steps or label counts"
+        theirs = {**flatten(expected.payload), **flatten({"own": expected.own})}
+        ours = {**flatten(result.payload), **flatten({"own": result.own})}
+        if theirs.keys() != ours.keys():
+            return "the names of the payload's tensors"
+        sizes = {name: _largest(reference) for name, reference in theirs.items()}
+        least = 1e-3 * max(sizes.values(), default=0.0)
+        for name, reference in theirs.items():
+            distance = (reference.double() - ours[name].double()).abs().nan_to_num(0.0)
+            bound = self.tolerance * max(sizes[name], least)
+            same_kind = torch.equal(reference.double().isfinite(), ours[name].double().isfinite())
+            if not same_kind or (distance.numel() and float(distance.max()) > bound):
+                return f"{name} by {float(distance.max()):.3g}, where {bound:.3g} would be rounding"
+        return None
+
+
+def _largest(leaf: Tensor) -> float:
+    """The largest finite magnitude; 0 where there is none."""
+    return float(leaf.double().abs().nan_to_num(0.0, 0.0, 0.0).max()) if leaf.numel() else 0.0
