@@ -11,8 +11,22 @@ from fedemu.device.behaviour import availability, profile
 from fedemu.device.behaviour.availability import Interval
 from fedemu.device.behaviour.behaviour import Behaviour
 from fedemu.device.behaviour.faults import FaultRates
-from fedemu.ops import experiment as config
-from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment import (
+    Always,
+    AvailabilityTrace,
+    ComputeTrace,
+    Diurnal,
+    Drawn,
+    Experiment,
+    Exponential,
+    Faults,
+    Fixed,
+    Lognormal,
+    NetworkTrace,
+    Normal,
+    Uniform,
+    Weibull,
+)
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.seeds import generator
 
@@ -39,15 +53,15 @@ def _intervals(settings: Experiment, device: int) -> Iterator[Interval]:
         return generator(settings.seed, device=device, purpose=purpose)
 
     match settings.availability:
-        case config.Always():
+        case Always():
             return availability.always()
-        case config.Exponential(mean_online=online, mean_offline=offline):
+        case Exponential(mean_online=online, mean_offline=offline):
             return availability.exponential(random(), online, offline)
-        case config.Weibull(shape=shape, scale_online=online, scale_offline=offline):
+        case Weibull(shape=shape, scale_online=online, scale_offline=offline):
             return availability.weibull(random(), shape, online, offline)
-        case config.Diurnal() as day:
+        case Diurnal() as day:
             return availability.diurnal(random(), day.mean, day.amplitude, day.peak_hour, day.spread_hours, day.spell)
-        case config.AvailabilityTrace(at_end=at_end):
+        case AvailabilityTrace(at_end=at_end):
             recorded, period = settings.traces.availability, settings.traces.last_event
             turn, phone = divmod(device, len(recorded))
             if at_end == "end":
@@ -64,32 +78,30 @@ def _quantities(settings: Experiment) -> dict[str, profile.Quantity]:
     return {key: _quantity(settings, key, getattr(settings.profile, key)) for key in keys}
 
 
-def _quantity(
-    settings: Experiment, key: str, value: float | config.Drawn | config.ComputeTrace | config.NetworkTrace
-) -> profile.Quantity:
-    if isinstance(value, config.ComputeTrace | config.NetworkTrace):
+def _quantity(settings: Experiment, key: str, value: float | Drawn | ComputeTrace | NetworkTrace) -> profile.Quantity:
+    if isinstance(value, ComputeTrace | NetworkTrace):
         rows = settings.traces.profile[key]
         return profile.Recorded(rows.file, rows.values, rows.deviations, rows.weights)
     return _distribution(value)
 
 
-def _distribution(value: float | config.Drawn) -> profile.Distribution:
+def _distribution(value: float | Drawn) -> profile.Distribution:
     match value:
         case int() | float():
             return profile.Fixed(float(value))
-        case config.Fixed():
+        case Fixed():
             return profile.Fixed(value.value)
-        case config.Uniform():
+        case Uniform():
             return profile.Uniform(value.low, value.high)
-        case config.Normal():
+        case Normal():
             return profile.Normal(value.mean, value.std, value.low, value.high)
-        case config.Lognormal():
+        case Lognormal():
             return profile.Lognormal(value.median, value.sigma)
         case other:
             assert_never(other)
 
 
-def _rates(faults: config.Faults) -> FaultRates:
+def _rates(faults: Faults) -> FaultRates:
     return FaultRates(
         crash=faults.crash_rate,
         leave=faults.leave_rate,

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from fedemu.algorithms.data import partitioners
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.data.partition import Indices, Partition
-from fedemu.ops import experiment as config
 from fedemu.ops.assembly.public_data import split_public
+from fedemu.ops.experiment import Data, Dirichlet, DirichletEqual, Flwr, Iid, Natural, PartitionSpec, Shards
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
 
 
-def build_partition(corpus: Corpus, data: config.Data, *, devices: int, seed: int) -> Partition:
+def build_partition(corpus: Corpus, data: Data, *, devices: int, seed: int) -> Partition:
     """Divide the training samples over devices by ``data.partition``, with ``data.validation`` of each held back.
 
     Public data are left out. Raises ConfigurationError or DataError where the samples can't be divided so.
@@ -38,12 +38,12 @@ def build_partition(corpus: Corpus, data: config.Data, *, devices: int, seed: in
 
 
 def _shares(
-    labels: NDArray[np.int64], columns: Mapping[str, NDArray[Any]], wanted: config.Partition, devices: int, seed: int
+    labels: NDArray[np.int64], columns: Mapping[str, NDArray[Any]], wanted: PartitionSpec, devices: int, seed: int
 ) -> list[Indices]:
     """Each device's positions among these samples, ascending."""
     random = seeds.generator(seed, purpose="partition")
     match wanted:
-        case config.Dirichlet(alpha=alpha, min_samples=min_samples, balanced=balanced, retry=retry):
+        case Dirichlet(alpha=alpha, min_samples=min_samples, balanced=balanced, retry=retry):
             return partitioners.dirichlet(
                 labels,
                 devices,
@@ -53,15 +53,15 @@ def _shares(
                 retry=retry,
                 balanced=balanced,
             )
-        case config.DirichletEqual(alpha=alpha):
+        case DirichletEqual(alpha=alpha):
             return partitioners.dirichlet_equal(labels, devices, alpha=alpha, generator=random)
-        case config.Shards(per_device=per_device):
+        case Shards(per_device=per_device):
             return partitioners.shards(labels, devices, shards_per_device=per_device, generator=random)
-        case config.Natural(column=column):
+        case Natural(column=column):
             return partitioners.by_id(columns[column], devices)
-        case config.Iid():
+        case Iid():
             return partitioners.iid(len(labels), devices, generator=random)
-        case config.Flwr(partitioner=name, options=options):
+        case Flwr(partitioner=name, options=options):
             # Imports flwr-datasets, which takes seconds.
             from fedemu.ops.assembly.flwr import flwr_shares
 

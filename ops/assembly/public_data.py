@@ -5,11 +5,11 @@ from __future__ import annotations
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.data.public_split import PublicSplit, public_split
 from fedemu.algorithms.interface import Labelled, PublicData
-from fedemu.ops import experiment as config
+from fedemu.ops.experiment import Data, Natural
 from fedemu.protocol import seeds
 
 
-def split_public(corpus: Corpus, data: config.Data, seed: int) -> PublicSplit | None:
+def split_public(corpus: Corpus, data: Data, seed: int) -> PublicSplit | None:
     """Which training samples are public by ``data.public`` and the seed; None where the experiment asks for none."""
     if not data.public.fraction:
         return None
@@ -19,11 +19,11 @@ def split_public(corpus: Corpus, data: config.Data, seed: int) -> PublicSplit | 
         fraction=data.public.fraction,
         validation=data.public.validation,
         generator=seeds.generator(seed, purpose="public"),
-        ids=corpus.train.columns[divided.column] if isinstance(divided, config.Natural) else None,
+        ids=corpus.train.columns[divided.column] if isinstance(divided, Natural) else None,
     )
 
 
-def open_public(corpus: Corpus, data: config.Data, seed: int) -> PublicData | None:
+def open_public(corpus: Corpus, data: Data, seed: int) -> PublicData | None:
     """The public samples as normalised tensors; None where the experiment asks for none."""
     split = split_public(corpus, data, seed)
     if split is None:

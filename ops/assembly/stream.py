@@ -17,13 +17,13 @@ from fedemu.algorithms.streams.period_tests import PeriodTests
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.algorithms.streams.tasks import ClassTasks, class_incremental
 from fedemu.algorithms.streams.times import own_times, poisson
-from fedemu.ops import experiment as config
+from fedemu.ops.experiment import Classes, Drift, Experiment, Periods, Static, Stream, Window
 from fedemu.ops.experiment.tables.stream import INDEX, LABEL
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError, DataError
 
 
-def open_stream(experiment: config.Experiment, corpus: Corpus, partition: Partition) -> tuple[StreamPlan, PeriodTests]:
+def open_stream(experiment: Experiment, corpus: Corpus, partition: Partition) -> tuple[StreamPlan, PeriodTests]:
     """What devices are told of the stream, and what its periods are tested on: a function of the experiment alone.
 
     Raises ConfigurationError or DataError where the samples make no such stream.
@@ -32,9 +32,9 @@ def open_stream(experiment: config.Experiment, corpus: Corpus, partition: Partit
     with _named(stream):
         arrivals, tests = _divided(stream, corpus, partition, experiment.seed)
     match stream:
-        case config.Static():
+        case Static():
             pass
-        case config.Periods(arrivals="order", order=order, cut=cut):
+        case Periods(arrivals="order", order=order, cut=cut):
             times = _times(corpus, order)
             arrivals = own_times(arrivals, times, stream.seconds, per_device=cut == "device")
         case _ if stream.arrivals == "poisson":
@@ -50,20 +50,20 @@ def open_stream(experiment: config.Experiment, corpus: Corpus, partition: Partit
     return plan, tests
 
 
-def class_tasks(experiment: config.Experiment, classes: int) -> ClassTasks | None:
+def class_tasks(experiment: Experiment, classes: int) -> ClassTasks | None:
     """The tasks of a class-incremental stream over so many classes; None for another stream.
 
     Raises ConfigurationError where the classes make no such tasks.
     """
     match experiment.stream:
-        case config.Classes() as stream:
+        case Classes() as stream:
             with _named(stream):
                 return _tasks(stream, classes, seeds.generator(experiment.seed, purpose="stream"))
     return None
 
 
 @contextmanager
-def _named(stream: config.Stream) -> Iterator[None]:
+def _named(stream: Stream) -> Iterator[None]:
     """What is wrong with the stream is said of it."""
     try:
         yield
@@ -71,27 +71,27 @@ def _named(stream: config.Stream) -> Iterator[None]:
         raise type(error)(f'stream.kind = "{stream.kind}": {error}') from error
 
 
-def _tasks(stream: config.Classes, classes: int, random: np.random.Generator) -> ClassTasks:
+def _tasks(stream: Classes, classes: int, random: np.random.Generator) -> ClassTasks:
     """The order of the classes, where none is given, is the first that the stream draws."""
     return ClassTasks.of(classes, stream.tasks, stream.order or random.permutation(classes))
 
 
-def _divided(stream: config.Stream, corpus: Corpus, partition: Partition, seed: int) -> tuple[Arrivals, PeriodTests]:
+def _divided(stream: Stream, corpus: Corpus, partition: Partition, seed: int) -> tuple[Arrivals, PeriodTests]:
     random = seeds.generator(seed, purpose="stream")
     train, test = corpus.train, corpus.test
     match stream:
-        case config.Static():
+        case Static():
             return streams_periods.static(partition, len(test))
-        case config.Periods(order=order, periods=periods, cut=cut, test_fraction=fraction):
+        case Periods(order=order, periods=periods, cut=cut, test_fraction=fraction):
             times = _times(corpus, order)
             return streams_periods.consecutive(times, partition, periods, cut=cut, test_fraction=fraction)
-        case config.Drift(column=column, periods=periods, alpha=alpha, cut=cut):
+        case Drift(column=column, periods=periods, alpha=alpha, cut=cut):
             values = _column(corpus, train, column), _column(corpus, test, column)
             return streams_periods.dirichlet_drift(*values, partition, periods, alpha=alpha, generator=random, cut=cut)
-        case config.Window(column=column, periods=periods, width=width, cut=cut):
+        case Window(column=column, periods=periods, width=width, cut=cut):
             values = _column(corpus, train, column), _column(corpus, test, column)
             return streams_periods.window_drift(*values, partition, periods, width=width, generator=random, cut=cut)
-        case config.Classes():
+        case Classes():
             tasks = _tasks(stream, corpus.classes, random)
             return class_incremental(train.y, test.y, partition, tasks, generator=random)
         case _:

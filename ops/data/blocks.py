@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from fedemu.ops.data.columns import is_vector, listed, number_type
 from fedemu.ops.data.images import image_blocks
-from fedemu.ops.data.source import Source
+from fedemu.ops.data.source import DataSource
 from fedemu.protocol.errors import DataError
 
 _ROWS = 1024
 
 
-def blocks(source: Source, split: datasets.Dataset, inputs: Sequence[str], grey: bool) -> Iterator[NDArray[Any]]:
+def blocks(source: DataSource, split: datasets.Dataset, inputs: Sequence[str], grey: bool) -> Iterator[NDArray[Any]]:
     """Consecutive samples ``[k, ...]``, so few at a time that the whole split need not fit into memory."""
     if isinstance(split.features[inputs[0]], datasets.Image):
         return _images(source, split, inputs[0], grey)
@@ -29,12 +29,12 @@ def blocks(source: Source, split: datasets.Dataset, inputs: Sequence[str], grey:
     return _numbers(source, split, inputs)
 
 
-def _images(source: Source, split: datasets.Dataset, column: str, grey: bool) -> Iterator[NDArray[np.uint8]]:
+def _images(source: DataSource, split: datasets.Dataset, column: str, grey: bool) -> Iterator[NDArray[np.uint8]]:
     files = split.select_columns([column]).cast_column(column, datasets.Image(decode=False))
     return image_blocks(source, len(files), lambda start, stop: files[start:stop][column], grey)
 
 
-def _numbers(source: Source, split: datasets.Dataset, inputs: Sequence[str]) -> Iterator[NDArray[Any]]:
+def _numbers(source: DataSource, split: datasets.Dataset, inputs: Sequence[str]) -> Iterator[NDArray[Any]]:
     table = split.select_columns(list(inputs)).with_format("arrow")
     kinds = {_innermost(split.features[name]) for name in inputs}
     dtype = np.uint8 if kinds == {"uint8"} else np.float32

@@ -9,7 +9,7 @@ import datasets  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.ops.data.source import Source
+from fedemu.ops.data.source import DataSource
 from fedemu.protocol.errors import DataError
 
 _LABELS = ("label", "labels", "target", "class")
@@ -17,7 +17,7 @@ _FINE, _COARSE = "fine_label", "coarse_label"
 """CIFAR-100's: what is meant unless somebody asks for the other."""
 
 
-def label_column(source: Source, features: datasets.Features) -> str:
+def label_column(source: DataSource, features: datasets.Features) -> str:
     """The one given, the only column of class labels, or one that is named ``label``; the finer one of CIFAR-100."""
     if source.label_column is not None:
         return require(source, features, source.label_column)
@@ -34,7 +34,7 @@ def label_column(source: Source, features: datasets.Features) -> str:
     raise DataError(f"the data set {source.dataset!r} has {what}; set data.label_column to the one to learn")
 
 
-def input_columns(source: Source, features: datasets.Features, label: str) -> list[str]:
+def input_columns(source: DataSource, features: datasets.Features, label: str) -> list[str]:
     """The column given, the first one of images, the only one of vectors, or all columns of numbers."""
     if source.image_column is not None:
         return [require(source, features, source.image_column)]
@@ -55,7 +55,7 @@ def input_columns(source: Source, features: datasets.Features, label: str) -> li
     )
 
 
-def require(source: Source, features: Mapping[str, Any], name: str) -> str:
+def require(source: DataSource, features: Mapping[str, Any], name: str) -> str:
     if name not in features:
         raise DataError(f"the data set {source.dataset!r} has no column {name!r}; its columns are {listed(features)}")
     return name
@@ -76,7 +76,7 @@ def is_vector(feature: Any) -> bool:
     return inner is not None and (bool(number_type(inner)) or is_vector(inner))
 
 
-def values_of(source: Source, split: datasets.Dataset, name: str) -> NDArray[Any]:
+def values_of(source: DataSource, split: datasets.Dataset, name: str) -> NDArray[Any]:
     """A whole column of numbers or texts ``[n]``."""
     require(source, split.features, name)
     values = split.select_columns([name]).with_format("arrow")[:].column(0).to_pylist()
@@ -92,7 +92,7 @@ def values_of(source: Source, split: datasets.Dataset, name: str) -> NDArray[Any
 
 
 def classes_of(
-    source: Source, name: str, feature: Any, labels: Mapping[str, NDArray[Any]]
+    source: DataSource, name: str, feature: Any, labels: Mapping[str, NDArray[Any]]
 ) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
     """Labels by split as 0 to classes - 1, and the classes' names: those declared, or the sorted distinct values."""
     everything = np.concatenate(list(labels.values()))

@@ -9,12 +9,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 from fedemu.algorithms.data.corpus import Corpus
-from fedemu.ops import experiment as config
 from fedemu.ops.data.cache import Decoded, ReportShare, cache_folder, locked, read, write
 from fedemu.ops.data.leaf import decode_leaf, leaf_files
 from fedemu.ops.data.made import built_in, own
-from fedemu.ops.data.source import LABEL, Place, Source, TextSource, entry_of, locate
+from fedemu.ops.data.source import LABEL, DataSource, Place, TextSource, entry_of, locate
 from fedemu.ops.data.texts import decode_texts
+from fedemu.ops.experiment import AUTO, Data, Experiment, Flwr, Natural, Texts
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.ids import Digest
 
@@ -29,10 +29,10 @@ def prepare(experiment: bytes, progress: ReportShare | None = None) -> Digest:
 
 def load(experiment: bytes, progress: ReportShare | None = None) -> Corpus:
     """Map the experiment's data; decodes first what is not in the cache."""
-    return open_corpus(config.Experiment.from_bytes(experiment), progress)
+    return open_corpus(Experiment.from_bytes(experiment), progress)
 
 
-def open_corpus(experiment: config.Experiment, progress: ReportShare | None = None) -> Corpus:
+def open_corpus(experiment: Experiment, progress: ReportShare | None = None) -> Corpus:
     """The data set of an experiment, with the columns that it reads, in the folders that the environment names."""
     folder = os.environ.get("FEDEMU_DATA")
     return load_corpus(
@@ -43,15 +43,15 @@ def open_corpus(experiment: config.Experiment, progress: ReportShare | None = No
     )
 
 
-def source_of(data: config.Data, columns: Collection[str] = ()) -> Source:
+def source_of(data: Data, columns: Collection[str] = ()) -> DataSource:
     """What is to be decoded: the data set, with the columns that its partition reads and those that are named."""
-    wanted = {data.id_column, *columns} - {config.AUTO}
+    wanted = {data.id_column, *columns} - {AUTO}
     match data.partition:
-        case config.Natural(column=column):
+        case Natural(column=column):
             wanted.add(column)
-        case config.Flwr(options={"partition_by": str(column)}) if column != LABEL:
+        case Flwr(options={"partition_by": str(column)}) if column != LABEL:
             wanted.add(column)
-    return Source(
+    return DataSource(
         dataset=data.dataset,
         image_column=_chosen(data.image_column),
         label_column=_chosen(data.label_column),
@@ -67,18 +67,18 @@ def source_of(data: config.Data, columns: Collection[str] = ()) -> Source:
     )
 
 
-def _text_source(text: config.Texts) -> TextSource | None:
+def _text_source(text: Texts) -> TextSource | None:
     if text.kind == "none":
         return None
     return TextSource(text.kind, text.length, text.vocabulary, text.tokenizer, _chosen(text.column))
 
 
 def _chosen(setting: str) -> str | None:
-    return None if setting == config.AUTO else setting
+    return None if setting == AUTO else setting
 
 
 def load_corpus(
-    source: Source, *, cache: Path, data: Path | None = None, progress: ReportShare | None = None
+    source: DataSource, *, cache: Path, data: Path | None = None, progress: ReportShare | None = None
 ) -> Corpus:
     """Map a data set from ``cache``, where it is stored first if need be; ``data`` is the folder to look in first.
 
@@ -103,7 +103,7 @@ def load_corpus(
     return corpus
 
 
-def _store(entry: Path, source: Source, place: Place, progress: ReportShare | None) -> None:
+def _store(entry: Path, source: DataSource, place: Place, progress: ReportShare | None) -> None:
     leaf = leaf_files(place)
     if source.train_split is not None and (leaf or place.kind in ("built_in", "function")):
         raise DataError(f"the data set {source.dataset!r} has no splits to choose from; leave out data.train_split")
@@ -128,7 +128,7 @@ def _store(entry: Path, source: Source, place: Place, progress: ReportShare | No
             _store_images(entry, source, place, Path(scratch), progress)
 
 
-def _store_images(entry: Path, source: Source, place: Place, scratch: Path, progress: ReportShare | None) -> None:
+def _store_images(entry: Path, source: DataSource, place: Place, scratch: Path, progress: ReportShare | None) -> None:
     """Images, or columns of numbers, by one channel first, and by three where an image turns out to need them."""
     # Kept out of every process that finds the data decoded: they import datasets, pyarrow and Pillow.
     from fedemu.ops.data.imagenet import decode_imagenet, imagenet_folder

@@ -20,7 +20,7 @@ from fedemu.ops.data.blocks import blocks
 from fedemu.ops.data.cache import Decoded
 from fedemu.ops.data.columns import classes_of, input_columns, label_column, require, values_of
 from fedemu.ops.data.regroup import regrouped
-from fedemu.ops.data.source import Place, Source
+from fedemu.ops.data.source import DataSource, Place
 from fedemu.ops.data.split import Part, Rows, chosen_splits, divided
 from fedemu.protocol.errors import DataError
 
@@ -30,7 +30,7 @@ _CONFIGURATIONS = re.compile(r"available configs: \[(.*?)\]")
 _NO_ROWS = re.compile(r'Instruction "(.*)" corresponds to no data!')
 
 
-def decode(source: Source, place: Place, scratch: Path, grey: bool) -> Decoded:
+def decode(source: DataSource, place: Place, scratch: Path, grey: bool) -> Decoded:
     """Open a data set and choose its columns; samples are decoded as the result's blocks are read.
 
     ``scratch`` takes what ``datasets`` writes for a folder. With ``grey`` images get one channel, and ``Coloured`` is
@@ -58,7 +58,7 @@ def decode(source: Source, place: Place, scratch: Path, grey: bool) -> Decoded:
     return divided(source, *regrouped(source, names, *parts))
 
 
-def read_texts(source: Source, place: Place, scratch: Path) -> tuple[dict[str, list[Any]], list[str]]:
+def read_texts(source: DataSource, place: Place, scratch: Path) -> tuple[dict[str, list[Any]], list[str]]:
     """A folder or hub data set as columns of cells, one below the other for all splits, and the split of each row.
 
     Only columns of numbers, texts and class labels are kept; a class is called by its name, an empty cell is None.
@@ -79,7 +79,7 @@ def read_texts(source: Source, place: Place, scratch: Path) -> tuple[dict[str, l
     return columns, [str(name) for name, split in opened.items() for _ in range(len(split))]
 
 
-def _open(source: Source, place: Place, scratch: Path) -> datasets.DatasetDict:
+def _open(source: DataSource, place: Place, scratch: Path) -> datasets.DatasetDict:
     quiet, verbosity = datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
     # What goes wrong is raised as well.
@@ -150,7 +150,7 @@ def _reachable(endpoint: str) -> bool:
     return True
 
 
-def _splits(source: Source, opened: datasets.DatasetDict) -> tuple[datasets.Dataset, datasets.Dataset | None]:
+def _splits(source: DataSource, opened: datasets.DatasetDict) -> tuple[datasets.Dataset, datasets.Dataset | None]:
     """The training split, which may be several joined, and the test split where there is one."""
     known = [str(name) for name in opened]
     names, test = chosen_splits(source, known)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedemu.ops.data.cache import Decoded
 from fedemu.ops.data.images import Cell, image_blocks
 from fedemu.ops.data.regroup import regrouped
-from fedemu.ops.data.source import Place, Source
+from fedemu.ops.data.source import DataSource, Place
 from fedemu.ops.data.split import Part, Rows, chosen_splits, divided
 from fedemu.protocol.errors import DataError
 
@@ -50,7 +50,7 @@ def imagenet_folder(place: Place) -> Path | None:
     return None
 
 
-def decode_imagenet(source: Source, place: Place, folder: Path, grey: bool) -> Decoded:
+def decode_imagenet(source: DataSource, place: Place, folder: Path, grey: bool) -> Decoded:
     """Read what ``imagenet_folder`` finds: classes are called by their WordNet ids and sorted by them.
 
     ``grey`` is as in ``image_blocks``. Raises DataError.
@@ -72,7 +72,7 @@ def decode_imagenet(source: Source, place: Place, folder: Path, grey: bool) -> D
     return divided(source, *regrouped(source, known, part(train), None if test is None else part([test])))
 
 
-def _require_columns(source: Source) -> None:
+def _require_columns(source: DataSource) -> None:
     if wrong := [*source.columns, *filter(None, (source.image_column, source.label_column))]:
         raise DataError(
             f"the data set {source.dataset!r} has no column {wrong[0]!r}: it is a folder of images by class; "
@@ -155,7 +155,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")
 
 
-def _blocks(source: Source, parts: Sequence[Images], rows: Rows, grey: bool) -> Iterator[NDArray[Any]]:
+def _blocks(source: DataSource, parts: Sequence[Images], rows: Rows, grey: bool) -> Iterator[NDArray[Any]]:
     ends = np.cumsum([len(images.names) for images in parts])
 
     def cells(start: int, stop: int) -> list[Cell]:

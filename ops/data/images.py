@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from fedemu.ops.data.source import Source
+from fedemu.ops.data.source import DataSource
 from fedemu.protocol.errors import DataError
 
 _BLOCK = 128
@@ -31,7 +31,7 @@ class Coloured(Exception):
 
 
 def image_blocks(
-    source: Source, count: int, cells: Callable[[int, int], Sequence[Cell]], grey: bool
+    source: DataSource, count: int, cells: Callable[[int, int], Sequence[Cell]], grey: bool
 ) -> Iterator[NDArray[np.uint8]]:
     """Blocks ``[k, channels, height, width]`` of ``count`` images; ``cells(start, stop)`` reads some of them.
 
@@ -58,7 +58,7 @@ def image_blocks(
             yield np.stack(pixels)
 
 
-def _named(source: Source, row: int, cell: Cell, grey: bool) -> NDArray[np.uint8]:
+def _named(source: DataSource, row: int, cell: Cell, grey: bool) -> NDArray[np.uint8]:
     try:
         return _pixels(cell, grey, source.image_size)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -66,7 +66,7 @@ def _named(source: Source, row: int, cell: Cell, grey: bool) -> NDArray[np.uint8
         raise DataError(f"the image in {_where(source, row, cell)} can't be decoded: {reason}") from error
 
 
-def _where(source: Source, row: int, cell: Cell) -> str:
+def _where(source: DataSource, row: int, cell: Cell) -> str:
     if cell is not None and cell["bytes"] is None and cell["path"] is not None:
         return str(cell["path"])
     return f"row {row} of {source.dataset!r}"

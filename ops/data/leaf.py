@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.ops.data.cache import Decoded
-from fedemu.ops.data.source import Place, Source
+from fedemu.ops.data.source import DataSource, Place
 from fedemu.ops.data.split import Part, Rows, divided
 from fedemu.protocol.errors import DataError
 
@@ -40,7 +40,7 @@ def leaf_files(place: Place) -> dict[str, list[Path]]:
     return files if files["train"] and _begins_like_leaf(files["train"][0]) else {}
 
 
-def decode_leaf(source: Source, files: Mapping[str, Sequence[Path]], scratch: Path) -> Decoded:
+def decode_leaf(source: DataSource, files: Mapping[str, Sequence[Path]], scratch: Path) -> Decoded:
     """Read files as ``leaf_files`` finds them; images become 8-bit again, ``[1, 28, 28]``.
 
     ``scratch`` takes the images of one file each, so that only one file has to fit into memory. Raises DataError.
@@ -61,7 +61,7 @@ def _begins_like_leaf(path: Path) -> bool:
         return _BEGINNING.match(file.read(100)) is not None
 
 
-def _require_columns(source: Source) -> None:
+def _require_columns(source: DataSource) -> None:
     wrong = {source.image_column} - {None, "x"} | {source.label_column} - {None, "y"} | {*source.columns} - {WRITER}
     if wrong:
         raise DataError(

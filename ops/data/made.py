@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.ops.data.cache import Decoded
-from fedemu.ops.data.source import Place, Source
+from fedemu.ops.data.source import DataSource, Place
 from fedemu.ops.data.split import Part, divided
 from fedemu.protocol.errors import DataError
 
@@ -24,7 +24,7 @@ Labelled = tuple[NDArray[Any], NDArray[np.int64]]
 """Samples ``[n, ...]`` and their labels ``[n]``."""
 
 
-def built_in(place: Place, source: Source) -> Decoded:
+def built_in(place: Place, source: DataSource) -> Decoded:
     """The data set that a place of kind ``built_in`` names; samples and labels are all it has."""
     if source.columns:
         raise DataError(
@@ -62,7 +62,7 @@ def digits() -> Labelled:
     return table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1].astype(np.int64)
 
 
-def own(where: str, source: Source) -> Decoded:
+def own(where: str, source: DataSource) -> Decoded:
     """Call a user's function and check what it returns; ``docs/data.md`` shows one."""
     module, name = where.split(":")
     try:
@@ -96,7 +96,7 @@ def _part(x: NDArray[Any], y: NDArray[np.int64], columns: Mapping[str, NDArray[A
     return Part(y, columns, lambda rows: [x[rows]])
 
 
-def _columns(where: str, source: Source, made: Mapping[str, Any], samples: int) -> dict[str, NDArray[Any]]:
+def _columns(where: str, source: DataSource, made: Mapping[str, Any], samples: int) -> dict[str, NDArray[Any]]:
     columns = {name: np.asarray(values) for name, values in made.items() if name in source.columns}
     for column in source.columns:
         if len(columns.get(column, ())) != samples:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.ops.data.source import Source
+from fedemu.ops.data.source import DataSource
 from fedemu.ops.data.split import Part, Rows
 from fedemu.protocol.errors import DataError
 
@@ -53,7 +53,7 @@ def regrouping(name: str) -> Regrouping:
 
 
 def regrouped(
-    source: Source, names: tuple[str, ...], train: Part, test: Part | None = None, by: Regrouping | None = None
+    source: DataSource, names: tuple[str, ...], train: Part, test: Part | None = None, by: Regrouping | None = None
 ) -> tuple[tuple[str, ...], Part, Part | None]:
     """Names, training and test samples once ``source.regroup`` (or ``by``) has made new classes; else as they are.
 

@@ -40,7 +40,7 @@ class TextSource:
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """What to read: the data set, its columns (None: found from the data), and further columns to keep per sample.
 
     ``train_split`` names the splits to train on, joined by ``+`` (None: found from the data). ``test_fraction`` applies
@@ -103,7 +103,7 @@ def locate(dataset: str, data: Path | None) -> Place:
     )
 
 
-def entry_of(source: Source, place: Place, cache: Path) -> Path:
+def entry_of(source: DataSource, place: Place, cache: Path) -> Path:
     """The cache entry for a source: another one when files, columns or the test split's share are others."""
     dataset = {"kind": place.kind, "where": place.where, "subset": place.subset}
     settings = asdict(source) | {"dataset": dataset, "format": FORMAT}

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.ops.data.cache import Decoded, Samples
-from fedemu.ops.data.source import Source
+from fedemu.ops.data.source import DataSource
 from fedemu.protocol.errors import DataError
 
 Rows = NDArray[np.int64]
@@ -31,13 +31,13 @@ class Part(NamedTuple):
         return Samples(self.read(rows), self.y[rows], {name: values[rows] for name, values in columns.items()})
 
 
-def chosen_splits(source: Source, known: Sequence[str]) -> tuple[list[str], str | None]:
+def chosen_splits(source: DataSource, known: Sequence[str]) -> tuple[list[str], str | None]:
     """Of the ``known`` splits those to train on (asked for, or ``train``, or the only one), and that to test on."""
     train = _training_splits(source, known)
     return train, next((split for split in _TESTS if split in known and split not in train), None)
 
 
-def _training_splits(source: Source, known: Sequence[str]) -> list[str]:
+def _training_splits(source: DataSource, known: Sequence[str]) -> list[str]:
     listed = ", ".join(known)
     if source.train_split is not None:
         names = [name.strip() for name in source.train_split.split("+")]
@@ -53,7 +53,7 @@ def _training_splits(source: Source, known: Sequence[str]) -> list[str]:
     )
 
 
-def divided(source: Source, names: tuple[str, ...], train: Part, test: Part | None = None) -> Decoded:
+def divided(source: DataSource, names: tuple[str, ...], train: Part, test: Part | None = None) -> Decoded:
     """The two splits of a data set with these class names; without a test split, a part of ``train`` becomes it.
 
     A test split of its own keeps the columns that it has. Raises DataError where no test split can be taken, or nothing
@@ -99,7 +99,7 @@ def stratified(strata: NDArray[np.int64], fraction: float, what: str = "classes"
     return chosen
 
 
-def _of_large_ids(source: Source, train: Part, test: Part | None) -> tuple[Rows, Rows]:
+def _of_large_ids(source: DataSource, train: Part, test: Part | None) -> tuple[Rows, Rows]:
     """All rows of both splits but those of ids with too few samples, counted in both where both tell the id."""
     name, least = source.id_column, source.id_min_samples
     test_rows = np.arange(0 if test is None else len(test.y))

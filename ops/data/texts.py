@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedemu.algorithms.data.language import masked, windows
 from fedemu.ops.data.cache import Decoded, Samples
-from fedemu.ops.data.source import Place, Source, TextSource
+from fedemu.ops.data.source import DataSource, Place, TextSource
 from fedemu.ops.data.split import Part, chosen_splits, divided
 from fedemu.ops.data.text_files import read_file, values
 from fedemu.ops.data.tokens import Tokenizer, train_tokenizer
@@ -32,7 +32,7 @@ Columns = Mapping[str, Sequence[Any]]
 """Cells by column; None or an empty text is an empty cell."""
 
 
-def decode_texts(source: Source, wanted: TextSource, place: Place, scratch: Path) -> Decoded:
+def decode_texts(source: DataSource, wanted: TextSource, place: Place, scratch: Path) -> Decoded:
     """Read, divide and tokenise texts; raises DataError where a column is missing or nothing is left.
 
     The tokenizer is trained on the training texts. A text of several windows becomes as many samples, with its label
@@ -64,7 +64,7 @@ def decode_texts(source: Source, wanted: TextSource, place: Place, scratch: Path
     return _tokenised(decoded, wanted)
 
 
-def _read(source: Source, place: Place, scratch: Path) -> tuple[Columns, list[str]]:
+def _read(source: DataSource, place: Place, scratch: Path) -> tuple[Columns, list[str]]:
     if place.kind == "file":
         columns = read_file(Path(place.where))
         return columns, columns.get(SPLIT) or ["train"] * len(next(iter(columns.values())))
@@ -74,7 +74,7 @@ def _read(source: Source, place: Place, scratch: Path) -> tuple[Columns, list[st
     return read_texts(source, place, scratch)
 
 
-def _text_column(source: Source, wanted: TextSource, columns: Columns) -> str:
+def _text_column(source: DataSource, wanted: TextSource, columns: Columns) -> str:
     """The one given, or the first with a name that says so."""
     if wanted.column is not None:
         return _require(source, columns, wanted.column)
@@ -87,14 +87,14 @@ def _text_column(source: Source, wanted: TextSource, columns: Columns) -> str:
     return found[0]
 
 
-def _label_column(source: Source, columns: Columns, text: str) -> str | None:
+def _label_column(source: DataSource, columns: Columns, text: str) -> str | None:
     """The one given, or the first with a name that says so; None for texts without labels."""
     if source.label_column is not None:
         return _require(source, columns, source.label_column)
     return next((name for name in _LABELS if name in columns and name != text), None)
 
 
-def _require(source: Source, columns: Columns, name: str) -> str:
+def _require(source: DataSource, columns: Columns, name: str) -> str:
     if name not in columns:
         raise DataError(
             f"the data set {source.dataset!r} has no column {name!r}; its columns are {', '.join(columns) or 'none'}"
@@ -103,7 +103,7 @@ def _require(source: Source, columns: Columns, name: str) -> str:
 
 
 def _classes(
-    source: Source, columns: Columns, label: str | None, rows: NDArray[np.int64]
+    source: DataSource, columns: Columns, label: str | None, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Labels ``[rows]`` from 0, and the sorted distinct values that they stand for."""
     if label is None:

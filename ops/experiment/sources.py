@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.experiment.experiment import Experiment
 from fedemu.ops.experiment.layers import merge
 from fedemu.ops.experiment.mistakes import shown
 from fedemu.ops.experiment.presets import DEFAULT, is_preset, preset
+from fedemu.ops.experiment.runtime import Runtime
 from fedemu.ops.experiment.traces import TRACES_FILE, traces_text, with_traces
 from fedemu.protocol.errors import ConfigurationError
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedemu.ops.experiment import AUTO, AvailabilityTrace, ComputeTrace, Experiment, NetworkTrace, ProfileRows, Traces
-from fedemu.ops.experiment import trace_files as traces
+from fedemu.ops.experiment import trace_files
+from fedemu.ops.experiment.experiment import Experiment
+from fedemu.ops.experiment.tables.fleet import AvailabilityTrace, ComputeTrace, NetworkTrace, ProfileRows, Traces
+from fedemu.ops.experiment.tables.section import AUTO
 from fedemu.protocol.errors import ConfigurationError
 
 TRACES_FILE = "traces.json"
@@ -57,7 +59,7 @@ def _read_traces(experiment: Experiment, folders: Sequence[Path]) -> Traces:
     for key, table in experiment.named_files().items():
         if isinstance(table, AvailabilityTrace):
             path = _locate("availability.file", table.file, folders)
-            recorded = traces.read_availability(path, table.policy, table.state, table.bootstrap)
+            recorded = trace_files.read_availability(path, table.policy, table.state, table.bootstrap)
             content |= {"availability": recorded.devices, "last_event": recorded.last_event}
         else:
             rows = _read_profile(key, table, _locate(f"profile.{key}.file", table.file, folders))
@@ -67,15 +69,15 @@ def _read_traces(experiment: Experiment, folders: Sequence[Path]) -> Traces:
     return Traces(**content)
 
 
-def _read_profile(key: str, quantity: ComputeTrace | NetworkTrace, path: Path) -> traces.Rows:
+def _read_profile(key: str, quantity: ComputeTrace | NetworkTrace, path: Path) -> trace_files.Rows:
     if isinstance(quantity, ComputeTrace):
-        return traces.read_compute(path, quantity.column, quantity.median, quantity.weight)
+        return trace_files.read_compute(path, quantity.column, quantity.median, quantity.weight)
     column, deviation = _NETWORK_COLUMNS[key]
     if quantity.column != AUTO:
         column, deviation = quantity.column, ""
     if quantity.deviation != AUTO:
         deviation = quantity.deviation
-    return traces.read_network(path, column, deviation, quantity.weight)
+    return trace_files.read_network(path, column, deviation, quantity.weight)
 
 
 def _locate(setting: str, name: str, folders: Sequence[Path]) -> Path:

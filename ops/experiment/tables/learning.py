@@ -56,7 +56,7 @@ class Flwr(Section):
     options: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-Partition = Annotated[Dirichlet | DirichletEqual | Shards | Natural | Iid | Flwr, Field(discriminator="kind")]
+PartitionSpec = Annotated[Dirichlet | DirichletEqual | Shards | Natural | Iid | Flwr, Field(discriminator="kind")]
 
 
 class Public(Section):
@@ -103,7 +103,7 @@ class Data(Section):
     image_size: Annotated[int, Field(ge=0, le=512)] = 0
     regroup: Literal["none", "superimagenet-s", "superimagenet-m", "superimagenet-l"] = "none"
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    partition: Partition = Dirichlet()
+    partition: PartitionSpec = Dirichlet()
     public: Public = Public()
     text: Texts = Texts()
 

@@ -5,10 +5,10 @@ import pytest
 
 from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.data.partitioners import by_id, dirichlet, shards
-from fedemu.ops import experiment as config
 from fedemu.ops.assembly.flwr import flwr_shares
 from fedemu.ops.assembly.partition import build_partition
 from fedemu.ops.data import corpora as datasets
+from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.ids import Digest
 
@@ -58,7 +58,7 @@ def test_shards_differ_because_flwr_cuts_them_across_classes():
 def test_an_experiment_may_name_any_partitioner_with_its_options():
     corpus = Corpus("tiny", SPLIT, SPLIT, tuple("abcd"), (1,), np.zeros(1), np.ones(1), Digest("0" * 64))
     chosen = {"kind": "flwr", "partitioner": "PathologicalPartitioner", "options": {"num_classes_per_partition": 2}}
-    data = config.Experiment.parse({"data": {"partition": chosen}}).data
+    data = Experiment.parse({"data": {"partition": chosen}}).data
     partition, again, other = (build_partition(corpus, data, devices=10, seed=seed) for seed in (1, 1, 2))
     shares = [partition.device(i)[0] for i in range(10)]
     assert all(len(np.unique(LABELS[share])) == 2 for share in shares)
@@ -69,7 +69,7 @@ def test_an_experiment_may_name_any_partitioner_with_its_options():
 
 def test_the_column_to_divide_by_is_kept_with_the_data():
     chosen = {"kind": "flwr", "partitioner": "NaturalIdPartitioner", "options": {"partition_by": "writer"}}
-    data = config.Experiment.parse({"data": {"dataset": "omniglot", "partition": chosen}}).data
+    data = Experiment.parse({"data": {"dataset": "omniglot", "partition": chosen}}).data
     assert datasets.source_of(data).columns == ("writer",)
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedemu.ops import experiment as config
 from fedemu.ops.assembly.partition import build_partition
 from fedemu.ops.data.corpora import load_corpus, source_of
-from fedemu.ops.data.source import Source
+from fedemu.ops.data.source import DataSource
+from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import ConfigurationError, DataError
 
 PNG = hugging_face.Image()
@@ -24,7 +24,7 @@ def opened(tmp_path):
     """Opens a folder below this test's own as a data set."""
 
     def open_it(name, **settings):
-        return load_corpus(Source(name, **settings), cache=tmp_path / "cache", data=tmp_path)
+        return load_corpus(DataSource(name, **settings), cache=tmp_path / "cache", data=tmp_path)
 
     return open_it
 
@@ -222,7 +222,7 @@ def test_columns_that_leaf_does_not_have_are_named(tmp_path, opened):
 
 
 def data_of(**data):
-    return config.Experiment.parse({"data": data}).data
+    return Experiment.parse({"data": data}).data
 
 
 def test_the_settings_of_an_experiment_reach_the_source():

@@ -7,19 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedemu.ops import experiment as config
 from fedemu.ops.assembly.partition import build_partition
 from fedemu.ops.data import cache as datasets_cache
 from fedemu.ops.data import corpora as datasets
-from fedemu.ops.data.source import Source
+from fedemu.ops.data.source import DataSource
 from fedemu.ops.data.split import stratified
+from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import ConfigurationError, DataError
 
 DIGITS_DIGEST = "d0d0d09b3a1215a3217414f961d7570e6a34c1bc165dac2eebb1cd900c1ffabe"
 
 
 def experiment(**data):
-    return config.Experiment.parse({"data": data})
+    return Experiment.parse({"data": data})
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def digits(tmp_path_factory):
-    return datasets.load_corpus(Source("digits"), cache=tmp_path_factory.getbasetemp() / "digits-cache")
+    return datasets.load_corpus(DataSource("digits"), cache=tmp_path_factory.getbasetemp() / "digits-cache")
 
 
 def test_digits_are_the_1797_images_with_a_stratified_fifth_as_the_test_split(digits):
@@ -300,7 +300,7 @@ def test_the_digest_covers_samples_labels_and_columns(own_data):
 
 
 def test_the_synthetic_data_set_has_the_size_asked_for_and_can_be_told_apart_by_class(tmp_path):
-    corpus = datasets.load_corpus(Source("synthetic#1000"), cache=tmp_path)
+    corpus = datasets.load_corpus(DataSource("synthetic#1000"), cache=tmp_path)
     assert (len(corpus.train), len(corpus.test), corpus.input_shape) == (800, 200, (1, 8, 8))
     centres = np.stack([corpus.train.x[corpus.train.y == label].mean(axis=0) for label in range(10)])
     distances = ((corpus.test.x[:, None].astype(float) - centres) ** 2).sum(axis=(2, 3, 4))
@@ -310,4 +310,4 @@ def test_the_synthetic_data_set_has_the_size_asked_for_and_can_be_told_apart_by_
 @pytest.mark.parametrize("name", ["synthetic#5", "synthetic#many", "digits#100"])
 def test_a_wrong_size_of_a_built_in_data_set_is_refused(name, tmp_path):
     with pytest.raises(DataError, match="only synthetic#N takes a size"):
-        datasets.load_corpus(Source(name), cache=tmp_path)
+        datasets.load_corpus(DataSource(name), cache=tmp_path)

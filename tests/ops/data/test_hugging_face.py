@@ -15,7 +15,7 @@ from PIL import Image
 
 from fedemu.ops.data.corpora import load_corpus
 from fedemu.ops.data.hugging_face import decode
-from fedemu.ops.data.source import Source, entry_of, locate
+from fedemu.ops.data.source import DataSource, entry_of, locate
 from fedemu.protocol.errors import DataError
 
 RED, GREY, WHITE = (250, 10, 20), (90, 90, 90), (255, 255, 255)
@@ -53,7 +53,7 @@ def open_folder(tmp_path):
     """Opens a folder below this test's own as a data set."""
 
     def open_it(name="pets", **settings):
-        return load_corpus(Source(name, **settings), cache=tmp_path / "cache", data=tmp_path)
+        return load_corpus(DataSource(name, **settings), cache=tmp_path / "cache", data=tmp_path)
 
     return open_it
 
@@ -134,7 +134,9 @@ def test_many_images_keep_their_order_across_blocks(pets, open_folder):
 def test_progress_counts_samples_of_both_splits(tmp_path, pets):
     pets([(RED, 0)] * 200, test=[(RED, 1)] * 10)
     seen = []
-    load_corpus(Source("pets"), cache=tmp_path / "cache", data=tmp_path, progress=lambda *counts: seen.append(counts))
+    load_corpus(
+        DataSource("pets"), cache=tmp_path / "cache", data=tmp_path, progress=lambda *counts: seen.append(counts)
+    )
     assert seen == [(128, 210), (200, 210), (210, 210)]
 
 
@@ -325,17 +327,17 @@ def test_the_folder_of_data_sets_comes_before_the_working_folder(tmp_path, pets,
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "pets").mkdir(parents=True)
     monkeypatch.chdir(elsewhere)
-    assert len(load_corpus(Source("pets"), cache=tmp_path / "cache", data=tmp_path).train) == 2
+    assert len(load_corpus(DataSource("pets"), cache=tmp_path / "cache", data=tmp_path).train) == 2
     monkeypatch.chdir(tmp_path)
-    assert len(load_corpus(Source("./pets"), cache=tmp_path / "cache").train) == 2
-    assert len(load_corpus(Source(str(tmp_path / "pets")), cache=tmp_path / "other").train) == 2
+    assert len(load_corpus(DataSource("./pets"), cache=tmp_path / "cache").train) == 2
+    assert len(load_corpus(DataSource(str(tmp_path / "pets")), cache=tmp_path / "other").train) == 2
 
 
 def test_a_folder_that_does_not_exist_is_named_at_every_place(tmp_path):
     with pytest.raises(
         DataError, match=r"no folder /nowhere/no/such/pets or no/such/pets, and it is no Hugging Face id"
     ):
-        load_corpus(Source("./no/such/pets"), cache=tmp_path / "cache", data=Path("/nowhere"))
+        load_corpus(DataSource("./no/such/pets"), cache=tmp_path / "cache", data=Path("/nowhere"))
 
 
 @pytest.fixture
@@ -353,7 +355,7 @@ def test_a_hub_id_without_a_network_fails_at_once_in_one_sentence(tmp_path, no_h
     with pytest.raises(
         DataError, match=f"there is no folder '{name}', and the Hugging Face hub can't be reached"
     ) as caught:
-        load_corpus(Source(name), cache=tmp_path / "cache")
+        load_corpus(DataSource(name), cache=tmp_path / "cache")
     assert "\n" not in str(caught.value)
     assert time.monotonic() - before < 10
     assert not hugging_face.config.HF_HUB_OFFLINE
@@ -362,11 +364,11 @@ def test_a_hub_id_without_a_network_fails_at_once_in_one_sentence(tmp_path, no_h
 def test_a_data_set_that_is_nowhere_is_told_with_every_folder_that_was_looked_for(tmp_path, no_hub):
     place = locate("no-such-data", tmp_path / "data")
     with pytest.raises(DataError, match=f"there is no folder '{tmp_path}/data/no-such-data' or 'no-such-data', and"):
-        decode(Source("no-such-data"), place, tmp_path, grey=False)
+        decode(DataSource("no-such-data"), place, tmp_path, grey=False)
 
 
 def test_where_a_data_set_was_looked_for_does_not_change_where_it_is_stored(tmp_path):
-    source = Source("somebody/data")
+    source = DataSource("somebody/data")
     entries = {entry_of(source, locate(source.dataset, data), tmp_path) for data in (None, tmp_path / "data")}
     assert len(entries) == 1
 
@@ -382,7 +384,7 @@ def real(tmp_path_factory):
         folder = Path(os.environ["FEDEMU_DATA"])
         if not (folder / name).is_dir():
             pytest.skip(f"FEDEMU_DATA has no {name}")
-        return load_corpus(Source(name, **settings), cache=tmp_path_factory.getbasetemp() / "real", data=folder)
+        return load_corpus(DataSource(name, **settings), cache=tmp_path_factory.getbasetemp() / "real", data=folder)
 
     return open_it
 

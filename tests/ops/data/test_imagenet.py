@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from fedemu.ops.data.corpora import load_corpus
-from fedemu.ops.data.source import Source
+from fedemu.ops.data.source import DataSource
 from fedemu.protocol.errors import DataError
 
 FISH, SHARK, COCK = "n01443537", "n01484850", "n01514668"
@@ -17,7 +17,7 @@ def opened(tmp_path):
     """Opens a folder below this test's own as a data set."""
 
     def open_it(name="tiny", **settings):
-        return load_corpus(Source(name, **settings), cache=tmp_path / "cache", data=tmp_path)
+        return load_corpus(DataSource(name, **settings), cache=tmp_path / "cache", data=tmp_path)
 
     return open_it
 

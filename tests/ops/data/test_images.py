@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedemu.ops import experiment as config
 from fedemu.ops.data.corpora import load_corpus, source_of
 from fedemu.ops.data.images import image_blocks
-from fedemu.ops.data.source import Source, entry_of, locate
+from fedemu.ops.data.source import DataSource, entry_of, locate
+from fedemu.ops.experiment import Data
 from fedemu.protocol.errors import DataError
 
 
 def decoded(image, side, tmp_path):
     image.save(tmp_path / "image.png")
     cells = [{"bytes": None, "path": str(tmp_path / "image.png")}]
-    (block,) = image_blocks(Source("any", image_size=side), 1, lambda start, stop: cells[start:stop], grey=False)
+    (block,) = image_blocks(DataSource("any", image_size=side), 1, lambda start, stop: cells[start:stop], grey=False)
     return block[0]
 
 
@@ -42,20 +42,20 @@ def test_a_small_image_is_enlarged(tmp_path):
 def test_sizes_and_classes_of_data_that_are_no_folder_of_images_stay(tmp_path, setting):
     (name,) = setting
     with pytest.raises(DataError, match=f"data.{name} goes with folders and hub data sets of images, not with"):
-        load_corpus(Source("digits", **setting), cache=tmp_path / "cache")
+        load_corpus(DataSource("digits", **setting), cache=tmp_path / "cache")
 
 
 def test_numbers_have_no_image_size(tmp_path):
     (tmp_path / "table").mkdir()
     (tmp_path / "table" / "train.csv").write_text("a,label\n1,0\n2,1\n3,0\n4,1\n")
     with pytest.raises(DataError, match="'table' holds numbers and no images; leave out"):
-        load_corpus(Source("table", image_size=8), cache=tmp_path / "cache", data=tmp_path)
+        load_corpus(DataSource("table", image_size=8), cache=tmp_path / "cache", data=tmp_path)
 
 
 def test_the_settings_reach_the_cache(tmp_path):
     (tmp_path / "imagenet").mkdir()
-    plain = source_of(config.Data(dataset="imagenet"))
-    changed = source_of(config.Data(dataset="imagenet", image_size=64, regroup="superimagenet-l"))
+    plain = source_of(Data(dataset="imagenet"))
+    changed = source_of(Data(dataset="imagenet", image_size=64, regroup="superimagenet-l"))
     assert (plain.image_size, plain.regroup) == (0, None)
     assert (changed.image_size, changed.regroup) == (64, "superimagenet-l")
     place = locate("imagenet", tmp_path)

@@ -9,7 +9,7 @@ from PIL import Image
 
 from fedemu.ops.data.corpora import load_corpus
 from fedemu.ops.data.regroup import MAPPING, Regrouping, even_shares, regrouped, regrouping
-from fedemu.ops.data.source import Source
+from fedemu.ops.data.source import DataSource
 from fedemu.ops.data.split import Part
 from fedemu.protocol.errors import DataError
 
@@ -44,7 +44,7 @@ def part(y):
 def test_groups_take_their_samples_evenly_from_their_classes():
     # Rows 0-3 are other, 4-7 goldfish, 8-9 shark, 10-16 cock.
     train = part([3] * 4 + [0] * 4 + [1] * 2 + [2] * 7)
-    names, kept, test = regrouped(Source("any"), (FISH, SHARK, COCK, "n0"), train, part([2, 1, 0, 0, 0, 0]), PETS)
+    names, kept, test = regrouped(DataSource("any"), (FISH, SHARK, COCK, "n0"), train, part([2, 1, 0, 0, 0, 0]), PETS)
     assert names == ("fish", "bird")
     assert np.bincount(kept.y).tolist() == [5, 5]
     assert test is not None
@@ -62,17 +62,17 @@ def test_groups_take_their_samples_evenly_from_their_classes():
 
 
 def test_the_same_samples_are_drawn_again():
-    drawn = [regrouped(Source("any"), (FISH, SHARK, COCK), part([0, 1, 2] * 9), None, PETS)[1] for _ in range(2)]
+    drawn = [regrouped(DataSource("any"), (FISH, SHARK, COCK), part([0, 1, 2] * 9), None, PETS)[1] for _ in range(2)]
     assert drawn[0].columns["row"].tolist() == drawn[1].columns["row"].tolist()
     assert drawn[0].columns["row"].tolist() != list(range(10))
 
 
 def test_classes_are_known_by_the_synonyms_of_the_hugging_face_form():
     names = ("cock", "goldfish, Carassius auratus", "great white shark, white shark", "maillot, tank suit", "maillot")
-    _, kept, _ = regrouped(Source("any"), names, part([0, 1, 2, 3]), None, PETS)
+    _, kept, _ = regrouped(DataSource("any"), names, part([0, 1, 2, 3]), None, PETS)
     assert (kept.columns["row"].tolist(), kept.y.tolist()) == ([0, 1, 2], [1, 0, 0])
     swimsuit = Regrouping("swimsuits", {"swimsuit": {"n03710637": "maillot"}}, 5, 3)
-    _, kept, _ = regrouped(Source("any"), names, part([3, 4, 4]), None, swimsuit)
+    _, kept, _ = regrouped(DataSource("any"), names, part([3, 4, 4]), None, swimsuit)
     assert kept.columns["row"].tolist() == [1, 2]
 
 
@@ -85,11 +85,11 @@ def test_classes_are_known_by_the_synonyms_of_the_hugging_face_form():
 )
 def test_classes_that_are_missing_are_named(y, test, complaint):
     with pytest.raises(DataError, match=f"pets needs 3 classes of ImageNet, but 'any' has {complaint}"):
-        regrouped(Source("any"), (FISH, SHARK, COCK), part(y), None if test is None else part(test), PETS)
+        regrouped(DataSource("any"), (FISH, SHARK, COCK), part(y), None if test is None else part(test), PETS)
 
 
 def test_another_data_set_than_imagenet_can_not_be_regrouped():
-    source = Source("pets", regroup="superimagenet-l")
+    source = DataSource("pets", regroup="superimagenet-l")
     with pytest.raises(DataError, match=r"'pets' has no training images of 304 of them: (n\d{8}, ){5}\.\.\.; add them"):
         regrouped(source, ("cat", "dog"), part([0, 1]))
 
@@ -100,7 +100,7 @@ def test_a_tree_with_all_classes_of_superimagenet_is_regrouped(tmp_path):
         for split in ("train", "val"):
             (tmp_path / "imagenet" / split / wnid).mkdir(parents=True)
             Image.new("RGB", (8, 8), (place % 256, 0, 9)).save(tmp_path / "imagenet" / split / wnid / "0.JPEG")
-    source = Source("imagenet", regroup="superimagenet-l")
+    source = DataSource("imagenet", regroup="superimagenet-l")
     corpus = load_corpus(source, cache=tmp_path / "cache", data=tmp_path)
     assert corpus.class_names == tuple(by.groups)
     sizes = [len(group) for group in by.groups.values()]
@@ -117,7 +117,7 @@ def test_the_hugging_face_form_of_imagenet_is_regrouped_by_its_names(tmp_path):
         columns = {"image": [pixel] * len(labels), "label": list(labels)}
         made = hugging_face.Dataset.from_dict(columns, features=features)
         made.to_parquet(tmp_path / "imagenet" / f"{split}-00000-of-00001.parquet")
-    source = Source("imagenet", regroup="superimagenet-l")
+    source = DataSource("imagenet", regroup="superimagenet-l")
     corpus = load_corpus(source, cache=tmp_path / "cache", data=tmp_path)
     assert corpus.class_names == tuple(by.groups)
     sizes = [len(group) for group in by.groups.values()]
