@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,52 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{node.module}.{name.name}"
 
 
+NAMED_CODE = re.compile(r"fedemu((?:\.\w+)+)(?::(\w*))?")
+"""A module in a string: ``fedemu.floor.module``, or ``fedemu.floor.module:attribute``."""
+
+
+def named_code(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Line, module (without ``fedemu.``) and attribute ("" if none is named) of every module that a string names."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and (named := NAMED_CODE.fullmatch(node.value))
+        ):
+            yield node.lineno, named[1].removeprefix("."), named[2] or ""
+
+
+def started_modules(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and module (without ``fedemu.``) of every ``"-m", "fedemu..."`` in a list, a tuple or a call."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        words = node.args if isinstance(node, ast.Call) else getattr(node, "elts", [])
+        values = [word.value if isinstance(word, ast.Constant) else None for word in words]
+        for option, module in pairwise(values):
+            if option == "-m" and isinstance(module, str) and module.startswith("fedemu."):
+                yield node.lineno, module.removeprefix("fedemu.")
+
+
+def source_of(module: str) -> Path | None:
+    """The file of a module or package that is named without ``fedemu.``."""
+    place = ROOT.joinpath(*module.split("."))
+    return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
+
+
+def top_level_names(path: Path) -> set[str]:
+    """What a module defines or imports at its top level."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.add(node.name)
+            case ast.Assign() | ast.AnnAssign():
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names |= {target.id for target in targets if isinstance(target, ast.Name)}
+            case ast.Import() | ast.ImportFrom():
+                names |= {name.asname or name.name for name in node.names}
+    return names
+
+
 def own_imports(path: Path) -> Iterator[tuple[int, str]]:
     """Of fedemu's own modules, named without ``fedemu.``."""
     return ((line, name.removeprefix("fedemu.")) for line, name in imports(path) if name.startswith("fedemu."))
@@ -128,6 +175,41 @@ def test_a_layer_imports_only_what_lies_below_it(layer: str) -> None:
         for line, name in own_imports(path)
         if name.split(".")[0] not in ALLOWED[layer]
     ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_names_no_code_above_it_in_a_string(layer: str) -> None:
+    """A name in a string is an arrow too, which no import shows: ``"fedemu.ops.data.corpora:prepare"``."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} names fedemu.{module}; let the caller pass it"
+        for path in sorted((ROOT / layer).rglob("*.py"))
+        for line, module, _ in named_code(path)
+        if module.split(".")[0] not in ALLOWED[layer]
+    ]
+    assert wrong == []
+
+
+def test_every_module_that_a_string_names_is_there() -> None:
+    wrong = []
+    for path in sources():
+        for line, module, attribute in named_code(path):
+            source = source_of(module)
+            if source is None:
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: there is no module fedemu.{module}")
+            elif attribute and attribute not in top_level_names(source):
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: fedemu.{module} has no {attribute}")
+    assert wrong == []
+
+
+def test_every_module_that_is_started_by_name_can_be_started() -> None:
+    started = [(path, line, module) for path in sources() for line, module in started_modules(path)]
+    assert len(started) > 5, "the search finds what it is to find"
+    wrong = []
+    for path, line, module in started:
+        source = source_of(f"{module}.__main__") or source_of(module)
+        if source is None or '__name__ == "__main__"' not in source.read_text(encoding="utf-8"):
+            wrong.append(f"{path.relative_to(ROOT)}:{line}: python -m fedemu.{module} does nothing")
     assert wrong == []
 
 

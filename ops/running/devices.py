@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from fedemu.device.machine.observer import MachineObserver, Silent
 from fedemu.device.machine.supervisor import SupervisorPlan, supervise
 from fedemu.ops.experiment import Runtime
+from fedemu.ops.running.device_code import DEVICE_CODE
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.watching.logs import open_log
 from fedemu.ops.watching.metrics import Exporter, SupervisorMetrics
@@ -50,6 +51,7 @@ def run_devices(count: int, runtime: Runtime, state: Path, logs: Path) -> None:
             address=runtime.connect,
             count=count,
             state=state,
+            code=DEVICE_CODE,
             trainers=runtime.trainers,
             per_process=runtime.per_process,
             device_type=runtime.device_type,

@@ -11,6 +11,7 @@ from fedemu.coordinator.serve import serve
 from fedemu.device.compute.process import open_runner
 from fedemu.device.machine.embedded import EmbeddedPlan, embed
 from fedemu.ops.experiment import Runtime
+from fedemu.ops.running.device_code import DEVICE_CODE
 
 DEPARTURE_SECONDS = 10.0
 """How long devices of this process may take to leave after the end."""
@@ -40,6 +41,7 @@ async def serve_embedded(plan: CoordinatorPlan, runtime: Runtime) -> Summary:
                 address=plan.address,
                 count=plan.settings.devices,
                 state=plan.directory / "devices",
+                code=DEVICE_CODE,
                 open_runner=open_runner,
                 device_type=runtime.device_type,
             )

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fedemu.algorithms.data.partition import Partition
 from fedemu.algorithms.streams.periods import static
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.device.bus import abstract_address
+from fedemu.device.machine.arrival import ExperimentCode
 from fedemu.device.machine.supervisor import SupervisorPlan
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.blobs.store import BlobStore
@@ -52,6 +54,11 @@ from fedemu.protocol.transport.memory import MemoryNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 HERE = Path(__file__).parent
+TOY_CODE = ExperimentCode(
+    behaviours=f"{HERE / 'toys.py'}:open_behaviours",
+    trainer=f"{HERE / 'toy_trainer.py'}:open_runner",
+    prepare=f"{HERE / 'toys.py'}:prepare",
+)
 DATA = digest_of(b"toy data")
 
 
@@ -283,20 +290,25 @@ def toy_runner() -> Callable[[TrainerSetup], Any]:
 
 
 @pytest.fixture
+def toy_code() -> ExperimentCode:
+    """The functions of toys.py and toy_trainer.py in place of those of an experiment."""
+    return TOY_CODE
+
+
+@pytest.fixture
 def plan(tmp_path: Path) -> Callable[..., SupervisorPlan]:
     """Plans of supervisors with toys for everything that an experiment would bring."""
 
     def make(address: str, count: int = 6, **changes: Any) -> SupervisorPlan:
         fields: dict[str, Any] = {
             "state": tmp_path / "state",
+            "code": TOY_CODE,
             "trainers": 1,
             "logs": tmp_path / "logs",
             "connect_seconds": 20.0,
             "lost_seconds": 20.0,
-            "behaviours": f"{HERE / 'toys.py'}:open_behaviours",
-            "prepare": f"{HERE / 'toys.py'}:prepare",
         }
-        return SupervisorPlan(address, count, **(fields | changes))
+        return SupervisorPlan(address=address, count=count, **(fields | changes))
 
     return make
 
@@ -332,12 +344,14 @@ _MAIN = """
 import asyncio, json, sys
 from pathlib import Path
 from fedemu.device.machine import trainers
+from fedemu.device.machine.arrival import ExperimentCode
 from fedemu.device.machine.supervisor import SupervisorPlan, supervise
 from fedemu.protocol.errors import FedemuError
 fields = json.loads(sys.argv[1])
 trainers.COMMAND = (fields.pop("command"),)
+fields |= {k: Path(fields[k]) for k in ("state", "logs")} | {"code": ExperimentCode(**fields["code"])}
 try:
-    asyncio.run(supervise(SupervisorPlan(**fields | {k: Path(fields[k]) for k in ("state", "logs")})))
+    asyncio.run(supervise(SupervisorPlan(**fields)))
 except FedemuError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_code)
@@ -351,7 +365,8 @@ def separate() -> Iterator[Callable[[SupervisorPlan], psutil.Popen]]:
 
     def start(plan: SupervisorPlan) -> psutil.Popen:
         fields = {name: value for name, value in plan.__dict__.items() if name != "observer"}
-        fields |= {"state": str(plan.state), "logs": str(plan.logs), "command": str(HERE / "toy_trainer.py")}
+        fields |= {"state": str(plan.state), "logs": str(plan.logs), "code": asdict(plan.code)}
+        fields |= {"command": str(HERE / "toy_trainer.py")}
         started.append(psutil.Popen([sys.executable, "-c", _MAIN, json.dumps(fields)], start_new_session=True))
         return started[-1]
 

@@ -10,25 +10,28 @@ from typing import Any
 
 import pytest
 
+from fedemu.device.machine.arrival import ExperimentCode
 from fedemu.device.machine.embedded import EmbeddedPlan, embed
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.messages import Bye, Died, Enroll
 from fedemu.protocol.transport.memory import Faults, MemoryNetwork
 
-HERE = Path(__file__).parents[1]
-
 
 @pytest.fixture
-def plan(tmp_path: Path, toy_runner: Callable[[TrainerSetup], Any]) -> Callable[..., EmbeddedPlan]:
-    def make(server: Any, **changes: Any) -> EmbeddedPlan:
-        fields: dict[str, Any] = {
-            "open_runner": toy_runner,
-            "connect_seconds": 20.0,
-            "behaviours": f"{HERE / 'toys.py'}:open_behaviours",
-            "prepare": f"{HERE / 'toys.py'}:prepare",
-        }
-        return EmbeddedPlan(server.network, server.address, server.devices, tmp_path / "state", **(fields | changes))
+def plan(
+    tmp_path: Path, toy_runner: Callable[[TrainerSetup], Any], toy_code: ExperimentCode
+) -> Callable[..., EmbeddedPlan]:
+    def make(server: Any) -> EmbeddedPlan:
+        return EmbeddedPlan(
+            network=server.network,
+            address=server.address,
+            count=server.devices,
+            state=tmp_path / "state",
+            code=toy_code,
+            open_runner=toy_runner,
+            connect_seconds=20.0,
+        )
 
     return make
 

@@ -1,0 +1,132 @@
+"""A machine arrives at the coordinator: it enrols, takes its lease and fetches what it needs before devices can live.
+
+A machine of processes (``supervisor.py``) and a machine within one process (``embedded.py``) begin like this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Never
+
+from fedemu.device.machine.broker import Broker
+from fedemu.device.machine.enrolment import Enrolment
+from fedemu.device.machine.lease import LeaseFolder, claim_lease, find_leases
+from fedemu.device.machine.link import CoordinatorLink
+from fedemu.device.machine.observer import MachineObserver, Silent
+from fedemu.protocol.blobs.store import BlobStore
+from fedemu.protocol.messages import Granted
+from fedemu.protocol.transport.interface import Network
+
+
+@dataclass(frozen=True)
+class ExperimentCode:
+    """The functions that know what an experiment says, each as ``module:attribute`` or ``path/to/file.py:attribute``.
+
+    They are named and not passed, because other processes than this one call them. Each takes the experiment's bytes.
+    ``behaviours`` returns a function from a device's index to its ``Behaviour``. ``trainer`` also takes the device
+    type and returns a ``Trainer``. ``prepare`` decodes the data into this machine's cache and returns their digest.
+    """
+
+    behaviours: str
+    trainer: str
+    prepare: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachinePlan:
+    """What every machine is told. The experiment itself comes from the coordinator. Times are real seconds.
+
+    ``address`` is the coordinator's, ``count`` the number of devices. ``state`` is the folder for leases, blobs and
+    the devices' own states. ``connect_seconds`` bounds the first enrolment, ``lost_seconds`` a later silence.
+    """
+
+    address: str
+    count: int
+    state: Path
+    code: ExperimentCode
+    device_type: Literal["auto", "cpu", "cuda"] = "auto"
+    connect_seconds: float = 60.0
+    lost_seconds: float = 120.0
+    observer: MachineObserver = field(default_factory=Silent)
+
+
+class Arrival:
+    """A machine that has its place: the coordinator's grant, the lease's folder, and the experiment and its stream.
+
+    ``experiment`` and ``stream`` are the files of blobs that stay for the whole run.
+    """
+
+    def __init__(
+        self,
+        plan: MachinePlan,
+        link: CoordinatorLink,
+        granted: Granted,
+        folder: LeaseFolder,
+        store: BlobStore,
+        experiment: Path,
+        stream: Path,
+    ) -> None:
+        self.link = link
+        self.granted = granted
+        self.folder = folder
+        self.experiment = experiment
+        self.stream = stream
+        self._plan = plan
+        self._store = store
+        self._failed: asyncio.Future[Never] = asyncio.get_running_loop().create_future()
+
+    @property
+    def devices(self) -> list[int]:
+        """The indices of this machine's devices."""
+        return [device for start, stop in self.granted.ranges for device in range(start, stop)]
+
+    def open_broker(self, network: Network, address: str, token: str, stack: AsyncExitStack) -> Broker:
+        """The machine's bus at ``address`` of ``network``. It asks the link for blobs. ``stack`` closes it."""
+        broker = Broker(
+            network, address, token, self._store, self._plan.observer, want=self.link.want, failed=self.fail
+        )
+        stack.callback(broker.close)
+        self.link.arrived, self.link.lost, self.link.needed = broker.arrived, broker.lost, broker.needed
+        return broker
+
+    def fail(self, error: BaseException) -> None:
+        """End the machine with ``error``. Only the first call counts."""
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    async def until_over(self) -> Never:
+        """Raise RunOver after the coordinator's Stop, the error of ``fail``, or what ended the link."""
+        await self.link.unless_ended(self._failed)
+        raise AssertionError("a machine ends with an exception")
+
+
+async def arrive(plan: MachinePlan, network: Network, host: str, stack: AsyncExitStack) -> Arrival:
+    """Enrol ``plan.count`` devices as machine ``host`` and fetch the experiment and its stream.
+
+    ``stack`` closes the lease's folder, then the link, then unclaimed leases. Raises RefusedError or UnreachableError
+    if the coordinator has no place, ConfigurationError if the state folder cannot be used, BlobError if a blob does not
+    come, and RunOver if the run ends meanwhile.
+    """
+    leases = find_leases(plan.state, plan.count)
+    for lease in leases:
+        stack.callback(lease.close)
+    enrolment = Enrolment(
+        plan.address,
+        plan.count,
+        host,
+        leases=[lease.record.lease for lease in leases],
+        connect_seconds=plan.connect_seconds,
+        lost_seconds=plan.lost_seconds,
+    )
+    link = CoordinatorLink(network, plan.address, enrolment)
+    stack.callback(link.close)
+    granted = await link.enrol()
+    folder = claim_lease(leases, plan.state, granted, plan.count)
+    stack.callback(folder.close)
+    store = BlobStore(folder.blobs)
+    link.keep_blobs(store)
+    experiment, stream = await asyncio.gather(link.fetch(granted.experiment), link.fetch(granted.partition))
+    return Arrival(plan, link, granted, folder, store, experiment, stream)

@@ -1,0 +1,13 @@
+"""The functions of ``ops`` that a machine's processes call by name, since ``device`` imports nothing of ``ops``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fedemu.device.machine.arrival import ExperimentCode
+
+DEVICE_CODE: Final = ExperimentCode(
+    behaviours="fedemu.ops.assembly.behaviours:open_behaviours",
+    trainer="fedemu.ops.assembly.trainer:open_trainer",
+    prepare="fedemu.ops.data.corpora:prepare",
+)
