@@ -1,15 +1,14 @@
-"""Models, criteria and methods by name: the built-in ones, and a user's own as ``module:Name`` or ``file.py:Name``."""
+"""Models, losses and methods by name: three tables, and the functions that build what an experiment names.
+
+To add one to fedemu, write it in its room (``models/``, ``training/``, ``methods/`` or ``incremental/``) and give it a
+line in the table here. Without a line it goes by ``module:Name`` or ``file.py:Name``, as ``docs/own_methods.md`` tells.
+"""
 
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.util
 import inspect
-import os
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -41,29 +40,9 @@ from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import Criterion, cross_entropy, token_cross_entropy
 from fedemu.algorithms.training.wsm import reweighted_softmax
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.named import load
 
-MODELS: Mapping[str, Callable[..., Any]] = {
-    "mlp": mlp,
-    "cnn": cnn,
-    "lenet": lenet,
-    "resnet18": resnet18,
-    "gru": gru,
-    "tinybert": tinybert,
-    "tinybert_small": tinybert_small,
-}
-"""(input shape, outputs, options) -> model, or ``torch.nn.Module``."""
-CLASSIFIERS = ("mlp", "cnn", "lenet", "resnet18")
-"""The models that tell labels, and can't read tokens."""
-BIDIRECTIONAL = ("tinybert", "tinybert_small")
-"""The models of texts that read on both sides of a token, and so can't be asked for the next one."""
-CRITERIA: Mapping[str, Callable[..., Any]] = {
-    "cross_entropy": cross_entropy,
-    "wsm": reweighted_softmax,
-    "new_classes": NewClassCrossEntropy,
-    "token_cross_entropy": token_cross_entropy,
-}
-"""Criteria; ``new_classes`` becomes one for a model that grows."""
-ALGORITHMS: Mapping[str, Callable[..., Any]] = {
+ALGORITHMS: Mapping[str, Callable[..., Algorithm[Any]]] = {
     "fedavg": fedavg,
     "fedprox": fedprox,
     "fedntd": fedntd,
@@ -81,13 +60,44 @@ ALGORITHMS: Mapping[str, Callable[..., Any]] = {
     "fedlwf_2t": fedlwf_2t,
     "fedcil": fedcil,
 }
-"""(ingredients, options) -> algorithm."""
+"""Methods by ``algorithm.name``. A value is called with (ingredients, ``**algorithm.options``) and returns the method.
+
+The names and types of its further arguments are the options that an experiment may set.
+"""
+
+CRITERIA: Mapping[str, Callable[..., Any]] = {
+    "cross_entropy": cross_entropy,
+    "wsm": reweighted_softmax,
+    "new_classes": NewClassCrossEntropy,
+    "token_cross_entropy": token_cross_entropy,
+}
+"""Losses by ``algorithm.loss``. A value is a ``Criterion``; ``NewClassCrossEntropy`` makes one for a growing model."""
+
+MODELS: Mapping[str, Callable[..., Any]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "lenet": lenet,
+    "resnet18": resnet18,
+    "gru": gru,
+    "tinybert": tinybert,
+    "tinybert_small": tinybert_small,
+}
+"""Models by ``model.name``. A value is called with (shape of a sample, number of outputs, other keys of ``[model]``).
+
+It returns a ``Model`` or a ``torch.nn.Module``.
+"""
+
+CLASSIFIERS = ("mlp", "cnn", "lenet", "resnet18")
+"""The models that predict labels. They cannot read tokens."""
+BIDIRECTIONAL = ("tinybert", "tinybert_small")
+"""The models of texts that see the tokens on both sides of a token. They cannot predict the next one."""
 
 
 def build_model(name: str, options: Mapping[str, Any], input_shape: tuple[int, ...], outputs: int) -> Model:
-    """A model for samples of this shape; ``options`` are the further arguments of its builder.
+    """The model ``name`` for samples of this shape; ``options`` are the further arguments of its builder.
 
-    ``outputs`` is the number of classes, or of the vocabulary's tokens (``Corpus.outputs``).
+    ``outputs`` is the number of classes, or of the vocabulary's tokens (``Corpus.outputs``). Raises ConfigurationError
+    if there is no such model, or if the options do not fit it.
     """
     builder = find("model", name, MODELS)
 
@@ -102,9 +112,9 @@ def build_model(name: str, options: Mapping[str, Any], input_shape: tuple[int, .
 
 
 def build_algorithm(name: str, options: Mapping[str, Any], ingredients: Ingredients) -> Algorithm[Any]:
-    """A method over tasks where the model grows by them.
+    """The method ``name``. If the model grows task by task, the method is prepared for tasks.
 
-    ConfigurationError where the method does not exist, or does not go with its options or the ingredients.
+    Raises ConfigurationError if there is no such method, or if it does not fit its options or the ingredients.
     """
     ingredients.require_fitting_criterion()
     builder = find("algorithm", name, ALGORITHMS)
@@ -115,7 +125,10 @@ def build_algorithm(name: str, options: Mapping[str, Any], ingredients: Ingredie
 
 
 def find_criterion(name: str, model: Model | None = None) -> Criterion:
-    """ConfigurationError where there is none of this name, or it is about new classes and the ``model`` gets none."""
+    """The loss ``name``.
+
+    Raises ConfigurationError if there is no such loss, or if it needs new classes but ``model`` does not grow.
+    """
     found = find("algorithm.loss", name, CRITERIA)
     if found is not NewClassCrossEntropy:
         criterion: Criterion = found
@@ -129,55 +142,29 @@ def find_criterion(name: str, model: Model | None = None) -> Criterion:
 
 
 def find(what: str, name: str, known: Mapping[str, Any]) -> Any:
-    """The built-in of this name, or what ``module:Name`` names; ConfigurationError if it is neither, or no callable."""
+    """The entry ``name`` of a table, or the function or class that ``module:Name`` names.
+
+    Raises ConfigurationError, which speaks of ``what``, if it is neither.
+    """
     if name in known:
         return known[name]
-    place, colon, attribute = name.rpartition(":")
-    if not colon:
+    if ":" not in name:
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else "your own are named module:Name"
         raise ConfigurationError(f"{what} {name!r} is none of {', '.join(known)}; {hint}")
     try:
-        found = getattr(_module(place), attribute)
-    except AttributeError:
-        raise ConfigurationError(f"{what} {name!r}: {place} has no {attribute!r}") from None
+        found = load(name)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{what} {name!r}: {error}") from error
     if not callable(found):
         raise ConfigurationError(f"{what} {name!r} is {type(found).__name__}; it must be a function or a class")
     return found
 
 
-def _module(place: str) -> Any:
-    try:
-        if place.endswith(".py"):
-            return _file(Path(place))
-        if (here := os.getcwd()) not in sys.path:
-            sys.path.append(here)
-        return importlib.import_module(place)
-    except Exception as error:
-        raise ConfigurationError(f"{place!r} can't be imported: {type(error).__name__}: {error}") from error
-
-
-def _file(path: Path) -> Any:
-    """A file is imported once, under a name of its own."""
-    name = f"fedemu_file_{path.resolve()}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None or not path.is_file():
-            raise FileNotFoundError(f"there is no Python file {path}")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
-
-
 def _call(
     table: str, name: str, builder: Callable[..., Any], arguments: tuple[Any, ...], options: Mapping[str, Any]
 ) -> Any:
-    """Call a builder with options as they come from a file; what is wrong with them becomes one sentence."""
+    """Call a builder with the options of an experiment file. Raises ConfigurationError if they do not fit it."""
     try:
         parameters = list(inspect.signature(builder).parameters.values())
     except ValueError:
@@ -202,7 +189,7 @@ def _call(
 
 
 def _checked(table: str, name: str, builder: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as the types that the builder's annotations ask for; true is no number."""
+    """The options, converted to the types of the builder's annotations. A boolean never counts as a number."""
     try:
         types = get_type_hints(builder.__init__ if inspect.isclass(builder) else builder, include_extras=True)
     except NameError:
@@ -220,10 +207,11 @@ def _checked(table: str, name: str, builder: Callable[..., Any], options: Mappin
 
 
 def _of_the_shape(built: Any, what: str, name: str, members: tuple[str, ...]) -> Any:
+    """``built``, if it has all of these members; raises ConfigurationError otherwise."""
     lacking = [member for member in members if not hasattr(built, member)]
     if lacking:
         raise ConfigurationError(
             f"{what} {name!r} made a {type(built).__name__}, which lacks {', '.join(lacking)}; "
-            f"see {'Model' if what == 'model' else 'Algorithm'} in fedemu.algorithms.interface"
+            f"see {'Model' if what == 'model' else 'Algorithm'} in fedemu.algorithms"
         )
     return built

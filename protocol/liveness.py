@@ -1,4 +1,4 @@
-"""Who was heard when, and who has been silent for too long: arithmetic only, the clock comes with every call."""
+"""Which peers have been silent for too long. This is arithmetic only: every call brings the time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Peer = TypeVar("Peer", bound=Hashable)
 class Liveness(Generic[Peer]):
     """A peer is silent when nothing was heard of it for ``interval * patience`` seconds of a monotonic clock.
 
-    Peers are kept in the order in which they were last heard, so a message costs O(1) whatever the fleet's size.
+    Peers are kept in the order in which they were last heard, so a message costs O(1) for a fleet of any size.
     """
 
     def __init__(self, interval: float, patience: int) -> None:
@@ -28,16 +28,16 @@ class Liveness(Generic[Peer]):
         return len(self._heard)
 
     def heard(self, peer: Peer, now: float) -> None:
-        """Anything came from the peer, which is watched from now on."""
+        """A message of any kind came from the peer. The peer is watched from now on."""
         self._heard[peer] = now
         self._heard.move_to_end(peer)
 
     def forget(self, peer: Peer) -> None:
-        """Watch the peer no longer; unknown peers are ignored."""
+        """Stop watching the peer. An unknown peer is ignored."""
         self._heard.pop(peer, None)
 
     def expired(self, now: float) -> list[Peer]:
-        """The peers that fell silent, longest silent first. They are forgotten, so each is named once."""
+        """The peers that fell silent, the longest silent first. They are forgotten, so each is returned once."""
         silent: list[Peer] = []
         while self._heard:
             peer, last = next(iter(self._heard.items()))
@@ -46,9 +46,3 @@ class Liveness(Generic[Peer]):
             del self._heard[peer]
             silent.append(peer)
         return silent
-
-    def next_deadline(self) -> float | None:
-        """When the first peer will expire if nothing is heard, None with nobody to watch."""
-        if not self._heard:
-            return None
-        return next(iter(self._heard.values())) + self.timeout

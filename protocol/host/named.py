@@ -1,38 +1,55 @@
-"""What a process that is started afresh gets by name: ``module:attribute``, or ``path/to/file.py:attribute``."""
+"""Code that is found by name, ``module:attribute`` or ``path/to/file.py:attribute``: the one place that loads it."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fedemu.protocol.errors import ConfigurationError
 
 
 def load(name: str) -> Any:
-    """The attribute; raises ConfigurationError if there is none of this name."""
+    """The attribute that ``name`` names.
+
+    A module is looked up as Python does it, and last in the working folder. Raises ConfigurationError if the name has
+    another form, if the import fails for any reason, or if the module has no such attribute.
+    """
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         raise ConfigurationError(f"{name!r} is not of the form module:attribute")
     try:
-        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
+    except Exception as error:
+        raise ConfigurationError(f"{place!r} can't be imported: {type(error).__name__}: {error}") from error
+    try:
         return getattr(module, attribute)
-    except ImportError as error:
-        raise ConfigurationError(f"{name!r} can't be imported: {error}") from error
-    except AttributeError as error:
-        raise ConfigurationError(f"{name!r}: {place} has no {attribute}") from error
+    except AttributeError:
+        raise ConfigurationError(f"{place} has no {attribute!r}") from None
 
 
-def _from_file(path: Path) -> Any:
-    """A file is imported once, under a name of its own."""
+def _from_module(place: str) -> ModuleType:
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
+    return importlib.import_module(place)
+
+
+def _from_file(path: Path) -> ModuleType:
+    """The module of a file. A file is imported once per process, under a name of its own."""
     name = f"fedemu_file_{path.resolve()}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None or not path.is_file():
-            raise ConfigurationError(f"there is no Python file {path}")
+            raise FileNotFoundError(f"there is no Python file {path}")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
     return sys.modules[name]
