@@ -30,7 +30,7 @@ ORDER = {
     "coordinator": ("settings timeline observer | fleet | record | asks | evaluation service | plan | rounds | serve"),
     "ops": (
         "figures pages experiment/tables | experiment watching | data results | assembly compare report/plots "
-        "| report stress | compare/page | doctor running | bench notebook | cli"
+        "| report compare/page stress | doctor running | bench notebook | cli"
     ),
 }
 """The rooms of each floor. A room imports from itself and from rooms further left, never from one behind the same bar.
@@ -59,7 +59,7 @@ LIGHT_MODULES = (
     "fedemu.device.machine.supervisor",
     "fedemu.device.machine.prepare",
 )
-HEAVY = ("torch", "matplotlib", "sklearn", "datasets", "pandas", "scipy")
+HEAVY = ("torch", "matplotlib", "sklearn", "datasets", "pandas", "scipy", "jinja2", "cvxpy")
 
 
 def sources() -> list[Path]:

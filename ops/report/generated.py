@@ -1,4 +1,4 @@
-"""What a run's page tells of generators: how good each came out, and what it made."""
+"""What a run's page shows of generators: how good each one is, and what it made."""
 
 from __future__ import annotations
 
@@ -10,37 +10,36 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from fedemu.ops.pages.parts import Table, numbers_by_name
 from fedemu.ops.report.plots.generated import samples_of_task
 
 MOST_TASKS: Final = 12
-"""Of longer streams so many tasks are shown, evenly spaced, with the last."""
+"""A page shows at most this many tasks of a stream, evenly spaced, and the last task is one of them."""
 SHARES: Final = ("recognised",)
-GENERATOR_TABLE: Final = (
-    "How good each task's generator came out: its losses with their weights, and the share of its images in which the "
-    "model that it was trained against recognises the class that they are to show."
-)
+"""The figures of a generator that are shares, which the page shows in percent."""
 
 Pages = Mapping[int, Mapping[str, NDArray[Any]]]
+"""By task, the arrays of ``generated/task-N.npz``."""
 
 
 def generated_plots(pages: Pages) -> dict[str, Callable[[Pages], Figure | None]]:
-    """A drawing of ``pages`` for each of the tasks that are shown, by name."""
+    """The plots of the tasks that are shown, by name. Each draws one task of ``pages``."""
     tasks = list(pages)
     chosen = np.linspace(0, len(tasks) - 1, min(len(tasks), MOST_TASKS)).round().astype(int)
     return {f"generated-{tasks[place]}": partial(_of_task, tasks[place]) for place in chosen}
 
 
-def generator_table(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """The header, and a line for each task whose rounds have remarks of a generator; empty without any."""
+def generator_table(rows: Iterable[Mapping[str, Any]]) -> Table | None:
+    """A line for each task whose rows have remarks of a generator. None if no row has any."""
     told: dict[int, Mapping[str, Any]] = {}
     for row in rows:
         if said := (row.get("remarks") or {}).get("generator"):
             told.setdefault(int(row.get("task") or 0), said)
     if not told:
-        return []
+        return None
     names = list(dict.fromkeys(name for said in told.values() for name in said))
     lines = [(f"{task}", *(_figure(name, said.get(name)) for name in names)) for task, said in told.items()]
-    return [("task", *(name.replace("_", " ") for name in names)), *lines]
+    return numbers_by_name(("task", *(name.replace("_", " ") for name in names)), lines)
 
 
 def missing_pictures(events: Sequence[Mapping[str, Any]]) -> list[str]:

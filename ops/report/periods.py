@@ -5,18 +5,10 @@ from __future__ import annotations
 import math
 
 from fedemu.algorithms.measures import continual as continual_metrics
+from fedemu.ops.pages.parts import Table, numbers_by_name
 from fedemu.ops.results.periods import PeriodResults, perplexity_of
 
-TABLE_HEADER = (
-    "period",
-    "last round",
-    "just learnt",
-    "latest model",
-    "forgetting factor",
-    "seen so far",
-    "all periods",
-)
-"""Of ``period_table``; accuracies, or perplexities where the data are language."""
+_TITLES = ("period", "last round", "just learnt", "latest model", "forgetting factor", "seen so far", "all periods")
 
 
 def period_cards(results: PeriodResults) -> list[tuple[str, str]]:
@@ -34,11 +26,10 @@ def period_cards(results: PeriodResults) -> list[tuple[str, str]]:
     ]
 
 
-def period_table(results: PeriodResults) -> list[tuple[str, ...]]:
-    """A line for each period: how the model did that had just learnt it, how the latest does, and what was forgotten.
+def period_table(results: PeriodResults) -> Table:
+    """A line for each period. Its values are accuracies, or perplexities if the data are language.
 
-    The last two columns are the model after that period on the test sets of the periods up to it, and of all periods.
-    Forgetting is that of perplexity, relative, where the data are language.
+    The page explains the columns. A value that is not known yet is a dash.
     """
     if results.language:
         table, form = results.perplexity, ".4g"
@@ -48,7 +39,7 @@ def period_table(results: PeriodResults) -> list[tuple[str, ...]]:
         table, form, seen, together = results.accuracy, ".1%", results.seen_accuracy, results.all_period_accuracy
         forgot, lost = continual_metrics.forgetting_factor(table), "+.3f"
     reached = len(results.rounds)
-    return [
+    lines = [
         (
             f"{period}",
             f"{results.rounds[period]:,}" if period < reached else "–",
@@ -60,6 +51,7 @@ def period_table(results: PeriodResults) -> list[tuple[str, ...]]:
         )
         for period in range(results.periods)
     ]
+    return numbers_by_name(_TITLES, lines)
 
 
 def _number(value: float, form: str) -> str:

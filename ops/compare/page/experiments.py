@@ -100,7 +100,7 @@ def forgetting_and_accuracy(comparison: Comparison) -> Figure | None:
             error_kw={"ecolor": INK, "elinewidth": 1, "capsize": 2},
         )
         axes.bar_label(bars, [written.format(mean) for mean in means[known]], padding=3, fontsize=8)
-        axes.margins(x=0.18)
+        axes.margins(x=0.24)
         axes.set_title(title)
         axes.xaxis.set_major_locator(round_ticks(5))
         if key == "final_accuracy":

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from fedemu.ops.figures import readable_bytes, time_unit
+from fedemu.ops.figures import OUTCOMES, readable_bytes, time_unit
 from fedemu.ops.pages.style import (
     BLUE,
     GREEN,
@@ -28,14 +28,7 @@ from fedemu.ops.pages.style import (
     series,
 )
 
-OUTCOME_COLOURS = {
-    "accepted": GREEN,
-    "cancelled": GREY,
-    "late": ORANGE,
-    "dropped": BLUE,
-    "failed": RED,
-    "rejected": PURPLE,
-}
+OUTCOME_COLOURS = dict(zip(OUTCOMES, (GREEN, GREY, ORANGE, BLUE, RED, PURPLE), strict=True))
 
 
 def accuracy_and_loss(rows: Rows) -> Figure | None:

@@ -334,8 +334,8 @@ def test_a_comparison_is_a_page_with_its_pictures_and_numbers_for_programs(seeds
     page = write_comparison(compare([seeds]), out).read_text()
     assert page.count("data:image/png;base64,") == len(PLOTS)
     assert "http" not in page
-    assert "<td class=n>37.5 ±&nbsp;17.7%</td>" in page
-    assert "<td class=n>6.0&nbsp;kB</td>" in page
+    assert '<td class="number">37.5 ±\N{NO-BREAK SPACE}17.7%</td>' in page
+    assert '<td class="number">6.0\N{NO-BREAK SPACE}kB</td>' in page
     assert {path.stem for path in (out / "plots").iterdir()} == set(PLOTS)
     assert min(path.stat().st_size for path in (out / "plots").iterdir()) > 5000
     (row,) = json.loads((out / "compare.json").read_text())["rows"]

@@ -213,7 +213,7 @@ def test_the_page_and_the_numbers_have_the_tasks(runs: Path, tmp_path: Path, mon
     claim_folder(out)
     page = write_comparison(compare([runs]), out).read_text()
     assert "<h2>Tasks</h2>" in page
-    assert "<td class=n>35.0&nbsp;s</td>" in page
+    assert '<td class="number">35.0\N{NO-BREAK SPACE}s</td>' in page
     assert {path.stem for path in (out / "plots").iterdir()} == {"tasks_accuracy"}
     (study,) = json.loads((out / "compare.json").read_text())["tasks"]
     assert study["dataset"] == "digits"

@@ -102,12 +102,11 @@ def test_a_line_tells_how_good_each_tasks_generator_is() -> None:
         {"round": 3, "task": 1, "remarks": {"generator": JUDGED}},
         {"round": 4, "task": 2, "remarks": {"generator": {"cross_entropy": None, "recognised": 0.5}}},
     ]
-    assert generator_table(rows) == [
-        ("task", "cross entropy", "diversity", "recognised"),
-        ("1", "0.5048", "-0.33", "78.9%"),
-        ("2", "–", "–", "50.0%"),
-    ]
-    assert generator_table([{"round": 1, "remarks": None}, {"round": 2}]) == []
+    table = generator_table(rows)
+    assert table is not None
+    assert [title for title, _ in table.columns] == ["task", "cross entropy", "diversity", "recognised"]
+    assert table.rows == [("1", "0.5048", "-0.33", "78.9%"), ("2", "–", "–", "50.0%")]
+    assert generator_table([{"round": 1, "remarks": None}, {"round": 2}]) is None
 
 
 @pytest.fixture
@@ -128,7 +127,7 @@ def test_a_page_has_pictures_and_figures_of_generators(run: Path) -> None:
     assert "<h2>Generated samples</h2>" in text
     assert text.count("data:image/png;base64,") == 2
     assert text.index('alt="generated-1"') < text.index('alt="generated-2"')
-    assert '<td class="n">78.9%</td>' in text
+    assert '<td class="number">78.9%</td>' in text
     assert 'class="plots broad"' not in text
     assert {path.name for path in (run / "plots").iterdir()} == {"generated-1.png", "generated-2.png"}
 

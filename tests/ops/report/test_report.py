@@ -45,8 +45,8 @@ def test_the_page_of_an_unfinished_run_holds_its_plots_and_numbers(run_directory
     page = write_report(run_directory).read_text()
     assert "unfinished" in page
     assert "<b>30.0%</b><span>final accuracy" in page
-    assert '<td>dropped</td><td class="n">3</td><td class="n">25.0%</td>' in page
-    assert '<td>dropout</td><td class="n">1</td>' in page
+    assert '<td class="words">dropped</td><td class="number">3</td><td class="number">25.0%</td>' in page
+    assert '<td class="words">dropout</td><td class="number">1</td>' in page
     assert page.count("data:image/png;base64,") == len(plots.PLOTS)
     assert {path.stem for path in (run_directory / "plots").iterdir()} == set(plots.PLOTS)
     assert "Diagnosed rounds" not in page
@@ -93,11 +93,11 @@ def test_facts_have_units(run_directory: Path, monkeypatch: pytest.MonkeyPatch) 
     machine = {"system": "Linux", "cores": 2, "memory_bytes": 16_800_000_000}
     summary = {"wall_time": 200.5, "virtual_time": 7200.0, "seed": 3, "machine": machine}
     (run_directory / "summary.json").write_text(json.dumps(summary))
-    page = write_report(run_directory).read_text()
-    assert '<td>wall time</td><td class="n">3 min 20 s</td>' in page
-    assert '<td>virtual time</td><td class="n">2.0 h</td>' in page
-    assert "system Linux, cores 2, memory 16.8 GB" in page
-    assert '<td>seed</td><td class="n">3</td>' in page
+    page = write_report(run_directory).read_text().replace("\N{NO-BREAK SPACE}", " ")
+    assert '<td class="words">wall time</td><td class="words">3 min 20 s</td>' in page
+    assert '<td class="words">virtual time</td><td class="words">2.0 h</td>' in page
+    assert '<td class="words">machine</td><td class="words">system Linux, cores 2, memory 16.8 GB</td>' in page
+    assert '<td class="words">seed</td><td class="words">3</td>' in page
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

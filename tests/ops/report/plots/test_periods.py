@@ -98,8 +98,8 @@ def test_of_language_the_perplexity_is_what_counts() -> None:
     # Period 0 went from its best, 26, to 51 and to 76, period 1 from 1 to 51.
     assert found.relative_forgetting_after_each()[1:] == pytest.approx([51 / 26 - 1, (76 / 26 - 1 + 50) / 2])
     assert [label for label, _ in period_cards(found)][:2] == ["perplexity, all periods", "relative forgetting, mean"]
-    assert period_table(found)[0] == ("0", "2", "26", "76", "+192.3%", "26", f"{(26 * 76 * 101) ** (1 / 3):.4g}")
-    assert period_table(found)[1][5] == f"{(51 * 1) ** (1 / 2):.4g}"
+    assert period_table(found).rows[0] == ("0", "2", "26", "76", "+192.3%", "26", f"{(26 * 76 * 101) ** (1 / 3):.4g}")
+    assert period_table(found).rows[1][5] == f"{(51 * 1) ** (1 / 2):.4g}"
 
 
 def test_the_cards_and_the_table_of_labelled_data_are_accuracies() -> None:
@@ -110,7 +110,7 @@ def test_the_cards_and_the_table_of_labelled_data_are_accuracies() -> None:
         ("average forgetting", "0.500"),
         ("backward transfer", "-0.500"),
     ]
-    assert period_table(found) == [
+    assert period_table(found).rows == [
         ("0", "2", "75.0%", "25.0%", "+0.500", "75.0%", "33.3%"),
         ("1", "4", "100.0%", "50.0%", "+0.500", "75.0%", "58.3%"),
         ("2", "6", "75.0%", "75.0%", "–", "50.0%", "50.0%"),
@@ -120,7 +120,7 @@ def test_the_cards_and_the_table_of_labelled_data_are_accuracies() -> None:
 def test_a_period_that_was_not_reached_is_known_by_the_latest_model_only() -> None:
     found = period_results(run([row(1, MATRIX[0])]))
     assert found is not None
-    assert period_table(found)[1] == ("1", "–", "–", "25.0%", "–", "–", "–")
+    assert period_table(found).rows[1] == ("1", "–", "–", "25.0%", "–", "–", "–")
     assert [value for _, value in period_cards(found)] == ["75.0%", "75.0%", "–", "–"]
 
 
@@ -220,7 +220,10 @@ def test_the_page_has_the_periods_and_the_replay_of_an_unfinished_run(
     assert "<b>75.0%</b><span>average accuracy" in page
     assert "<h2>Periods</h2>" in page
     assert "<h2>Replay</h2>" in page
-    assert '<td>0</td><td class="n">2</td><td class="n">75.0%</td><td class="n">50.0%</td>' in page
+    assert (
+        '<td class="words">0</td><td class="number">2</td><td class="number">75.0%</td><td class="number">50.0%</td>'
+        in page
+    )
     assert {path.stem for path in (tmp_path / "plots").iterdir()} == {*PERIOD_PLOTS, "buffers"}
 
 

@@ -1,0 +1,44 @@
+"""Renders a page from a template of ``templates/``.
+
+Python computes what a page shows, and the template says how the page shows it. A page needs no other file: its style
+stands inside it, and its pictures are data URIs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+TEMPLATES: Final = Path(__file__).parent / "templates"
+
+
+def render(template: str, context: Mapping[str, object]) -> str:
+    """The page that ``template``, a file name in ``templates/``, makes of the values of ``context``.
+
+    Text becomes text: a value is never taken for markup. Raises jinja2.UndefinedError if the template uses a name that
+    ``context`` does not have.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["unbroken"] = unbroken
+    return environment.get_template(template).render(context)
+
+
+def unbroken(text: str) -> str:
+    """The text with spaces at which no line ends, so that a number keeps its unit.
+
+    A line may still end after a comma, and before a deviation or a bracket.
+    """
+    kept = text.replace(" ", "\N{NO-BREAK SPACE}")
+    for parted in (" ±", " (", ", "):
+        kept = kept.replace(parted.replace(" ", "\N{NO-BREAK SPACE}"), parted)
+    return kept

@@ -1,0 +1,83 @@
+"""The figures and tables of a run's page, apart from those of its periods and its generators."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedemu.ops.figures import OUTCOMES, readable_bytes, span, time_unit
+from fedemu.ops.pages.parts import Table, numbers_by_name
+from fedemu.ops.report.periods import period_cards
+from fedemu.ops.results.periods import PeriodResults
+
+_FACTS = ("seed", "model_digest", "wall_time", "virtual_time", "versions", "machine")
+"""The fields of the summary that the page shows as facts."""
+
+
+def cards(
+    rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], results: PeriodResults | None
+) -> list[tuple[str, str]]:
+    """Labels and figures of the whole run, with those of the periods first if the run has any."""
+    accuracies = [row["accuracy"] for row in rows if row.get("accuracy") is not None]
+    last = rows[-1] if rows else {}
+    virtual = float(last.get("virtual_time") or 0.0)
+    divisor, unit = time_unit(virtual)
+    accepted = sum(int(row.get("accepted") or 0) for row in rows)
+    seconds = sum(float(row.get("round_seconds") or 0.0) for row in rows)
+    return [
+        *(period_cards(results) if results else []),
+        ("final accuracy", f"{accuracies[-1]:.1%}" if accuracies else "–"),
+        ("best accuracy", f"{max(accuracies):.1%}" if accuracies else "–"),
+        *([] if results else [("forgetting", _number(summary.get("forgetting")))]),
+        ("rounds", f"{len(rows)}"),
+        ("device updates accepted", f"{accepted:,}"),
+        ("updates per second", _rate(accepted / seconds) if seconds else "–"),
+        ("time of the experiment", f"{virtual / divisor:.1f} {unit}"),
+        ("bytes down, emulated", readable_bytes(sum(float(row.get("bytes_down") or 0) for row in rows))),
+        ("bytes up, emulated", readable_bytes(sum(float(row.get("bytes_up") or 0) for row in rows))),
+    ]
+
+
+def outcomes_table(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """How many devices ended in each outcome, over all rounds, and their share of all selected devices."""
+    totals = dict.fromkeys(OUTCOMES, 0)
+    for row in rows:
+        for outcome in OUTCOMES:
+            totals[outcome] += int(row.get(outcome) or 0)
+    selected = sum(totals.values())
+    lines = [(name, f"{count:,}", f"{count / selected:.1%}" if selected else "–") for name, count in totals.items()]
+    return numbers_by_name(("outcome", "devices", "share"), lines)
+
+
+def events_table(events: Iterable[Mapping[str, Any]]) -> Table:
+    """How often each event occurred, the most frequent first."""
+    counts = Counter(str(event.get("event", "?")) for event in events)
+    return numbers_by_name(("event", "count"), [(name, f"{count:,}") for name, count in counts.most_common()])
+
+
+def facts_table(summary: Mapping[str, Any]) -> Table:
+    """What the summary tells of the run and its machine."""
+    known = {key: summary[key] for key in _FACTS if summary.get(key) is not None}
+    lines = [(key.replace("_", " "), _fact(key, value)) for key, value in known.items()]
+    return Table([("fact", "words"), ("value", "words")], lines)
+
+
+def _fact(key: str, value: Any) -> str:
+    """A value of the summary as people read it, with its unit."""
+    match value:
+        case Mapping():
+            return ", ".join(f"{name.removesuffix('_bytes')} {_fact(name, item)}" for name, item in value.items())
+        case int() | float() if key.endswith("_bytes"):
+            return readable_bytes(value)
+        case int() | float() if key.endswith("_time"):
+            return span(value)
+    return str(value)
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, int | float) else "–"
