@@ -23,7 +23,7 @@ from torch import Tensor
 from fedemu.algorithms.interface import Tree
 from fedemu.coordinator.record.outline import put_together, taken_apart
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import named_failure, replace
+from fedemu.protocol.host.files import PARTIAL, named_failure, write_whole
 
 S = TypeVar("S")
 
@@ -62,9 +62,9 @@ def save(directory: Path, round: int, state: Any, record: dict[str, Any]) -> Non
         directory.mkdir(parents=True, exist_ok=True)
     # A name that no committed record points to, so that saving a round again never harms what is there.
     name = next(name for n in range(1 << 30) if not (directory / (name := f"state-{round}.{n}.safetensors")).exists())
-    replace(directory / name, serialize(tensors))
+    write_whole(directory / name, serialize(tensors))
     text = json.dumps({"format": _FORMAT, "round": round, "tensors": name, "state": outline, "record": record})
-    replace(directory / f"record-{round}.json", text.encode())
+    write_whole(directory / f"record-{round}.json", text)
     _drop_others(directory, round, name)
 
 
@@ -100,7 +100,7 @@ def save_job(
     # Every step has a file name of its own: to rename over a file would have the disk waited for on some file systems.
     path = directory / f"job-{round}.{attempt}.{ordinal}.{step}.safetensors"
     facts = {"step": step, "finished": finished, "names": list(carry)}
-    replace(path, serialize(dict(canonical(carry)), metadata={"job": json.dumps(facts)}))
+    write_whole(path, serialize(dict(canonical(carry)), metadata={"job": json.dumps(facts)}))
     for other in older:
         if other != path:
             other.unlink(missing_ok=True)
@@ -146,7 +146,7 @@ def _drop_others(directory: Path, round: int, tensors: str) -> None:
     names = os.listdir(directory)
     for name in sorted((name for name in names if name not in keep), key=lambda name: not _RECORD.fullmatch(name)):
         job = _JOB.fullmatch(name)
-        stale = name.startswith(("state-", "record-")) or name.endswith(".partial")
+        stale = name.startswith(("state-", "record-")) or name.endswith(PARTIAL)
         if stale or (job is not None and int(job[1]) <= round):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(directory / name)

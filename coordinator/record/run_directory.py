@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import named_failure, replace
+from fedemu.protocol.host.files import named_failure, write_whole
 
 if TYPE_CHECKING:
     from fedemu.algorithms.interface import Tree
@@ -64,7 +64,7 @@ class RunDirectory:
 
     def write_config(self, text: str) -> None:
         """Freeze the resolved experiment."""
-        replace(self.config, text.encode())
+        write_whole(self.config, text)
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Append one round's row."""
@@ -86,7 +86,7 @@ class RunDirectory:
         folder = self.path / "generated"
         with named_failure(folder):
             folder.mkdir(exist_ok=True)
-        replace(folder / f"task-{task}.npz", written.getvalue())
+        write_whole(folder / f"task-{task}.npz", written.getvalue())
 
     def rows(self) -> list[dict[str, Any]]:
         """What ``metrics.jsonl`` holds now, rounds before a resume included."""
@@ -116,9 +116,9 @@ class RunDirectory:
         from safetensors.torch import save  # reports read this module without torch
 
         model = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in variables.items()})
-        replace(self.path / "model.safetensors", model)
+        write_whole(self.path / "model.safetensors", model)
         text = json.dumps(plain(asdict(summary)), indent=2, allow_nan=False)
-        replace(self.path / "summary.json", text.encode() + b"\n")
+        write_whole(self.path / "summary.json", text + "\n")
 
     def close(self) -> None:
         for file in (*self._logs.values(), self._lock):

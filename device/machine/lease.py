@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.files import write_whole
 from fedemu.protocol.messages import Granted
 
 KEPT = 8
@@ -63,9 +64,7 @@ class LeaseFolder:
         if life >= 2 ** (31 - LIFE_BITS):
             raise ConfigurationError(f"The lease in {self.folder} was taken up too often; remove the folder.")
         self.record = LeaseRecord(self.record.lease, self.record.run, self.record.count, life)
-        partial = self.folder / "lease.json.partial"
-        partial.write_text(json.dumps(self.record.__dict__, indent=1))
-        os.replace(partial, self.folder / "lease.json")
+        write_whole(self.folder / "lease.json", json.dumps(self.record.__dict__, indent=1))
 
     def close(self) -> None:
         if self._lock >= 0:

@@ -15,6 +15,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fedemu.protocol.blobs.tree_file import decode_tree, encode_tree
+from fedemu.protocol.host.files import PARTIAL, write_whole
 from fedemu.protocol.ids import AskId
 
 PREFIX, SUFFIX = "own-", ".safetensors"
@@ -34,7 +35,7 @@ class OwnStore:
             if name.startswith(PREFIX) and name.endswith(SUFFIX):
                 with suppress(ValueError):  # a file of this look that is not ours
                     self._versions.add(AskId.parse(name[len(PREFIX) : -len(SUFFIX)]))
-            elif name.endswith(".partial"):
+            elif name.endswith(PARTIAL):
                 (folder / name).unlink(missing_ok=True)
 
     @property
@@ -70,9 +71,7 @@ def write_own(path: Path, tree: Mapping[str, NDArray[Any]], dtypes: Mapping[str,
     ``dtypes`` names the uint16 arrays that are bfloat16, as everywhere on the wire.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_bytes(encode_tree(tree, dtypes))
-    os.replace(partial, path)
+    write_whole(path, encode_tree(tree, dtypes), several_writers=True)  # a job may be done again by another trainer
 
 
 def read_own(path: Path) -> dict[str, NDArray[Any]]:

@@ -6,7 +6,6 @@ Also writes and reads the frozen experiment of a run directory.
 from __future__ import annotations
 
 import difflib
-import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from fedemu.ops.experiment.presets import DEFAULT, is_preset, preset
 from fedemu.ops.experiment.runtime import Runtime
 from fedemu.ops.experiment.traces import TRACES_FILE, traces_text, with_traces
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.files import write_whole
 
 PREFIX = "FEDEMU_"
 NOT_SETTINGS = frozenset({"FEDEMU_DATA", "FEDEMU_CACHE", "FEDEMU_STATE"})
@@ -52,15 +52,8 @@ def load_experiment(
 def write_frozen(experiment: Experiment, directory: Path) -> None:
     """Write ``config.toml``, and ``traces.json`` where the experiment follows trace files; loading reads both."""
     if experiment.named_files():
-        _write(directory / TRACES_FILE, traces_text(experiment))
-    _write(directory / CONFIG_FILE, experiment.to_toml())
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all, so that a run that is killed here leaves nothing half-written."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+        write_whole(directory / TRACES_FILE, traces_text(experiment))
+    write_whole(directory / CONFIG_FILE, experiment.to_toml())
 
 
 def read_frozen(directory: Path) -> Experiment:

@@ -18,7 +18,7 @@ from fedemu.ops.report.plots.periods import PERIOD_PLOTS
 from fedemu.ops.report.plots.replay import REPLAY_PLOTS
 from fedemu.ops.report.plots.rounds import PLOTS
 from fedemu.ops.results.periods import PeriodResults, period_results
-from fedemu.protocol.host.files import replace
+from fedemu.protocol.host.files import write_whole
 
 
 def write_report(directory: Path) -> Path:
@@ -44,7 +44,7 @@ def write_report(directory: Path) -> Path:
         "missing": missing_pictures(run.events),
     }
     page = directory / "report.html"
-    replace(page, render("report.html", _context(directory.name, run, results, plots) | generated).encode())
+    write_whole(page, render("report.html", _context(directory.name, run, results, plots) | generated))
     return page
 
 

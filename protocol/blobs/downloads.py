@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
-import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.errors import BlobError
+from fedemu.protocol.host.files import PartialFile
 from fedemu.protocol.ids import Digest
 
 CHUNK: Final = 2**20
 """Bytes that are asked for, and read back, at a time."""
-_SUFFIX = ".partial"
 _MOST_RANGES = 1024
 
 
@@ -34,7 +29,7 @@ class Download:
         self._later: list[tuple[int, int]] = []
         """Disjoint ranges beyond that are written, ascending."""
         try:
-            self._file = _open_partial(path)
+            self._file = PartialFile(path)
         except OSError as error:
             raise BlobError(f"the blob {digest} cannot be written: {error.strerror}") from error
 
@@ -60,10 +55,7 @@ class Download:
 
     def close(self) -> None:
         """Remove the partial file. May be called twice."""
-        if not self._file.closed:
-            with contextlib.suppress(OSError):
-                os.unlink(self._file.name)
-            self._file.close()
+        self._file.discard()
 
     def _take(self, offset: int, size: int, data: memoryview) -> None:
         end = offset + len(data)
@@ -76,7 +68,7 @@ class Download:
         if offset < self._hashed:
             data = data[self._hashed - offset :]
             offset = self._hashed
-        write_at(self._file.fileno(), data, offset)
+        self._file.write(data, offset)
         if offset > self._hashed:
             self._later = _joined([*self._later, (offset, end)])
             if len(self._later) > _MOST_RANGES:
@@ -90,7 +82,7 @@ class Download:
 
     def _hash_written(self, end: int) -> None:
         while self._hashed < end:
-            part = os.pread(self._file.fileno(), min(CHUNK, end - self._hashed), self._hashed)
+            part = self._file.read(self._hashed, min(CHUNK, end - self._hashed))
             if not part:
                 raise BlobError(f"the partial file of the blob {self.digest} was cut short")
             self._sha.update(part)
@@ -100,46 +92,7 @@ class Download:
         found = self._sha.hexdigest()
         if found != self.digest:
             raise BlobError(f"the blob {self.digest} arrived with the digest {found}; it has to be fetched again")
-        os.replace(self._file.name, self.path)
-        self._file.close()
-
-
-@contextlib.contextmanager
-def partial_file(path: Path) -> Iterator[IO[bytes]]:
-    """A partial file that its user renames to ``path``; it is removed where that did not happen."""
-    with _open_partial(path) as file:
-        try:
-            yield file
-        finally:
-            Path(file.name).unlink(missing_ok=True)
-
-
-def abandoned(directory: Path) -> Iterator[Path]:
-    """The partial files that no living process writes."""
-    for path in directory.glob(f"*{_SUFFIX}"):
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield path
-
-
-def _open_partial(path: Path) -> IO[bytes]:
-    """A new locked file beside ``path``; the lock goes with the process, so a leftover can be told from one in use."""
-    while True:
-        descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=_SUFFIX, dir=path.parent)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.fchmod(descriptor, 0o444)
-        # Someone who opened the folder just before the lock may have taken it for a leftover.
-        if os.fstat(descriptor).st_nlink:
-            return open(name, "r+b", buffering=0, opener=lambda _path, _flags, held=descriptor: held)  # type: ignore[misc]
-        os.close(descriptor)
-
-
-def write_at(descriptor: int, data: memoryview, offset: int) -> None:
-    """Write all of ``data``: the kernel takes at most 2 GiB at a time."""
-    while data:
-        written = os.pwrite(descriptor, data, offset)
-        data = data[written:]
-        offset += written
+        self._file.put_in_place()
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -8,9 +8,10 @@ import re
 from collections.abc import Callable, Container
 from pathlib import Path
 
-from fedemu.protocol.blobs.downloads import CHUNK, Download, abandoned, partial_file, write_at
+from fedemu.protocol.blobs.downloads import CHUNK, Download
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.errors import BlobError
+from fedemu.protocol.host.files import PartialFile, remove_abandoned
 from fedemu.protocol.ids import Digest, digest_of
 
 __all__ = ["CHUNK", "BlobStore", "Download"]
@@ -30,8 +31,7 @@ class BlobStore:
         self._downloads: dict[Digest, Download] = {}
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            for leftover in abandoned(directory):
-                leftover.unlink(missing_ok=True)
+            remove_abandoned(directory)
         except OSError as error:
             raise BlobError(f"the blob folder {directory} cannot be used: {error.strerror}") from error
 
@@ -57,9 +57,9 @@ class BlobStore:
         path = self.path(digest)
         if not path.exists():
             try:
-                with partial_file(path) as file:
-                    write_at(file.fileno(), memoryview(data), 0)
-                    os.replace(file.name, path)
+                with PartialFile(path) as file:
+                    file.write(data, 0)
+                    file.put_in_place()
             except OSError as error:
                 raise BlobError(f"the blob {digest} cannot be written: {error.strerror}") from error
         return digest

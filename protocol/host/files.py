@@ -1,27 +1,105 @@
-"""Writing a file so that whoever reads it sees all of it or nothing, whenever the writer is killed."""
+"""Writing files so that a reader finds the whole file or the one before, even if the writer is killed in between.
+
+Every write goes to a partial file in the same folder, which is then renamed. Nothing here waits for the disk (no
+``fsync``): a killed process loses nothing that was renamed, a power failure may.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from fedemu.protocol.errors import FedemuError
 
+Buffer = bytes | bytearray | memoryview
 
-def replace(path: Path, data: bytes) -> None:
-    """Write ``path`` anew by way of ``path.partial``. FedemuError says why if the disk does not take it."""
-    partial = path.with_name(path.name + ".partial")
+PARTIAL = ".partial"
+"""How the names of partial files end."""
+
+
+def write_whole(path: Path, content: bytes | str, *, several_writers: bool = False) -> None:
+    """Replace the file at ``path``. Text is written as UTF-8. Raises FedemuError if the system refuses.
+
+    The partial file is ``path.partial``, so what a killed writer left is overwritten by the next one. With
+    ``several_writers`` at a time, each process has a partial file of its own, and the folder's owner removes leftovers.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}" if several_writers else path.name + PARTIAL)
     with named_failure(path):
-        partial.write_bytes(data)
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(partial, path)
+
+
+class PartialFile:
+    """A file that is written piece by piece, in any order, and becomes ``path`` by ``put_in_place``.
+
+    It is read-only for others and locked while it is open; the lock goes with the process. Methods raise OSError.
+    As a context manager it is removed at the end of the block unless it was put in place.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = _open_locked(path)
+
+    def write(self, data: Buffer, offset: int) -> None:
+        """Write all bytes of ``data`` from ``offset`` on; the kernel takes at most 2 GiB at a time."""
+        left = memoryview(data)
+        while left:
+            written = os.pwrite(self._file.fileno(), left, offset)
+            left = left[written:]
+            offset += written
+
+    def read(self, offset: int, length: int) -> bytes:
+        """At most ``length`` bytes from ``offset`` on; fewer at the end of what was written."""
+        return os.pread(self._file.fileno(), length, offset)
+
+    def put_in_place(self) -> None:
+        """Rename it to ``path`` and close it."""
+        os.replace(self._file.name, self.path)
+        self._file.close()
+
+    def discard(self) -> None:
+        """Remove and close it. Without effect after ``put_in_place`` or another ``discard``."""
+        if not self._file.closed:
+            with contextlib.suppress(OSError):
+                os.unlink(self._file.name)
+            self._file.close()
+
+    def __enter__(self) -> PartialFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove the partial files of ``folder`` that no living process has open as a ``PartialFile``."""
+    for path in folder.glob(f"*{PARTIAL}"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def named_failure(path: Path) -> Iterator[None]:
-    """An OSError in the block becomes one sentence about ``path``."""
+    """An OSError in the block becomes a FedemuError, one sentence that names ``path``."""
     try:
         yield
     except OSError as error:
         raise FedemuError(f"Cannot write {path}: {error.strerror or error}.") from error
+
+
+def _open_locked(path: Path) -> IO[bytes]:
+    """A new locked file beside ``path``, by whose lock a leftover can be told from a file in use."""
+    while True:
+        descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=PARTIAL, dir=path.parent)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.fchmod(descriptor, 0o444)
+        # Another process may have opened the folder just before the lock and removed the file as a leftover.
+        if os.fstat(descriptor).st_nlink:
+            return open(name, "r+b", buffering=0, opener=lambda _path, _flags, held=descriptor: held)  # type: ignore[misc]
+        os.close(descriptor)

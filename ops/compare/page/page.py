@@ -15,7 +15,7 @@ from fedemu.ops.compare.text import TO_THE_LEFT, columns, explanation, replay_ta
 from fedemu.ops.pages.page import render
 from fedemu.ops.pages.parts import Table, draw_all
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import replace
+from fedemu.protocol.host.files import write_whole
 
 NUMBERS, PAGE = "compare.json", "compare.html"
 
@@ -65,8 +65,8 @@ def write_comparison(comparison: Comparison, out: Path) -> Path:
         "large_pictures": draw_all(WIDE_COMPARISON_PLOTS, comparison, plots),
         "every_run": _runs(numbers["rows"]),
     }
-    replace(out / NUMBERS, (json.dumps(numbers, indent=2, allow_nan=False) + "\n").encode())
-    replace(out / PAGE, render("comparison.html", context).encode())
+    write_whole(out / NUMBERS, json.dumps(numbers, indent=2, allow_nan=False) + "\n")
+    write_whole(out / PAGE, render("comparison.html", context))
     return out / PAGE
 
 

@@ -1,28 +1,84 @@
+import fcntl
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from fedemu.protocol.errors import FedemuError
-from fedemu.protocol.host.files import replace
+from fedemu.protocol.host.files import PARTIAL, PartialFile, remove_abandoned, write_whole
 
 
-def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path):
+@pytest.mark.parametrize("several_writers", [False, True])
+def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path, several_writers: bool):
     path = tmp_path / "a.json"
-    for data in (b"first, longer", b"second"):
-        replace(path, data)
-    assert path.read_bytes() == b"second"
+    for content in (b"first, longer", "zwölf"):
+        write_whole(path, content, several_writers=several_writers)
+    assert path.read_bytes() == "zwölf".encode()
     assert os.listdir(tmp_path) == ["a.json"]
 
 
 def test_a_write_that_breaks_off_leaves_the_old_file(tmp_path: Path, monkeypatch):
     path = tmp_path / "a.json"
-    replace(path, b"old")
+    write_whole(path, b"old")
 
     def full(source, target):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(FedemuError, match=r"Cannot write .*a\.json: No space left on device\."):
-        replace(path, b"new")
+        write_whole(path, b"new")
     assert path.read_bytes() == b"old"
+
+
+def test_two_processes_that_write_one_file_use_two_partial_files(tmp_path: Path, monkeypatch):
+    renamed = []
+    monkeypatch.setattr(os, "replace", lambda source, target: renamed.append(Path(source).name))
+    for process in (7, 8):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        write_whole(tmp_path / "own", b"x", several_writers=True)
+    assert renamed == ["own.7.partial", "own.8.partial"]
+
+
+def test_pieces_in_any_order_become_a_read_only_file_when_it_is_put_in_place(tmp_path: Path):
+    path = tmp_path / "blob"
+    with PartialFile(path) as file:
+        file.write(b"world", 6)
+        file.write(b"hello ", 0)
+        assert not path.exists()
+        assert file.read(4, 100) == b"o world"
+        file.put_in_place()
+    assert path.read_bytes() == b"hello world"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o444
+    assert os.listdir(tmp_path) == ["blob"]
+
+
+def test_a_partial_file_that_is_not_put_in_place_is_removed(tmp_path: Path):
+    with PartialFile(tmp_path / "blob") as file:
+        file.write(b"half", 0)
+    assert os.listdir(tmp_path) == []
+
+
+def test_only_partial_files_that_nobody_has_open_are_abandoned(tmp_path: Path):
+    (tmp_path / f"left{PARTIAL}").write_bytes(b"by a killed process")
+    (tmp_path / "whole").write_bytes(b"kept")
+    with PartialFile(tmp_path / "blob") as file:
+        remove_abandoned(tmp_path)
+        file.put_in_place()
+    assert sorted(os.listdir(tmp_path)) == ["blob", "whole"]
+
+
+def test_a_file_that_another_process_removed_as_a_leftover_is_made_again(tmp_path: Path, monkeypatch):
+    flock, removed = fcntl.flock, []
+
+    def late(descriptor, operation):
+        if not removed:
+            removed.extend(tmp_path.iterdir())
+            removed[0].unlink()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with PartialFile(tmp_path / "blob") as file:
+        file.write(b"data", 0)
+        file.put_in_place()
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"data"]
