@@ -13,7 +13,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
 TYPED := build/typed
 
-.PHONY: help run install test lint wheel pins clean
+.PHONY: help run install test lint docs wheel pins clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -35,6 +35,10 @@ lint: $(VENV)/.linted ## Check style (ruff) and types (mypy --strict, on the pac
 	@bash -o pipefail -c 'MYPYPATH=$(TYPED) $(BIN)/mypy --config-file pyproject.toml \
 		$(PACKAGES:%=-p fedemu.%) | sed "s#^$(TYPED)/fedemu/##"'
 
+docs: $(VENV)/.documented ## Build the documentation as a site: build/site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "build/site/index.html"
+
 wheel: $(VENV)/.installed ## Build dist/fedemu-*.whl
 	@rm -rf build/lib build/bdist* dist
 	@$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
@@ -42,7 +46,7 @@ wheel: $(VENV)/.installed ## Build dist/fedemu-*.whl
 
 pins: ## Renew constraints.txt from what an installation without it brings (torch stays as it is)
 	@rm -rf build/pins && $(PYTHON) -m venv build/pins
-	@build/pins/bin/python -m pip install --quiet $(TORCH) '.[language,test,lint]'
+	@build/pins/bin/python -m pip install --quiet $(TORCH) '.[language,test,lint,docs]'
 	@{ head -2 constraints.txt; build/pins/bin/python -m pip freeze --all | grep -v -E '^(pip|fedemu)[ =]' \
 		| sed -E 's/\+[a-z0-9.]+$$//' | sort -f; } > build/pins/constraints.txt
 	@mv build/pins/constraints.txt constraints.txt && rm -rf build/pins
@@ -74,4 +78,9 @@ $(VENV)/.tested: $(VENV)/.installed
 $(VENV)/.linted: $(VENV)/.installed
 	@echo "Installing the linters"
 	@$(INSTALL) --no-build-isolation --editable '.[lint]'
+	@touch $@
+
+$(VENV)/.documented: $(VENV)/.installed
+	@echo "Installing what the documentation needs"
+	@$(INSTALL) --no-build-isolation --editable '.[docs]'
 	@touch $@

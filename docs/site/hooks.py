@@ -1,0 +1,60 @@
+"""Hooks of mkdocs: pages that lie beside ``docs/``, and the packages as the API pages look for them."""
+
+import posixpath
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+BESIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+"""Pages beside ``docs/``, and their places on the site. The first page of the site stands in for the README."""
+LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)")
+
+
+@event_priority(100)  # before mkdocstrings, which looks for the folder once
+def on_config(config: MkDocsConfig) -> None:
+    """Link the packages below ``build/api/fedemu``, under the names by which Python imports them."""
+    root = Path(config.config_file_path).parent
+    places = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["package-dir"]
+    top = root / "build" / "api" / "fedemu"
+    top.mkdir(parents=True, exist_ok=True)
+    for package, folder in places.items():
+        _, _, name = package.partition(".")
+        for source in [root / folder] if name else sorted((root / folder).iterdir()):
+            link = top / (name or source.name)
+            link.unlink(missing_ok=True)
+            link.symlink_to(source)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that lie beside ``docs/``."""
+    root = Path(config.config_file_path).parent
+    for name, place in BESIDE.items():
+        if name != "README.md":
+            content = (root / name).read_text(encoding="utf-8")
+            files.append(File.generated(config, place, content=_with_links_on_the_site(content, "")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Links to pages beside ``docs/`` lead to where these are on the site."""
+    if page.file.generated_by is not None:
+        return markdown
+    return _with_links_on_the_site(markdown, posixpath.join("docs", posixpath.dirname(page.file.src_uri)))
+
+
+def _with_links_on_the_site(markdown: str, folder: str) -> str:
+    """``folder`` is where the page lies, from the root of the project."""
+
+    def moved(link: re.Match[str]) -> str:
+        place = posixpath.normpath(posixpath.join(folder, link[1]))
+        if place in BESIDE:
+            return "](" + posixpath.relpath(BESIDE[place], folder.removeprefix("docs").strip("/") or ".")
+        return "](" + (link[1] if folder else link[1].removeprefix("docs/"))
+
+    return LINK.sub(moved, markdown)
