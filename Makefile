@@ -8,7 +8,6 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PACKAGES := protocol algorithms device coordinator ops
 TORCH := $(shell grep '^torch==' constraints.txt)
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
 TYPED := build/typed
@@ -32,8 +31,8 @@ lint: $(VENV)/.linted ## Check style (ruff) and types (mypy --strict, on the pac
 	$(BIN)/ruff check .
 	@rm -rf $(TYPED) build/lib build/bdist*
 	@$(PIP) install --quiet --no-deps --no-build-isolation --target $(TYPED) .
-	@bash -o pipefail -c 'MYPYPATH=$(TYPED) $(BIN)/mypy --config-file pyproject.toml \
-		$(PACKAGES:%=-p fedemu.%) | sed "s#^$(TYPED)/fedemu/##"'
+	@bash -o pipefail -c 'MYPYPATH=$(TYPED) $(BIN)/mypy --config-file pyproject.toml -p fedemu \
+		| sed "s#^$(TYPED)/fedemu/##"'
 
 docs: $(VENV)/.documented ## Build the documentation as a site: build/site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

@@ -1,7 +1,11 @@
-"""``run(experiment)``: the same as the command ``fedemu run``, for notebooks and scripts."""
+"""What notebooks and scripts call: run an experiment, open a run, compare runs. ``fedemu`` hands these on.
+
+``run`` does the same as the command ``fedemu run``, and ``compare`` the same as ``fedemu compare``.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,9 +13,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from fedemu.ops.compare.compare import Comparison
+from fedemu.ops.compare.compare import compare as side_by_side
+from fedemu.ops.compare.text import text
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import NOT_SETTINGS, PREFIX, load_experiment, write_frozen
 from fedemu.ops.experiment.toml_text import toml_text
@@ -22,6 +30,8 @@ from fedemu.protocol.errors import FedemuError
 
 _STOP_PATIENCE = 60.0
 """Real seconds that an interrupted run has to end."""
+_WIDTH = 120
+"""Characters that a cell of a notebook shows side by side."""
 _BY_CODE: Mapping[int, type[FedemuError]] = {
     2: errors.ConfigurationError,
     3: errors.UnreachableError,
@@ -37,14 +47,18 @@ def run(
     progress: bool = True,
     **overrides: Any,
 ) -> Results:
-    """Run an experiment on this machine and wait for its results.
+    """Run an experiment on this machine, wait for its end, and return its results.
 
-    ``experiment`` is a preset's name, a TOML file, a table, or an ``Experiment``; ``out`` the new run directory
-    (``runs/NAME-N`` by default). A keyword overrides one setting, with two underscores for the dot:
-    ``run("digits", rounds=10, local__lr=0.05, runtime__trainers=1)``. The run has processes of its own, so it is no
-    matter whether an event loop runs here; ``progress`` shows their lines on stderr.
+    ``experiment`` is the name of a preset, a TOML file, a table, or an ``Experiment``. Without it, it is ``digits``.
+    ``out`` is the new run directory (``runs/NAME-N`` by default). Every other keyword overrides one setting, with two
+    underscores for the dot. The run has processes of its own, so it does not matter whether an event loop runs here.
+    ``progress`` shows their lines on stderr.
 
     Raises ConfigurationError, UnreachableError (also for a missed quorum) or Interrupted, like the exit codes 2, 3, 4.
+
+    >>> results = fedemu.run("digits-small", rounds=5, local__lr=0.05, out="gentle")
+    >>> round(results.accuracy, 3)
+    0.753
     """
     settings = [f"{key.replace('__', '.')}={_toml(value)}" for key, value in overrides.items()]
     if transport is not None:
@@ -57,6 +71,48 @@ def run(
     if code == 2:
         give_back(directory)
     raise _BY_CODE.get(code, FedemuError)(words or f"the run ended with code {code}; see {directory / 'logs'}")
+
+
+def open_run(directory: Path | str) -> Results:
+    """Read what a run has written so far. An unfinished run has an empty ``summary``.
+
+    Raises ConfigurationError if ``directory`` is no run directory.
+
+    >>> round(fedemu.open_run("gentle").accuracy, 3)
+    0.753
+    """
+    return Results.read(Path(directory))
+
+
+@dataclass(frozen=True, repr=False)
+class ComparedRuns:
+    """Runs side by side. ``repr`` is the table that ``fedemu compare`` prints; ``comparison`` has the numbers."""
+
+    comparison: Comparison
+
+    def to_text(self, width: int = _WIDTH) -> str:
+        """The tables for people, at most ``width`` characters wide: what is wider continues below."""
+        return text(self.comparison, width)
+
+    def to_json(self) -> str:
+        """All figures, by row and by run, as ``fedemu compare --format json`` prints them."""
+        return json.dumps(self.comparison.table(), allow_nan=False)
+
+    def __repr__(self) -> str:
+        return self.to_text()
+
+
+def compare(*directories: Path | str, target: float | None = None) -> ComparedRuns:
+    """Put runs in one table. Runs that differ only by their seed are one row, with mean ± standard deviation.
+
+    Each of ``directories`` is a run directory, or a folder of run directories. The rounds to shares of ``target`` are
+    counted, an accuracy between 0 and 1 (by default the best accuracy of the first row). Nothing is written.
+
+    Raises ConfigurationError if one of them holds no run.
+
+    >>> fedemu.compare("gentle", "plain", target=0.9)  # prints the table
+    """
+    return ComparedRuns(side_by_side(map(Path, directories), target))
 
 
 def _load(

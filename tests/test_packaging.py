@@ -28,17 +28,32 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def folder_of(package: str, project: dict[str, Any]) -> Path:
+    """Where the files of a package lie, by the longest name in ``package-dir`` that it begins with."""
+    places = project["tool"]["setuptools"]["package-dir"]
+    parts = package.split(".")
+    names = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    known = next(name for name in names if name in places)
+    return ROOT.joinpath(places[known], *parts[len(known.split(".")) :])
+
+
 def test_every_package_is_listed(project: dict[str, Any]) -> None:
     folders = {path.parent for layer in LAYERS for path in (ROOT / layer).rglob("__init__.py")}
-    names = {"fedemu." + ".".join(folder.relative_to(ROOT).parts) for folder in folders}
-    assert set(project["tool"]["setuptools"]["packages"]) == names
+    packages = project["tool"]["setuptools"]["packages"]
+    assert {folder_of(name, project) for name in packages} == folders
+    assert len(packages) == len({*packages}) == len(folders)
+
+
+def test_the_top_package_lies_in_a_folder_of_its_own(project: dict[str, Any]) -> None:
+    assert folder_of("fedemu", project) == ROOT / "ops" / "fedemu"
+    assert "fedemu.ops.fedemu" not in project["tool"]["setuptools"]["packages"]
 
 
 def test_every_file_that_is_no_code_is_shipped(project: dict[str, Any]) -> None:
     tables = project["tool"]["setuptools"]["package-data"]
     shipped = set()
     for name in project["tool"]["setuptools"]["packages"]:
-        folder = ROOT.joinpath(*name.split(".")[1:])
+        folder = folder_of(name, project)
         for pattern in [*tables["*"], *tables.get(name, [])]:
             shipped |= set(folder.glob(pattern))
     files = {path for layer in LAYERS for path in (ROOT / layer).rglob("*") if path.is_file()}

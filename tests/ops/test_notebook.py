@@ -1,12 +1,15 @@
 """Running an experiment from a program, as in a notebook."""
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import fedemu.ops
+import fedemu
 from fedemu.ops import notebook
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.protocol.errors import ConfigurationError, FedemuError
@@ -19,16 +22,41 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+TINY = {"name": "mine", "rounds": 5, "fleet": {"devices": 6, "per_round": 2}}
+
+
 async def test_a_run_works_beside_a_running_loop_and_gives_its_results(capfd: pytest.CaptureFixture[str]) -> None:
     """Whatever the notebook's loop does; this test has one."""
-    table = {"name": "mine", "rounds": 5, "fleet": {"devices": 6, "per_round": 2}}
-    results = fedemu.ops.run(table, out="here", transport="memory", rounds=1, local__epochs=1)
+    results = fedemu.run(TINY, out="here", transport="memory", rounds=1, local__epochs=1)
     assert results.summary["outcome"] == "completed"
     assert [row["accepted"] for row in results.rows] == [2]
     assert results.accuracy == results.rows[0]["accuracy"]
     assert results.model.exists()
     assert results.report.exists()
     assert "round 1/1" in capfd.readouterr().err
+    assert fedemu.open_run("here") == results
+
+
+def test_runs_are_compared_as_by_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for seed in (1, 2):
+        fedemu.run(TINY, out=f"seeds/{seed}", transport="memory", progress=False, rounds=1, seed=seed)
+    compared = fedemu.compare("seeds", target=0.5)
+    command = [sys.executable, "-m", "fedemu.ops.cli", "compare", "seeds", "--target", "0.5"]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert compared.to_text(width=400) == printed.rstrip("\n")
+    assert max(map(len, repr(compared).splitlines())) <= 120
+    assert "±" in repr(compared)
+    (row,) = json.loads(compared.to_json())["rows"]
+    assert [run["seed"] for run in row["runs"]] == [1, 2]
+    assert compared.comparison.target == 0.5
+    assert capfd.readouterr().err == "", "nothing is said where nothing is to be shown"
+
+
+def test_a_folder_without_a_run_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="holds neither a run nor a group of runs"):
+        fedemu.compare(tmp_path)
+    with pytest.raises(ConfigurationError, match=str(tmp_path)):
+        fedemu.open_run(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +72,7 @@ def test_what_is_wrong_is_raised_and_nothing_is_made(
     experiment: Any, overrides: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError, match=said.replace(".", r"\.")):
-        fedemu.ops.run(experiment, **overrides)
+        fedemu.run(experiment, **overrides)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,5 +105,5 @@ def test_the_transport_is_the_one_that_was_asked_for(
 
     monkeypatch.setattr(notebook, "_run", ended)
     with pytest.raises(FedemuError, match="that is all"):
-        fedemu.ops.run("digits-small", out="run", **arguments)
+        fedemu.run("digits-small", out="run", **arguments)
     assert [runtime.transport for runtime in seen] == [transport]
