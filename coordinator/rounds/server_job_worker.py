@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
 import signal
 import stat
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +17,8 @@ import torch
 
 from fedemu.algorithms.interface import ServerJob
 from fedemu.coordinator.record import checkpoint
+from fedemu.protocol.host.kernel import end_with_parent
 
-_PR_SET_PDEATHSIG = 1
 _REPORT_SECONDS = 0.2
 
 
@@ -85,10 +83,7 @@ def settle(pipe: int, parent: int) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
+    end_with_parent(parent, code=1)
     _let_go_of_sockets(pipe)
     gc.freeze()  # what the parent made is never collected here
 

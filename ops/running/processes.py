@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
-import sys
 from contextlib import suppress
 from types import FrameType
 
-from fedemu.protocol.host.kernel import name_process
+from fedemu.protocol.host.kernel import end_with_parent, name_process
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LEFT_EARLY = 130
 """The exit code of a child that was stopped before it had begun, so that nobody else knows of its end."""
-_PR_SET_PDEATHSIG = 1
 
 
 def begin_child(name: str, parent: int) -> None:
@@ -27,10 +24,7 @@ def begin_child(name: str, parent: int) -> None:
     for sign in STOP_SIGNALS:
         signal.signal(sign, _leave)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(LEFT_EARLY)
+    end_with_parent(parent, signal.SIGTERM, LEFT_EARLY)
 
 
 def announce(line: int) -> None:

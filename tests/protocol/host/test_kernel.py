@@ -1,0 +1,70 @@
+"""Processes that end with their parent, and their names."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
+
+PARENT = textwrap.dedent("""
+    import os, subprocess, sys
+    child = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid()), sys.argv[2]], stdout=subprocess.PIPE)
+    print(child.stdout.readline().decode(), flush=True)
+    os.read(0, 1)
+    os._exit(0)
+""")
+CHILD = textwrap.dedent("""
+    import os, signal, sys
+    from fedemu.protocol.host.kernel import end_with_parent
+
+    def heard(*_):
+        open(sys.argv[2], "w").write("SIGTERM")
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, heard)
+    end_with_parent(int(sys.argv[1]){signal})
+    print(os.getpid(), flush=True)
+    signal.pause()
+""")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "heard"), [("", ""), (", signal.SIGTERM", "SIGTERM")], ids=["by SIGKILL", "by a chosen signal"]
+)
+def test_a_process_ends_with_its_parent(tmp_path: Path, chosen: str, heard: str) -> None:
+    told = tmp_path / "told"
+    told.touch()
+    command = [sys.executable, "-c", PARENT, CHILD.format(signal=chosen), str(told)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        try:
+            parent.communicate("the end", timeout=10)
+            assert select.select([child], [], [], 10)[0] == [child], "the child ends within ten seconds"
+        except BaseException:
+            signal.pidfd_send_signal(child, signal.SIGKILL)
+            raise
+        finally:
+            os.close(child)
+    assert told.read_text() == heard
+
+
+def test_a_process_whose_parent_has_ended_already_exits_at_once_with_the_code() -> None:
+    code = "from fedemu.protocol.host.kernel import end_with_parent; end_with_parent(1, code=7)"
+    ended = subprocess.run([sys.executable, "-c", code], timeout=30, check=False)
+    assert ended.returncode == 7
+
+
+def test_the_name_of_a_process_is_cut_to_what_the_kernel_keeps() -> None:
+    code = (
+        "from fedemu.protocol.host.kernel import name_process; name_process('fedemu-a-long-name')\n"
+        "print(open('/proc/self/comm').read())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert ended.stdout.strip() == "fedemu-a-long-n"
