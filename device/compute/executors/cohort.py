@@ -186,12 +186,11 @@ def _total(counts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     return total
 
 
-PACKED = 2
-"""Tensors that carry the facts to where they are unpacked; moving seven small ones takes longer."""
-
-
 def unpacked(counts: Tensor, lr: Tensor) -> Facts:
-    """The facts of one device: from counts ``[5 + classes]`` and its learning rate."""
+    """The facts of one device, from counts ``[5 + classes]`` int64 and its learning rate.
+
+    They travel as these two tensors, because moving seven small ones takes longer.
+    """
     examples, steps, round, task, first_visit = counts[:5].unbind()
     return Facts(examples, steps, lr, round, task, first_visit.bool(), counts[5:])
 

@@ -1,4 +1,7 @@
-"""A program's functions on flat lists of tensors, for one device or for a stack, traced once per set of layouts."""
+"""A program's functions, lowered to functions of flat lists of tensors, for one device or for a stack.
+
+Each function is traced once per set of input layouts.
+"""
 
 from __future__ import annotations
 
@@ -8,64 +11,31 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from fedemu.algorithms.interface import Batch, Facts, Forest, LocalProgram, Outcome, Tree
-from fedemu.device.compute.executors.cohort import EACH, PACKED, unpacked
+from fedemu.algorithms.interface import Batch, LocalProgram, Outcome
+from fedemu.device.compute.executors.arguments import Arguments, Names
+from fedemu.device.compute.executors.private_torch import TreeSpec, tree_flatten, tree_unflatten, without_compiler
 from fedemu.device.compute.executors.tape import Flat
-from fedemu.device.compute.executors.tracing import Untraceable, differentiable, trace, without_compiler
+from fedemu.device.compute.executors.tracing import Untraceable, differentiable, trace
 
 MAX_CACHED = 512
-"""Traced functions kept; one is a few kilobytes."""
-
-
-@dataclass(frozen=True)
-class Names:
-    """Which leaf of a flat list is what: the shared trees', then the device's own part, own state, and the facts."""
-
-    shared: tuple[tuple[str, str], ...]
-    each: tuple[str, ...]
-    own: tuple[str, ...]
-    noise: tuple[str, ...]
-
-    @classmethod
-    def of(cls, shared: Forest, each: Tree, own: Tree, program: LocalProgram) -> Names:
-        return cls(
-            tuple((key, name) for key, tree in shared.items() for name in tree),
-            tuple(each),
-            tuple(own),
-            tuple(sorted(program.noise)),
-        )
-
-    def take(self, leaves: Sequence[Tensor]) -> tuple[Forest, Tree, Facts]:
-        """Shared forest, own state and facts again, from the head of a flat list."""
-        shared: dict[str, dict[str, Tensor]] = {}
-        position = 0
-        for key, name in self.shared:
-            shared.setdefault(key, {})[name] = leaves[position]
-            position += 1
-        if self.each:
-            shared[EACH] = dict(zip(self.each, leaves[position:], strict=False))
-            position += len(self.each)
-        own = dict(zip(self.own, leaves[position:], strict=False))
-        position += len(self.own)
-        return shared, own, unpacked(*leaves[position : position + PACKED])
-
-    @property
-    def taken(self) -> int:
-        return len(self.shared) + len(self.each) + len(self.own) + PACKED
+"""The number of traced functions that are kept. One takes a few kilobytes."""
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """``run`` takes and returns flat lists; ``spec`` is the form of what the function itself returns."""
+    """A function of flat lists of tensors. ``spec`` is the form of what the program's own function returns."""
 
-    run: Flat
+    function: Flat
     spec: TreeSpec
+
+    def run(self, given: Arguments) -> Sequence[Tensor]:
+        """The leaves of the result."""
+        return self.function(*given.flat())
 
     @property
     def metrics(self) -> dict[str, int]:
-        """Of a step: where among its outputs each metric is."""
+        """The place of each metric among the outputs of a step."""
         places: dict[str, int] = tree_unflatten(list(range(self.spec.num_leaves)), self.spec)[1]
         return places
 
@@ -77,91 +47,72 @@ class Lowering:
         self.stack = stack
         self._cache: dict[Hashable, tuple[LocalProgram, Lowered]] = {}
 
-    def begin(self, program: LocalProgram, names: Names, common: Sequence[Tensor]) -> Lowered:
-        """(shared, each, own, facts) -> carry."""
+    def begin(self, program: LocalProgram, names: Names, given: Arguments) -> Lowered:
+        """The program's ``begin``: (shared, each, own, facts) -> carry."""
 
-        def begin(*leaves: Tensor) -> Any:
-            return program.begin(*names.take(leaves))
+        def begin(given: Arguments) -> Any:
+            return program.begin(*names.inputs(given))
 
-        return self._lowered(program, "begin", names, begin, common, len(names.shared))
+        return self._lowered(program, "begin", names, begin, given)
 
-    def step(
-        self,
-        program: LocalProgram,
-        stage: int,
-        names: Names,
-        carry_spec: TreeSpec,
-        common: Sequence[Tensor],
-        batch: Sequence[Tensor],
-        noise: Sequence[Tensor],
-        carry: Sequence[Tensor],
-    ) -> Lowered:
-        """(shared, each, own, facts, x, y, weight, noise, carry) -> (carry, metrics).
+    def step(self, program: LocalProgram, stage: int, names: Names, carry_spec: TreeSpec, given: Arguments) -> Lowered:
+        """A step of a stage: (shared, each, own, facts, batch, noise, carry) -> (carry, metrics).
 
-        The carry keeps its memory layout, and its memory is used up: it must be nobody else's.
+        The new carry has the memory layout of the given one. The step may write over the memory of the given carry, so
+        no other tensor may share that memory.
         """
         step = program.stages[stage].step
 
-        def one_step(*leaves: Tensor) -> Any:
-            shared, own, facts = names.take(leaves)
-            rest = leaves[names.taken :]
-            drawn = dict(zip(names.noise, rest[3:], strict=False))
-            carried = tree_unflatten(list(rest[3 + len(names.noise) :]), carry_spec)
-            after, metrics = step(carried, Batch(*rest[:3]), shared, own, facts, drawn)
+        def one_step(given: Arguments) -> Any:
+            carry = tree_unflatten(list(given.carry), carry_spec)
+            after, metrics = step(carry, Batch(*given.batch), *names.inputs(given), names.drawn(given))
             if (spec := tree_flatten(after)[1]) != carry_spec:
-                raise TypeError(f"step returned a carry of the form {spec} where it was given {carry_spec}")
+                raise TypeError(f"step returned a carry of the form {spec}, but was given one of the form {carry_spec}")
             return after, dict(metrics)
 
-        inputs = [*common, *batch, *noise, *carry]
-        return self._lowered(program, f"step/{stage}", names, one_step, inputs, len(names.shared), carry)
+        return self._lowered(program, f"step/{stage}", names, one_step, given, given.carry)
 
-    def finish(
-        self,
-        program: LocalProgram,
-        names: Names,
-        carry_spec: TreeSpec,
-        common: Sequence[Tensor],
-        carry: Sequence[Tensor],
-    ) -> Lowered:
-        """(shared, each, own, facts, carry) -> Outcome."""
+    def finish(self, program: LocalProgram, names: Names, carry_spec: TreeSpec, given: Arguments) -> Lowered:
+        """The program's ``finish``: (shared, each, own, facts, carry) -> Outcome."""
 
-        def finish(*leaves: Tensor) -> Outcome:
-            shared, own, facts = names.take(leaves)
-            return program.finish(tree_unflatten(list(leaves[names.taken :]), carry_spec), shared, own, facts)
+        def finish(given: Arguments) -> Outcome:
+            return program.finish(tree_unflatten(list(given.carry), carry_spec), *names.inputs(given))
 
-        return self._lowered(program, "finish", names, finish, [*common, *carry], len(names.shared))
+        return self._lowered(program, "finish", names, finish, given)
 
     def _lowered(
         self,
         program: LocalProgram,
         what: str,
         names: Names,
-        function: Callable[..., Any],
-        inputs: Sequence[Tensor],
-        unstacked: int,
-        layout: Sequence[Tensor] = (),
+        function: Callable[[Arguments], Any],
+        given: Arguments,
+        spent: Sequence[Tensor] = (),
     ) -> Lowered:
-        key = (id(program), what, names, *((t.shape, t.stride(), t.dtype, t.device) for t in inputs))
+        key = (id(program), what, names, *((t.shape, t.stride(), t.dtype, t.device) for t in given.flat()))
         found = self._cache.get(key)
         if found is None:
             if len(self._cache) >= MAX_CACHED:
                 self._cache.clear()
-            found = self._cache[key] = (program, self._lower(function, inputs, unstacked, [t.stride() for t in layout]))
+            # The program is kept too, so that no other one gets its id.
+            found = self._cache[key] = (program, self._lower(function, given, [t.stride() for t in spent]))
         return found[1]
 
     def _lower(
-        self, function: Callable[..., Any], inputs: Sequence[Tensor], unstacked: int, strides: Sequence[tuple[int, ...]]
+        self, function: Callable[[Arguments], Any], given: Arguments, strides: Sequence[tuple[int, ...]]
     ) -> Lowered:
         spec: TreeSpec | None = None
+        lengths = given.lengths  # a function that can't be traced stays, so it must not hold the tensors
 
         def flat(*leaves: Tensor) -> tuple[Tensor, ...]:
             nonlocal spec
-            outputs, spec = tree_flatten(function(*leaves))
+            outputs, spec = tree_flatten(function(Arguments.cut(leaves, lengths)))
             return tuple(torch.as_tensor(output) for output in outputs)
 
+        inputs = given.flat()
         mapped: Callable[..., tuple[Tensor, ...]] = flat
         if self.stack is not None:
-            in_dims = tuple(None if i < unstacked else 0 for i in range(len(inputs)))
+            in_dims = tuple(None if i < len(given.shared) else 0 for i in range(len(inputs)))
             mapped = torch.func.vmap(flat, in_dims=in_dims)
 
         def laid_out(*leaves: Tensor) -> list[Tensor]:

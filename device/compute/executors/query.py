@@ -13,7 +13,7 @@ from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.executors.cohort import EACH, sample_problem
 from fedemu.device.compute.executors.executor import Job, JobResult, Source
-from fedemu.device.compute.executors.tracing import without_compiler
+from fedemu.device.compute.executors.private_torch import without_compiler
 from fedemu.protocol.errors import TrainingError
 from fedemu.protocol.seeds import generator
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_unflatten
 
 from fedemu.algorithms.interface import Forest, LocalProgram
 from fedemu.algorithms.trees import map_leaves
+from fedemu.device.compute.executors.arguments import Arguments, Names
 from fedemu.device.compute.executors.cohort import Cohort, Lines, cohorts
 from fedemu.device.compute.executors.executor import Job, JobResult, Source
-from fedemu.device.compute.executors.lowering import Lowering, Names
+from fedemu.device.compute.executors.lowering import Lowering
+from fedemu.device.compute.executors.private_torch import tree_unflatten
 from fedemu.protocol.errors import TrainingError
 
 
@@ -44,12 +45,16 @@ class Serial:
     @torch.inference_mode()
     def _run(self, program: LocalProgram, shared: Forest, cohort: Cohort) -> JobResult:
         names = Names.of(shared, cohort.each, cohort.own, program)
-        common = [leaf for tree in shared.values() for leaf in tree.values()]
-        common += [_channels_last(leaf[0]) for leaf in (*cohort.each.values(), *cohort.own.values())]
-        common += [leaf[0] for leaf in cohort.facts]
-        lowered = self._lowering.begin(program, names, common)
+        given = Arguments(
+            shared=[leaf for tree in shared.values() for leaf in tree.values()],
+            each=[_channels_last(leaf[0]) for leaf in cohort.each.values()],
+            own=[_channels_last(leaf[0]) for leaf in cohort.own.values()],
+            facts=[leaf[0] for leaf in cohort.facts],
+        )
+        lowered = self._lowering.begin(program, names, given)
         # Steps write over the carry, which may be what was shared.
-        carry, carry_spec = [leaf.clone() for leaf in lowered.run(*common)], lowered.spec
+        carry: Sequence[Tensor] = [leaf.clone() for leaf in lowered.run(given)]
+        carry_spec = lowered.spec
         measured: dict[str, list[Tensor]] = {}
         sizes: dict[str, list[float]] = {}
         samples = _rows_last_channel(cohort.x)
@@ -58,14 +63,16 @@ class Serial:
             for line in range(len(lines.rows)):
                 batch, size = _batch(lines, line, samples, cohort.y, rows_matter)
                 noise = [_normal(cohort, program.noise[name]) for name in names.noise]
-                lowered = self._lowering.step(program, number, names, carry_spec, common, batch, noise, carry)
-                outputs = lowered.run(*common, *batch, *noise, *carry)
-                carry = list(outputs[: len(carry)])
+                step_given = given._replace(batch=batch, noise=noise, carry=carry)
+                lowered = self._lowering.step(program, number, names, carry_spec, step_given)
+                outputs = lowered.run(step_given)
+                carry = outputs[: len(carry)]
                 for name, place in lowered.metrics.items():
                     measured.setdefault(name, []).append(outputs[place])
                     sizes.setdefault(name, []).append(size)
-        lowered = self._lowering.finish(program, names, carry_spec, common, carry)
-        outcome = tree_unflatten(list(lowered.run(*common, *carry)), lowered.spec)
+        given = given._replace(carry=carry)
+        lowered = self._lowering.finish(program, names, carry_spec, given)
+        outcome = tree_unflatten(list(lowered.run(given)), lowered.spec)
         return JobResult(
             payload={key: map_leaves(_exported, tree) for key, tree in outcome.payload.items()},
             own=map_leaves(_exported, outcome.own),

@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+
+from fedemu.device.compute.executors.private_torch import (
+    LOG_SOFTMAX,
+    changes_memory,
+    operator_name,
+    tree_flatten,
+    tree_leaves,
+    tree_map_only,
+)
 
 Flat = Callable[..., Sequence[Tensor]]
 """A function of tensors alone that returns tensors alone."""
@@ -53,7 +61,7 @@ def simplify(
 
     Nothing of a tape that writes to memory may be left out.
     """
-    if any(operation.function._schema.is_mutable for operation in tape):
+    if any(changes_memory(operation.function) for operation in tape):
         return list(tape), outputs
     same: dict[int, Tensor] = {}
     views: dict[Hashable, Tensor] = {}
@@ -90,7 +98,7 @@ def _is_constant(operation: Operation, varying: Set[int]) -> bool:
     """Whether the results are the same whatever the inputs, and small enough to be kept."""
     if sum(tensor.untyped_storage().nbytes() for tensor in operation.outputs) > CONSTANT_BYTES:
         return False
-    if operation.function._schema.name in _SHAPE_ONLY:
+    if operator_name(operation.function) in _SHAPE_ONLY:
         return True
     return not any(id(tensor) in varying for tensor in operation.inputs)
 
@@ -145,7 +153,7 @@ def in_place(
     tape: Sequence[Operation], outputs: Sequence[Tensor], free: Sequence[Tensor]
 ) -> dict[int, Callable[..., Any]]:
     """Which operations may write over their first argument, by position: those after which nobody reads its memory."""
-    if any(operation.function._schema.is_mutable for operation in tape):
+    if any(changes_memory(operation.function) for operation in tape):
         return {}
     writable = {memory(tensor) for tensor in free}
     last_read: dict[int, int] = {memory(tensor): len(tape) for tensor in outputs}
@@ -154,7 +162,7 @@ def in_place(
             last_read.setdefault(memory(tensor), i)
     chosen = {}
     for i, operation in enumerate(tape):
-        writer = _WRITERS.get(operation.function._schema.name)
+        writer = _WRITERS.get(operator_name(operation.function))
         first = operation.args[0] if operation.args else None
         if (
             writer is not None
@@ -248,12 +256,11 @@ _BINDINGS: Mapping[str, Callable[..., Any]] = {
     "aten::relu": torch.relu,
     "aten::clamp": torch.clamp,
     "aten::addcmul": torch.addcmul,
-    "aten::_log_softmax": torch._log_softmax,
-    "aten::_log_softmax_backward_data": torch._log_softmax_backward_data,
+    **LOG_SOFTMAX,
 }
 """Operations whose Python binding takes the arguments of their schema; it is called in half the time."""
 
 
 def _callable(function: Any) -> Callable[..., Any]:
-    binding = _BINDINGS.get(function._schema.name)
+    binding = _BINDINGS.get(operator_name(function))
     return function if binding is None else binding

@@ -7,17 +7,12 @@ same ones, so the results are the same to the bit.
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedemu.device.compute.executors.private_torch import OperationWatcher, without_compiler, written_arguments
 from fedemu.device.compute.executors.tape import Flat, Operation, emit, in_place, memory, parts, simplify
 from fedemu.protocol.errors import TrainingError
 
@@ -35,10 +30,11 @@ def trace(function: Flat, inputs: Sequence[Tensor], spent: int = 0) -> Flat:
     """
     with torch.inference_mode(False), torch.no_grad():
         inputs = _distinct(differentiable(inputs))
-        with without_compiler(), _Recorder() as recorder:
+        recorded: list[Operation] = []
+        with without_compiler(), OperationWatcher(lambda *call: recorded.append(Operation(*call))):
             outputs = list(function(*inputs))
-    _check(recorder.tape, inputs)
-    tape, outputs = simplify(recorder.tape, inputs, outputs)
+    _check(recorded, inputs)
+    tape, outputs = simplify(recorded, inputs, outputs)
     given, free = inputs[: len(inputs) - spent], inputs[len(inputs) - spent :]
     made = [memory(tensor) for tensor in outputs[:spent]]
     if len({*made}) < spent or {*made} & {memory(tensor) for tensor in (*given, *outputs[spent:])}:
@@ -66,49 +62,6 @@ def _copied(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-@contextmanager
-def without_compiler() -> Iterator[None]:
-    """Let ``torch.func.grad`` run without importing torch's compiler.
-
-    It would do so only to switch the compiler off, at the price of two seconds and 80 MB. Any other use of
-    ``torch._dynamo`` inside gets the real one.
-    """
-    if "torch._dynamo" in sys.modules:
-        yield
-        return
-    stand_in = _CompilerStandIn()
-    torch.__dict__["_dynamo"] = stand_in
-    try:
-        yield
-    finally:
-        if torch.__dict__.get("_dynamo") is stand_in:
-            del torch.__dict__["_dynamo"]
-
-
-class _CompilerStandIn:
-    compiled_autograd = SimpleNamespace(_disable=nullcontext)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module("torch._dynamo"), name)
-
-
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation below the transformations, on plain tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.tape: list[Operation] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # the wrapper that it stands for would import the compiler
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.tape.append(Operation(func, tuple(args), dict(kwargs or {}), result))
-        return result
-
-
 def _check(tape: Sequence[Operation], inputs: Sequence[Tensor]) -> None:
     """Raise unless the tape can be run again: it reads no values, writes to what it made, and takes what it knows."""
     own = {memory(tensor) for operation in tape for tensor in operation.outputs} - {memory(t) for t in inputs}
@@ -121,9 +74,8 @@ def _check(tape: Sequence[Operation], inputs: Sequence[Tensor]) -> None:
             )
         if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
             raise Untraceable(f"{operation.function} reads values")
-        for argument, schema in zip(operation.args, operation.function._schema.arguments, strict=False):
-            writes = schema.alias_info is not None and schema.alias_info.is_write
-            if writes and not (isinstance(argument, Tensor) and memory(argument) in own):
+        for argument in written_arguments(operation.function, operation.args):
+            if not (isinstance(argument, Tensor) and memory(argument) in own):
                 raise Untraceable(f"{operation.function} writes to what the program did not make")
         for tensor in operation.inputs:
             if id(tensor) not in known and memory(tensor) in own:

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_unflatten
 
 from fedemu.algorithms.interface import Forest, LocalProgram, Tree
+from fedemu.device.compute.executors.arguments import Arguments, Names
 from fedemu.device.compute.executors.cohort import Cohort, Lines, cohorts
 from fedemu.device.compute.executors.executor import Job, JobResult, Source
-from fedemu.device.compute.executors.lowering import Lowering, Names
+from fedemu.device.compute.executors.lowering import Lowering
+from fedemu.device.compute.executors.private_torch import tree_unflatten
 from fedemu.device.compute.executors.slots import IDLE, Change, plan_slots
 from fedemu.protocol.errors import TrainingError
 
@@ -82,24 +83,27 @@ class Vmapped:
 class _Call:
     """One cohort on its way through a program.
 
-    ``_carry`` holds the carry of each device, leaves ``[devices, ...]``, and ``_brought`` what it brings: its part of
-    the ask, its own state and its facts. Their number is rounded up to whole stacks; the added ones repeat the first.
+    ``_given`` holds what every device brings, and from ``begin`` on its carry: leaves ``[devices, ...]``. The number of
+    devices is rounded up to whole stacks; the added devices repeat the first one.
     """
 
     def __init__(self, lowering: Lowering, slots: int, program: LocalProgram, shared: Forest, cohort: Cohort) -> None:
         self._lowering, self._slots, self._program, self._cohort = lowering, slots, program, cohort
         self._names = Names.of(shared, cohort.each, cohort.own, program)
-        self._shared = [leaf for tree in shared.values() for leaf in tree.values()]
         lacking = -len(cohort.jobs) % slots
-        brought = [*cohort.each.values(), *cohort.own.values(), *cohort.facts]
-        self._brought = [torch.cat([leaf, leaf[:1].expand(lacking, *leaf.shape[1:])]) for leaf in brought]
+        self._given = Arguments(
+            shared=[leaf for tree in shared.values() for leaf in tree.values()],
+            each=[*cohort.each.values()],
+            own=[*cohort.own.values()],
+            facts=cohort.facts,
+        ).per_device(lambda leaf: torch.cat([leaf, leaf[:1].expand(lacking, *leaf.shape[1:])]))
         parts = []
-        for stack in self._stacks(self._brought):
-            lowered = lowering.begin(program, self._names, [*self._shared, *stack])
-            parts.append(lowered.run(*self._shared, *stack))
+        for stack in self._stacks():
+            lowered = lowering.begin(program, self._names, stack)
+            parts.append(lowered.run(stack))
             self._spec = lowered.spec
         # Made anew even from one part: it is written to, so it must not be memory of what was given.
-        self._carry = [torch.cat(leaves) for leaves in zip(*parts, strict=True)]
+        self._given = self._given._replace(carry=[torch.cat(leaves) for leaves in zip(*parts, strict=True)])
 
     def stage(self, number: int) -> Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
         """Take all devices through a stage. Per metric: its sum over a device's steps by samples, and the samples."""
@@ -108,23 +112,20 @@ class _Call:
         batches = _Batches(plan.lines, lines, self._cohort)
         measured: list[Sequence[Tensor]] = []
         places: Mapping[str, int] = {}
-        inputs: list[Tensor] = []
+        stack: Arguments | None = None
         for change, end in zip(plan.changes, [change.time for change in plan.changes[1:]], strict=False):
-            inputs = self._enter(change, self._leave(change, inputs))
+            self._leave(change, stack)
+            stack = self._enter(change, stack)
             for time in range(change.time, end):
-                brought, carry = inputs[: len(self._brought)], inputs[len(self._brought) :]
-                batch, noise = batches.at(time), self._noise(plan.devices[time])
-                common = [*self._shared, *brought]
+                given = stack._replace(batch=batches.at(time), noise=self._noise(plan.devices[time]))
                 if not measured:
-                    step = self._lowering.step(
-                        self._program, number, self._names, self._spec, common, batch, noise, carry
-                    )
+                    step = self._lowering.step(self._program, number, self._names, self._spec, given)
                     places = step.metrics
-                outputs = step.run(*common, *batch, *noise, *carry)
-                inputs = [*brought, *outputs[: len(carry)]]
+                outputs = step.run(given)
+                stack = stack._replace(carry=outputs[: len(stack.carry)])
                 measured.append([outputs[place] for place in places.values()])
         if plan.changes:
-            self._leave(plan.changes[-1], inputs)
+            self._leave(plan.changes[-1], stack)
         busy = plan.devices != IDLE
         count = len(self._cohort.jobs)
         owner, sizes = plan.devices[busy], batches.sizes[busy]
@@ -140,11 +141,9 @@ class _Call:
     def finish(self) -> tuple[list[Forest], list[Tree]]:
         """The payload and the next own state of each device."""
         parts = []
-        for stack in self._stacks([*self._brought, *self._carry]):
-            brought, carry = stack[: len(self._brought)], stack[len(self._brought) :]
-            common = [*self._shared, *brought]
-            lowered = self._lowering.finish(self._program, self._names, self._spec, common, carry)
-            parts.append(lowered.run(*common, *carry))
+        for stack in self._stacks():
+            lowered = self._lowering.finish(self._program, self._names, self._spec, stack)
+            parts.append(lowered.run(stack))
         with torch.inference_mode(False):
             # Outside, what was made in inference mode could neither be written to nor take part in a gradient.
             rows = [
@@ -158,32 +157,31 @@ class _Call:
         ]
         return payloads, [{name: rows[i][device] for name, i in places.own.items()} for device in devices]
 
-    def _stacks(self, leaves: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-        return (list(stack) for stack in zip(*(torch.split(leaf, self._slots) for leaf in leaves), strict=True))
+    def _stacks(self) -> Iterator[Arguments]:
+        """What the devices bring, one stack of devices after the other."""
+        for start in range(0, len(self._cohort.jobs), self._slots):
+            yield self._given.per_device(lambda leaf, start=start: leaf.narrow(0, start, self._slots))
 
-    def _leave(self, change: Change, inputs: list[Tensor]) -> list[Tensor]:
-        """Keep the carry of those who are done."""
-        if len(change.leaving):
+    def _leave(self, change: Change, stack: Arguments | None) -> None:
+        """Keep the carry of the devices that are done."""
+        if stack is not None and len(change.leaving):
             devices, slots = self._index(change.leaving), self._index(change.leaving_slots)
-            for kept, leaf in zip(self._carry, inputs[len(self._brought) :], strict=True):
+            for kept, leaf in zip(self._given.carry, stack.carry, strict=True):
                 kept.index_copy_(0, devices, leaf.index_select(0, slots))
-        return inputs
 
-    def _enter(self, change: Change, inputs: list[Tensor]) -> list[Tensor]:
-        """The stack's inputs, per slot, with the devices that take their slots now."""
-        leaves = [*self._brought, *self._carry]
-        if not inputs:
+    def _enter(self, change: Change, stack: Arguments | None) -> Arguments:
+        """What the devices in the stack's slots bring, with the devices that take their slots now."""
+        if stack is None:
             occupants = np.zeros(self._slots, np.int64)
             occupants[change.entering_slots] = change.entering
             index = self._index(occupants)
-            return [leaf.index_select(0, index) for leaf in leaves]
+            return self._given.per_device(lambda leaf: leaf.index_select(0, index))
         if not len(change.entering):
-            return inputs
+            return stack
         devices, slots = self._index(change.entering), self._index(change.entering_slots)
-        return [
-            stacked.index_copy(0, slots, leaf.index_select(0, devices))
-            for stacked, leaf in zip(inputs, leaves, strict=True)
-        ]
+        return stack.per_device(
+            lambda stacked, leaf: stacked.index_copy(0, slots, leaf.index_select(0, devices)), self._given
+        )
 
     def _noise(self, devices: NDArray[np.int64]) -> list[Tensor]:
         """Each busy slot's own draws; zeros in idle ones."""

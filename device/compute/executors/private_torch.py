@@ -1,0 +1,108 @@
+"""Everything that the executors use of torch's private parts. No other file of this room names one of them.
+
+Private parts may change with any version of torch. ``tests/device/compute/executors/test_private_torch.py`` tests for
+each of them that it exists and does what is relied on here, and says what to do when that is no longer so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+# The class is documented, but its module is private.
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Trees of dicts, tuples and named tuples as flat lists, and back. torch has no public module for this, and
+# ``torch.func.vmap`` flattens by the same one.
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+__all__ = [
+    "LOG_SOFTMAX",
+    "OperationWatcher",
+    "TreeSpec",
+    "changes_memory",
+    "operator_name",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map_only",
+    "tree_unflatten",
+    "without_compiler",
+    "written_arguments",
+]
+
+LOG_SOFTMAX: Mapping[str, Callable[..., Any]] = {
+    "aten::_log_softmax": torch._log_softmax,
+    "aten::_log_softmax_backward_data": torch._log_softmax_backward_data,
+}
+"""The two operators behind ``log_softmax`` and its gradient, which have no public binding with these arguments."""
+
+
+class OperationWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context that sees every operation below torch's transformations, on plain tensors.
+
+    ``seen`` is called after each operation with the operator, its positional and keyword arguments, and its result.
+    """
+
+    def __init__(self, seen: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seen = seen
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would wrap the method below in something that imports the compiler
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._seen(func, tuple(args), dict(kwargs or {}), result)
+        return result
+
+
+# Only an operator's schema, which is private, tells what the operator writes to.
+
+
+def operator_name(operator: Any) -> str:
+    """The name of an operator without its overload, such as ``aten::add``."""
+    return str(operator._schema.name)
+
+
+def changes_memory(operator: Any) -> bool:
+    """Whether the operator writes to any of its arguments."""
+    return bool(operator._schema.is_mutable)
+
+
+def written_arguments(operator: Any, args: Sequence[Any]) -> list[Any]:
+    """Those of the positional arguments ``args`` that the operator writes to."""
+    aliases = [schema.alias_info for schema in operator._schema.arguments]
+    return [value for value, alias in zip(args, aliases, strict=False) if alias is not None and alias.is_write]
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Let ``torch.func.grad`` run without importing torch's compiler.
+
+    ``torch.func.grad`` imports ``torch._dynamo`` only to switch compiled autograd off, which takes two seconds and
+    80 MB. Any other use of ``torch._dynamo`` inside this context gets the real module.
+    """
+    if "torch._dynamo" in sys.modules:
+        yield
+        return
+    stand_in = _CompilerStandIn()
+    torch.__dict__["_dynamo"] = stand_in
+    try:
+        yield
+    finally:
+        if torch.__dict__.get("_dynamo") is stand_in:
+            del torch.__dict__["_dynamo"]
+
+
+class _CompilerStandIn:
+    compiled_autograd = SimpleNamespace(_disable=nullcontext)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("torch._dynamo"), name)

@@ -1,0 +1,139 @@
+"""Torch's private parts still exist and behave as ``private_torch.py`` relies on. Each failure says what to do."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _python_dispatch
+
+import fedemu.device.compute.executors.private_torch as private_torch
+from fedemu.device.compute.executors.private_torch import (
+    LOG_SOFTMAX,
+    OperationWatcher,
+    changes_memory,
+    operator_name,
+    tree_flatten,
+    tree_leaves,
+    tree_map_only,
+    tree_unflatten,
+    without_compiler,
+    written_arguments,
+)
+
+FILE = "device/compute/executors/private_torch.py"
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+def test_trees_are_flattened_in_one_order_and_put_together_again() -> None:
+    tree = {"b": Pair(1, (2,)), "a": [3]}
+    leaves, spec = tree_flatten(tree)
+    again = tree_unflatten([10 * leaf for leaf in leaves], spec)
+    remedy = f"torch {torch.__version__} flattens trees in another way. Write the tree functions of {FILE} anew."
+    assert again == {"b": Pair(10, (20,)), "a": [30]}, remedy
+    assert isinstance(again["b"], Pair), remedy
+    assert tree_leaves(tree) == leaves, remedy
+    assert spec.num_leaves == 3, remedy
+    assert tree_flatten({"b": Pair(4, (5,)), "a": [6]})[1] == spec != tree_flatten({"b": Pair(4, 5), "a": [6]})[1], (
+        remedy
+    )
+    assert tree_map_only(int, lambda leaf: -leaf, [1, "one"]) == [-1, "one"], remedy
+
+
+def test_a_watcher_sees_the_operations_below_a_transformation_on_plain_tensors() -> None:
+    seen: list[tuple[str, tuple[int, ...]]] = []
+    remedy = (
+        f"torch {torch.__version__} shows other operations to a TorchDispatchMode. Compare OperationWatcher in {FILE} "
+        "with the class's documentation; the trace of a program is wrong until this test passes."
+    )
+    with OperationWatcher(lambda operator, args, kwargs, result: seen.append((operator_name(operator), result.shape))):
+        result = torch.func.vmap(lambda x: (x * 2).sum())(torch.ones(3, 4))
+    assert ("aten::mul", (3, 4)) in seen, remedy
+    assert seen[-1] == ("aten::sum", (3,)), remedy
+    assert result.tolist() == [8.0, 8.0, 8.0], remedy
+
+
+def test_a_watcher_gets_the_operator_its_arguments_and_its_result() -> None:
+    calls: list[tuple[Any, ...]] = []
+    x, y = torch.ones(2), torch.ones(2)
+    with OperationWatcher(lambda *call: calls.append(call)):
+        total = torch.add(x, y, alpha=3)
+    ((operator, args, kwargs, result),) = calls
+    assert operator is torch.ops.aten.add.Tensor
+    assert args[0] is x
+    assert args[1] is y
+    assert kwargs == {"alpha": 3}
+    assert result is total
+
+
+def test_a_watcher_is_not_wrapped_by_the_compiler() -> None:
+    base = _python_dispatch.TorchDispatchMode
+    assert "_should_skip_dynamo" in vars(base), (
+        f"torch {torch.__version__} no longer asks _should_skip_dynamo. Delete it from OperationWatcher in {FILE}, if "
+        "test_watching_and_gradients_import_no_compiler still passes without it."
+    )
+    assert inspect.getattr_static(OperationWatcher, "__torch_dispatch__").__module__ == private_torch.__name__
+
+
+def test_an_operators_schema_tells_its_name_and_what_it_writes_to() -> None:
+    remedy = f"torch {torch.__version__} describes operators in another way. Write the schema functions of {FILE} anew."
+    add, add_in_place, copy = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor, torch.ops.aten.copy_.default
+    assert operator_name(add) == "aten::add", remedy
+    assert [changes_memory(operator) for operator in (add, add_in_place, copy)] == [False, True, True], remedy
+    assert written_arguments(add, ("x", "y")) == [], remedy
+    assert written_arguments(add_in_place, ("x", "y")) == ["x"], remedy
+    view = torch.ops.aten.view.default  # its result shares the argument's memory, but nothing is written
+    assert not changes_memory(view), remedy
+    assert written_arguments(view, ("x", [1])) == [], remedy
+
+
+def test_the_bindings_of_log_softmax_are_the_operators() -> None:
+    x = torch.tensor([[1.0, 2.0, 4.0], [0.0, -1.0, 3.0]])
+    y = LOG_SOFTMAX["aten::_log_softmax"](x, 1, False)
+    gradient = LOG_SOFTMAX["aten::_log_softmax_backward_data"](torch.ones(2, 3), y, 1, torch.float32)
+    remedy = f"torch {torch.__version__} binds log_softmax in another way. Delete the entry of LOG_SOFTMAX in {FILE}."
+    assert torch.equal(y, torch.ops.aten._log_softmax.default(x, 1, False)), remedy
+    operator = torch.ops.aten._log_softmax_backward_data.default
+    assert torch.equal(gradient, operator(torch.ones(2, 3), y, 1, torch.float32)), remedy
+
+
+def test_watching_and_gradients_import_no_compiler() -> None:
+    code = (
+        "import sys, torch\n"
+        "from fedemu.device.compute.executors.private_torch import OperationWatcher, without_compiler\n"
+        "with without_compiler(), OperationWatcher(lambda *call: None):\n"
+        "    torch.func.grad(lambda v: (v * v).sum())(torch.ones(3))\n"
+        "print([name for name in ('torch._dynamo', 'sympy') if name in sys.modules], '_dynamo' in vars(torch))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert (ended.returncode, ended.stdout.strip()) == (0, "[] False"), (
+        f"torch {torch.__version__} uses torch._dynamo in another way for gradients. Every trainer now imports the "
+        f"compiler or fails; see what torch/_functorch/eager_transforms.py asks of it, and give that to "
+        f"_CompilerStandIn in {FILE}.\n{ended.stdout}{ended.stderr}"
+    )
+
+
+def test_the_compiler_is_switched_off_by_name() -> None:
+    from torch._dynamo import compiled_autograd
+
+    with compiled_autograd._disable(), without_compiler():
+        assert torch.func.grad(torch.sum)(torch.zeros(2)).tolist() == [1.0, 1.0]
+
+
+def test_other_uses_of_the_compiler_get_the_real_one() -> None:
+    code = (
+        "import torch; from fedemu.device.compute.executors.private_torch import without_compiler\n"
+        "with without_compiler():\n"
+        "    stand_in = torch._dynamo\n"
+        "    print(type(stand_in).__name__, stand_in.is_compiling())\n"
+        "print(type(torch._dynamo).__name__)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert ended.stdout.splitlines() == ["_CompilerStandIn False", "module"], ended.stderr
