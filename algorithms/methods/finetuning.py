@@ -14,7 +14,7 @@ from fedemu.algorithms.interface import Context, Script, Tree
 from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD
-from fedemu.algorithms.training.server_training import ServerTraining, by_passes
+from fedemu.algorithms.training.server_training import ServerTraining
 
 
 class FinetunedFedAvg(FedAvg):
@@ -49,5 +49,7 @@ def fedavg_finetuned(
     """
     ingredients.require_classes("fedavg_finetuned")
     ingredients.require_public("fedavg_finetuned")
-    server = by_passes(ingredients.model, labelled, server_lr, server_momentum, server_batch, server_epochs, patience)
+    server = ServerTraining.by_passes(
+        ingredients.model, labelled, server_lr, server_momentum, server_batch, server_epochs, patience
+    )
     return FinetunedFedAvg(ingredients.local_sgd(), server)

@@ -53,7 +53,7 @@ from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.losses import dynamic_distillation, knowledge_weights
 from fedemu.algorithms.training.objective import Loss, cross_entropy
-from fedemu.algorithms.training.server_training import ServerTraining, by_passes, predict
+from fedemu.algorithms.training.server_training import ServerTraining, predict
 from fedemu.algorithms.trees import add
 from fedemu.protocol.errors import ConfigurationError
 
@@ -209,7 +209,7 @@ def flashback(
         # A job without steps still makes its lessons, and with them the estimate of what the local models know.
         epochs = 0 if distil == "devices" else server_epochs
         loss = partial(taught, temperature)
-        server = by_passes(model, loss, server_lr, server_momentum, server_batch, epochs, patience)
+        server = ServerTraining.by_passes(model, loss, server_lr, server_momentum, server_batch, epochs, patience)
     return Flashback(program, server, gamma, guided, ingredients.devices)
 
 

@@ -95,6 +95,13 @@ class ServerTraining:
     batches: int | None = None
     clip_norm: float = math.inf
 
+    @classmethod
+    def by_passes(
+        cls, model: Model, loss: LessonLoss, lr: float, momentum: float, batch_size: int, passes: int, patience: int
+    ) -> ServerTraining:
+        """Training by SGD at a constant learning rate, at most ``passes`` times over the training part."""
+        return cls(model, loss, SGD(momentum), lambda batch: lr, batch_size, passes, patience)
+
     def train(
         self, name: str, variables: Tree, prepare: Callable[[Labelled], Tree], context: Context
     ) -> Script[Trained]:
@@ -149,13 +156,6 @@ class ServerTraining:
     def _right(self, variables: Tree, data: Labelled) -> Tensor:
         """The number of samples that the model classifies rightly, int64: it compares exactly, as a mean would not."""
         return (predict(self.model, variables, data.x).argmax(-1) == data.y).sum()
-
-
-def by_passes(
-    model: Model, loss: LessonLoss, lr: float, momentum: float, batch_size: int, passes: int, patience: int
-) -> ServerTraining:
-    """Training by SGD at a constant learning rate, ``passes`` times over the training part at most."""
-    return ServerTraining(model, loss, SGD(momentum), lambda batch: lr, batch_size, passes, patience)
 
 
 def predict(model: Model, variables: Tree, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from fedemu.algorithms.models.feed_forward import cnn
 from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.training.adam import Adam
 from fedemu.algorithms.training.local_sgd import SGD
-from fedemu.algorithms.training.server_training import ServerTraining, Trained, by_passes, clipped, positions, predict
+from fedemu.algorithms.training.server_training import ServerTraining, Trained, clipped, positions, predict
 from fedemu.algorithms.trees import from_arrays, to_arrays
 
 
@@ -60,7 +60,7 @@ def run(job: ServerJob) -> tuple[Tree, int]:
 def best_of(right: Sequence[int], patience: int = 2, steps: int = 6) -> tuple[float, int]:
     """The best parameter, which tells the step, and the number of steps, of a model with these right answers."""
     model = Clock(right)
-    training = by_passes(model, forward, 1.0, 0.0, 4, steps, patience)
+    training = ServerTraining.by_passes(model, forward, 1.0, 0.0, 4, steps, patience)
     job = training.job("clock", model.init(0), lambda public: {}, context(CLOCK_DATA))
     carry, taken = run(job)
     return float(carry["best/w"]), taken
@@ -100,7 +100,7 @@ def test_training_ends_at_the_last_step_with_the_best_of_all() -> None:
 
 def test_without_steps_there_are_still_lessons() -> None:
     model = Clock([1])
-    training = by_passes(model, forward, 1.0, 0.0, 4, 0, 2)
+    training = ServerTraining.by_passes(model, forward, 1.0, 0.0, 4, 0, 2)
     script = training.train("clock", model.init(0), lambda train: {"sum": train.x.sum()}, context(CLOCK_DATA))
     job = next(script)
     assert isinstance(job, ServerJob)
@@ -170,7 +170,7 @@ def test_a_job_that_goes_on_from_its_carry_gives_the_same_bits(build: Any, optim
 def test_training_makes_a_model_better_on_the_validation_part(public: PublicData) -> None:
     torch.set_num_threads(1)
     model = cnn((1, 12, 12), 4)
-    training = by_passes(model, labelled, 0.05, 0.9, 16, 6, 6)
+    training = ServerTraining.by_passes(model, labelled, 0.05, 0.9, 16, 6, 6)
     job = training.job("tune", model.init(0), lambda train: {}, context(public))
     before = job.init()
     after, _ = run(job)
@@ -181,7 +181,7 @@ def test_training_makes_a_model_better_on_the_validation_part(public: PublicData
 
 def test_running_statistics_are_carried_and_not_trained(public: PublicData) -> None:
     model = norms()
-    training = by_passes(model, labelled, 0.05, 0.9, 20, 1, 5)
+    training = ServerTraining.by_passes(model, labelled, 0.05, 0.9, 20, 1, 5)
     after, _ = run(training.job("tune", model.init(0), lambda train: {}, context(public)))
     assert int(after["model/1.num_batches_tracked"]) == 2
     assert not any(name.startswith("memory/1.running") for name in after)
