@@ -87,6 +87,7 @@ async def _run(plan: EmbeddedPlan, stack: AsyncExitStack) -> Never:
     attach = Attach(token=_TOKEN, role="process", number=0)
     broker.joined = _count_joined(plan.observer, len(lives))
     devices = DeviceProcess(
+        asyncio.get_running_loop(),
         plan.network,
         plan.address,
         bus,

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, assert_never
 
 from fedemu.device.bus import Done, JobFailed, Joined, Submit, Withdraw
+from fedemu.device.process.poll_loop import PollLoop, Timer
 from fedemu.device.runtime.actions import Action, Connect, Crash, Disconnect, Leave, Retire, Send, Tell
 from fedemu.device.runtime.runtime import DeviceRuntime
 from fedemu.protocol.codec import DOWN, Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.transport.interface import Dealer, Network
 
+DeviceLoop = PollLoop | asyncio.AbstractEventLoop
 End = Crash | Leave | Retire
 TellSupervisor = Callable[[Joined | Submit | Withdraw, Sequence[Any]], None]
 
@@ -24,6 +26,7 @@ class DevicePeer:
     def __init__(
         self,
         runtime: DeviceRuntime,
+        loop: DeviceLoop,
         network: Network,
         address: str,
         tell: TellSupervisor,
@@ -35,9 +38,9 @@ class DevicePeer:
         self._tell = tell
         self._ended = ended
         self._dealer: Dealer | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | Timer | None = None
         self._over = False
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
 
     def start(self, away: float = 0.0) -> None:
         """Begin this life after ``away`` seconds."""

@@ -15,7 +15,7 @@ from typing import Any, assert_never
 from fedemu.device.bus import TO_PROCESS, Attach, Done, JobFailed, Quit
 from fedemu.device.pipe import Setup
 from fedemu.device.process.birth import Birthplace
-from fedemu.device.process.peer import DevicePeer, End
+from fedemu.device.process.peer import DeviceLoop, DevicePeer, End
 from fedemu.device.process.poll_loop import PollLoop
 from fedemu.device.runtime.actions import Crash, Leave, Retire
 from fedemu.protocol.codec import Envelope
@@ -44,6 +44,7 @@ class DeviceProcess:
 
     def __init__(
         self,
+        loop: DeviceLoop,
         network: Network,
         coordinator: str,
         bus_network: Network,
@@ -55,6 +56,7 @@ class DeviceProcess:
         crash: Callable[[int, int], None] = kill_this_process,
     ) -> None:
         self._over = over
+        self._loop = loop
         self._network = network
         self._address = coordinator
         self._birthplace = birthplace
@@ -80,6 +82,7 @@ class DeviceProcess:
     def _bear(self, device: int, incarnation: int) -> None:
         peer = DevicePeer(
             self._birthplace.runtime(device, incarnation),
+            self._loop,
             self._network,
             self._address,
             self._tell,
@@ -138,12 +141,12 @@ def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple
         end(FAILED)
 
     loop = PollLoop(fail)
-    with loop.running():
-        network = ZmqNetwork(max_sockets=64 + 4 * len(lives))
-        attach = Attach(token=setup.token, role="process", number=number)
-        DeviceProcess(network, setup.coordinator, network, setup.bus, attach, birthplace, lives, end)
-        loop.run()
-        network.close()
+    network = ZmqNetwork(max_sockets=64 + 4 * len(lives), loop=loop)
+    attach = Attach(token=setup.token, role="process", number=number)
+    DeviceProcess(loop, network, setup.coordinator, network, setup.bus, attach, birthplace, lives, end)
+    loop.run()
+    network.close()
+    loop.close()
     return codes[0]
 
 

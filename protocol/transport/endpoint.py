@@ -1,4 +1,4 @@
-"""One ZeroMQ socket on the asyncio loop: its descriptor is watched, and drained until nothing is left.
+"""One ZeroMQ socket on an event loop: its descriptor is watched, and drained until nothing is left.
 
 The descriptor tells of changes, not of states, and any call on the socket may swallow such news; so after every send
 outside of a drain the socket is looked at again, or messages would lie there unseen.
@@ -6,7 +6,6 @@ outside of a drain the socket is looked at again, or messages would lie there un
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from typing import Any, Final
 import zmq
 
 from fedemu.protocol.codec import Buffer, Decoder
+from fedemu.protocol.transport.interface import ReaderLoop
 
 _ZERO_COPY: Final = 64 * 1024
 """Frames from this size on are neither copied when sent nor when received; below it a copy is cheaper."""
@@ -31,7 +31,9 @@ _DRAIN_BYTES: Final = 32 * 2**20
 class Endpoint(ABC):
     """Drains its socket fairly and counts bytes; what a message means is left to the kinds of socket."""
 
-    def __init__(self, socket: zmq.Socket[bytes], decoder: Decoder, closed: Callable[[Endpoint], None]) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], loop: ReaderLoop, decoder: Decoder, closed: Callable[[Endpoint], None]
+    ) -> None:
         self.bytes_received = 0
         self.bytes_sent = 0
         self._socket = socket
@@ -41,7 +43,7 @@ class Endpoint(ABC):
         # The checks of the Python-level methods (routing_id, group) cost as much as the call itself.
         self._send: Callable[..., Any] = super(zmq.Socket, socket).send
         self._receive: Callable[..., Any] = super(zmq.Socket, socket).recv
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._overflow: deque[list[Buffer]] = deque()
         self._draining = False

@@ -8,11 +8,21 @@ those received stay valid as long as someone holds them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from fedemu.protocol.codec import Buffer, Decoder, Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
+
+
+class ReaderLoop(Protocol):
+    """The part of an event loop that a transport uses. Every asyncio loop has it."""
+
+    def add_reader(self, descriptor: int, callback: Callable[[], object], /) -> object: ...
+
+    def remove_reader(self, descriptor: int, /) -> bool: ...
+
+    def call_soon(self, callback: Callable[..., object], /, *arguments: Any) -> object: ...
 
 
 class Router(Protocol):

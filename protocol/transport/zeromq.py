@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -12,6 +13,7 @@ from fedemu.protocol.codec import Buffer, Decoder, Envelope, encode
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.endpoint import NOBLOCK, Endpoint
+from fedemu.protocol.transport.interface import ReaderLoop
 from fedemu.protocol.transport.sockets import bound, connected, make_context, unbind
 
 logger = logging.getLogger(__name__)
@@ -21,13 +23,21 @@ _OVERFLOW: Final = 1000
 
 
 class ZmqNetwork:
-    """Routers and Dealers over ZeroMQ, made and used on one running asyncio loop. Make none before a fork.
+    """Routers and Dealers over ZeroMQ, made and used on one event loop. Make none before a fork.
 
+    ``loop`` is that loop; None means the asyncio loop that runs when a Router or a Dealer is made.
     ``close`` waits at most ``linger_seconds`` for what was sent last.
     """
 
-    def __init__(self, io_threads: int = 1, max_sockets: int = 4096, linger_seconds: float = 1.0) -> None:
+    def __init__(
+        self,
+        io_threads: int = 1,
+        max_sockets: int = 4096,
+        linger_seconds: float = 1.0,
+        loop: ReaderLoop | None = None,
+    ) -> None:
         self._context = make_context(io_threads, max_sockets)
+        self._loop = loop
         self._linger = int(linger_seconds * 1000)
         self._open: set[Endpoint] = set()
 
@@ -39,7 +49,7 @@ class ZmqNetwork:
         rejected: Callable[[bytes, ProtocolError], None],
     ) -> ZmqRouter:
         socket = bound(self._context, address, decoder.limits, self._linger)
-        router = ZmqRouter(socket, decoder, received, rejected, self._open.discard)
+        router = ZmqRouter(socket, self._running_loop(), decoder, received, rejected, self._open.discard)
         self._open.add(router)
         return router
 
@@ -51,7 +61,7 @@ class ZmqNetwork:
         rejected: Callable[[ProtocolError], None],
     ) -> ZmqDealer:
         socket = connected(self._context, address, decoder.limits, self._linger)
-        dealer = ZmqDealer(socket, decoder, received, rejected, self._open.discard)
+        dealer = ZmqDealer(socket, self._running_loop(), decoder, received, rejected, self._open.discard)
         self._open.add(dealer)
         return dealer
 
@@ -60,6 +70,9 @@ class ZmqNetwork:
             endpoint.close()
         self._context.term()
 
+    def _running_loop(self) -> ReaderLoop:
+        return self._loop if self._loop is not None else asyncio.get_running_loop()
+
 
 class ZmqRouter(Endpoint):
     """A ROUTER socket that says so when a peer cannot be reached."""
@@ -67,12 +80,13 @@ class ZmqRouter(Endpoint):
     def __init__(
         self,
         socket: zmq.Socket[bytes],
+        loop: ReaderLoop,
         decoder: Decoder,
         received: Callable[[bytes, Envelope], None],
         rejected: Callable[[bytes, ProtocolError], None],
         closed: Callable[[Endpoint], None],
     ) -> None:
-        super().__init__(socket, decoder, closed)
+        super().__init__(socket, loop, decoder, closed)
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._received = received
         self._rejected = rejected
@@ -121,12 +135,13 @@ class ZmqDealer(Endpoint):
     def __init__(
         self,
         socket: zmq.Socket[bytes],
+        loop: ReaderLoop,
         decoder: Decoder,
         received: Callable[[Envelope], None],
         rejected: Callable[[ProtocolError], None],
         closed: Callable[[Endpoint], None],
     ) -> None:
-        super().__init__(socket, decoder, closed)
+        super().__init__(socket, loop, decoder, closed)
         self._received = received
         self._rejected = rejected
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterator
 
 import pytest
 
+from fedemu.device.bus import abstract_address
 from fedemu.device.process.poll_loop import PollLoop
+from fedemu.protocol.codec import DOWN, UP, Envelope
+from fedemu.protocol.messages import Beat, Heartbeat, Message
+from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 
 @pytest.fixture
@@ -19,16 +22,8 @@ def errors() -> list[Exception]:
 @pytest.fixture
 def loop(errors: list[Exception]) -> Iterator[PollLoop]:
     made = PollLoop(errors.append)
-    with made.running():
-        yield made
-
-
-def test_it_is_the_running_loop_until_it_is_left() -> None:
-    made = PollLoop(lambda error: None)
-    with made.running():
-        assert asyncio.get_running_loop() is made  # type: ignore[comparison-overlap]
-    with pytest.raises(RuntimeError):
-        asyncio.get_running_loop()
+    yield made
+    made.close()
 
 
 def test_timers_run_in_order_of_their_time(loop: PollLoop) -> None:
@@ -90,3 +85,24 @@ def test_an_error_in_a_callback_is_told_and_the_loop_goes_on(loop: PollLoop, err
     loop.call_later(0.001, loop.stop)
     loop.run()
     assert [type(error) for error in errors] == [ZeroDivisionError]
+
+
+def test_a_network_that_is_given_the_loop_needs_no_asyncio(loop: PollLoop, errors: list[Exception]) -> None:
+    network = ZmqNetwork(loop=loop)
+    heard: list[Message] = []
+
+    def greeted(peer: bytes, envelope: Envelope) -> None:
+        heard.append(envelope.message)
+        router.send(peer, Beat())
+
+    def answered(envelope: Envelope) -> None:
+        heard.append(envelope.message)
+        loop.stop()
+
+    router = network.bind(abstract_address(), UP, greeted, lambda peer, error: errors.append(error))
+    network.connect(router.address, DOWN, answered, errors.append).send(Heartbeat())
+    loop.call_later(10.0, loop.stop)
+    loop.run()
+    network.close()
+    assert heard == [Heartbeat(), Beat()]
+    assert errors == []
