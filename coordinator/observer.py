@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
+
+from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.timeline import Timeline
 
 Direction = Literal["down", "up"]
 
@@ -13,8 +16,8 @@ class RunObserver(Protocol):
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None: ...
 
-    def round_finished(self, row: Mapping[str, Any]) -> None:
-        """``row`` is the round's line of ``metrics.jsonl``."""
+    def round_finished(self, row: Row) -> None:
+        """The round is durable; ``row`` is what is known of it."""
         ...
 
     def device_result(self, outcome: str) -> None:
@@ -52,7 +55,7 @@ class Observers:
         for observer in self._observers:
             observer.round_started(round, attempt, virtual_time, selected)
 
-    def round_finished(self, row: Mapping[str, Any]) -> None:
+    def round_finished(self, row: Row) -> None:
         for observer in self._observers:
             observer.round_finished(row)
 
@@ -79,3 +82,18 @@ class Observers:
     def traffic(self, kind: str, direction: Direction, size: int) -> None:
         for observer in self._observers:
             observer.traffic(kind, direction, size)
+
+
+class EventLog(Observers):
+    """An observer that hands every event to ``write``, with the times at which it happened. It ignores all else.
+
+    ``write`` has the form of ``RunDirectory.event``. Times are seconds since the run's start.
+    """
+
+    def __init__(self, write: Callable[..., None], timeline: Timeline) -> None:
+        super().__init__()
+        self._write = write
+        self._timeline = timeline
+
+    def event(self, name: str, **fields: Any) -> None:
+        self._write(name, self._timeline.time, self._timeline.spent, **fields)

@@ -25,9 +25,10 @@ class Evaluates(Protocol):
 
 @dataclass(frozen=True)
 class CoordinatorPlan:
-    """``experiment``, ``partition`` and ``data`` are what the fleet has to agree on; ``config`` is for ``config.toml``.
+    """``experiment``, ``partition`` and ``data`` are what the fleet has to agree on.
 
-    With ``resume``, ``directory`` holds the run to go on with. ``signals`` says whether SIGINT and SIGTERM end the run.
+    ``directory`` has been claimed: it holds a ``config.toml``, and the rounds that the run has played before, if any.
+    ``signals`` says whether SIGINT and SIGTERM end the run.
     ``opened`` is called once, when all has been put together and devices are waited for.
     """
 
@@ -42,8 +43,6 @@ class CoordinatorPlan:
     data: Digest
     classes: int
     directory: Path
-    config: str
-    resume: bool = False
     public: PublicData | None = None
     diagnosis: Diagnosis | None = None
     album: Album | None = None

@@ -17,10 +17,9 @@ from fedemu.algorithms.interface import Context
 from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator.fleet.journal import LeaseJournal
 from fedemu.coordinator.fleet.roster import Roster
-from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.observer import EventLog, Observers
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record import checkpoint
-from fedemu.coordinator.record.event_log import EventLog
 from fedemu.coordinator.record.run_directory import RunDirectory
 from fedemu.coordinator.record.summary import RunOutcome, Summary, summarize
 from fedemu.coordinator.rounds.asking import Asking
@@ -40,9 +39,7 @@ async def serve(plan: CoordinatorPlan) -> Summary:
     SIGINT or SIGTERM; ConfigurationError for an address or a directory that cannot be used. Once rounds can be played,
     each of these leaves a summary and a checkpoint.
     """
-    with RunDirectory(plan.directory, plan.resume, diagnosed=plan.diagnosis is not None) as run:
-        if not plan.resume:
-            run.write_config(plan.config)
+    with RunDirectory(plan.directory, diagnosed=plan.diagnosis is not None) as run:
         numerics = ThreadPoolExecutor(
             1, "numerics", initializer=torch.set_num_threads, initargs=(plan.settings.threads,)
         )
@@ -61,18 +58,17 @@ class Coordinator:
         self._run = run
         context = Context(0, settings.task_of_round(1), settings.seed, plan.classes, plan.public)
         initial = plan.algorithm.init(plan.variables, context)
-        loaded = checkpoint.load(run.checkpoint, initial) if plan.resume else None
-        if plan.resume and loaded is None and len(run.rows()) > 1:
+        loaded = checkpoint.load(run.checkpoint, initial)
+        if loaded is None and len(run.rows()) > 1:
             # One row may have been written just before the first checkpoint; more than one had checkpoints before them.
             raise ConfigurationError(
                 f"The run in {plan.directory} has played {len(run.rows())} rounds, but its checkpoint is gone; "
                 "start it anew in another folder."
             )
         record: dict[str, Any] = {} if loaded is None else loaded.record
-        if plan.resume:
-            run.rewind(record.get("cursor", {}))
+        run.rewind(record.get("cursor", {}))
         self._timeline = Timeline(settings.clock, record.get("time", 0.0), record.get("spent", 0.0))
-        self._observers = Observers([EventLog(run, self._timeline), *plan.observers])
+        self._observers = Observers([EventLog(run.event, self._timeline), *plan.observers])
         journal = LeaseJournal(run.checkpoint / "leases.jsonl")
         granted_before = list(journal.entries())
         roster = Roster(settings, journal.write, resumed=bool(granted_before))

@@ -1,4 +1,4 @@
-"""Numbers as people read them, and the outcomes that rows count, in the order in which they are shown."""
+"""Numbers as people read them: sizes in bytes, spans of time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ def time_unit(seconds: float) -> tuple[float, str]:
         if seconds >= 3 * divisor:
             return divisor, unit
     return 1.0, "seconds"
-
-
-OUTCOMES = ("accepted", "cancelled", "late", "dropped", "failed", "rejected")
 
 
 def span(seconds: float) -> str:

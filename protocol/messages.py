@@ -6,7 +6,7 @@ Times are seconds of the experiment's clock unless a name says otherwise; sizes 
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -21,7 +21,9 @@ Size = Annotated[int, Field(ge=0, lt=2**53)]
 Seconds = Annotated[float, Field(ge=0)]
 RealSeconds = Annotated[float, Field(ge=0, le=1e9)]
 
-Verdict = Literal["accepted", "late", "cancelled", "failed", "rejected", "dropped"]
+Verdict = Literal["accepted", "cancelled", "late", "dropped", "failed", "rejected"]
+OUTCOMES: tuple[Verdict, ...] = get_args(Verdict)
+"""How the work of a selected device can end, in the order in which people see the six. Each device has exactly one."""
 DropCause = Literal["offline", "crash", "leave", "silence"]
 
 

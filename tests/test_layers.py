@@ -27,7 +27,7 @@ ORDER = {
         "| methods replay incremental/generator | incremental | registry former"
     ),
     "device": "bus behaviour | pipe memory | compute/executors | compute runtime | process | machine",
-    "coordinator": ("settings timeline observer | fleet | record | asks | evaluation service | plan | rounds | serve"),
+    "coordinator": ("settings timeline | fleet record | observer | asks | evaluation service | plan | rounds | serve"),
     "ops": (
         "figures pages experiment/tables | experiment watching | data results | assembly compare report/plots "
         "| report compare/page stress | doctor running | bench notebook | cli fedemu"

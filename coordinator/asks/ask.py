@@ -15,9 +15,6 @@ from typing import NamedTuple
 from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import Accepted, Cancel, DropCause, Invalid, Late, Proceed, Scheduled, Verdict
 
-VERDICTS: tuple[Verdict, ...] = ("accepted", "dropped", "late", "cancelled", "failed", "rejected")
-"""Every device of a cohort ends in exactly one of these."""
-
 
 class Give(NamedTuple):
     """Send the device its Work."""

@@ -9,33 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from fedemu.algorithms.measures import continual as continual_metrics
 from fedemu.algorithms.measures.forgetting import Floats, forgetting
-
-if TYPE_CHECKING:
-    pass
+from fedemu.coordinator.record.row import COLUMNS, Row
+from fedemu.protocol.messages import OUTCOMES
 
 RunOutcome = Literal["completed", "diverged", "quorum", "interrupted", "failed"]
 
-TOTALS = (
-    "selected",
-    "accepted",
-    "dropped",
-    "late",
-    "cancelled",
-    "failed",
-    "rejected",
-    "attempts",
-    "bytes_down",
-    "bytes_up",
-    "wire_bytes_down",
-    "wire_bytes_up",
-)
-"""The columns of ``metrics.jsonl`` that a summary adds up."""
+_COUNTS = {"selected", *OUTCOMES, "attempts", "bytes_down", "bytes_up", "wire_bytes_down", "wire_bytes_up"}
+TOTALS = tuple(column for column in COLUMNS if column in _COUNTS)
+"""The columns of a row that a summary adds up, in the order of the rows."""
 
 
 def versions() -> dict[str, str]:
@@ -86,7 +73,7 @@ class Summary:
 
 
 def summarize(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Row],
     *,
     name: str,
     outcome: RunOutcome,
@@ -96,10 +83,10 @@ def summarize(
     virtual_time: float | None = None,
     wall_time: float | None = None,
 ) -> Summary:
-    """The summary of a run with these rows of ``metrics.jsonl``; times default to the last row's."""
-    accuracies = [float(row["accuracy"]) for row in rows if row.get("accuracy") is not None]
-    per_class = [row["class_accuracy"] for row in rows if row.get("class_accuracy")]
-    last = rows[-1] if rows else {}
+    """The summary of a run with these rows; its times are those of the last row unless they are given."""
+    accuracies = [row.accuracy for row in rows if row.accuracy is not None]
+    per_class = [row.class_accuracy for row in rows if row.class_accuracy]
+    last = rows[-1] if rows else Row(round=0)
     return Summary(
         name=name,
         outcome=outcome,
@@ -108,29 +95,29 @@ def summarize(
         best_accuracy=max(accuracies, default=None),
         forgetting=forgetting(np.array(per_class, dtype=np.float64)) if len(per_class) > 1 else None,
         perturbed=perturbed,
-        totals={key: sum(int(row.get(key) or 0) for row in rows) for key in TOTALS},
-        virtual_time=float(last.get("virtual_time") or 0.0) if virtual_time is None else virtual_time,
-        wall_time=float(last.get("wall_time") or 0.0) if wall_time is None else wall_time,
+        totals={key: sum(int(row.number(key) or 0) for row in rows) for key in TOTALS},
+        virtual_time=last.virtual_time or 0.0 if virtual_time is None else virtual_time,
+        wall_time=last.wall_time or 0.0 if wall_time is None else wall_time,
         model_digest=model_digest,
         seed=seed,
         periods=summarize_periods(rows),
     )
 
 
-def summarize_periods(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def summarize_periods(rows: Sequence[Row]) -> dict[str, Any] | None:
     """How the model that each period ended with does on the test sets of all periods; None without periods.
 
     ``docs/run_directory.md`` explains the keys. A period's model is that of its last evaluated round, and a period that
     has none yet is not there. Rows that have a perplexity are of language data.
     """
-    ends = {int(row["task"]): row for row in rows if row.get("period_accuracy")}
+    ends = {row.task or 0: row for row in rows if row.period_accuracy}
     if not ends:
         return None
     last = [ends[task] for task in sorted(ends)]
     accuracy, loss = (_array(last, column) for column in ("period_accuracy", "period_loss"))
     seen = _array(last, "seen_accuracy")
     found = {
-        "rounds": [int(row["round"]) for row in last],
+        "rounds": [row.round for row in last],
         "accuracy": accuracy,
         "loss": loss,
         "seen_accuracy": seen,
@@ -140,17 +127,17 @@ def summarize_periods(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | Non
         "backward_transfer": continual_metrics.backward_transfer(accuracy),
         "forgetting": continual_metrics.forgetting_factor(accuracy),
     }
-    if any(row.get("perplexity") is not None for row in last):
+    if any(row.perplexity is not None for row in last):
         perplexity = continual_metrics.perplexity(-loss, np.ones_like(loss))
         found["perplexity"] = perplexity
-        found["all_period_perplexity"] = [row["perplexity"] for row in last]
+        found["all_period_perplexity"] = [row.perplexity for row in last]
         found["relative_forgetting"] = continual_metrics.relative_forgetting(perplexity)
     return found
 
 
-def _array(rows: Sequence[Mapping[str, Any]], column: str) -> Floats:
+def _array(rows: Sequence[Row], column: str) -> Floats:
     """``[rows, ...]``, NaN for null."""
-    return np.array([row.get(column) for row in rows], dtype=np.float64)
+    return np.array([getattr(row, column) for row in rows], dtype=np.float64)
 
 
 def _processor() -> str:

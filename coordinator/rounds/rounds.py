@@ -30,9 +30,9 @@ from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import Evaluates
 from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.record.outline import put_together, taken_apart
+from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run_directory import RunDirectory
 from fedemu.coordinator.rounds.asking import Asking, TooFewReplies
-from fedemu.coordinator.rounds.row import round_row
 from fedemu.coordinator.rounds.server_job import run_server_job
 from fedemu.coordinator.rounds.tally import Tally
 from fedemu.coordinator.service.service import Service
@@ -104,7 +104,6 @@ class Rounds(Generic[S]):
         for round in range(self.standing.round + 1, self._settings.rounds + 1):
             task = self._settings.task_of_round(round)
             await self._reach(self._settings.task_begins(task))
-            began, sent, received = self._service.timeline.spent, *self._service.traffic()
             context = Context(
                 round=round,
                 task=task,
@@ -113,18 +112,21 @@ class Rounds(Generic[S]):
                 public=self._public,
                 task_ends=self._settings.task_of_round(round + 1) != task,
             )
-            tally = Tally()
+            tally = Tally(began=self._service.timeline.spent, wire=self._service.traffic())
             state = await self._attempts(context, tally)
             state, evaluation = await self._compute(self._settle, context, state)
             found = await self._conclude(tally.diagnosis, state)
             if round == 1 or self._settings.task_of_round(round - 1) != task:
                 await self._show(task, state)
-            last = self.standing.class_accuracy
-            remarks = self._algorithm.remarks(state) if isinstance(self._algorithm, Remarking) else {}
-            row = round_row(context, tally, self._service.timeline, evaluation, last, found, remarks)
-            row |= tally.real_times(self._service.timeline.spent - began)
-            now_sent, now_received = self._service.traffic()
-            row["wire_bytes_down"], row["wire_bytes_up"] = now_sent - sent, now_received - received
+            row = tally.row(
+                context,
+                self._service.timeline,
+                self._service.traffic(),
+                evaluation=evaluation,
+                before=self.standing.class_accuracy,
+                diagnosis=found,
+                remarks=self._algorithm.remarks(state) if isinstance(self._algorithm, Remarking) else None,
+            )
             self._committing = asyncio.ensure_future(self._commit(round, state, evaluation, row, found))
             await asyncio.shield(self._committing)
 
@@ -256,7 +258,7 @@ class Rounds(Generic[S]):
             self._observers.event("pictures_failed", task=task, detail=detail)
 
     async def _commit(
-        self, round: int, state: S, evaluation: Evaluation | None, row: dict[str, Any], found: dict[str, Any] | None
+        self, round: int, state: S, evaluation: Evaluation | None, row: Row, found: dict[str, Any] | None
     ) -> None:
         """Make the round durable; begun once, it is carried to its end."""
         standing = self.standing
@@ -278,9 +280,10 @@ class Rounds(Generic[S]):
         self.standing = Standing(round, state, class_accuracy, self.perturbed)
         self._service.reception.durable_round = round
         self._observers.round_finished(row)
-        for direction in ("down", "up"):
-            self._observers.traffic("emulated", direction, row[f"bytes_{direction}"])
-            self._observers.traffic("wire", direction, row[f"wire_bytes_{direction}"])
+        self._observers.traffic("emulated", "down", row.bytes_down or 0)
+        self._observers.traffic("emulated", "up", row.bytes_up or 0)
+        self._observers.traffic("wire", "down", row.wire_bytes_down or 0)
+        self._observers.traffic("wire", "up", row.wire_bytes_up or 0)
 
     async def _compute(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._numerics, work, *arguments)

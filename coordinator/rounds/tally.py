@@ -1,24 +1,48 @@
-"""What one round adds up while it is played."""
+"""What one round adds up while it is played, and the row that comes of it."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from fedemu.algorithms.interface import Context
+from fedemu.algorithms.measures.forgetting import accuracy_lost
 from fedemu.coordinator.asks.exchange import Contribution
 from fedemu.coordinator.evaluation.diagnosis import RoundDiagnosis
+from fedemu.coordinator.evaluation.evaluate import Evaluation
+from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.ids import DeviceId
+from fedemu.protocol.messages import OUTCOMES
+
+_EVALUATED = (
+    "accuracy",
+    "loss",
+    "perplexity",
+    "class_accuracy",
+    "seen_accuracy",
+    "seen_loss",
+    "period_accuracy",
+    "period_loss",
+)
+"""The columns of a row that are fields of an ``Evaluation``."""
 
 
 @dataclass
 class Tally:
-    """Over all asks and attempts of the round. ``metrics`` are sums over ``measured`` accepted replies.
+    """The sums over all asks and attempts of one round.
 
-    Real times, in seconds: ``server_seconds`` of server jobs, ``waited`` for devices, and ``device_seconds`` that each
-    device says its accepted replies took it. No device is there that did not say.
+    ``began`` is the run's real time at the round's start, and ``wire`` are the bytes that the coordinator had sent and
+    received by then. ``metrics`` are sums over ``measured`` accepted replies. Real times, in seconds:
+    ``server_seconds`` of server jobs, ``waited`` for devices, and ``device_seconds`` that each device says its accepted
+    replies took. A device that did not say is not in ``device_seconds``.
     """
 
+    began: float = 0.0
+    wire: tuple[int, int] = (0, 0)
     online: int | None = None
     attempts: int = 0
     announced: int = -1
@@ -33,10 +57,10 @@ class Tally:
     metrics: dict[str, float] = field(default_factory=dict)
     measured: Counter[str] = field(default_factory=Counter)
     diagnosis: RoundDiagnosis | None = None
-    """Of the attempt under way, if the round is to be diagnosed."""
+    """The diagnosis of the attempt under way. None if the round is not to be diagnosed."""
 
     def count(self, contribution: Contribution) -> None:
-        """An accepted reply."""
+        """Add an accepted reply."""
         for name, value in contribution.reply.metrics.items():
             self.metrics[name] = self.metrics.get(name, 0.0) + value
             self.measured[name] += 1
@@ -44,12 +68,50 @@ class Tally:
             device = contribution.reply.device
             self.device_seconds[device] = self.device_seconds.get(device, 0.0) + contribution.seconds
 
-    def real_times(self, round_seconds: float) -> dict[str, float | None]:
-        """The columns of real time, for a round that took so long in all."""
-        devices = list(self.device_seconds.values())
-        return {
-            "round_seconds": round_seconds,
-            "server_seconds": self.server_seconds,
-            "coordinator_seconds": round_seconds - self.waited,
-            "device_seconds": statistics.fmean(devices) if devices else None,
-        }
+    def row(
+        self,
+        context: Context,
+        timeline: Timeline,
+        wire: tuple[int, int],
+        *,
+        evaluation: Evaluation | None = None,
+        before: Sequence[float] | None = None,
+        diagnosis: Mapping[str, Any] | None = None,
+        remarks: Mapping[str, Any] | None = None,
+    ) -> Row:
+        """The row of the round, which ends now.
+
+        ``wire`` are the bytes that the coordinator has sent and received so far. ``before`` is the class accuracy of
+        the evaluation before this one, ``diagnosis`` the round's line of ``diagnosis.jsonl``, ``remarks`` what the
+        algorithm says of the round.
+        """
+        lost = None
+        if evaluation is not None and before is not None:
+            lost = float(accuracy_lost(before, evaluation.class_accuracy))
+        found = diagnosis or {}
+        seconds = timeline.spent - self.began
+        devices = self.device_seconds.values()
+        return Row(
+            round=context.round,
+            task=context.task,
+            virtual_time=timeline.time,
+            wall_time=timeline.spent,
+            **{column: getattr(evaluation, column, None) for column in _EVALUATED},
+            round_forgetting=lost,
+            local_forgetting=found.get("local_forgetting"),
+            aggregation_forgetting=found.get("aggregation_forgetting"),
+            online=self.online,
+            selected=self.outcomes.total(),
+            **{outcome: self.outcomes[outcome] for outcome in OUTCOMES},
+            attempts=self.attempts,
+            bytes_down=self.bytes_down,
+            bytes_up=self.bytes_up,
+            device_metrics={name: self.metrics[name] / self.measured[name] for name in sorted(self.metrics)},
+            remarks=remarks or {},
+            round_seconds=seconds,
+            server_seconds=self.server_seconds,
+            coordinator_seconds=seconds - self.waited,
+            device_seconds=statistics.fmean(devices) if devices else None,
+            wire_bytes_down=wire[0] - self.wire[0],
+            wire_bytes_up=wire[1] - self.wire[1],
+        )

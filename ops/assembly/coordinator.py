@@ -52,8 +52,6 @@ def assemble(
         data=corpus.digest,
         classes=corpus.classes,
         directory=directory,
-        config=experiment.to_toml(),
-        resume=True,
         public=parts.public,
         diagnosis=diagnosis,
         album=open_album(corpus),

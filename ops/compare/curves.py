@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.coordinator.record.run_directory import Run
+from fedemu.coordinator.record.row import Values
+from fedemu.coordinator.record.run import Run
 from fedemu.ops.compare.entry import Entry
 
 Floats = NDArray[np.float64]
@@ -44,18 +45,18 @@ def curve(entry: Entry, key: str) -> Curve:
 def _column(run: Run, key: str) -> Iterator[tuple[int, float]]:
     moved = 0.0
     for row in run.rows:
-        moved += float(row.get("bytes_down") or 0) + float(row.get("bytes_up") or 0)
-        value = moved if key == MOVED else row.get(key)
+        moved += (row.bytes_down or 0) + (row.bytes_up or 0)
+        value = moved if key == MOVED else row.number(key)
         if value is not None:
-            yield int(row["round"]), float(value)
+            yield row.round, value
 
 
 def class_table(entry: Entry) -> tuple[list[int], Floats]:
     """The rounds in which a run has accuracies by class, and the mean over the runs that do ``[classes, rounds]``."""
-    by_round: dict[int, list[list[float | None]]] = defaultdict(list)
+    by_round: dict[int, list[Values]] = defaultdict(list)
     for run in entry.runs:
         for row in run.rows:
-            if row.get("class_accuracy"):
-                by_round[int(row["round"])].append(row["class_accuracy"])
+            if row.class_accuracy:
+                by_round[row.round].append(row.class_accuracy)
     rounds = sorted(by_round)
     return rounds, np.array([np.array(by_round[round], dtype=np.float64).mean(axis=0) for round in rounds]).T

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedemu.algorithms.measures.forgetting import forgetting
-from fedemu.coordinator.record.run_directory import Run
+from fedemu.coordinator.record.run import Run
 from fedemu.ops.results.periods import period_results, perplexity_of
 
 SHARES = (0.5, 0.75, 0.95)
@@ -113,31 +113,31 @@ def best_accuracy(run: Run) -> float | None:
 def _rounds_to(run: Run, accuracy: float) -> int | None:
     """The first evaluated round that reached ``accuracy``; None where none did."""
     for row in run.rows:
-        if row.get("accuracy") is not None and row["accuracy"] >= accuracy - _ROUNDING:
-            return int(row["round"])
+        if row.accuracy is not None and row.accuracy >= accuracy - _ROUNDING:
+            return row.round
     return None
 
 
 def _accuracies(run: Run) -> list[float]:
     """Of the evaluated rounds."""
-    return [float(row["accuracy"]) for row in run.rows if row.get("accuracy") is not None]
+    return [row.accuracy for row in run.rows if row.accuracy is not None]
 
 
 def _figures_of_run(run: Run, target: float | None) -> dict[str, float | None]:
     reached = _accuracies(run)
-    classes = [row["class_accuracy"] for row in run.rows if row.get("class_accuracy")]
+    classes = [row.class_accuracy for row in run.rows if row.class_accuracy]
     return {
         "final_accuracy": reached[-1] if reached else None,
         "best_accuracy": best_accuracy(run),
         "forgetting": _known(forgetting(classes)) if len(classes) > 1 else None,
-        **{key: _mean(row.get(key) for row in run.rows) for key in _BY_ROUND},
+        **{key: _mean(row.number(key) for row in run.rows) for key in _BY_ROUND},
         **_by_period(run),
         **{
             f"rounds_to_{share * 100:.0f}": None if target is None else _rounds_to(run, share * target)
             for share in SHARES
         },
-        **{key: float(sum(row.get(key) or 0 for row in run.rows)) for key in ("bytes_down", "bytes_up")},
-        **{key: run.rows[-1].get(key) if run.rows else None for key in ("virtual_time", "wall_time")},
+        **{key: float(sum(row.number(key) or 0 for row in run.rows)) for key in ("bytes_down", "bytes_up")},
+        **{key: run.rows[-1].number(key) if run.rows else None for key in ("virtual_time", "wall_time")},
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedemu.coordinator.record.run_directory import Run, read_run
+from fedemu.coordinator.record.run import Run, read_run
 from fedemu.ops.compare.replay_label import NAMED, replay_label
 from fedemu.ops.compare.settings import Keys, Table, at, differing, most_common, short_name, shown, usual
 from fedemu.ops.experiment import Experiment

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fedemu.coordinator.record.run_directory import Run
+from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.record.run import Run
 from fedemu.ops.compare.entry import Entry, Statistic
 from fedemu.ops.compare.runs import Group, labels
 from fedemu.ops.compare.settings import at
@@ -36,7 +37,7 @@ COSTS = (
 the median over rounds, and emulated bytes to a device that is asked and from one that replies. ``server_job_seconds``
 is for each task, of methods that have a server job once per task; others' are in the coordinator's seconds."""
 
-Rows = Sequence[Mapping[str, Any]]
+Rows = Sequence[Row]
 
 
 @dataclass(frozen=True)
@@ -120,18 +121,18 @@ def _seen(run: Run) -> Floats:
 
 def _costs(rows: Rows) -> dict[str, float | None]:
     apart = _jobs_once_per_task(rows)
-    jobs = [row["server_seconds"] for row in rows if row.get("server_seconds")]
+    jobs = [row.server_seconds for row in rows if row.server_seconds]
     found: dict[str, float | None] = {"server_job_seconds": statistics.fmean(jobs) if apart and jobs else None}
     for stretch, of_stretch in (
-        ("first", [row for row in rows if row.get("task") == 0]),
-        ("later", [row for row in rows if row.get("task")]),
+        ("first", [row for row in rows if row.task == 0]),
+        ("later", [row for row in rows if row.task]),
     ):
         coordinator = [
-            row["coordinator_seconds"] - (float(row.get("server_seconds") or 0.0) if apart else 0.0)
+            row.coordinator_seconds - ((row.server_seconds or 0.0) if apart else 0.0)
             for row in of_stretch
-            if row.get("coordinator_seconds") is not None
+            if row.coordinator_seconds is not None
         ]
-        device = [row["device_seconds"] for row in of_stretch if row.get("device_seconds") is not None]
+        device = [row.device_seconds for row in of_stretch if row.device_seconds is not None]
         found |= {
             f"device_seconds_{stretch}": statistics.median(device) if device else None,
             f"coordinator_seconds_{stretch}": statistics.median(coordinator) if coordinator else None,
@@ -143,10 +144,10 @@ def _costs(rows: Rows) -> dict[str, float | None]:
 
 def _jobs_once_per_task(rows: Rows) -> bool:
     """Whether no task has server jobs in more than one of its rounds."""
-    return max(Counter(row.get("task") for row in rows if row.get("server_seconds")).values(), default=0) <= 1
+    return max(Counter(row.task for row in rows if row.server_seconds).values(), default=0) <= 1
 
 
 def _per(rows: Rows, key: str, *outcomes: str) -> float | None:
     """The sum of a column for each device that was counted under these outcomes; None where none was."""
-    devices = sum(row.get(outcome) or 0 for row in rows for outcome in outcomes)
-    return sum(row.get(key) or 0 for row in rows) / devices if devices else None
+    devices = sum(row.number(outcome) or 0 for row in rows for outcome in outcomes)
+    return sum(row.number(key) or 0 for row in rows) / devices if devices else None

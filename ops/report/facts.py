@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedemu.ops.figures import OUTCOMES, readable_bytes, span, time_unit
+from fedemu.ops.figures import readable_bytes, span, time_unit
 from fedemu.ops.pages.parts import Table, numbers_by_name
 from fedemu.ops.report.periods import period_cards
 from fedemu.ops.results.periods import PeriodResults
+from fedemu.protocol.messages import OUTCOMES
 
 _FACTS = ("seed", "model_digest", "wall_time", "virtual_time", "versions", "machine")
 """The fields of the summary that the page shows as facts."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedemu.coordinator.record.run_directory import Run, read_generated, read_run
+from fedemu.coordinator.record.run import Run, read_generated, read_run
 from fedemu.ops.pages.page import render
 from fedemu.ops.pages.parts import Picture, draw_all
 from fedemu.ops.report.facts import cards, events_table, facts_table, outcomes_table

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.algorithms.measures import continual as continual_metrics
 from fedemu.algorithms.measures.forgetting import mean_known
-from fedemu.coordinator.record.run_directory import Run
+from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.record.run import Run
 
 Floats = NDArray[np.float64]
 
@@ -28,7 +28,7 @@ class PeriodResults:
     that round on each period's test set, NaN where there is none. ``language`` is whether perplexity is the measure.
     """
 
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Row]
     rounds: tuple[int, ...]
     accuracy: Floats
     loss: Floats
@@ -80,26 +80,26 @@ class PeriodResults:
             means.append(float(mean_known(forgot[: reached - 1])))
         return np.array(means)
 
-    def _together(self, key: str) -> Floats:
-        by_round = {int(row["round"]): row.get(key) for row in self.rows}
+    def _together(self, column: str) -> Floats:
+        by_round = {row.round: row.number(column) for row in self.rows}
         return np.array([by_round[round] for round in self.rounds], dtype=np.float64)
 
 
 def period_results(run: Run) -> PeriodResults | None:
     """None where no round was evaluated by period, as with a static stream."""
-    rows = [row for row in run.rows if row.get("round") is not None and row.get("period_accuracy")]
+    rows = [row for row in run.rows if row.period_accuracy]
     if not rows:
         return None
-    last = {int(row["task"]): row for row in rows}
+    last = {row.task or 0: row for row in rows}
     ends = [last[period] for period in sorted(last)]
-    accuracy = np.array([row["period_accuracy"] for row in ends], dtype=np.float64)
+    accuracy = np.array([row.period_accuracy for row in ends], dtype=np.float64)
     unknown = [None] * accuracy.shape[1]
     return PeriodResults(
         rows,
-        tuple(int(row["round"]) for row in ends),
+        tuple(row.round for row in ends),
         accuracy,
-        np.array([row.get("period_loss") or unknown for row in ends], dtype=np.float64),
-        language=any(row.get("perplexity") is not None for row in rows),
+        np.array([row.period_loss or unknown for row in ends], dtype=np.float64),
+        language=any(row.perplexity is not None for row in rows),
     )
 
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedemu.coordinator.record.run_directory import read_run
-from fedemu.ops.figures import OUTCOMES, span
+from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.record.run import read_run
+from fedemu.ops.figures import span
+from fedemu.protocol.messages import OUTCOMES
 
 
 @dataclass(frozen=True)
 class Results:
-    """A finished run. ``rows`` holds one mapping per round, as ``metrics.jsonl`` does."""
+    """A finished run. ``rows`` are its rounds in order, ``events`` the lines of ``events.jsonl``."""
 
     directory: Path
-    rows: list[dict[str, Any]]
-    events: list[dict[str, Any]]
+    rows: tuple[Row, ...]
+    events: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any]
 
     @classmethod
@@ -36,8 +38,8 @@ class Results:
     @property
     def perplexity(self) -> float | None:
         """Of the final model on the test set; None where the data are not language, or nothing was evaluated."""
-        known = [row["perplexity"] for row in self.rows if row.get("perplexity") is not None]
-        return float(known[-1]) if known else None
+        known = [row.perplexity for row in self.rows if row.perplexity is not None]
+        return known[-1] if known else None
 
     @property
     def cause(self) -> str:

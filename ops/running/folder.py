@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from fedemu.coordinator.record.run_directory import RunDirectory
+from fedemu.coordinator.record.run_directory import claim_folder
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import check_resume, read_frozen, write_frozen
 from fedemu.protocol.errors import ConfigurationError
@@ -21,7 +21,7 @@ def claim(experiment: Experiment, out: Path | None) -> Path:
     Raises ConfigurationError where ``out`` is not new, or can't be written.
     """
     directory = out if out is not None else _next_free(experiment.name)
-    RunDirectory(directory).close()
+    claim_folder(directory)
     write_frozen(experiment, directory)
     return directory
 

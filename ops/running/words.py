@@ -6,7 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from fedemu.coordinator.record.run_directory import read_run
+from fedemu.coordinator.record.run import read_run
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.tables.stream import in_words
 from fedemu.ops.results.results import Results
@@ -52,7 +52,7 @@ def conclude(directory: Path, code: int, command: str, *, new: bool, print_summa
         say("interrupted after the last round, before the report was written; write it with")
         say(f"fedemu report {shlex.quote(str(directory))}")
         return code
-    done = f"after round {results.rows[-1]['round']}" if results.rows else "before the first round"
+    done = f"after round {results.rows[-1].round}" if results.rows else "before the first round"
     say(f"stopped {done}; its results so far are in {directory}; continue it with")
     say(f"fedemu {command} --resume {shlex.quote(str(directory))}")
     return code

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-OUTCOMES = ("accepted", "dropped", "late", "cancelled", "failed", "rejected")
+from fedemu.protocol.messages import OUTCOMES
 
 Row = Mapping[str, Any]
 

@@ -17,8 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fedemu.coordinator.observer import Direction, RunObserver
-from fedemu.ops.figures import OUTCOMES, span
+from fedemu.coordinator.record.row import Row
+from fedemu.ops.figures import span
 from fedemu.ops.watching.progress import Progress
+from fedemu.protocol.messages import OUTCOMES
 
 LINE_SECONDS = 2.0
 """Plain lines come at most this often, but for the first and the last round."""
@@ -69,7 +71,7 @@ class PlainDisplay:
         if attempt:
             self._print(f"round {round}: too few replies, try {attempt + 1} with other devices")
 
-    def round_finished(self, row: Mapping[str, Any]) -> None:
+    def round_finished(self, row: Row) -> None:
         self.state.round_finished(row)
         first, last = self.state.round <= 1, self.state.round >= self.state.rounds
         if first or last or self._clock() - self._last_line >= LINE_SECONDS:
@@ -135,7 +137,7 @@ class LiveDisplay(PlainDisplay):
     ) -> None:
         self._live.stop()
 
-    def round_finished(self, row: Mapping[str, Any]) -> None:
+    def round_finished(self, row: Row) -> None:
         self.state.round_finished(row)
 
     def fleet(self, counts: Mapping[str, int]) -> None:
@@ -147,7 +149,7 @@ class LiveDisplay(PlainDisplay):
 
 def round_line(state: Progress) -> str:
     """One round in one line."""
-    row = state.last_row
+    outcomes = {} if state.last_row is None else state.last_row.outcomes
     parts = [f"round {state.round:>{len(str(state.rounds))}}/{state.rounds}"]
     if state.place is not None:
         parts.append(state.place)
@@ -155,7 +157,7 @@ def round_line(state: Progress) -> str:
         parts.append(f"accuracy {state.accuracy:.4f}")
     if state.cost is not None:
         parts.append(state.cost)
-    counts = [f"{row[outcome]} {outcome}" for outcome in OUTCOMES if row.get(outcome)]
+    counts = [f"{count} {outcome}" for outcome, count in outcomes.items() if count]
     parts.append(", ".join(counts) or "nobody replied")
     if state.updates_per_second is not None:
         parts.append(f"{_rate(state.updates_per_second)} updates/s")

@@ -7,11 +7,12 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.record.row import Row
+from fedemu.protocol.messages import OUTCOMES
 
 FORMAT = "%(asctime)s %(process)d %(levelname)-7s %(name)s: %(message)s"
 
@@ -63,8 +64,8 @@ class LogObserver(Observers):
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
         self._log.info("round %d, try %d, at %.3f s: %d devices asked", round, attempt + 1, virtual_time, selected)
 
-    def round_finished(self, row: Mapping[str, Any]) -> None:
-        self._log.info("round %s finished: %s", row["round"], {key: row[key] for key in _TOLD if key in row})
+    def round_finished(self, row: Row) -> None:
+        self._log.info("round %s finished: %s", row.round, {column: getattr(row, column) for column in _TOLD})
 
     def server_job(self, name: str, round: int, step: int, steps: int) -> None:
         """Once for each tenth of a job's steps."""
@@ -85,7 +86,5 @@ class LogObserver(Observers):
 
 
 _WARNINGS = ("server_job_died", "pictures_failed")
-_TOLD = (
-    *("accuracy", "loss", "accepted", "cancelled", "late", "dropped", "failed", "rejected"),
-    *("round_seconds", "server_seconds"),
-)
+_TOLD = ("accuracy", "loss", *OUTCOMES, "round_seconds", "server_seconds")
+"""The columns of a row that the log gets."""

@@ -11,7 +11,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from fedemu.coordinator.record.row import Row
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.messages import OUTCOMES
 
 ROUND_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 TRAIN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0)
@@ -69,7 +71,7 @@ class CoordinatorMetrics:
         self._job_step = gauge("fedemu_server_job_step", "Steps done of the server job under way or last run.", "job")
         self._job_steps = gauge("fedemu_server_job_steps", "Steps that it takes at most.", "job")
         self._job_seconds = counter("fedemu_server_job_seconds", "Real time that rounds spent on server jobs.")
-        for outcome in ("accepted", "late", "dropped", "failed", "rejected", "cancelled"):
+        for outcome in OUTCOMES:
             self._results.labels(outcome)
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
@@ -77,24 +79,28 @@ class CoordinatorMetrics:
         if attempt:
             self._retries.inc()
 
-    def round_finished(self, row: Mapping[str, Any]) -> None:
-        self._round.set(row["round"])
-        self._period.set(row.get("task") or 0)
-        self._duration.observe(row.get("round_seconds") or 0.0)
-        self._job_seconds.inc(row.get("server_seconds") or 0.0)
-        self._virtual_time.set(row["virtual_time"])
-        for direction in ("down", "up"):
-            for key, kind in ((f"bytes_{direction}", "emulated"), (f"wire_bytes_{direction}", "wire")):
-                self._bytes.labels(direction, kind).inc(row.get(key) or 0)
-        for key, metric in (
-            ("accuracy", self._accuracy),
-            ("loss", self._loss),
-            ("round_forgetting", self._round_forgetting),
+    def round_finished(self, row: Row) -> None:
+        self._round.set(row.round)
+        self._period.set(row.task or 0)
+        self._duration.observe(row.round_seconds or 0.0)
+        self._job_seconds.inc(row.server_seconds or 0.0)
+        self._virtual_time.set(row.virtual_time or 0.0)
+        for direction, kind, size in (
+            ("down", "emulated", row.bytes_down),
+            ("down", "wire", row.wire_bytes_down),
+            ("up", "emulated", row.bytes_up),
+            ("up", "wire", row.wire_bytes_up),
         ):
-            if row.get(key) is not None:
-                metric.set(row[key])
-        for column, by in (("class_accuracy", self._class_accuracy), ("period_accuracy", self._period_accuracy)):
-            for label, value in enumerate(row.get(column) or ()):
+            self._bytes.labels(direction, kind).inc(size or 0)
+        for metric, value in (
+            (self._accuracy, row.accuracy),
+            (self._loss, row.loss),
+            (self._round_forgetting, row.round_forgetting),
+        ):
+            if value is not None:
+                metric.set(value)
+        for by, values in ((self._class_accuracy, row.class_accuracy), (self._period_accuracy, row.period_accuracy)):
+            for label, value in enumerate(values or ()):
                 if value is not None:
                     by.labels(str(label)).set(value)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from fedemu.ops.figures import OUTCOMES, span
+from fedemu.coordinator.record.row import Row
+from fedemu.ops.figures import span
 
 WINDOW = 10
 """Rounds over which the throughput and the time left are averaged."""
@@ -74,7 +74,7 @@ class Progress:
     job: JobProgress | None = None
     states: dict[str, int] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
-    last_row: Mapping[str, Any] = field(default_factory=dict)
+    last_row: Row | None = None
 
     def __post_init__(self) -> None:
         self.began = self.clock()
@@ -95,20 +95,15 @@ class Progress:
         if name == "server_job":
             self.job = None
 
-    def round_finished(self, row: Mapping[str, Any]) -> None:
-        self.round = int(row["round"])
-        self.virtual_time = float(row.get("virtual_time") or 0.0)
-        if row.get("accuracy") is not None:
-            self.accuracy = float(row["accuracy"])
-            self.best = max(self.best or 0.0, self.accuracy)
-        if row.get("loss") is not None:
-            self.loss = float(row["loss"])
-        if row.get("perplexity") is not None:
-            self.perplexity = float(row["perplexity"])
-        self.period = int(row.get("task") or 0)
-        self.periods = max(self.periods, len(row.get("period_accuracy") or ()))
-        for outcome in OUTCOMES:
-            self.outcomes[outcome] += int(row.get(outcome) or 0)
+    def round_finished(self, row: Row) -> None:
+        self.round = row.round
+        self.virtual_time = row.virtual_time or 0.0
+        if row.accuracy is not None:
+            self.accuracy, self.loss, self.perplexity = row.accuracy, row.loss, row.perplexity
+            self.best = max(self.best or 0.0, row.accuracy)
+        self.period = row.task or 0
+        self.periods = max(self.periods, len(row.period_accuracy or ()))
+        self.outcomes.update(row.outcomes)
         self.last_row = row
         self._finished.append((self.clock(), self.outcomes["accepted"]))
 

@@ -361,7 +361,10 @@ async def network() -> AsyncIterator[MemoryNetwork]:
 def make_plan(network: MemoryNetwork, tmp_path: Path) -> Callable[..., CoordinatorPlan]:
     """A plan of 4 rounds with 6 devices, 3 replies wanted; settings and the script's wishes may be given by name."""
 
-    def make(directory: str = "run", resume: bool = False, **more: Any) -> CoordinatorPlan:
+    def make(directory: str = "run", **more: Any) -> CoordinatorPlan:
+        folder = tmp_path / directory
+        folder.mkdir(exist_ok=True)
+        (folder / "config.toml").touch()
         known = {name: more.pop(name) for name in list(more) if name in Settings.__dataclass_fields__}
         script = {name: more.pop(name) for name in ("asks", "cohort", "job") if name in more}
         settings = Settings(
@@ -379,9 +382,7 @@ def make_plan(network: MemoryNetwork, tmp_path: Path) -> Callable[..., Coordinat
             partition=b"\x00" * 8,
             data=Digest("0" * 64),
             classes=2,
-            directory=tmp_path / directory,
-            config="name = 'test'\n",
-            resume=resume,
+            directory=folder,
         )
         return replace(plan, **more)
 

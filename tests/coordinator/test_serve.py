@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
-from fedemu.coordinator.record.run_directory import Run, read_run
+from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.record.run import Run, read_run
 from fedemu.coordinator.serve import serve
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN
@@ -31,8 +32,6 @@ from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 MakePlan = Callable[..., CoordinatorPlan]
 MakeFleet = Callable[..., Any]
-
-OUTCOMES = ("accepted", "dropped", "late", "cancelled", "failed", "rejected")
 
 
 class Raw(wire.Message):
@@ -48,7 +47,7 @@ class Watcher(Observers):
     def __init__(self) -> None:
         super().__init__()
         self.started: list[tuple[int, int, float, int]] = []
-        self.rows: list[Mapping[str, Any]] = []
+        self.rows: list[Row] = []
         self.outcomes: Counter[str] = Counter()
         self.events: Counter[str] = Counter()
         self.steps: list[tuple[str, int, int, int]] = []
@@ -58,7 +57,7 @@ class Watcher(Observers):
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
         self.started.append((round, attempt, virtual_time, selected))
 
-    def round_finished(self, row: Mapping[str, Any]) -> None:
+    def round_finished(self, row: Row) -> None:
         self.rows.append(row)
 
     def device_result(self, outcome: str) -> None:
@@ -92,7 +91,7 @@ async def run(plan: CoordinatorPlan) -> tuple[Any, Run]:
     summary = await asyncio.wait_for(serve(plan), 60)
     left = read_run(plan.directory)
     for row in left.rows:
-        assert row["selected"] == sum(row[outcome] for outcome in OUTCOMES)
+        assert row.selected == sum(row.outcomes.values())
     return summary, left
 
 
@@ -109,14 +108,13 @@ async def test_a_run_completes_and_leaves_its_results(make_plan: MakePlan, make_
     summary, left = await run(plan)
     assert (summary.outcome, summary.rounds, summary.perturbed) == ("completed", 4, False)
     first = left.rows[0]
-    assert (first["selected"], first["accepted"], first["cancelled"]) == (4, 3, 1)
-    assert (first["task"], first["attempts"], first["online"]) == (0, 1, 6)
-    assert [row["round"] for row in left.rows] == [1, 2, 3, 4]
+    assert (first.selected, first.accepted, first.cancelled) == (4, 3, 1)
+    assert (first.task, first.attempts, first.online) == (0, 1, 6)
+    assert [row.round for row in left.rows] == [1, 2, 3, 4]
     assert fleet.stopped == {-1, 0, 1, 2, 3, 4, 5}
     assert left.summary is not None
     assert left.summary["model_digest"] == summary.model_digest
     assert (plan.directory / "model.safetensors").is_file()
-    assert left.config == "name = 'test'\n"
 
 
 async def test_the_fold_is_the_weighted_mean_of_the_first_to_finish(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
@@ -124,10 +122,10 @@ async def test_the_fold_is_the_weighted_mean_of_the_first_to_finish(make_plan: M
     plan = make_plan(devices=4, rounds=1, evaluate_every=5)
     _, left = await run(plan)
     # Devices 3, 2 and 1 finish first, with 1, 3 and 2 examples, and add 4/8, 3/8 and 2/8.
-    assert left.rows[0]["loss"] == pytest.approx((1 * 4 + 3 * 3 + 2 * 2) / 8 / 6)
-    assert left.rows[0]["virtual_time"] == 39.0
-    assert left.rows[0]["device_metrics"] == {"loss": 2.0}
-    assert left.rows[0]["device_seconds"] == (2.0 + 1.5 + 1.0) / 3
+    assert left.rows[0].loss == pytest.approx((1 * 4 + 3 * 3 + 2 * 2) / 8 / 6)
+    assert left.rows[0].virtual_time == 39.0
+    assert left.rows[0].device_metrics == {"loss": 2.0}
+    assert left.rows[0].device_seconds == (2.0 + 1.5 + 1.0) / 3
 
 
 async def test_every_outcome_is_counted_where_it_belongs(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
@@ -147,10 +145,10 @@ async def test_every_outcome_is_counted_where_it_belongs(make_plan: MakePlan, ma
     plan = make_plan(devices=10, per_round=3, over_selection=4.0, rounds=1)
     summary, left = await run(plan)
     row = left.rows[0]
-    assert {outcome: row[outcome] for outcome in OUTCOMES} == {
+    assert row.outcomes == {
         "accepted": 3, "dropped": 1, "late": 0, "cancelled": 2, "failed": 2, "rejected": 2,
     }  # fmt: skip
-    assert row["virtual_time"] == 15.0
+    assert row.virtual_time == 15.0
     assert not summary.perturbed
     first = {index: device.answers[0] for index, device in fleet.devices.items() if device.answers}
     assert [first[index].type for index in (0, 2, 7, 8)] == ["invalid", "accepted", "cancel", "cancel"]
@@ -187,7 +185,7 @@ async def test_with_nobody_on_line_the_clock_jumps_and_presence_is_asked_for_eve
 
     make_fleet(3, presence=presence)
     _, left = await run(make_plan(devices=3, per_round=3, over_selection=1.0, rounds=3, quorum=1.0))
-    assert [row["virtual_time"] for row in left.rows] == [5 * day + 12, 5 * day + 24, 20 * day + 12]
+    assert [row.virtual_time for row in left.rows] == [5 * day + 12, 5 * day + 24, 20 * day + 12]
     assert set(asked) == {day * 2**power for power in range(6)}
 
 
@@ -204,8 +202,8 @@ async def test_a_round_with_too_few_replies_starts_again_with_another_cohort(
     summary, left = await run(make_plan(devices=3, per_round=3, quorum=1.0, rounds=2))
     assert summary.outcome == "completed"
     row = left.rows[1]
-    assert (row["attempts"], row["selected"], row["accepted"], row["late"]) == (2, 6, 5, 1)
-    assert row["virtual_time"] == 12.0 + 600.0 + 12.0
+    assert (row.attempts, row.selected, row.accepted, row.late) == (2, 6, 5, 1)
+    assert row.virtual_time == 12.0 + 600.0 + 12.0
     # What was accepted in the first attempt does not count: the second starts from where the first did.
     assert states == {"1.0.0": {None}, "2.0.0": {"1.0.0"}, "2.1.0": {"1.0.0"}}
     assert [(e["round"], e["attempt"], e["accepted"], e["needed"]) for e in events(left, "retry")] == [(2, 0, 2, 3)]
@@ -227,7 +225,7 @@ async def test_a_run_without_quorum_ends_with_an_error_and_its_last_round(
 async def test_a_run_whose_checkpoint_is_gone_is_not_started_over(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
     make_fleet()
     await run(make_plan(rounds=3))
-    plan = make_plan(rounds=4, resume=True, network=MemoryNetwork())
+    plan = make_plan(rounds=4, network=MemoryNetwork())
     for file in (plan.directory / "checkpoint").iterdir():
         file.unlink()
     with pytest.raises(ConfigurationError, match="played 3 rounds, but its checkpoint is gone"):
@@ -266,7 +264,7 @@ async def test_every_ask_of_a_script_is_an_exchange_of_its_own(make_plan: MakePl
     plan = make_plan(rounds=2, asks=2)
     _, left = await run(plan)
     assert asks == {"1.0.0", "1.0.1", "2.0.0", "2.0.1"}
-    assert [(row["selected"], row["attempts"], row["virtual_time"]) for row in left.rows] == [
+    assert [(row.selected, row.attempts, row.virtual_time) for row in left.rows] == [
         (8, 1, 20.0),
         (8, 1, 40.0),
     ]
@@ -300,15 +298,15 @@ async def test_other_cohorts_take_everyone_who_is_on_line_and_replies(
     plan = make_plan(devices=5, per_round=2, rounds=1, cohort=cohort)
     _, left = await run(plan)
     assert sorted(seen) == asked
-    assert (left.rows[0]["accepted"], left.rows[0]["rejected"]) == (accepted, 1)
-    assert left.rows[0]["virtual_time"] == 600.0
+    assert (left.rows[0].accepted, left.rows[0].rejected) == (accepted, 1)
+    assert left.rows[0].virtual_time == 600.0
 
 
 async def test_it_says_that_it_has_opened_unless_no_round_is_left(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
     opened: list[str] = []
     make_fleet()
     await run(make_plan(opened=lambda: opened.append("first")))
-    await run(make_plan(resume=True, network=MemoryNetwork(), opened=lambda: opened.append("again")))
+    await run(make_plan(network=MemoryNetwork(), opened=lambda: opened.append("again")))
     assert opened == ["first"]
 
 
@@ -326,7 +324,7 @@ async def test_a_server_job_of_a_round_is_done_once_however_often_the_round_is_t
     make_fleet(script=lambda index, work: act(900.0 if work.ask == "1.0.1" else 10.0))
     plan = make_plan(rounds=1, job=job)
     _, left = await run(plan)
-    assert left.rows[0]["attempts"] == 2
+    assert left.rows[0].attempts == 2
     assert [carry["x"].item() for carry in plan.algorithm.carries] == [3.0, 3.0]  # type: ignore[attr-defined]
     assert log.read_text() == "0 1 2 "
 
@@ -345,8 +343,8 @@ async def test_a_server_job_is_seen_to_advance_and_its_end_is_an_event(
     assert [step for _, round, step, _ in watcher.steps if round == 2][-1] == 4
     ends = events(left, "server_job")
     assert [(end["job"], end["round"], end["steps"]) for end in ends] == [("distil", 1, 4), ("distil", 2, 4)]
-    assert [row["server_seconds"] for row in left.rows] == [end["seconds"] for end in ends]
-    assert all(0 < row["server_seconds"] < row["coordinator_seconds"] < row["round_seconds"] for row in left.rows)
+    assert [row.server_seconds for row in left.rows] == [end["seconds"] for end in ends]
+    assert all(0 < row.server_seconds < row.coordinator_seconds < row.round_seconds for row in left.rows)
 
 
 async def test_devices_stay_alive_through_a_long_server_job_and_one_that_falls_silent_is_noticed(
@@ -373,7 +371,7 @@ async def test_devices_stay_alive_through_a_long_server_job_and_one_that_falls_s
     summary, left = await running
     assert [event["device"] for event in events(left, "silence")] == [4]
     assert (summary.outcome, summary.perturbed) == ("completed", False)
-    assert left.rows[0]["server_seconds"] > 0.5
+    assert left.rows[0].server_seconds > 0.5
     assert watcher.steps[0] == ("distil", 1, 0, 1)
 
 
@@ -408,7 +406,7 @@ async def test_downloads_are_charged_by_what_a_device_has_seen(make_plan: MakePl
     _, left = await run(make_plan(devices=2, per_round=2, rounds=2, attempts=2))
     assert list(sizes) == ["1.0.0", "2.0.0", "2.1.0"]
     size = max(sizes["1.0.0"])
-    assert [(row["bytes_down"], row["bytes_up"]) for row in left.rows] == [(2 * size, 32), (2 * size, 32)]
+    assert [(row.bytes_down, row.bytes_up) for row in left.rows] == [(2 * size, 32), (2 * size, 32)]
 
 
 # ── determinism and recovery ──────────────────────────────────────────────────
@@ -484,8 +482,8 @@ async def test_a_coordinator_that_is_killed_and_resumed_ends_with_the_same_model
     first.cancel()
     await asyncio.wait({first})
     granted = fleet.granted
-    summary, left = await run(make_plan(resume=True, **BIG))
-    assert [row["round"] for row in left.rows] == list(range(1, 9))
+    summary, left = await run(make_plan(**BIG))
+    assert [row.round for row in left.rows] == list(range(1, 9))
     assert (summary.model_digest, summary.perturbed, summary.rounds) == (digest, False, 8)
     assert granted is None or fleet.granted.lease == granted.lease
 
@@ -497,14 +495,14 @@ async def test_a_finished_run_can_go_on_with_more_rounds(make_plan: MakePlan, ma
     lease = json.loads((make_plan().directory / "checkpoint" / "leases.jsonl").read_text())["grant"]
     network = MemoryNetwork()
     make_fleet(12, script=churn, network=network, lease=lease)
-    summary, _ = await run(make_plan(resume=True, network=network, **BIG))
+    summary, _ = await run(make_plan(network=network, **BIG))
     assert summary.model_digest == digest
 
 
 async def test_resuming_a_run_that_is_finished_needs_no_fleet(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
     make_fleet()
     first, _ = await run(make_plan())
-    again, _ = await run(make_plan(resume=True, network=MemoryNetwork()))
+    again, _ = await run(make_plan(network=MemoryNetwork()))
     assert (again.model_digest, again.outcome, again.rounds) == (first.model_digest, "completed", 4)
 
 
@@ -514,8 +512,8 @@ async def test_who_never_comes_back_has_failed_and_the_run_is_perturbed(
     fleet = make_fleet(script=lambda index, work: act(10.0 + index, reply="silent" if index == 0 else "good"))
     plan = make_plan(devices=6, per_round=6, over_selection=1.0, rounds=3, give_up=2.5, answer_timeout=2.5)
     summary, left = await run(plan)
-    assert [(row["selected"], row["accepted"], row["failed"]) for row in left.rows] == [(6, 5, 1), (5, 5, 0), (5, 5, 0)]
-    assert left.rows[0]["virtual_time"] == 600.0
+    assert [(row.selected, row.accepted, row.failed) for row in left.rows] == [(6, 5, 1), (5, 5, 0), (5, 5, 0)]
+    assert left.rows[0].virtual_time == 600.0
     assert summary.perturbed
     assert fleet.devices[0].verdicts == {}
     assert [(event["device"], event["ask"]) for event in events(left, "given_up")] == [(0, "1.0.0")]
@@ -533,7 +531,7 @@ async def test_presence_that_is_not_announced_in_time_perturbs_and_loses_the_dev
 
     fleet = make_fleet(3, script=lambda index, work: act(5.0 + index), presence=presence)
     summary, left = await run(make_plan(devices=3, per_round=2, over_selection=2.0, rounds=2, give_up=3.0))
-    assert [row["selected"] for row in left.rows] == [3, 2]
+    assert [row.selected for row in left.rows] == [3, 2]
     assert summary.perturbed
     assert [event["device"] for event in events(left, "given_up")] == [0]
 
@@ -586,7 +584,7 @@ async def test_a_second_result_is_answered_with_the_first_verdict(make_plan: Mak
     fleet.devices[0].dealer.send(wire.Result(ask="1.0.0", examples=9, steps=1, metrics={}, seconds=99.0, tensors=()))
     fleet.devices[0].dealer.send(wire.Result(ask="0.0.7", examples=9, steps=1, metrics={}, tensors=()))
     _, left = await running
-    assert [row["device_seconds"] for row in left.rows] == [(0.5 + 1.0) / 2] * 3
+    assert [row.device_seconds for row in left.rows] == [(0.5 + 1.0) / 2] * 3
     assert wire.Duplicate(ask="1.0.0", verdict="accepted") in fleet.devices[0].answers
     assert wire.Late(ask="0.0.7") in fleet.devices[0].answers
 
@@ -654,7 +652,7 @@ async def test_a_signal_stops_the_run_with_a_checkpoint_to_go_on_from(
     assert (left.summary["outcome"], left.summary["rounds"]) == ("interrupted", len(left.rows))
     assert -1 in fleet.stopped
     fleet.stopped.clear()
-    summary, _ = await run(make_plan(resume=True, **BIG))
+    summary, _ = await run(make_plan(**BIG))
     assert summary.model_digest == digest
 
 
@@ -665,8 +663,8 @@ async def test_under_the_wall_clock_the_first_results_to_arrive_count(
     plan = make_plan(clock="wall", devices=4, per_round=4, over_selection=1.0, rounds=1, deadline=2.5)
     summary, left = await run(plan)
     assert summary.outcome == "completed"
-    assert [(row["accepted"], row["late"]) for row in left.rows] == [(3, 1)]
-    assert left.rows[0]["virtual_time"] >= 2.5
+    assert [(row.accepted, row.late) for row in left.rows] == [(3, 1)]
+    assert left.rows[0].virtual_time >= 2.5
     assert fleet.devices[3].answers == [wire.Late(ask="1.0.0")]
 
 
@@ -674,12 +672,12 @@ async def test_observers_hear_of_rounds_outcomes_and_events(make_plan: MakePlan,
     make_fleet()
     seen = Watcher()
     _, left = await run(make_plan(observers=(seen,), rounds=2))
-    assert seen.started == [(1, 0, 0.0, 4), (2, 0, left.rows[0]["virtual_time"], 4)]
-    assert [row["round"] for row in seen.rows] == [1, 2]
+    assert seen.started == [(1, 0, 0.0, 4), (2, 0, left.rows[0].virtual_time, 4)]
+    assert seen.rows == list(left.rows)
     assert seen.outcomes == {"accepted": 6, "cancelled": 2}
     assert {"enroll", "join", "fleet_complete", "checkpoint"} <= set(seen.events)
     assert [event["round"] for event in events(left, "checkpoint")] == [1, 2]
-    assert seen.bytes["wire", "up"] == sum(row["wire_bytes_up"] for row in left.rows) > 0
+    assert seen.bytes["wire", "up"] == sum(row.wire_bytes_up for row in left.rows) > 0
 
 
 async def test_a_script_that_yields_something_else_ends_the_run_with_a_sentence(
@@ -707,8 +705,8 @@ async def test_asking_twice_for_places_is_one_event(make_plan: MakePlan, make_fl
 async def test_evaluation_is_done_as_often_as_asked_and_at_the_end(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
     make_fleet()
     _, left = await run(make_plan(rounds=5, evaluate_every=2))
-    assert [row["accuracy"] is not None for row in left.rows] == [False, True, False, True, True]
-    assert [row["round_forgetting"] for row in left.rows] == [None, None, None, 0.0, 0.0]
+    assert [row.accuracy is not None for row in left.rows] == [False, True, False, True, True]
+    assert [row.round_forgetting for row in left.rows] == [None, None, None, 0.0, 0.0]
 
 
 async def test_the_model_in_the_directory_is_the_one_that_was_evaluated(
@@ -718,5 +716,5 @@ async def test_the_model_in_the_directory_is_the_one_that_was_evaluated(
     plan = make_plan()
     _, left = await run(plan)
     model = load_file(plan.directory / "model.safetensors")
-    assert float(model["w"][0]) == left.rows[-1]["loss"]
+    assert float(model["w"][0]) == left.rows[-1].loss
     assert torch.equal(model["w"], model["w"][0].expand(3))

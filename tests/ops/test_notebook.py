@@ -30,7 +30,7 @@ async def test_a_run_works_beside_a_running_loop_and_gives_its_results(capfd: py
     results = fedemu.run(TINY, out="here", transport="memory", rounds=1, local__epochs=1)
     assert results.summary["outcome"] == "completed"
     assert [row["accepted"] for row in results.rows] == [2]
-    assert results.accuracy == results.rows[0]["accuracy"]
+    assert results.accuracy == results.rows[0].accuracy
     assert results.model.exists()
     assert results.report.exists()
     assert "round 1/1" in capfd.readouterr().err

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from fedemu.ops.figures import OUTCOMES, readable_bytes, time_unit
+from fedemu.ops.figures import readable_bytes, time_unit
 from fedemu.ops.pages.style import (
     BLUE,
     GREEN,
@@ -27,6 +27,7 @@ from fedemu.ops.pages.style import (
     round_ticks,
     series,
 )
+from fedemu.protocol.messages import OUTCOMES
 
 OUTCOME_COLOURS = dict(zip(OUTCOMES, (GREEN, GREY, ORANGE, BLUE, RED, PURPLE), strict=True))
 

@@ -24,7 +24,7 @@ from fedemu.coordinator.evaluation.diagnosis import Diagnosis, RoundDiagnosis
 from fedemu.coordinator.evaluation.evaluate import Evaluator
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record import checkpoint
-from fedemu.coordinator.record.run_directory import Run, read_run
+from fedemu.coordinator.record.run import Run, read_run
 from fedemu.coordinator.serve import serve
 from fedemu.protocol import messages as wire
 from fedemu.protocol.errors import ConfigurationError
@@ -267,11 +267,11 @@ async def test_diagnosis_changes_nothing_but_its_log(
     summary, left = await run(diagnosed(network=network))
     assert summary.model_digest == plain_summary.model_digest
     assert not (plain.path / "diagnosis.jsonl").exists()
-    assert {row["local_forgetting"] for row in plain.rows} == {None}
+    assert {row.local_forgetting for row in plain.rows} == {None}
     assert [line["round"] for line in left.diagnosis] == [1, 2, 3, 4]
     for row, line in zip(left.rows, left.diagnosis, strict=True):
-        assert row["local_forgetting"] == line["local_forgetting"]
-        assert row["aggregation_forgetting"] == line["aggregation_forgetting"]
+        assert row.local_forgetting == line["local_forgetting"]
+        assert row.aggregation_forgetting == line["aggregation_forgetting"]
         assert line["locals"]["class_accuracy"][0][2] is None
     for line, following in zip(left.diagnosis, left.diagnosis[1:], strict=False):
         assert line["after"] == following["before"]
@@ -291,7 +291,7 @@ async def test_rounds_are_diagnosed_every_so_often_and_at_the_end(diagnosed: Mak
     make_fleet()
     _, left = await run(diagnosed(rounds=5, diagnose_every=3))
     assert [line["round"] for line in left.diagnosis] == [3, 5]
-    assert [row["local_forgetting"] is None for row in left.rows] == [True, True, False, True, False]
+    assert [row.local_forgetting is None for row in left.rows] == [True, True, False, True, False]
 
 
 async def test_programs_that_do_not_tell_their_model_are_skipped(diagnosed: MakePlan, make_fleet: MakeFleet) -> None:
@@ -309,7 +309,7 @@ async def test_a_round_that_started_again_is_measured_by_its_last_attempt(
     # The first attempt gets through its first ask, and fails at the second.
     make_fleet(script=lambda i, work: act(900.0 if work.ask == "1.0.1" else 10.0))
     _, left = await run(diagnosed(rounds=1, asks=2, quorum=1.0))
-    assert left.rows[0]["attempts"] == 2
+    assert left.rows[0].attempts == 2
     [line] = left.diagnosis
     assert len(line["devices"]) == 3
 
@@ -327,7 +327,7 @@ async def test_a_run_that_is_killed_and_resumed_leaves_the_same_lines(
             await asyncio.sleep(0.002)
     first.cancel()
     await asyncio.wait({first})
-    _, left = await run(diagnosed(resume=True))
+    _, left = await run(diagnosed())
     assert left.diagnosis == whole.diagnosis
 
 
@@ -350,5 +350,5 @@ async def test_a_line_whose_checkpoint_was_not_written_is_written_once(
     monkeypatch.undo()
     network = MemoryNetwork()
     make_fleet(network=network, lease=fleet.granted.lease)
-    _, left = await run(diagnosed(rounds=3, resume=True, network=network))
+    _, left = await run(diagnosed(rounds=3, network=network))
     assert [line["round"] for line in left.diagnosis] == [1, 2, 3]

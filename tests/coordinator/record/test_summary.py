@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.summary import TOTALS, machine, summarize, versions
 
 FACTS = {"name": "digits", "outcome": "completed", "seed": 3, "model_digest": "00"}
@@ -16,7 +17,7 @@ def test_a_summary_adds_up_rows_and_finds_the_best():
         {"round": 3, "accuracy": 0.75, "class_accuracy": [1.0, 0.5], "selected": 4, "bytes_up": 5},
         {"round": 4, "accuracy": 0.25, "class_accuracy": [0.5, None], "virtual_time": 60.0, "wall_time": 1.5},
     ]
-    summary = summarize(rows, **FACTS)
+    summary = summarize(tuple(map(Row.read, rows)), **FACTS)
     assert (summary.rounds, summary.final_accuracy, summary.best_accuracy) == (4, 0.25, 0.75)
     assert summary.forgetting == 0.5
     assert {key: summary.totals[key] for key in ("selected", "late", "bytes_up")} == {
@@ -34,19 +35,14 @@ def test_a_summary_of_no_rounds_knows_nothing():
     assert (summary.virtual_time, summary.wall_time) == (5.0, 0.0)
 
 
-def period_row(round: int, task: int, accuracy: list, loss: list | None = None, **more) -> dict:
-    return {
-        "round": round,
-        "task": task,
-        "period_accuracy": accuracy,
-        "period_loss": loss or [1.0] * len(accuracy),
-    } | more
+def period_row(round: int, task: int, accuracy: list, loss: list | None = None, **more) -> Row:
+    return Row(round, task, period_accuracy=accuracy, period_loss=loss or [1.0] * len(accuracy), **more)
 
 
 PERIODS = [
     period_row(1, 0, [0.1, 0.1, 0.1]),
     period_row(2, 0, [0.8, 0.2, 0.1], seen_accuracy=0.8),
-    {"round": 3, "task": 1, "period_accuracy": None, "period_loss": None},
+    Row(round=3, task=1),
     period_row(4, 1, [0.7, 0.9, 0.3], [2.0, 0.5, 3.0], seen_accuracy=0.85),
     period_row(5, 2, [0.6, 0.8, 0.5]),
     period_row(6, 2, [0.5, 0.6, 0.6], [3.0, None, 1.0], seen_accuracy=0.5),
@@ -69,7 +65,7 @@ def test_periods_are_summarised_by_the_last_evaluated_round_of_each():
 
 
 def test_forgetting_and_backward_transfer_are_avalanches_where_a_period_is_done_best_just_after_it_was_learnt():
-    matrix = [row["period_accuracy"] for row in PERIODS if row["round"] in (2, 4, 6)]
+    matrix = [row.period_accuracy for row in PERIODS if row.round in (2, 4, 6)]
     # As StreamForgetting has it: of each earlier experience, the accuracy just after training on it less the last.
     stream_forgetting = np.mean([matrix[k][k] - matrix[-1][k] for k in range(2)])
     found = summarize(PERIODS, **FACTS).periods
@@ -89,8 +85,7 @@ def test_a_run_that_ended_early_is_summarised_by_the_periods_that_it_reached():
 
 
 def test_a_run_without_periods_has_none():
-    assert summarize([{"round": 1, "accuracy": 0.5}], **FACTS).periods is None
-    assert summarize([{"round": 1, "task": 0, "period_accuracy": None}], **FACTS).periods is None
+    assert summarize([Row(round=1, task=0, accuracy=0.5)], **FACTS).periods is None
 
 
 def test_language_is_summarised_by_perplexity():

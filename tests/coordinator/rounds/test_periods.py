@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedemu.coordinator.plan import CoordinatorPlan
-from fedemu.coordinator.record.run_directory import read_run
+from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.serve import serve
 from fedemu.protocol import messages as wire
 from fedemu.protocol.errors import Interrupted
@@ -41,7 +41,7 @@ def periods_of(seconds: float, rounds: int = 2) -> dict[str, Any]:
 
 
 def rows(plan: CoordinatorPlan) -> list[tuple[int, float]]:
-    return [(row["task"], row["virtual_time"]) for row in read_run(plan.directory).rows]
+    return [(row.task, row.virtual_time) for row in read_run(plan.directory).rows]
 
 
 async def test_the_virtual_clock_jumps_to_the_beginning_of_a_period(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
@@ -71,7 +71,7 @@ async def test_a_resumed_run_begins_its_periods_at_the_same_times(
     lease = json.loads((plan.directory / "checkpoint" / "leases.jsonl").read_text())["grant"]
     network = MemoryNetwork()
     make_fleet(script=starts, network=network, lease=lease)
-    plan = make_plan(resume=True, network=network, rounds=5, **periods_of(1000.0))
+    plan = make_plan(network=network, rounds=5, **periods_of(1000.0))
     await asyncio.wait_for(serve(plan), 60)
     assert starts.of_round == {1: 0.0, 2: 10.0, 3: 1000.0, 4: 1010.0, 5: 2000.0}
     assert rows(plan)[-1] == (2, 2010.0)

@@ -12,7 +12,7 @@ from typing import Any
 from fedemu.algorithms.interface import Context, Tree
 from fedemu.coordinator.evaluation.evaluate import Evaluation
 from fedemu.coordinator.plan import CoordinatorPlan
-from fedemu.coordinator.record.run_directory import Run, read_run
+from fedemu.coordinator.record.run import Run, read_run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
 
@@ -65,13 +65,13 @@ async def test_the_last_round_of_a_period_and_of_the_run_are_always_evaluated(
     make_fleet()
     judge = PeriodJudge()
     left = await play(make_plan(rounds=5, evaluate_every=4, task_of_round=two_periods, evaluator=judge))
-    assert [row["task"] for row in left.rows] == [0, 0, 1, 1, 1]
-    assert [row["accuracy"] is not None for row in left.rows] == [False, True, False, True, True]
+    assert [row.task for row in left.rows] == [0, 0, 1, 1, 1]
+    assert [row.accuracy is not None for row in left.rows] == [False, True, False, True, True]
     assert judge.asked == [0, 1, 1]
     unknown, known = left.rows[2], left.rows[4]
     columns = ("perplexity", "seen_accuracy", "seen_loss", "period_accuracy", "period_loss")
-    assert [unknown[column] for column in columns] == [None] * 5
-    assert [known[column] for column in columns] == [7.5, 1.0, None, [1.0, 1.0], [2.0, 2.0]]
+    assert [getattr(unknown, column) for column in columns] == [None] * 5
+    assert [getattr(known, column) for column in columns] == [7.5, 1.0, None, (1.0, 1.0), (2.0, 2.0)]
     assert left.summary is not None
     assert left.summary["periods"]["rounds"] == [2, 5]
     assert left.summary["periods"]["accuracy"] == [[1.0, 0.0], [1.0, 1.0]]
@@ -89,29 +89,23 @@ async def test_a_method_is_told_where_a_period_ends_and_its_remarks_are_in_the_r
         (0, False), (0, True), (1, False), (1, False), (1, False),
     ]  # fmt: skip
     # The fake evaluator's loss is the model's first value.
-    assert [row["remarks"] for row in left.rows] == [{"first": [row["loss"]]} for row in left.rows]
+    assert [row.remarks for row in left.rows] == [{"first": [row.loss]} for row in left.rows]
 
 
 async def test_without_periods_their_columns_are_there_and_empty(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
     make_fleet()
     left = await play(make_plan(rounds=2))
     for row in left.rows:
-        assert (row["seen_accuracy"], row["period_accuracy"], row["perplexity"]) == (None, None, None)
-        assert row["remarks"] == {}
+        assert (row.seen_accuracy, row.period_accuracy, row.perplexity) == (None, None, None)
+        assert row.remarks == {}
     assert left.summary is not None
     assert left.summary["periods"] is None
 
 
-def keys(heading: str) -> set[str]:
-    section = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0].partition("\n\n`periods` ")[0]
-    named = re.findall(r"^\| (`[^|]*`) \|", section, re.MULTILINE)
-    return {key for names in named for key in re.findall(r"`(\w+)`", names)}
-
-
-async def test_the_page_names_the_columns_of_a_row_and_the_keys_of_a_summary(
-    make_plan: MakePlan, make_fleet: MakeFleet
-) -> None:
+async def test_the_page_names_the_keys_of_a_summary(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
     make_fleet()
     left = await play(make_plan(rounds=1))
-    assert keys("metrics.jsonl") == set(left.rows[0])
-    assert keys("summary.json") == {field.name for field in fields(Summary)} == set(left.summary or ())
+    section = PAGE.partition("## summary.json\n")[2].partition("\n## ")[0].partition("\n\n`periods` ")[0]
+    named = re.findall(r"^\| (`[^|]*`) \|", section, re.MULTILINE)
+    keys = {key for names in named for key in re.findall(r"`(\w+)`", names)}
+    assert keys == {field.name for field in fields(Summary)} == set(left.summary or ())

@@ -1,4 +1,4 @@
-"""What a round costs in real time: columns that nothing in the run depends on."""
+"""What a round adds up to: its outcomes, its measures, and its real time, on which nothing in the run depends."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from fedemu.algorithms.interface import DeviceReply
+from fedemu.algorithms.interface import Context, DeviceReply
 from fedemu.coordinator.asks.exchange import Contribution
 from fedemu.coordinator.asks.payload import Payload
+from fedemu.coordinator.evaluation.evaluate import Evaluation
 from fedemu.coordinator.plan import CoordinatorPlan
-from fedemu.coordinator.record.run_directory import Run, read_run
+from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.record.run import Run, read_run
 from fedemu.coordinator.rounds.tally import Tally
 from fedemu.coordinator.serve import serve
+from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.ids import DeviceId
 
 MakePlan = Callable[..., CoordinatorPlan]
@@ -29,29 +32,47 @@ def reply(device: int, seconds: float | None) -> Contribution:
     return Contribution(DeviceReply(index, 3, 2, {"loss": 1.0}, None), Payload(index, {}, None), seconds)  # type: ignore[arg-type]
 
 
+def row_of(tally: Tally, **known: Any) -> Row:
+    """The row of a round that began after 1 s and ends after 5.5 s, in which 30 bytes were sent and 7 received."""
+    context = Context(round=3, task=1, seed=0, classes=2)
+    clock = iter([0.0, *[4.5] * 9])
+    return tally.row(context, Timeline("virtual", 60.0, 1.0, lambda: next(clock)), (130, 27), **known)
+
+
 def test_a_devices_replies_add_up_and_the_mean_is_over_devices_that_told() -> None:
-    tally = Tally(server_seconds=0.25, waited=3.0)
+    tally = Tally(began=1.0, wire=(100, 20), server_seconds=0.25, waited=3.0)
     for contribution in (reply(4, 1.0), reply(7, 0.5), reply(4, 2.0), reply(9, None)):
         tally.count(contribution)
-    assert tally.real_times(4.5) == {
-        "round_seconds": 4.5,
-        "server_seconds": 0.25,
-        "coordinator_seconds": 1.5,
-        "device_seconds": (3.0 + 0.5) / 2,
-    }
+    row = row_of(tally)
+    assert (row.round_seconds, row.server_seconds, row.coordinator_seconds) == (4.5, 0.25, 1.5)
+    assert (row.device_seconds, row.device_metrics) == ((3.0 + 0.5) / 2, {"loss": 1.0})
+    assert (row.virtual_time, row.wall_time) == (60.0, 5.5)
+    assert (row.wire_bytes_down, row.wire_bytes_up) == (30, 7)
 
 
 def test_a_round_in_which_nobody_told_has_no_time_of_devices() -> None:
     tally = Tally()
     tally.count(reply(4, None))
-    assert tally.real_times(1.0)["device_seconds"] is None
+    assert row_of(tally).device_seconds is None
+
+
+def test_a_round_that_was_not_evaluated_has_no_measures() -> None:
+    row = row_of(Tally(), before=(0.5, 0.5), diagnosis={"local_forgetting": 0.25})
+    assert (row.accuracy, row.class_accuracy, row.period_loss, row.round_forgetting) == (None, None, None, None)
+    assert (row.local_forgetting, row.aggregation_forgetting, row.remarks) == (0.25, None, {})
+
+
+def test_an_evaluation_is_compared_with_the_one_before() -> None:
+    found = Evaluation(0.5, 2.0, (0.25, 1.0), (2.0, 2.0))
+    assert row_of(Tally(), evaluation=found).round_forgetting is None
+    assert row_of(Tally(), evaluation=found, before=(0.75, 0.5)).round_forgetting == 0.25
 
 
 async def test_every_ask_of_a_round_counts(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
     make_fleet(2)
     plan = make_plan(devices=2, per_round=2, over_selection=1.0, rounds=2, asks=3)
     _, left = await play(plan)
-    assert [row["device_seconds"] for row in left.rows] == [3 * (0.5 + 1.0) / 2] * 2
+    assert [row.device_seconds for row in left.rows] == [3 * (0.5 + 1.0) / 2] * 2
 
 
 async def test_the_model_does_not_depend_on_what_devices_say_of_their_time(
@@ -63,4 +84,4 @@ async def test_the_model_does_not_depend_on_what_devices_say_of_their_time(
     make_fleet(seconds=None)
     untold, left = await play(make_plan("untold"))
     assert untold == told
-    assert [row["device_seconds"] for row in left.rows] == [None] * 4
+    assert [row.device_seconds for row in left.rows] == [None] * 4

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedemu.coordinator.record.run_directory import RunDirectory, read_generated
+from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.record.run import read_generated
+from fedemu.coordinator.record.run_directory import RunDirectory, claim_folder
 from fedemu.ops.report import report
 from fedemu.ops.report.generated import generated_plots, generator_table, missing_pictures
 from fedemu.ops.report.plots.generated import samples_of_task
@@ -112,14 +114,15 @@ def test_a_line_tells_how_good_each_tasks_generator_is() -> None:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(report, "PLOTS", {})
+    claim_folder(tmp_path / "run")
+    (tmp_path / "run" / "config.toml").write_text('name = "digits"\n')
     with RunDirectory(tmp_path / "run") as directory:
-        directory.write_config("")
-        directory.metrics({"round": 2, "task": 1, "remarks": {"generator": JUDGED}})
+        directory.metrics(Row(round=2, task=1, remarks={"generator": JUDGED}))
     return tmp_path / "run"
 
 
 def test_a_page_has_pictures_and_figures_of_generators(run: Path) -> None:
-    with RunDirectory(run, resume=True) as directory:
+    with RunDirectory(run) as directory:
         for task in (2, 1):
             directory.generated(task, page([0, 3], 2, list("0123")))
     assert list(read_generated(run)) == [1, 2]
@@ -133,7 +136,7 @@ def test_a_page_has_pictures_and_figures_of_generators(run: Path) -> None:
 
 
 def test_many_classes_take_the_width_of_the_page(run: Path) -> None:
-    with RunDirectory(run, resume=True) as directory:
+    with RunDirectory(run) as directory:
         directory.generated(1, page([0, 3], 2, list("0123456789ab")))
     assert 'class="plots broad"' in write_report(run).read_text()
 
@@ -144,7 +147,7 @@ def test_a_run_that_generates_nothing_has_no_such_section(run: Path) -> None:
 
 
 def test_pictures_that_could_not_be_kept_are_said(run: Path) -> None:
-    with RunDirectory(run, resume=True) as directory:
+    with RunDirectory(run) as directory:
         directory.event("pictures_failed", 1.0, 1.0, task=3, detail="no <space> left")
     text = write_report(run).read_text()
     assert '<p class="bad">There are no pictures of task 3: no &lt;space&gt; left</p>' in text

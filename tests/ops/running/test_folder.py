@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from fedemu.coordinator.record.run_directory import RunDirectory, read_run
+from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.record.run import read_run
+from fedemu.coordinator.record.run_directory import RunDirectory
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import read_frozen
 from fedemu.ops.results.results import Results
@@ -24,8 +26,8 @@ def _in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 
 def write_row(directory: Path, round: int) -> None:
-    with RunDirectory(directory, resume=True) as run:
-        run.metrics({"round": round, "accuracy": 0.5, "accepted": 5})
+    with RunDirectory(directory) as run:
+        run.metrics(Row(round=round, accuracy=0.5, accepted=5))
 
 
 def write_summary(directory: Path, **more: Any) -> None:
@@ -47,8 +49,8 @@ def write_summary(directory: Path, **more: Any) -> None:
 def test_a_claimed_directory_holds_the_experiment_and_can_be_resumed() -> None:
     directory = claim(EXPERIMENT, Path("deep/new"))
     assert read_frozen(directory) == EXPERIMENT
-    with RunDirectory(directory, resume=True) as run:
-        assert run.rows() == []
+    with RunDirectory(directory) as run:
+        assert run.rows() == ()
 
 
 def test_runs_without_a_name_are_numbered() -> None:
@@ -111,9 +113,9 @@ def test_a_completed_run_is_told_in_a_few_lines(capsys: pytest.CaptureFixture[st
 
 def test_periods_and_perplexity_are_told_at_the_end_of_a_run() -> None:
     directory = claim(EXPERIMENT, None)
-    with RunDirectory(directory, resume=True) as run:
-        run.metrics({"round": 1, "accuracy": 0.5, "perplexity": 53.517})
-        run.metrics({"round": 2, "accuracy": None, "perplexity": None})
+    with RunDirectory(directory) as run:
+        run.metrics(Row(round=1, accuracy=0.5, perplexity=53.517))
+        run.metrics(Row(round=2))
     matrix = [[0.8, 0.2, 0.1], [0.5, 0.6, 0.1]]
     measures = {
         "average_accuracy": 0.55,
@@ -132,7 +134,7 @@ def test_periods_and_perplexity_are_told_at_the_end_of_a_run() -> None:
 
 def test_why_a_run_diverged_is_told_and_nothing_where_a_resumed_one_went_on() -> None:
     directory = claim(EXPERIMENT, None)
-    with RunDirectory(directory, resume=True) as run:
+    with RunDirectory(directory) as run:
         run.event("diverged", 1.0, 2.0, detail="3 replies of round 7 were not finite")
     write_summary(directory, outcome="diverged")
     assert Results.read(directory).to_text().splitlines()[1] == "  cause     3 replies of round 7 were not finite"
@@ -187,7 +189,7 @@ def test_results_give_what_a_notebook_wants() -> None:
     write_summary(directory)
     results = Results.read(directory)
     assert results.accuracy == 0.875
-    assert [row["round"] for row in results.rows] == [1]
+    assert [row.round for row in results.rows] == [1]
     assert results.model == directory / "model.safetensors"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedemu.coordinator.record.row import Row
 from fedemu.ops.figures import span
 from fedemu.ops.watching.display import JOB_LINE_SECONDS, LINE_SECONDS, LiveDisplay, PlainDisplay, draw, open_display
 from fedemu.ops.watching.progress import Progress
@@ -20,14 +21,9 @@ class Clock:
         return self.now
 
 
-def row(round: int, accepted: int = 30, **more: Any) -> dict[str, Any]:
-    return {
-        "round": round,
-        "virtual_time": 60.0 * round,
-        "accuracy": 0.5 + round / 100,
-        "loss": 1.5,
-        "accepted": accepted,
-    } | more
+def row(round: int, accepted: int = 30, **more: Any) -> Row:
+    known = {"virtual_time": 60.0 * round, "accuracy": 0.5 + round / 100, "loss": 1.5, "accepted": accepted}
+    return Row(round=round, **known | more)
 
 
 @pytest.fixture
@@ -55,7 +51,7 @@ def test_throughput_and_time_left_follow_the_last_rounds(state: Progress, clock:
 
 def test_the_best_accuracy_is_kept_and_unevaluated_rounds_change_nothing(state: Progress) -> None:
     for round, accuracy in ((1, 0.7), (2, 0.6), (3, None)):
-        state.round_finished(row(round) | {"accuracy": accuracy, "loss": None if accuracy is None else 1.0})
+        state.round_finished(row(round, accuracy=accuracy, loss=None if accuracy is None else 1.0))
     assert (state.accuracy, state.best, state.loss) == (0.6, 0.7, 1.0)
 
 

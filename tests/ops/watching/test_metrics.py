@@ -7,12 +7,14 @@ import re
 import socket
 import subprocess
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from shutil import which
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from fedemu.coordinator.record.row import Row
 from fedemu.ops.watching.metrics import CoordinatorMetrics, Exporter, SupervisorMetrics
 from fedemu.protocol.errors import ConfigurationError
 
@@ -23,19 +25,19 @@ MONITORING = ROOT / "ops" / "watching" / "monitoring"
 def test_a_finished_round_is_counted_once_and_gauges_follow_it() -> None:
     registry = CollectorRegistry()
     metrics = CoordinatorMetrics(registry)
-    row = {
-        "round": 3,
-        "task": 1,
-        "round_seconds": 0.2,
-        "virtual_time": 120.0,
-        "accuracy": 0.5,
-        "class_accuracy": [0.25, None],
-        "period_accuracy": [None, 0.75],
-        "bytes_down": 100,
-        "wire_bytes_up": 7,
-    }
+    row = Row(
+        round=3,
+        task=1,
+        round_seconds=0.2,
+        virtual_time=120.0,
+        accuracy=0.5,
+        class_accuracy=(0.25, None),
+        period_accuracy=(None, 0.75),
+        bytes_down=100,
+        wire_bytes_up=7,
+    )
     metrics.round_finished(row)
-    metrics.round_finished({**row, "round": 4, "accuracy": None})
+    metrics.round_finished(replace(row, round=4, accuracy=None))
     value = registry.get_sample_value
     assert value("fedemu_round") == 4
     assert value("fedemu_period") == 1
@@ -63,7 +65,7 @@ def test_a_server_job_shows_its_step_and_its_time_adds_up() -> None:
     metrics.server_job("distil", 1, 12, 50)
     metrics.server_job("distil", 2, 3, 50)
     for round in (1, 2):
-        metrics.round_finished({"round": round, "virtual_time": 0.0, "server_seconds": 1.5})
+        metrics.round_finished(Row(round=round, virtual_time=0.0, server_seconds=1.5))
     assert registry.get_sample_value("fedemu_server_job_step", {"job": "distil"}) == 3
     assert registry.get_sample_value("fedemu_server_job_steps", {"job": "distil"}) == 50
     assert registry.get_sample_value("fedemu_server_job_seconds_total") == 3.0

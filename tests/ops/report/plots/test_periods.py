@@ -11,7 +11,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from fedemu.coordinator.record.run_directory import Run
+from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.record.run import Run
 from fedemu.ops.pages.style import counted, rendered
 from fedemu.ops.report import report
 from fedemu.ops.report.periods import period_cards, period_table
@@ -46,7 +47,7 @@ def row(round: int, accuracy: Sequence[float | None], **more: Any) -> dict[str, 
 def run(rows: list[dict[str, Any]], *, language: bool = False) -> Run:
     if language:
         rows = [line | {"perplexity": math.exp(line["loss"])} for line in rows]
-    return Run(Path("run"), "", rows, [], None)
+    return Run(Path("run"), "", tuple(map(Row.read, rows)), [], None)
 
 
 def results(*, language: bool = False) -> PeriodResults:

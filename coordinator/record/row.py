@@ -1,0 +1,128 @@
+"""A row: what is known of one finished round, as one line of ``metrics.jsonl``. It is written and read here only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedemu.coordinator.record.json_lines import plain, read_lines
+from fedemu.protocol.messages import OUTCOMES
+
+Values = tuple[float | None, ...]
+"""One number for each class or period; None where there is nothing to measure, such as a class without samples."""
+
+
+@dataclass(frozen=True)
+class Row(Mapping[str, Any]):
+    """One round in numbers. None means "not measured", and that is the only meaning of None.
+
+    A value that is not finite counts as not measured, so a row in memory equals the same row read back from its file.
+    The fields are the columns of ``metrics.jsonl``, in the order of the file. ``docs/run_directory.md`` explains them.
+    Times are seconds, shares are shares of 1.
+    """
+
+    round: int
+    task: int | None = None
+    virtual_time: float | None = None
+    wall_time: float | None = None
+    accuracy: float | None = None
+    loss: float | None = None
+    perplexity: float | None = None
+    class_accuracy: Values | None = None
+    seen_accuracy: float | None = None
+    seen_loss: float | None = None
+    period_accuracy: Values | None = None
+    period_loss: Values | None = None
+    round_forgetting: float | None = None
+    local_forgetting: float | None = None
+    aggregation_forgetting: float | None = None
+    online: int | None = None
+    selected: int | None = None
+    accepted: int | None = None
+    dropped: int | None = None
+    late: int | None = None
+    cancelled: int | None = None
+    failed: int | None = None
+    rejected: int | None = None
+    attempts: int | None = None
+    bytes_down: int | None = None
+    bytes_up: int | None = None
+    device_metrics: Mapping[str, float | None] = field(default_factory=dict)
+    """What the program reported, by name. Empty if it reported nothing."""
+    remarks: Mapping[str, Any] = field(default_factory=dict)
+    """What the method says of the round, by name. Empty if it says nothing."""
+    round_seconds: float | None = None
+    server_seconds: float | None = None
+    coordinator_seconds: float | None = None
+    device_seconds: float | None = None
+    wire_bytes_down: int | None = None
+    wire_bytes_up: int | None = None
+
+    def __post_init__(self) -> None:
+        for column in COLUMNS:
+            value = plain(getattr(self, column))
+            object.__setattr__(self, column, tuple(value) if isinstance(value, list) else value)
+
+    @classmethod
+    def read(cls, line: Mapping[str, Any]) -> Row:
+        """The row that a line of ``metrics.jsonl`` holds, also one of an older version.
+
+        A column that the line lacks is None. A column that this version does not know is ignored. Raises ValueError
+        with one sentence if the line does not tell its round, or holds something else than numbers in a column.
+        """
+        try:
+            return _adapter().validate_python({key: value for key, value in line.items() if value is not None})
+        except ValidationError as error:
+            first = error.errors()[0]
+            column = first["loc"][0] if first["loc"] else "the row"
+            raise ValueError(f"{column} is {line.get(str(column))!r} ({first['msg']})") from error
+
+    # The columns by name, for readers that do not take the fields yet.
+
+    def __getitem__(self, column: str) -> Any:
+        if column not in COLUMNS:
+            raise KeyError(column)
+        return getattr(self, column)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COLUMNS)
+
+    def __len__(self) -> int:
+        return len(COLUMNS)
+
+    def to_json(self) -> dict[str, Any]:
+        """The columns in the order of the file, as JSON knows them."""
+        return {column: getattr(self, column) for column in COLUMNS}
+
+    def number(self, column: str) -> float | None:
+        """The value of a column that holds one number, None if it was not measured. AttributeError for other names."""
+        value: float | None = getattr(self, column)
+        return value
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """How many selected devices ended in each of the six outcomes; 0 where it was not counted."""
+        return {outcome: getattr(self, outcome) or 0 for outcome in OUTCOMES}
+
+
+def read_rows(directory: Path) -> tuple[Row, ...]:
+    """The rows of a run directory, empty before the first round. A line that does not tell its round is left out.
+
+    Raises ConfigurationError for a line that is damaged.
+    """
+    lines = read_lines(directory / "metrics.jsonl", lambda line: None if line.get("round") is None else Row.read(line))
+    return tuple(row for row in lines if row is not None)
+
+
+COLUMNS = tuple(column.name for column in fields(Row))
+"""The columns of ``metrics.jsonl``, in the order of the file."""
+
+
+@cache
+def _adapter() -> TypeAdapter[Row]:
+    return TypeAdapter(Row)

@@ -1,0 +1,78 @@
+"""A run, read back from its directory: what it was told to do, its rows, its events, its summary and its pictures.
+
+``docs/run_directory.md`` is the contract. No torch is imported here.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedemu.coordinator.record.json_lines import read_lines, read_object
+from fedemu.coordinator.record.row import Row, read_rows
+from fedemu.protocol.errors import ConfigurationError
+
+Line = Mapping[str, Any]
+"""One event, or what is known of one diagnosed round."""
+
+_PAGE = ("x", "y", "real", "real_y", "names")
+"""The arrays of a file of ``generated/``."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, finished or not. ``summary`` is None while it is unfinished.
+
+    ``events`` and ``diagnosis`` are the lines of ``events.jsonl`` and ``diagnosis.jsonl``. A run that was not diagnosed
+    has none of the latter.
+    """
+
+    path: Path
+    config: str
+    rows: tuple[Row, ...]
+    events: Sequence[Line]
+    summary: Mapping[str, Any] | None
+    diagnosis: Sequence[Line] = ()
+
+
+def read_run(path: Path) -> Run:
+    """Read a finished or unfinished run. ConfigurationError if ``path`` holds none, or a file of it is damaged."""
+    config = path / "config.toml"
+    if not config.is_file() and not (path / "metrics.jsonl").is_file():
+        raise ConfigurationError(f"{path} holds no run: it has neither config.toml nor metrics.jsonl.")
+    summary = path / "summary.json"
+    try:
+        return Run(
+            path=path,
+            config=config.read_text(encoding="utf-8") if config.is_file() else "",
+            rows=read_rows(path),
+            events=read_lines(path / "events.jsonl"),
+            summary=read_object(summary.read_bytes(), summary) if summary.is_file() else None,
+            diagnosis=read_lines(path / "diagnosis.jsonl"),
+        )
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"The run in {path} cannot be read: {error}") from error
+
+
+def read_generated(path: Path) -> dict[int, dict[str, NDArray[Any]]]:
+    """The pictures of what a run generated, by task in ascending order. ConfigurationError if a file cannot be read.
+
+    Each page has the arrays that ``docs/run_directory.md`` lists under ``generated/``.
+    """
+    pages = {}
+    for file in path.glob("generated/task-*.npz"):
+        try:
+            if not zipfile.is_zipfile(file):
+                raise ValueError("it is no npz file")
+            with np.load(file, allow_pickle=False) as page:
+                pages[int(file.stem.removeprefix("task-"))] = {name: page[name] for name in _PAGE}
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+            raise ConfigurationError(f"{file} cannot be read: {error}; remove it, or leave out the run") from error
+    return dict(sorted(pages.items()))

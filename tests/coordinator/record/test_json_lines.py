@@ -1,0 +1,46 @@
+"""Values on their way to JSON and back."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+
+from fedemu.coordinator.record.json_lines import plain, read_lines, to_line
+
+
+def test_what_json_has_no_word_for_becomes_null_or_plain() -> None:
+    values = {
+        "nan": math.nan,
+        "inf": [-math.inf, {"deep": np.float32("nan")}],
+        "numpy": np.int64(3),
+        "array": np.array([1.0, np.nan]),
+        "path": Path("a/b"),
+        "set": {2, 1},
+    }
+    assert json.loads(to_line(values)) == {
+        "nan": None,
+        "inf": [None, {"deep": None}],
+        "numpy": 3,
+        "array": [1.0, None],
+        "path": "a/b",
+        "set": [1, 2],
+    }
+
+
+def test_plain_keeps_booleans_and_turns_keys_into_text() -> None:
+    assert plain({1: True, "x": None}) == {"1": True, "x": None}
+    assert plain(np.bool_(True)) is True
+
+
+def test_a_value_that_has_a_line_break_stays_on_its_line(tmp_path: Path) -> None:
+    text = "one\ntwo\u2028three"
+    log = tmp_path / "events.jsonl"
+    log.write_bytes(to_line({"detail": text}) + to_line({"detail": "four"}))
+    assert read_lines(log) == [{"detail": text}, {"detail": "four"}]
+
+
+def test_a_log_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
+    assert read_lines(tmp_path / "events.jsonl") == []

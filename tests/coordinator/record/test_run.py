@@ -1,0 +1,59 @@
+"""A run is read back from its directory, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.record.run import read_run
+from fedemu.protocol.errors import ConfigurationError
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "config.toml").write_text('name = "digits"\n')
+    (tmp_path / "metrics.jsonl").write_text('{"round":1}\n')
+    return tmp_path
+
+
+def test_a_run_is_read_finished_or_not(run: Path) -> None:
+    unfinished = read_run(run)
+    assert (unfinished.config, unfinished.rows) == ('name = "digits"\n', (Row(round=1),))
+    assert (unfinished.events, unfinished.diagnosis, unfinished.summary) == ([], [], None)
+    (run / "summary.json").write_text(json.dumps({"rounds": 1}))
+    assert read_run(run).summary == {"rounds": 1}
+
+
+def test_a_last_line_that_is_being_written_does_not_count(run: Path) -> None:
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"round": 2, "accur')
+    assert read_run(run).rows == (Row(round=1),)
+
+
+def test_a_folder_without_a_run_is_not_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="holds no run"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "diagnosis.jsonl"])
+@pytest.mark.parametrize("line", ["nonsense", "[1]", "5", "null", '{"round": 2, "accu'])
+def test_a_damaged_log_is_one_sentence_that_names_the_line(run: Path, name: str, line: str) -> None:
+    (run / name).write_text('{"round": 1}\n' + line + "\n")
+    with pytest.raises(ConfigurationError, match=rf"^line 2 of .*/{name} cannot be read: "):
+        read_run(run)
+
+
+def test_a_row_with_words_in_place_of_a_number_is_one_sentence_that_names_the_line(run: Path) -> None:
+    (run / "metrics.jsonl").write_text('{"round": 1}\n{"round": 2, "accuracy": "good"}\n')
+    with pytest.raises(ConfigurationError, match=r"^line 2 of .*/metrics\.jsonl cannot be read: accuracy is 'good'"):
+        read_run(run)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", ""])
+def test_a_damaged_summary_is_one_sentence_that_names_the_file(run: Path, text: str) -> None:
+    (run / "summary.json").write_text(text)
+    with pytest.raises(ConfigurationError, match=r"^.*/summary\.json cannot be read: "):
+        read_run(run)
