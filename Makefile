@@ -45,7 +45,7 @@ wheel: $(VENV)/.installed ## Build dist/fedemu-*.whl
 
 pins: ## Renew constraints.txt from what an installation without it brings (torch stays as it is)
 	@rm -rf build/pins && $(PYTHON) -m venv build/pins
-	@build/pins/bin/python -m pip install --quiet $(TORCH) '.[language,test,lint,docs]'
+	@build/pins/bin/python -m pip install --quiet $(TORCH) '.[flwr,language,test,lint,docs]'
 	@{ head -2 constraints.txt; build/pins/bin/python -m pip freeze --all | grep -v -E '^(pip|fedemu)[ =]' \
 		| sed -E 's/\+[a-z0-9.]+$$//' | sort -f; } > build/pins/constraints.txt
 	@mv build/pins/constraints.txt constraints.txt && rm -rf build/pins

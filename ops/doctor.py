@@ -21,6 +21,11 @@ from fedemu.ops.data.cache import cache_folder
 
 DEVICES = 300
 """What the default experiment asks of a machine."""
+EXTRAS = (
+    ("language", ("transformers", "tokenizers"), "texts"),
+    ("flwr", ("flwr-datasets",), "partitions of the kind flwr"),
+)
+"""The optional parts of fedemu, each with its packages and its use."""
 _TORCH_SECONDS = 120
 
 Verdict = Literal["ok", "note", "bad"]
@@ -45,7 +50,7 @@ def examine(environment: Mapping[str, str]) -> list[Finding]:
         _temporary_files(),
         _cache(environment),
         _data(environment),
-        _language(),
+        *_extras(),
         _prometheus(),
     ]
 
@@ -154,14 +159,16 @@ def _data(environment: Mapping[str, str]) -> Finding:
     return Finding("ok", "data folder", f"{folder}: {', '.join(names) or 'empty'}")
 
 
-def _language() -> Finding:
-    """Whether the packages of the extra ``language`` are there; nothing is imported."""
-    found = {name: _version(name) for name in ("transformers", "tokenizers")}
-    missing = [name for name, version in found.items() if version is None]
-    if missing:
-        detail = f"without {' and '.join(missing)}; only needed for texts: pip install 'fedemu[language]'"
-        return Finding("note", "language", detail)
-    return Finding("ok", "language", ", ".join(f"{name} {version}" for name, version in found.items()))
+def _extras() -> Iterator[Finding]:
+    """Whether the packages of each extra are there. Nothing is imported."""
+    for extra, packages, use in EXTRAS:
+        found = {name: _version(name) for name in packages}
+        missing = [name for name, version in found.items() if version is None]
+        if missing:
+            detail = f"without {' and '.join(missing)}; only needed for {use}: pip install 'fedemu[{extra}]'"
+            yield Finding("note", extra, detail)
+        else:
+            yield Finding("ok", extra, ", ".join(f"{name} {version}" for name, version in found.items()))
 
 
 def _version(package: str) -> str | None:

@@ -77,3 +77,25 @@ def test_torch_is_pinned_exactly_and_without_a_local_version() -> None:
 
 def test_the_version_is_the_installed_packages(project: dict[str, Any]) -> None:
     assert metadata.version("fedemu") == project["project"]["version"]
+
+
+def test_the_tests_have_every_optional_package(project: dict[str, Any]) -> None:
+    """Without one of them a test would have to be skipped."""
+    extras = project["project"]["optional-dependencies"]
+    optional = {text for name, extra in extras.items() if name not in ("test", "lint", "docs") for text in extra}
+    assert optional <= {*extras["test"]}
+
+
+def test_an_optional_package_is_not_required_as_well(project: dict[str, Any]) -> None:
+    required = {canonical(Requirement(text).name) for text in project["project"]["dependencies"]}
+    extras = project["project"]["optional-dependencies"].values()
+    assert required.isdisjoint(canonical(Requirement(text).name) for extra in extras for text in extra)
+
+
+def test_the_citation_names_the_version_the_licence_and_the_address_of_the_package(project: dict[str, Any]) -> None:
+    table = project["project"]
+    cited = dict(line.split(": ", 1) for line in (ROOT / "CITATION.cff").read_text().splitlines() if ": " in line)
+    assert cited["version"] == table["version"]
+    assert cited["license"] == table["license"]
+    assert cited["url"].strip('"') == table["urls"]["Homepage"]
+    assert (ROOT / table["license-files"][0]).read_text().lstrip().startswith("Apache License")

@@ -1,4 +1,7 @@
-"""Partitions drawn by flwr-datasets. Importing it takes seconds, so only an experiment that asks for one does."""
+"""Partitions drawn by flwr-datasets, an optional package: ``pip install 'fedemu[flwr]'``.
+
+Importing it takes seconds, so only an experiment with such a partition does.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from numpy.typing import NDArray
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 
 from datasets import Dataset  # type: ignore[import-untyped]
-from flwr_datasets import partitioner as flwr  # type: ignore[import-untyped]
 
 from fedemu.algorithms.data.partition import Indices
 from fedemu.ops.data.source import LABEL
@@ -33,11 +35,17 @@ def flwr_shares(
     options: Mapping[str, Any],
     seed: int,
 ) -> list[Indices]:
-    """The shares of the partitioner called ``name``, constructed with ``options``.
+    """Divide samples by the partitioner called ``name``, which is constructed with ``options``.
 
-    What it takes and is not given is filled in: ``num_partitions`` is the number of devices, ``partition_by`` the
-    label, ``seed`` the experiment's. Labels are 0 to classes - 1. Some partitioners leave samples out.
+    ``labels`` are 0 to classes - 1, ``[samples]``, and each of ``columns`` is ``[samples]`` as well. Returns for each
+    device the ascending positions of its samples. Arguments that the partitioner takes and ``options`` does not name
+    are filled in: ``num_partitions`` is the number of devices, ``partition_by`` the label, ``seed`` is ``seed``. Some
+    partitioners leave samples out.
+
+    Raises ConfigurationError if the package is missing or has no such partitioner or option, and DataError if it
+    cannot divide these samples.
     """
+    flwr = _partitioners()
     names = [known for known in flwr.__all__ if known not in _NOT_ROWS]
     if name not in names:
         raise ConfigurationError(f"flwr-datasets has no partitioner {name!r} for samples; it has {', '.join(names)}")
@@ -48,7 +56,7 @@ def flwr_shares(
     given = {"num_partitions": devices, "partition_by": LABEL, "seed": seed} | dict(options)
     table = {LABEL: labels, **columns, _INDEX: np.arange(len(labels))}
     with warnings.catch_warnings():
-        # It warns at every draw that it takes again, and says so once more when it gives up.
+        # The library warns whenever it repeats a draw. When it gives up, it raises an error as well.
         warnings.simplefilter("ignore")
         try:
             drawn = make(**{option: value for option, value in given.items() if option in takes})
@@ -67,3 +75,17 @@ def flwr_shares(
     if empty := sum(not len(share) for share in shares):
         raise DataError(f"{name} of flwr-datasets leaves {empty} of {devices} devices without samples")
     return [np.asarray(share, dtype=np.int64) for share in shares]
+
+
+def _partitioners() -> Any:
+    """The module that holds the partitioners of flwr-datasets."""
+    try:
+        from flwr_datasets import partitioner
+    except ModuleNotFoundError as error:
+        if error.name != "flwr_datasets":
+            raise
+        raise ConfigurationError(
+            "data.partition.kind = 'flwr' needs the package flwr-datasets; install it with "
+            "pip install 'fedemu[flwr]', or choose another kind of partition"
+        ) from None
+    return partitioner

@@ -62,7 +62,7 @@ def _shares(
         case Iid():
             return partitioners.iid(len(labels), devices, generator=random)
         case Flwr(partitioner=name, options=options):
-            # Imports flwr-datasets, which takes seconds.
+            # It imports datasets and flwr-datasets, which takes seconds.
             from fedemu.ops.assembly.flwr import flwr_shares
 
             return flwr_shares(labels, columns, devices, name, options, seeds.integer(seed, purpose="partition"))

@@ -66,19 +66,25 @@ def test_a_missing_prometheus_is_only_a_note(monkeypatch: pytest.MonkeyPatch) ->
     assert find("prometheus", {}).verdict == "note"
 
 
-def test_what_texts_need_is_only_noted_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find("language", {}).verdict == "ok"
+@pytest.mark.parametrize(
+    ("extra", "package", "use"),
+    [("language", "transformers", "texts"), ("flwr", "flwr-datasets", "partitions of the kind flwr")],
+)
+def test_an_optional_package_is_only_noted_where_it_is_missing(
+    extra: str, package: str, use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find(extra, {}).verdict == "ok"
     version = doctor.metadata.version
 
     def absent(name: str) -> str:
-        if name == "transformers":
+        if name == package:
             raise doctor.metadata.PackageNotFoundError(name)
         return version(name)
 
     monkeypatch.setattr(doctor.metadata, "version", absent)
-    finding = find("language", {})
+    finding = find(extra, {})
     assert finding.verdict == "note"
-    assert "without transformers; only needed for texts: pip install 'fedemu[language]'" in finding.detail
+    assert f"without {package}; only needed for {use}: pip install 'fedemu[{extra}]'" in finding.detail
 
 
 def test_a_package_that_is_missing_or_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,8 @@
 """What flwr-datasets draws, and where its partitioners and ours mean the same."""
 
+import sys
+from types import ModuleType
+
 import numpy as np
 import pytest
 
@@ -106,3 +109,22 @@ def test_what_flwr_can_not_draw_is_one_sentence(name, options, error, complaint)
     with pytest.raises(error, match=complaint) as caught:
         flwr_shares(labels, {"writer": WRITERS[: len(labels)]}, devices, name, options, seed=1)
     assert "\n" not in str(caught.value)
+
+
+def test_without_the_package_a_sentence_says_how_to_get_it(monkeypatch):
+    corpus = Corpus("tiny", SPLIT, SPLIT, tuple("abcd"), (1,), np.zeros(1), np.ones(1), Digest("0" * 64))
+    data = Experiment.parse({"data": {"partition": {"kind": "flwr", "partitioner": "IidPartitioner"}}}).data
+    monkeypatch.setitem(sys.modules, "flwr_datasets", None)
+    with pytest.raises(ConfigurationError) as caught:
+        build_partition(corpus, data, devices=10, seed=1)
+    assert str(caught.value) == (
+        "data.partition.kind = 'flwr' needs the package flwr-datasets; install it with pip install 'fedemu[flwr]', "
+        "or choose another kind of partition"
+    )
+
+
+def test_a_package_that_is_there_but_broken_is_no_missing_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr_datasets", ModuleType("flwr_datasets"))
+    monkeypatch.delitem(sys.modules, "flwr_datasets.partitioner", raising=False)
+    with pytest.raises(ImportError, match="partitioner"):
+        flwr_shares(LABELS, {}, 10, "IidPartitioner", {}, seed=1)
