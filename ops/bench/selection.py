@@ -1,7 +1,7 @@
 """How good the selections of replay samples are: against the best subset, and over devices that coordinate.
 
 Repeats figure 1 of Good et al., "Coordinated Replay Sample Selection for Continual Federated Learning", with every
-strategy, and follows the objective of their algorithm 1 over its iterations. It measures no time.
+strategy, follows the objective of their algorithm 1 over its iterations, and compares our solver with cvxpy.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fedemu.algorithms.replay.selection.selection import (
 )
 from fedemu.ops.bench.measure import Effort, Tell
 from fedemu.ops.bench.selection_data import Floats, Size, candidates, cosines, fleet, least_objective, mixture
+from fedemu.ops.bench.selection_solvers import EXPLANATION, SolverComparison, compare_solvers
 from fedemu.protocol import seeds
 
 DEVICES: Final = 100
@@ -36,18 +37,19 @@ FLEETS: Final = {"as in the paper": (0.0, 0.0), "shifted": (0.3, 0.7)}
 """How far all devices' vectors together, and each device's by themselves, are moved away from a mean of zero."""
 
 QUALITY: Final = (
-    "Sum of the cosines of all pairs of kept vectors, divided by the least one of all subsets: 1 is the best. Expected "
-    "of the medians: diversity < gss_greedy, gss_cluster < naive_uniform. The convex relaxation isn't expected to beat "
-    "a random choice here: these vectors add up to zero, so that x in proportion to their norms has the objective 0, "
-    "and its largest are the vectors with the largest norms, whatever their directions. There is no buffer yet, so "
-    "approximation_of_uniform, fixed_proportion and reservoir are uniform draws too."
+    "The sum of the cosines of all pairs of kept vectors, divided by the least sum of all subsets: 1 is the best. The "
+    "medians are expected to have this order: diversity < gss_greedy, gss_cluster < naive_uniform. The convex "
+    "relaxation isn't expected to beat a random choice here: these vectors add up to zero, so that x in proportion to "
+    "their norms has the objective 0, and its largest are the vectors with the largest norms, whatever their "
+    "directions. There is no buffer yet, so approximation_of_uniform, fixed_proportion and reservoir are uniform draws "
+    "too."
 )
 COORDINATION: Final = (
-    "Squared norm of the sum over all devices' kept vectors, divided by that of the uncoordinated selection (the "
-    "relaxation without diagonal). relaxed: by the x of the convex relaxation, before any choice; top N: by its "
+    "The squared norm of the sum over all devices' kept vectors, divided by that of the uncoordinated selection (the "
+    "relaxation without diagonal). relaxed: with the x of the convex relaxation, before any choice; top N: with its N "
     "largest; final: the devices choose without diagonal against the targets so far. In the paper's data each device's "
-    "relaxed sum is 0 from the start, which leaves nothing to coordinate; shifted: all vectors moved by 0.3 times a "
-    "random vector, and each device's by 0.7 times one of its own."
+    "relaxed sum is 0 from the start, which leaves nothing to coordinate. In the shifted data all vectors are moved by "
+    "0.3 times a random vector, and each device's vectors by 0.7 times another one."
 )
 
 
@@ -62,10 +64,11 @@ class Quartiles:
 
 @dataclass(frozen=True)
 class Step:
-    """The objective after one iteration, as multiples of the uncoordinated selection's.
+    """The objective after one iteration, in multiples of that of the uncoordinated selection.
 
-    ``drift`` is the norm of the targets' sum, divided by the norms' sum; ``descends`` says whether up to here
-    ``S_{t+1} <= M sum_m ||G_m x_m - h_m||^2 <= S_t`` at every iteration, S being that of the relaxed x.
+    ``drift`` is the norm of the targets' sum, divided by the sum of their norms. ``descends`` says whether
+    ``S_{t+1} <= M sum_m ||G_m x_m - h_m||^2 <= S_t`` at every iteration so far, where S is the objective of the relaxed
+    x.
     """
 
     data: str
@@ -80,22 +83,25 @@ class Step:
 
 @dataclass(frozen=True)
 class Study:
-    """What came out: quartiles of the ratios by strategy, and the steps of the coordination."""
+    """The results: quartiles of the ratios by strategy, the steps of the coordination, and the solvers compared."""
 
     problems: int
     ratios: Mapping[str, Quartiles]
     steps: list[Step]
+    solvers: list[SolverComparison]
 
     @property
     def as_expected(self) -> bool:
-        """Whether the medians are ordered as the relaxation without diagonal, GSS, random."""
+        """Whether the medians rise from the relaxation without diagonal over GSS to the random choice."""
         medians = {name: ratio.median for name, ratio in self.ratios.items()}
         gss = medians["gss_greedy"], medians["gss_cluster"]
         return medians["diversity"] < min(gss) and max(gss) < medians["naive_uniform"]
 
     def table(self) -> dict[str, Any]:
         """The study for JSON."""
-        return asdict(self) | {"as_expected": self.as_expected}
+        ratios = [{"ratio": each.ratio, "ratio_alone": each.ratio_alone} for each in self.solvers]
+        solvers = [asdict(each) | ratio for each, ratio in zip(self.solvers, ratios, strict=True)]
+        return asdict(self) | {"as_expected": self.as_expected, "solvers": solvers}
 
     def __rich_console__(self, console: Console, options: Any) -> Iterator[Group]:
         ratios = _table(f"problems: {self.problems}", "least", "lower quartile", "median", "upper quartile", "most")
@@ -112,21 +118,22 @@ class Study:
                 "yes" if step.descends else "[bold red]no[/]",
             )
         verdict = "[green]reached[/]" if self.as_expected else "[bold red]missed[/]"
-        yield Group(ratios, f"{QUALITY} Here: {verdict}.", "", steps, COORDINATION)
+        yield Group(ratios, f"{QUALITY} Here: {verdict}.", "", steps, COORDINATION, "")
+        yield Group(_solver_table(self.solvers), EXPLANATION)
 
 
 def study(effort: Effort, problems: int, tell: Tell, size: Size | None = None) -> Study:
-    """Measure both; with ``effort.large`` also 1,000 devices, of which a fleet takes a minute or two."""
+    """Measure all three. With ``effort.large`` also fleets of 1,000 devices, which take a minute or two each."""
     size = size or Size()
     count = effort.count(problems)
     ratios = _ratios(count, size, tell)
     fleets = [effort.count(DEVICES), *([MANY_DEVICES] if effort.large else [])]
     steps = [step for devices in fleets for data in FLEETS for step in coordination(data, devices, size, tell)]
-    return Study(count, ratios, steps)
+    return Study(count, ratios, steps, list(compare_solvers(effort, fleets, size, tell)))
 
 
 def _ratios(problems: int, size: Size, tell: Tell) -> dict[str, Quartiles]:
-    """Of each strategy's objective to the least; the budget's trivial case, none, is left out."""
+    """The ratios of each strategy's objective to the least one. The strategy that keeps nothing is left out."""
     strategies: dict[str, Strategy] = {name: each for name, each in STRATEGIES.items() if name != "none"}
     strategies |= {
         "diversity, no restarts": gradient_diversity(restarts=0),
@@ -147,7 +154,7 @@ def _ratios(problems: int, size: Size, tell: Tell) -> dict[str, Quartiles]:
 
 
 def coordination(data: str, devices: int, size: Size, tell: Tell) -> Iterator[Step]:
-    """The iterations of algorithm 1 over one fleet; each device begins from its last x."""
+    """The iterations of algorithm 1 over one fleet. Each device begins from its last x."""
     rows = fleet(devices, size, *FLEETS[data], seeds.generator(0, purpose=f"bench/fleet/{data}"))
     aims = np.zeros((devices, size.dimensions))
     alone = _shared(_chosen(rows, aims, size.budget))
@@ -184,7 +191,7 @@ def coordination(data: str, devices: int, size: Size, tell: Tell) -> Iterator[St
 
 
 def _chosen(rows: Floats, aims: Floats, budget: int) -> Floats:
-    """The sums ``[devices, dimensions]`` over what each device keeps without diagonal, for its target."""
+    """The sums ``[devices, dimensions]`` of the vectors that each device keeps, without diagonal, for its target."""
     sums = []
     for device, (own, aim) in enumerate(zip(rows, aims, strict=True)):
         draws = seeds.generator(0, device=device, purpose="bench/restarts")
@@ -203,4 +210,22 @@ def _table(first: str, *columns: str) -> Table:
     drawn.add_column(first)
     for column in columns:
         drawn.add_column(column, justify="right")
+    return drawn
+
+
+def _solver_table(solvers: list[SolverComparison]) -> Table:
+    columns = ("cvxpy with", "ours", "cvxpy", "ratio", "solver alone", "ratio", "objective", "broken")
+    drawn = _table("samples, dimensions", "problems", *columns)
+    for each in solvers:
+        drawn.add_row(
+            f"{each.size.samples:,}, {each.size.dimensions:,}",
+            f"{each.problems:,}",
+            each.other,
+            *(f"{1000 * seconds:.3g}" for seconds in (each.ours, each.seconds)),
+            f"{each.ratio:.3g}",
+            f"{1000 * each.alone:.3g}",
+            f"{each.ratio_alone:.3g}",
+            f"{each.below:.0e} to {each.above:.0e}",
+            f"{each.ours_broken:.0e}, {each.other_broken:.0e}",
+        )
     return drawn

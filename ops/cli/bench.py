@@ -20,9 +20,9 @@ from fedemu.ops.cli.options import Format, FormatOption
 from fedemu.protocol.errors import ConfigurationError
 
 WIDTH = 150
-"""Columns where there is no terminal that has any."""
+"""The width of the tables in columns, if the output is no terminal."""
 SELECTION = "selection"
-"""Measures how good choices are rather than how fast; only where it is named."""
+"""Measures how good choices are, and how fast our solver makes them. It runs only if it is named."""
 
 
 @guarded
@@ -30,22 +30,23 @@ def bench(
     subjects: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"Of {', '.join(SUBJECTS)}; all of these if none is named. Or {SELECTION}: how good the selections of "
-            "replay samples are.",
+            help=f"Any of {', '.join(SUBJECTS)}; all of these if none is named. Or {SELECTION}, which prints how near "
+            "the selections of replay samples come to the best one, how far coordination lowers its objective, and how "
+            "fast and how exact our solver is beside cvxpy.",
             show_default=False,
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A tenth of the work: shows that it runs, proves nothing.")
+        bool, typer.Option("--quick", help="Do a tenth of the work. This shows that it runs, and proves nothing.")
     ] = False,
-    large: Annotated[bool, typer.Option("--large", help="Also measure a fleet of 1,000 devices.")] = False,
-    problems: Annotated[int, typer.Option(help=f"Of {SELECTION}: how many problems to solve.", min=1)] = 50,
+    large: Annotated[bool, typer.Option("--large", help="Also measure fleets of 1,000 devices.")] = False,
+    problems: Annotated[int, typer.Option(help=f"How many problems the strategies of {SELECTION} solve.", min=1)] = 50,
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Measure this machine's fleet, wire, training, aggregation and the whole system, each beside its floor.
 
-    A floor is the least that the same work can cost, measured in turns with ours in the same run; on a busy machine
-    look at the ratio of CPU times. Takes about five minutes.
+    A floor is the least that the same work can cost. It is measured in turns with ours, in the same run. On a busy
+    machine look at the ratio of CPU times. All takes about five minutes.
     """
     for name in subjects or ():
         if name not in (*SUBJECTS, SELECTION):
@@ -79,7 +80,7 @@ def bench(
 
 
 def table(figures: list[Figure]) -> Table:
-    """Medians, and the extremes of the ratios."""
+    """A table of the figures: medians, and the extremes of the ratios."""
     drawn = Table(box=None, pad_edge=False)
     for column in ("figure", "unit", "ours", "floor", "ratio", "from-to", "by CPU", "wanted"):
         drawn.add_column(column, justify="left" if column in ("figure", "unit", "wanted") else "right")
@@ -113,7 +114,7 @@ def _median(spread: Spread | None) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits that mean something."""
+    """The value with three significant digits."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -122,7 +123,7 @@ def _facts() -> dict[str, Any]:
 
 
 def _in_words(about: dict[str, Any]) -> str:
-    """The machine in a line, with a warning where others are using it."""
+    """The machine in one line, with a warning if other programs are using it."""
     of, load = about["machine"], about["load"]
     memory = f"{of['memory_bytes'] / 2**30:.0f} GiB"
     line = f"{of['processor']}, {of['cores']} cores, {memory}; {of['system']}; load {load:.1f}"

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedemu.algorithms.replay.selection.selection import STRATEGIES, objective
-from fedemu.ops.bench import selection
+from fedemu.ops.bench import selection, selection_solvers
 from fedemu.ops.bench.measure import QUICK, Effort
 from fedemu.ops.bench.selection import Quartiles, Study, coordination, study
 from fedemu.ops.bench.selection_data import Size, cosines, fleet, least_objective, mixture
@@ -18,6 +18,11 @@ from fedemu.ops.cli import bench as cli_bench
 from fedemu.ops.cli.commands import app
 
 TINY = Size(samples=10, budget=3, dimensions=12)
+
+
+@pytest.fixture(autouse=True)
+def small_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection_solvers, "MANY_SAMPLES", (Size(samples=12, budget=3, dimensions=4),))
 
 
 def draws(seed: int = 0) -> np.random.Generator:
@@ -57,7 +62,10 @@ def test_every_strategy_is_compared_with_the_optimum() -> None:
         assert 1.0 - 1e-9 <= ratio.least <= ratio.lower <= ratio.median <= ratio.upper <= ratio.most
     assert told[:2] == ["selection: problem 1 of 2", "selection: problem 2 of 2"]
     assert told[2] == "selection: 3 devices, as in the paper, iteration 0 of 16"
-    assert json.loads(json.dumps(found.table()))["steps"][0]["devices"] == 3
+    said = json.loads(json.dumps(found.table()))
+    assert said["steps"][0]["devices"] == 3
+    assert [each["other"] for each in said["solvers"]] == ["CLARABEL", "OSQP"] * 2
+    assert said["solvers"][0]["size"] == {"samples": 10, "budget": 3, "dimensions": 12}
 
 
 def test_the_coordination_descends_to_below_the_uncoordinated_objective() -> None:
@@ -77,7 +85,7 @@ def test_where_a_devices_vectors_add_up_to_zero_there_is_nothing_to_coordinate()
 @pytest.mark.parametrize(("greedy", "random", "expected"), [(1.5, 2.0, True), (1.05, 2.0, False), (2.5, 2.0, False)])
 def test_the_expected_order_is_that_of_the_medians(greedy: float, random: float, expected: bool) -> None:
     medians = {"diversity": 1.1, "gss_greedy": greedy, "gss_cluster": 1.4, "naive_uniform": random}
-    assert Study(1, {name: Quartiles(1, 1, of, 9, 9) for name, of in medians.items()}, []).as_expected is expected
+    assert Study(1, {name: Quartiles(1, 1, of, 9, 9) for name, of in medians.items()}, [], []).as_expected is expected
 
 
 def test_the_command_shows_the_study_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,4 +102,6 @@ def test_the_command_shows_the_study_alone(monkeypatch: pytest.MonkeyPatch) -> N
     text = " ".join(result.stderr.split())
     assert "problems: 1 least lower quartile median upper quartile most naive_uniform" in text
     assert "isn't expected to beat a random choice" in text
+    assert "samples, dimensions problems cvxpy with ours cvxpy ratio solver alone ratio objective broken" in text
+    assert said["selection"]["solvers"][0]["problems"] == 2
     assert "wanted" not in text
