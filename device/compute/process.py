@@ -1,6 +1,6 @@
-"""A trainer: runs groups of jobs with torch.
+"""A trainer process: it decodes groups of jobs, computes them with torch and encodes the results.
 
-Started by its supervisor as ``python -m fedemu.device.compute.process PARENT``.
+A supervisor starts it as ``python -m fedemu.device.compute.process PARENT``. PARENT is the supervisor's process id.
 """
 
 from __future__ import annotations
@@ -33,26 +33,35 @@ from fedemu.protocol.tensors import pack, unpack
 log = logging.getLogger(__name__)
 
 KEPT_TREES = 8
-"""Shared trees that stay decoded: an ask's groups follow each other, and some keys stay the same for many asks."""
+"""The number of shared trees that stay decoded. The groups of an ask follow each other, and need the same trees; some
+trees stay the same for many asks."""
 
 
 class RunsPrograms(Protocol):
-    """What the experiment's factory makes; see ``training.py``."""
+    """What the experiment's factory makes. In a run it is a ``Trainer``; see ``compute/trainer.py``."""
 
     programs: Mapping[str, Any]
 
     @property
-    def sample_bytes(self) -> int: ...
+    def sample_bytes(self) -> int:
+        """The size of one sample in a device's storage, with its label, in bytes."""
+        ...
 
-    def capacity(self, program: str) -> int: ...
+    def capacity(self, program: str) -> int:
+        """The number of jobs of a program that make best use of one call of ``run``."""
+        ...
 
-    def warm_up(self) -> None: ...
+    def warm_up(self) -> None:
+        """Prepare for the first job, so that it need not wait."""
+        ...
 
-    def run(self, program: str, shared: Forest, jobs: Sequence[Job]) -> list[JobResult | TrainingError]: ...
+    def run(self, program: str, shared: Forest, jobs: Sequence[Job]) -> list[JobResult | TrainingError]:
+        """The results in the order of the jobs; a job that cannot be done is a TrainingError."""
+        ...
 
 
 class TorchRunner:
-    """Decodes jobs for a trainer and encodes what comes of them. ``clock`` tells real seconds, monotonic."""
+    """Decodes jobs for a trainer and encodes their results. ``clock`` tells monotonic real time in seconds."""
 
     def __init__(self, trainer: RunsPrograms, clock: Callable[[], float] = time.perf_counter) -> None:
         self.capacity = {program: trainer.capacity(program) for program in trainer.programs}
@@ -78,7 +87,7 @@ class TorchRunner:
         try:
             results = self._trainer.run(train.program, shared, jobs)
         except Exception as error:
-            # It would come again in any other trainer, so it is the jobs that fail.
+            # The same error would come in any other trainer. So the jobs fail, and the trainer goes on.
             log.exception("program %r failed on %d jobs of ask %s", train.program, len(jobs), train.ask)
             results = [TrainingError(f"{type(error).__name__}: {error}")] * len(jobs)
         seconds = (self._clock() - began) / max(1, len(jobs))
@@ -101,13 +110,17 @@ class TorchRunner:
 
 
 def _decode(train: Train, job: TrainJob, frames: Sequence[memoryview], part: slice) -> Job:
-    """The tensors of a job are its indices, those of sealed periods, and then the device's own part of the ask."""
+    """A job from its tensors: its sample indices, those of sealed periods, and the device's own part of the ask.
+
+    ``part`` is the place of the job's tensors among all tensors of the group. Raises BlobError if the device's own
+    state cannot be read.
+    """
     prefix = f"{job.device}/"
     arrays = {name.removeprefix(prefix): array for name, array in unpack(train.tensors[part], frames).items()}
     indices = arrays.pop(INDICES)
     sealed = {int(name.removeprefix(SEALED)): arrays.pop(name) for name in list(arrays) if name.startswith(SEALED)}
     own = Path(job.own) if job.own is not None else None
-    # A program without own state writes no versions, so there is none to read although an ask was accepted.
+    # A program without own state writes no versions. So there may be no file, although an ask was accepted before.
     program, buffer = split_own(read_own(own) if own is not None and own.exists() else {})
     answered = from_arrays(buffer.answered)
     return Job(
@@ -157,7 +170,7 @@ def _failed(train: Train, job: TrainJob, reason: str, detail: str) -> Answer:
 
 
 def open_runner(setup: TrainerSetup) -> TorchRunner:
-    """The experiment's trainer, warmed up."""
+    """The experiment's trainer, ready for its first job. Raises FedemuError if the experiment cannot be run."""
     torch.set_num_threads(1)
     trainer: RunsPrograms = load(setup.trainer)(Path(setup.experiment).read_bytes(), setup.device_type)
     trainer.warm_up()

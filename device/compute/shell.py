@@ -1,6 +1,6 @@
-"""What a trainer process is around its computing: a connection to the bus, one group at a time, and an end in time.
+"""The shell of a trainer process: it connects to the bus, runs one group of jobs at a time, and ends in time.
 
-The process blocks while it computes; its supervisor watches the process itself, so nothing has to be said meanwhile.
+The process blocks while it computes. Its supervisor watches the process itself, so the process sends nothing meanwhile.
 """
 
 from __future__ import annotations
@@ -25,24 +25,29 @@ from fedemu.protocol.transport.zeromq import ZmqNetwork
 log = logging.getLogger(__name__)
 
 Answer = tuple[Done | JobFailed, Sequence[Buffer]]
+"""The answer to one job, and the frames of its tensors."""
 
 
 class Runner(Protocol):
-    """Computes. ``capacity`` is how many jobs of a program make a group; programs not named there take ``default``."""
+    """The part of a trainer process that computes."""
 
     @property
-    def capacity(self) -> Mapping[str, int]: ...
+    def capacity(self) -> Mapping[str, int]:
+        """The number of jobs that make a group, by program."""
+        ...
 
     @property
-    def default(self) -> int: ...
+    def default(self) -> int:
+        """The number of jobs that make a group of a program which ``capacity`` does not name."""
+        ...
 
     def run(self, train: Train, frames: Sequence[memoryview]) -> Iterable[Answer]:
-        """The answers to the group's jobs, in any order, as they become known."""
+        """The answers to the group's jobs, in any order, each as soon as it is known."""
         ...
 
 
 class TrainerShell:
-    """``over`` is set when the process is to end."""
+    """A trainer's side of the bus. The future ``over`` is set to the exit code when the process is to end."""
 
     def __init__(self, network: Network, setup: TrainerSetup) -> None:
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -51,7 +56,10 @@ class TrainerShell:
         self.bus.send(Attach(token=setup.token, role="trainer", number=setup.number))
 
     def open(self, setup: TrainerSetup, open_runner: Callable[[TrainerSetup], Runner]) -> None:
-        """Get ready to compute; an error that no other trainer would escape is told."""
+        """Open the runner and tell the supervisor that it is ready.
+
+        A FedemuError is told as ``Unusable``, because every other trainer would meet the same error.
+        """
         try:
             self.runner = open_runner(setup)
         except FedemuError as error:
@@ -70,7 +78,7 @@ class TrainerShell:
         log.warning("unreadable message on the bus: %s", error)
 
     def train(self, train: Train, frames: Sequence[memoryview]) -> None:
-        """Run a group and answer."""
+        """Run a group of jobs: send the answer to each job, and then ``Finished``."""
         assert self.runner is not None, "work comes after Ready"
         began = time.monotonic()
         for answer, payload in self.runner.run(train, frames):
@@ -78,12 +86,16 @@ class TrainerShell:
         self.bus.send(Finished(group=train.group, seconds=time.monotonic() - began))
 
     def end(self) -> None:
+        """End the process with exit code 0."""
         if not self.over.done():
             self.over.set_result(0)
 
 
 def run_trainer(parent: int, open_runner: Callable[[TrainerSetup], Runner]) -> int:
-    """Be a trainer of the supervisor ``parent`` until standard input ends; returns the exit code."""
+    """Run as a trainer of the supervisor with the process id ``parent`` until standard input ends.
+
+    Returns the exit code.
+    """
     end_with_parent(parent)
     name_process("fedemu-trainer")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s trainer %(process)d %(levelname)s %(message)s")
@@ -113,7 +125,7 @@ async def _serve(open_runner: Callable[[TrainerSetup], Runner]) -> int:
 
 
 def _read_setup(descriptor: int) -> TrainerSetup | None:
-    """The one message on standard input; None if the supervisor is gone before it."""
+    """The one message on standard input; None if the supervisor is gone before it has sent the message."""
     unpacker = Unpacker(SETUP)
     while data := os.read(descriptor, 2**16):
         for message in unpacker.feed(data):

@@ -1,4 +1,4 @@
-"""The trainer: runs an experiment's programs on jobs, with the executor that the compute rule names."""
+"""The trainer: it runs an experiment's programs on jobs, each with the executor that the compute rule names."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from fedemu.device.compute.rule import DeviceType, compute_rule, kind_of
 from fedemu.protocol.errors import ConfigurationError, TrainingError
 
 KEPT_TREES = 8
-"""Shared trees that stay on a GPU after their call."""
+"""The number of shared trees that stay on a GPU after their call."""
 
 
 class Trainer:
-    """``kind`` is that of the model, and of programs that name none of their own.
+    """Runs the programs of one experiment on the samples of ``corpus``.
 
-    ``examples`` are shared forests by program, in the shapes to expect; ``selection`` is asked for sealed periods
-    where devices have replay buffers.
+    ``executor`` is a name of ``ExecutorName``. ``kind`` is the kind of the model, and of every program that names none
+    of its own. ``examples`` are shared forests by program, in the shapes to expect. ``selection`` selects what a device
+    with a replay buffer keeps of a sealed period. Raises ConfigurationError for an unknown executor or device type, and
+    for CUDA if there is none.
     """
 
     def __init__(
@@ -55,12 +57,12 @@ class Trainer:
         self._placed: dict[int, tuple[Tree, Tree]] = {}
 
     def capacity(self, program: str) -> int:
-        """How many jobs of a program make best use of one call."""
+        """The number of jobs of a program that make best use of one call of ``run``."""
         found = self.programs.get(program)
         return 1 if _is_query(found) else self._executor_of(found).capacity
 
     def warm_up(self) -> None:
-        """Trace the programs for the shapes to expect, so that the first job need not wait for it."""
+        """Trace the programs for the shapes to expect, so that the first job need not wait for the tracing."""
         for name, shared in self._examples.items():
             program = self.programs[name]
             if _is_query(program) or not len(self._source.corpus.train):
@@ -70,9 +72,9 @@ class Trainer:
             self.run(name, shared, [Job(device=0, round=1, task=0, indices=indices)])
 
     def run(self, program: str, shared: Forest, jobs: Sequence[Job]) -> list[JobResult | TrainingError]:
-        """The results in the order of the jobs; a job that can't be done is a TrainingError, the others go on.
+        """The results in the order of the jobs. A job that cannot be done is a TrainingError; the others go on.
 
-        Trees may be memory-mapped and read-only; nothing writes to them.
+        The shared trees may be memory-mapped and read-only; nothing writes to them.
         """
         if program not in self.programs:
             known = ", ".join(sorted(self.programs))
@@ -88,7 +90,7 @@ class Trainer:
 
     @property
     def sample_bytes(self) -> int:
-        """What a sample takes in a device's storage, its label included."""
+        """The size of one sample in a device's storage, with its label, in bytes."""
         split = self._source.corpus.train
         return int(split.x.dtype.itemsize * np.prod(split.x.shape[1:]) + split.y.dtype.itemsize)
 
@@ -105,7 +107,7 @@ class Trainer:
         return self._executors[kind_of(program, self._kind)]
 
     def _place(self, tree: Tree) -> Tree:
-        """The tree on the compute device; one that comes again is not copied again."""
+        """The tree on the compute device. A tree that comes again is not copied again."""
         if self.device.type == "cpu":
             return tree
         found = self._placed.pop(id(tree), None)
@@ -118,7 +120,10 @@ class Trainer:
 
 
 def open_device(device_type: str) -> torch.device:
-    """The device to compute on; sets this process to compute reproducibly: one thread, no approximate arithmetic."""
+    """The device to compute on. From this call on the process computes reproducibly: with one thread and no TF32.
+
+    Raises ConfigurationError for an unknown type, and for ``cuda`` if torch finds no CUDA device.
+    """
     torch.set_num_threads(1)
     if device_type not in ("auto", "cpu", "cuda"):
         raise ConfigurationError(f"device_type = {device_type!r} is none of auto, cpu and cuda")
@@ -147,7 +152,7 @@ def open_executor(name: str, kind: Kind, device_type: DeviceType, stack_size: in
 
 
 def _over_all(job: Job) -> Job:
-    """The job over R_t and X_t, the buffer's samples first; in training every sample counts the same."""
+    """The job over the replay buffer's samples R_t and then the period's X_t. Training weights all samples alike."""
     return job if job.buffer is None else replace(job, indices=np.concatenate([job.buffer.indices, job.indices]))
 
 

@@ -16,11 +16,11 @@ from fedemu.protocol.errors import TrainingError
 
 @dataclass(frozen=True)
 class Checked:
-    """Runs both executors and returns the candidate's results; where they differ by more than rounding, an error.
+    """Runs both executors and returns the candidate's results. A result that differs by more than rounding is an error.
 
-    Two leaves agree if no element differs by more than ``tolerance`` times the reference leaf's largest magnitude, or
-    where that is less, a thousandth of the largest of all leaves: some, as the key biases of attention, get no gradient
-    but rounding.
+    Two leaves agree if no element differs by more than ``tolerance`` times a scale. The scale is the largest magnitude
+    in the reference leaf, but at least a thousandth of the largest magnitude in all leaves: some leaves, such as the
+    key biases of attention, get no gradient but rounding.
     """
 
     reference: Executor
@@ -69,5 +69,5 @@ class Checked:
 
 
 def _largest(leaf: Tensor) -> float:
-    """The largest finite magnitude; 0 where there is none."""
+    """The largest finite magnitude of a leaf, or 0 if it has none."""
     return float(leaf.double().abs().nan_to_num(0.0, 0.0, 0.0).max()) if leaf.numel() else 0.0

@@ -1,4 +1,7 @@
-"""What executors prepare before the first step: the samples that each step of each device sees, and stacked inputs."""
+"""A cohort: jobs that run together, with the samples that each step of each device sees, and with stacked inputs.
+
+Executors make it before the first step.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,16 @@ from fedemu.protocol.errors import TrainingError
 from fedemu.protocol.seeds import generator
 
 EACH = "each"
-"""The key under which a job's own part of the ask appears among the shared trees."""
+"""The key of a job's own part of the ask among the shared trees."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """The steps of all devices in one stage, one line each, a device's lines in a row.
+    """The steps of all devices in one stage. Each step is one line, and a device's lines follow each other.
 
-    ``rows [lines, batch]`` points into the cohort's samples, where padding repeats samples of the same batch;
-    ``weights`` alike, 0 for padding. Device ``d`` has the lines from ``first[d]``, ``steps[d]`` of them.
+    ``rows [lines, batch]`` are positions in the cohort's samples, where padding repeats samples of the same batch.
+    ``weights [lines, batch]`` are 0 for padding and 1 elsewhere. Device ``d`` has ``steps[d]`` lines, from line
+    ``first[d]`` on.
     """
 
     rows: NDArray[np.int64]
@@ -34,36 +38,45 @@ class Lines:
     steps: NDArray[np.int64]
     augment: Augment | None
     draws: Mapping[str, Tensor]
-    """The augmentation's choices, leaves ``[lines, batch, ...]``."""
+    """The random choices of the augmentation, leaves ``[lines, batch, ...]``."""
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """Jobs that can run together, with all that their steps read; ``x [rows, ...]`` holds the samples of all."""
+    """Jobs that can run together, with all that their steps read.
+
+    ``x [rows, ...]`` and ``y [rows]`` hold the samples of all jobs; ``examples [jobs]`` and ``label_counts
+    [jobs, classes]`` count them. ``own`` and ``each`` have leaves ``[jobs, ...]``. ``noise`` holds one random source
+    per job, or none if the program declares no noise.
+    """
 
     jobs: Sequence[Job]
     places: Sequence[int]
-    """Where each job stood in the call."""
+    """The place of each job in the call."""
     x: Tensor
     y: Tensor
     examples: NDArray[np.int64]
     label_counts: NDArray[np.int64]
     stages: Sequence[Lines]
     facts: tuple[Tensor, ...]
-    """Packed, as ``unpacked`` takes them, with one row per job."""
+    """The facts in the two tensors that ``unpacked`` takes, with one row per job."""
     own: Tree
     each: Tree
     noise: Sequence[np.random.Generator]
 
     @property
     def steps(self) -> NDArray[np.int64]:
+        """The number of steps of each job in all stages, ``[jobs]``."""
         return _total([lines.steps for lines in self.stages])
 
 
 def cohorts(
     program: LocalProgram, shared: Forest, jobs: Sequence[Job], source: Source, size: int
 ) -> Iterator[Cohort | tuple[int, TrainingError]]:
-    """The jobs in cohorts of at most ``size``, alike in the form of what they bring; or a place and its error."""
+    """The jobs in cohorts of at most ``size``. A job that cannot be run is yielded as its place and its error.
+
+    All jobs of a cohort bring a part of the ask with the same names, shapes and dtypes.
+    """
     template = program.initial_own(shared)
     alike: dict[Any, list[int]] = {}
     for place, job in enumerate(jobs):
@@ -77,12 +90,14 @@ def cohorts(
 
 
 def problem_of(job: Job, template: Tree, samples: int) -> str | None:
+    """What is wrong with a job's own state or samples; None if nothing is. ``template`` has the form of an own state."""
     if job.own is not None and _layout(job.own) != _layout(template):
-        return f"its own state {_layout(job.own)} is not of the form {_layout(template)} that the program keeps"
+        return f"its own state has the form {_layout(job.own)}, but the program keeps the form {_layout(template)}"
     return sample_problem(job, samples)
 
 
 def sample_problem(job: Job, samples: int) -> str | None:
+    """What is wrong with a job's sample indices, for a training split of ``samples``; None if nothing is."""
     held = [job.indices, *job.sealed.values(), *([] if job.buffer is None else [job.buffer.indices])]
     if any(part.size and not 0 <= int(part.min()) <= int(part.max()) < samples for part in held):
         return f"its sample indices reach beyond the {samples} training samples"
@@ -211,7 +226,7 @@ def _facts(
 
 
 def _stacked(trees: Sequence[Tree | None], template: Tree, device: torch.device) -> Tree:
-    """Leaves ``[jobs, ...]``; zeros where a job brings none."""
+    """The trees of the jobs as one tree with leaves ``[jobs, ...]``. A job without a tree has zeros."""
     return {
         name: torch.stack(
             [torch.zeros(leaf.shape, dtype=leaf.dtype) if tree is None else tree[name].cpu() for tree in trees]

@@ -24,11 +24,12 @@ from fedemu.protocol.errors import TrainingError
 
 @dataclass(frozen=True)
 class Job:
-    """One device's part of an ask.
+    """What a device asks of a trainer: to run one program on its samples.
 
-    ``indices`` ``[examples]`` are its samples in ``corpus.train``. ``each`` reaches the program as ``shared["each"]``.
-    ``own`` is None on a first visit. ``buffer`` is the device's replay buffer, None where it has none, which keeps
-    ``budget`` samples of a period; ``sealed`` are the samples of earlier periods that it has yet to select from.
+    ``indices`` ``[examples]`` are the device's samples in ``corpus.train``. ``each`` is its own part of the ask, which
+    reaches the program as ``shared["each"]``. ``own`` is its own state, None on a first visit. ``buffer`` is its replay
+    buffer, None if it has none; the buffer keeps at most ``budget`` samples. ``sealed`` holds the samples of earlier
+    periods that the device has yet to select from, by period.
     """
 
     device: int
@@ -44,9 +45,12 @@ class Job:
 
 @dataclass(frozen=True)
 class JobResult:
-    """``metrics`` are means over the steps, by their samples. ``buffer`` is the replay buffer after the job.
+    """The result of one job.
 
-    Non-finite values are results too; the coordinator judges them. Tensors lie in host memory, in C order.
+    ``own`` is the device's next own state. ``metrics`` are means over the steps, weighted by the samples of each step.
+    ``label_counts`` ``[classes]`` is None unless the program declares label counts. ``buffer`` is the replay buffer
+    after the job. Non-finite values are results too; the coordinator judges them. Tensors lie in host memory, in C
+    order.
     """
 
     payload: Forest
@@ -60,7 +64,7 @@ class JobResult:
 
 @dataclass(frozen=True)
 class Source:
-    """What training reads besides its job: the data, the seed of all draws, and where to compute."""
+    """What training reads besides its job: the data, the seed of all random draws, and the device to compute on."""
 
     corpus: Corpus
     seed: int
@@ -72,16 +76,18 @@ class Source:
 
 
 class Executor(Protocol):
-    """Results come in the order of the jobs; a job whose program fails is a TrainingError, its companions go on.
+    """Runs a program for several devices.
 
-    A device's result is the same to the bit whatever its companions, their number and their order.
+    A device's result is the same to the bit whatever the other jobs are, how many they are, and in which order.
     """
 
     @property
     def capacity(self) -> int:
-        """How many jobs make best use of one call."""
+        """The number of jobs that make best use of one call of ``run``."""
         ...
 
     def run(
         self, program: LocalProgram, shared: Forest, jobs: Sequence[Job], source: Source
-    ) -> list[JobResult | TrainingError]: ...
+    ) -> list[JobResult | TrainingError]:
+        """The results in the order of the jobs. A job whose program fails is a TrainingError; the other jobs go on."""
+        ...

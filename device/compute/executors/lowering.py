@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedemu.algorithms.interface import Batch, LocalProgram, Outcome
 from fedemu.device.compute.executors.arguments import Arguments, Names
+from fedemu.device.compute.executors.flat_function import Flat
 from fedemu.device.compute.executors.private_torch import TreeSpec, tree_flatten, tree_unflatten, without_compiler
-from fedemu.device.compute.executors.tape import Flat
 from fedemu.device.compute.executors.tracing import Untraceable, differentiable, trace
 
 MAX_CACHED = 512

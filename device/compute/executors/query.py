@@ -1,4 +1,4 @@
-"""Questions to a device's memory: answered one at a time, without steps. What they keep becomes the replay buffer."""
+"""Questions to a device's memory. They are answered one at a time, without steps. What they keep is a replay buffer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from fedemu.protocol.errors import TrainingError
 from fedemu.protocol.seeds import generator
 
 PURPOSE = "replay"
-"""Of the random draws of a selection: one source for each device and period, whenever the selection comes."""
+"""The purpose of a selection's random draws. Each device and period has one source, at whatever time it selects."""
 
 
 def run_query(query: Query, shared: Forest, job: Job, source: Source) -> JobResult | TrainingError:
-    """Ask one device about its buffer and the period's samples; it has selected from all earlier periods."""
+    """Ask one device about its replay buffer and the period's samples.
+
+    The job must be caught up: the device has selected from all earlier periods (``catch_up``).
+    """
     if problem := sample_problem(job, len(source.corpus.train)):
         return TrainingError(f"device {job.device}: {problem}")
     try:
@@ -44,7 +47,10 @@ def run_query(query: Query, shared: Forest, job: Job, source: Source) -> JobResu
 
 
 def catch_up(selection: Query, shared: Forest, job: Job, source: Source) -> Job | TrainingError:
-    """The job with a buffer that has seen all sealed periods, oldest first; what it did not keep is gone."""
+    """The job after the device has selected from all sealed periods, the oldest first.
+
+    A sample that the selection does not keep is never used again.
+    """
     if job.buffer is None:
         return job
     if problem := sample_problem(job, len(source.corpus.train)):
@@ -60,7 +66,7 @@ def catch_up(selection: Query, shared: Forest, job: Job, source: Source) -> Job 
             period = buffer.period
             _, buffer, _ = _ask(selection, shared, job, buffer, arrived, source)
             if buffer.period != period + 1:
-                raise ValueError("the algorithm's selection did not say what to keep")
+                raise ValueError("the algorithm's selection did not say which samples to keep")
     except Exception as error:
         return TrainingError(f"device {job.device}: it could not select from sealed samples: {error}")
     return replace(job, buffer=buffer, sealed={})
@@ -70,7 +76,7 @@ def catch_up(selection: Query, shared: Forest, job: Job, source: Source) -> Job 
 def _ask(
     query: Query, shared: Forest, job: Job, buffer: Buffer, arrived: NDArray[np.int64], source: Source
 ) -> tuple[Outcome, Buffer, NDArray[np.int64]]:
-    """The answer, the buffer after it, and the label counts of what was asked about."""
+    """The answer, the buffer after the answer, and the label counts ``[classes]`` of the samples in question."""
     device, period = source.device, buffer.period
     memory = _memory(job, buffer, arrived, source)
     counts = torch.bincount(memory.batch.y.cpu(), minlength=source.corpus.classes)
@@ -110,12 +116,21 @@ def _memory(job: Job, buffer: Buffer, arrived: NDArray[np.int64], source: Source
 
 
 def _kept(memory: Memory, keep: NDArray[np.int64]) -> Buffer:
-    """The buffer at the beginning of the next period."""
+    """The buffer at the beginning of the next period, with the samples at the positions ``keep``.
+
+    Raises ValueError unless the positions are distinct, exist, and are at most ``memory.budget``.
+    """
     positions = np.unique(keep)
     if len(positions) < len(keep) or len(keep) > memory.budget:
-        raise ValueError(f"{len(keep)} positions, some of them twice, or more than {memory.budget}, are no selection")
+        raise ValueError(
+            f"a selection of {len(keep)} positions, {len(positions)} of them distinct, is refused; "
+            f"select each position once, and at most {memory.budget}"
+        )
     if len(keep) and not 0 <= positions[0] <= positions[-1] < len(memory.indices):
-        raise ValueError(f"positions {positions[0]} to {positions[-1]} of {len(memory.indices)} samples")
+        raise ValueError(
+            f"a selection of the positions {positions[0]} to {positions[-1]} is refused; "
+            f"they must be from 0 to {len(memory.indices) - 1}"
+        )
     return Buffer(memory.indices[positions], memory.periods[positions], memory.period + 1, memory.seen)
 
 

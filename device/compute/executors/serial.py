@@ -1,4 +1,4 @@
-"""One device after the other, each with its own tensors; convolutions see channels-last memory."""
+"""The serial executor: one device after the other, each with its own tensors. Images are in channels-last memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedemu.protocol.errors import TrainingError
 
 
 class Serial:
-    """Runs one job at a time; leaves out padding where it can't matter."""
+    """Runs one job at a time. It leaves out the padding of batches where padding cannot change a result."""
 
     capacity = 1
 
@@ -52,7 +52,7 @@ class Serial:
             facts=[leaf[0] for leaf in cohort.facts],
         )
         lowered = self._lowering.begin(program, names, given)
-        # Steps write over the carry, which may be what was shared.
+        # Steps write over the carry, and ``begin`` may return shared tensors as the carry. So it is copied.
         carry: Sequence[Tensor] = [leaf.clone() for leaf in lowered.run(given)]
         carry_spec = lowered.spec
         measured: dict[str, list[Tensor]] = {}
@@ -84,7 +84,7 @@ class Serial:
 
 
 def _batch(lines: Lines, line: int, samples: Tensor, labels: Tensor, rows_matter: bool) -> tuple[list[Tensor], float]:
-    """x, y and weight of one step, and its number of samples."""
+    """The x, y and weight of one step, and its number of samples."""
     rows, weights = lines.rows[line], lines.weights[line]
     drawn = {name: leaf[line] for name, leaf in lines.draws.items()}
     size = float(weights.sum())
@@ -102,7 +102,7 @@ def _batch(lines: Lines, line: int, samples: Tensor, labels: Tensor, rows_matter
 
 
 def _rows_last_channel(x: Tensor) -> Tensor:
-    """Images as ``[rows, height, width, channels]``, so that a permuted selection of rows is channels-last."""
+    """Images as ``[rows, height, width, channels]``, so that rows that are selected and permuted are channels-last."""
     return x.permute(0, 2, 3, 1).contiguous() if x.dim() == 4 else x
 
 
@@ -111,7 +111,10 @@ def _channels_last(leaf: Tensor) -> Tensor:
 
 
 def _exported(leaf: Tensor) -> Tensor:
-    """A copy in host memory and C order: outside of it, inference tensors can't be written to or differentiated."""
+    """A copy in host memory and C order, made outside of inference mode.
+
+    An inference tensor could neither be written to nor take part in a gradient afterwards.
+    """
     with torch.inference_mode(False):
         return leaf.cpu().clone(memory_format=torch.contiguous_format)
 
@@ -121,6 +124,6 @@ def _normal(cohort: Cohort, shape: tuple[int, ...]) -> Tensor:
 
 
 def _mean(values: Sequence[Tensor], sizes: Sequence[float]) -> float:
-    """Weighted by the steps' samples, in float64; 0 where there were none."""
+    """The mean of a metric over steps, weighted by the samples of each step, in float64. 0 if there were no samples."""
     total = sum(sizes)
     return float(np.dot(torch.stack(list(values)).double().cpu().numpy(), sizes)) / total if total else 0.0

@@ -1,4 +1,4 @@
-"""Which device sits in which slot of a stack at which step, so that few steps of the stack serve all devices."""
+"""The slot plan of a stack: which device's steps run in which slot, so that few steps of the stack serve all."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 IDLE = -1
+"""The line and the device of a slot that has nothing to do."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Before step ``time`` of the stack the ``leaving`` devices are done, and the ``entering`` ones take slots."""
+    """A change of slots before step ``time`` of the stack: ``leaving`` devices are done, ``entering`` ones begin.
+
+    Each has its slot at the same place of ``leaving_slots`` or ``entering_slots``.
+    """
 
     time: int
     leaving: NDArray[np.int64]
@@ -25,7 +29,11 @@ class Change:
 
 @dataclass(frozen=True)
 class SlotPlan:
-    """``lines [time, slots]`` is the line that a slot runs, or ``IDLE``; ``devices`` alike. Ends at the last change."""
+    """What each slot runs at each step of the stack.
+
+    ``lines [time, slots]`` holds the line that a slot runs, and ``devices [time, slots]`` the device that it belongs
+    to; both are ``IDLE`` for a slot without one. ``changes`` ascend in time. At the last change all devices are done.
+    """
 
     lines: NDArray[np.int64]
     devices: NDArray[np.int64]
@@ -33,7 +41,10 @@ class SlotPlan:
 
 
 def plan_slots(first: NDArray[np.int64], steps: NDArray[np.int64], slots: int) -> SlotPlan:
-    """Longest device first, each into the slot that is free first; devices without a step take none."""
+    """A plan that takes the device with the most steps first, and puts each device into the slot that is free first.
+
+    Device ``d`` has ``steps[d]`` lines, from line ``first[d]`` on. A device without a step takes no slot.
+    """
     free = [(0, slot) for slot in range(slots)]
     order = np.argsort(-steps, kind="stable")[: int(np.count_nonzero(steps))].tolist()
     placed: list[tuple[int, int, int, int]] = []

@@ -1,8 +1,8 @@
-"""Turns a pure function of tensors into the plain sequence of operations that it comes down to.
+"""The trace of a pure function of tensors: the plain sequence of operations that it does.
 
-``torch.func`` interprets a function anew at each call, which for a small model takes ten times as long as its
-arithmetic. Here that happens once per set of input layouts; afterwards only the recorded operations run. They are the
-same ones, so the results are the same to the bit.
+``torch.func`` interprets a function anew at each call. For a small model that takes ten times as long as the
+arithmetic. Here it happens once per set of input layouts; afterwards only the recorded operations run. They are the
+same operations, so the results are the same to the bit.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedemu.device.compute.executors.flat_function import Flat, emit, in_place
 from fedemu.device.compute.executors.private_torch import OperationWatcher, without_compiler, written_arguments
-from fedemu.device.compute.executors.tape import Flat, Operation, emit, in_place, memory, parts, simplify
+from fedemu.device.compute.executors.tape import Operation, memory, parts, simplify
 from fedemu.protocol.errors import TrainingError
 
 
 class Untraceable(Exception):
-    """The function can't be recorded, because it reads values or changes what it was given."""
+    """The function cannot be recorded, because it reads values or changes its inputs."""
 
 
 def trace(function: Flat, inputs: Sequence[Tensor], spent: int = 0) -> Flat:
-    """The operations of ``function`` for inputs of exactly these shapes, dtypes and layouts.
+    """A function that does the operations of ``function``, for inputs of exactly these shapes, dtypes and layouts.
 
-    The last ``spent`` inputs belong to the function: their memory may become that of the first ``spent`` outputs. So
-    they must not overlap with other tensors. Raises Untraceable if the function reads values or writes to an input, and
+    The last ``spent`` inputs belong to the function: it may write the first ``spent`` outputs over them. So they must
+    not overlap with other tensors. Raises Untraceable if the function reads values or writes to an input, and
     TrainingError if it draws random numbers.
     """
     with torch.inference_mode(False), torch.no_grad():
@@ -38,17 +39,17 @@ def trace(function: Flat, inputs: Sequence[Tensor], spent: int = 0) -> Flat:
     given, free = inputs[: len(inputs) - spent], inputs[len(inputs) - spent :]
     made = [memory(tensor) for tensor in outputs[:spent]]
     if len({*made}) < spent or {*made} & {memory(tensor) for tensor in (*given, *outputs[spent:])}:
-        free = []  # what comes out as the next carry would overlap with something else
+        free = []  # the next carry would overlap with another tensor
     return emit(tape, inputs, outputs, in_place(tape, outputs, free))
 
 
 def differentiable(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors, with copies of those made in inference mode, which can't take part in a gradient."""
+    """The tensors, with copies of inference tensors, which cannot take part in a gradient."""
     return [_copied(tensor) if tensor.is_inference() else tensor for tensor in tensors]
 
 
 def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors, with copies of those that share memory: the next call may bring different ones in their places."""
+    """The tensors, with copies of those that share memory, because the next call may bring tensors that share none."""
     seen: set[int] = set()
     distinct = []
     for tensor in tensors:
@@ -58,12 +59,16 @@ def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """In the same layout."""
+    """A copy with the same strides."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _check(tape: Sequence[Operation], inputs: Sequence[Tensor]) -> None:
-    """Raise unless the tape can be run again: it reads no values, writes to what it made, and takes what it knows."""
+    """Raise Untraceable unless the tape can be run again, and TrainingError if it draws random numbers.
+
+    A tape that can be run again reads no values, writes only to tensors that it made, and uses only the inputs, tensors
+    that it made, and tensors from outside.
+    """
     own = {memory(tensor) for operation in tape for tensor in operation.outputs} - {memory(t) for t in inputs}
     known = {id(tensor) for tensor in inputs}
     for operation in tape:

@@ -1,8 +1,8 @@
-"""Many devices at once: the program's functions mapped over a stack of fixed size.
+"""The vmapped executor: many devices at once, by a program's functions that are mapped over a stack of fixed size.
 
-A device takes a slot for as many steps as it has, then the next one takes it, so nobody waits for the device with the
-most samples. What an idle slot computes is never read. As the stack's size never changes, a device's result is the same
-to the bit in any slot and any company.
+A device has a slot of the stack for as many steps as it needs, and then the next device takes the slot. So no device
+waits for the one with the most samples. What an idle slot computes is never read. As the stack's size never changes,
+a device's result is the same to the bit in any slot, whatever the other slots hold.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from fedemu.device.compute.executors.slots import IDLE, Change, plan_slots
 from fedemu.protocol.errors import TrainingError
 
 STACKS_PER_CALL = 4
-"""A call takes this many times the stack's size of devices: enough to fill slots again, few enough to bound memory."""
+"""The number of devices in one call, as a multiple of the stack's size: enough of them to fill slots again, and few
+enough to bound memory."""
 BLOCK_BYTES = 4 * 2**20
-"""Samples gathered at once."""
+"""The size in bytes of the samples that are gathered at once."""
 
 
 class Vmapped:
+    """Runs stacks of ``stack_size`` devices. Raises ValueError for a stack of one."""
+
     def __init__(self, stack_size: int) -> None:
         if stack_size < 2:
-            raise ValueError(f"a stack of {stack_size} is computed otherwise than larger ones; use at least 2")
+            raise ValueError(f"a stack of {stack_size} is computed in another way than larger stacks; use at least 2")
         self.stack_size = stack_size
         self._lowering = Lowering(stack_size)
 
@@ -102,11 +105,15 @@ class _Call:
             lowered = lowering.begin(program, self._names, stack)
             parts.append(lowered.run(stack))
             self._spec = lowered.spec
-        # Made anew even from one part: it is written to, so it must not be memory of what was given.
+        # ``cat`` copies even a single part. The carry is written to, so it must not share memory with the rest.
         self._given = self._given._replace(carry=[torch.cat(leaves) for leaves in zip(*parts, strict=True)])
 
     def stage(self, number: int) -> Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """Take all devices through a stage. Per metric: its sum over a device's steps by samples, and the samples."""
+        """Take all devices through a stage.
+
+        Returns, for each metric, its sum over a device's steps weighted by their samples, and the number of samples:
+        two arrays ``[devices]``.
+        """
         lines = self._cohort.stages[number]
         plan = plan_slots(lines.first, lines.steps, self._slots)
         batches = _Batches(plan.lines, lines, self._cohort)
@@ -139,13 +146,14 @@ class _Call:
         }
 
     def finish(self) -> tuple[list[Forest], list[Tree]]:
-        """The payload and the next own state of each device."""
+        """The payloads and the next own states, in the order of the devices."""
         parts = []
         for stack in self._stacks():
             lowered = self._lowering.finish(self._program, self._names, self._spec, stack)
             parts.append(lowered.run(stack))
         with torch.inference_mode(False):
-            # Outside, what was made in inference mode could neither be written to nor take part in a gradient.
+            # The copies are made outside of inference mode: an inference tensor can neither be written to nor take part
+            # in a gradient afterwards.
             rows = [
                 [row for leaf in leaves for row in leaf.cpu().clone().unbind()] for leaves in zip(*parts, strict=True)
             ]
@@ -184,7 +192,7 @@ class _Call:
         )
 
     def _noise(self, devices: NDArray[np.int64]) -> list[Tensor]:
-        """Each busy slot's own draws; zeros in idle ones."""
+        """The noise of one step, ``[slots, ...]`` each: the device's own draws in a busy slot, zeros in an idle one."""
         if not self._names.noise:
             return []
         shapes = [self._program.noise[name] for name in self._names.noise]
@@ -199,13 +207,16 @@ class _Call:
 
 
 class _Batches:
-    """The batches of a stack ``[slots, batch, ...]`` by time, gathered for several steps at once."""
+    """The batches of a stack by step: x, y and weight ``[slots, batch, ...]``, gathered for several steps at once.
+
+    ``lines [time, slots]`` are those of the slot plan.
+    """
 
     def __init__(self, lines: NDArray[np.int64], stage: Lines, cohort: Cohort) -> None:
         self._stage, self._cohort = stage, cohort
         self._lines = lines
         weights = np.concatenate([stage.weights, np.zeros((1, stage.weights.shape[1]), np.float32)])
-        # Line -1 is the last one: an idle slot sees samples of weight 0.
+        # ``IDLE`` is -1, the last row here: an idle slot sees samples of weight 0.
         self._weights = weights[lines]
         self.sizes: NDArray[np.float64] = self._weights.sum(-1, dtype=np.float64)
         sample = cohort.x[:1].nbytes * stage.rows.shape[1] * lines.shape[1]
@@ -235,5 +246,5 @@ class _Batches:
 
 
 def _table(rows: Sequence[Tensor]) -> NDArray[np.float64]:
-    """``[time, slots]``"""
+    """The values of a metric as an array ``[time, slots]``."""
     return torch.stack(list(rows)).double().cpu().numpy()
