@@ -90,7 +90,7 @@ def cohorts(
 
 
 def problem_of(job: Job, template: Tree, samples: int) -> str | None:
-    """What is wrong with a job's own state or samples, or None. ``template`` has the form that an own state must have."""
+    """What is wrong with a job's own state or samples, or None. An own state must have the form of ``template``."""
     if job.own is not None and _layout(job.own) != _layout(template):
         return f"its own state has the form {_layout(job.own)}, but the program keeps the form {_layout(template)}"
     return sample_problem(job, samples)
