@@ -24,18 +24,16 @@ from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import NOT_SETTINGS, PREFIX, load_experiment, write_frozen
 from fedemu.ops.experiment.toml_text import toml_text
 from fedemu.ops.results.results import Results
+from fedemu.ops.running.codes import USAGE
 from fedemu.ops.running.folder import claim, give_back
-from fedemu.protocol import errors
-from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, UnreachableError
 
 _STOP_PATIENCE = 60.0
 """Real seconds that an interrupted run has to end."""
 _WIDTH = 120
 """Characters that a cell of a notebook shows side by side."""
 _BY_CODE: Mapping[int, type[FedemuError]] = {
-    2: errors.ConfigurationError,
-    3: errors.UnreachableError,
-    4: errors.Interrupted,
+    error.exit_code: error for error in (ConfigurationError, UnreachableError, Interrupted)
 }
 
 
@@ -68,7 +66,7 @@ def run(
     code, words = _run(directory, runtime, progress)
     if code == 0:
         return Results.read(directory)
-    if code == 2:
+    if code == USAGE:
         give_back(directory)
     raise _BY_CODE.get(code, FedemuError)(words or f"the run ended with code {code}; see {directory / 'logs'}")
 

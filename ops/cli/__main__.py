@@ -7,7 +7,8 @@ import signal
 import sys
 from types import FrameType
 
-INTERRUPTED = 4
+from fedemu.ops.running.codes import INTERRUPTED
+
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -17,20 +17,21 @@ from fedemu.ops.cli import compare as cli_compare
 from fedemu.ops.cli import look as cli_look
 from fedemu.ops.cli import run as cli_fleet
 from fedemu.ops.cli import stress as cli_stress
-from fedemu.ops.running.exits import EXIT_CODES, complain
-
-_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""typer exports only this child of it, and brings click along under one name or another."""
+from fedemu.ops.running.codes import IN_WORDS
+from fedemu.ops.running.exits import complain
 
 
 class _Commands(TyperGroup):
-    """Tells of wrong usage as of every other mistake: in one sentence."""
+    """The group of all commands. It tells of wrong usage in one sentence, as of every other mistake."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
         kwargs["standalone_mode"] = False
         try:
             code = super().main(*args, **kwargs)
-        except _UsageError as error:
+        except Exception as error:
+            # What typer raises for wrong usage has this method in every version, and a public class only in the latest.
+            if not hasattr(error, "format_message"):
+                raise
             code = _usage(error)
         if standalone_mode:
             sys.exit(code)
@@ -51,7 +52,7 @@ app = typer.Typer(
     cls=_Commands,
     name="fedemu",
     help="Emulates a fleet of federated-learning devices: a coordinator, hundreds of processes, churn, recovery.",
-    epilog=EXIT_CODES,
+    epilog=IN_WORDS,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -85,4 +86,4 @@ for _name, _command, _summary in (
     ("bench", cli_bench.bench, "Measure the fleet, the wire, training and the whole."),
     ("doctor", cli_look.doctor, "Check that this machine can run a fleet."),
 ):
-    app.command(_name, short_help=_summary, epilog=EXIT_CODES)(_command)
+    app.command(_name, short_help=_summary, epilog=IN_WORDS)(_command)

@@ -25,8 +25,9 @@ from fedemu.coordinator.serve import serve
 from fedemu.ops.assembly.coordinator import assemble
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import read_frozen
+from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.embedded import serve_embedded
-from fedemu.ops.running.exits import INTERRUPTED, complain, exit_code_of
+from fedemu.ops.running.exits import complain, exit_code_of
 from fedemu.ops.running.processes import STOP_SIGNALS, announce
 from fedemu.ops.running.words import conclude, say, title
 from fedemu.ops.watching.display import open_display

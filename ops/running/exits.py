@@ -1,4 +1,4 @@
-"""Exit codes, and what becomes one: errors are told in one sentence on stderr."""
+"""How an action ends: every error becomes an exit code, and one sentence on stderr."""
 
 from __future__ import annotations
 
@@ -8,25 +8,18 @@ from collections.abc import Callable
 
 import typer
 
+from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
 from fedemu.ops.watching.logs import log_crash
 from fedemu.protocol.errors import FedemuError
 
-USAGE = 2
-INTERRUPTED = 4
-INTERNAL_ERROR = 5
-EXIT_CODES = (
-    "Exit codes: 0 done; 2 wrong usage or configuration; 3 no quorum, or the other side never came or is gone; "
-    "4 interrupted, with a checkpoint; 5 internal error, its traceback in the log."
-)
-
 
 def complain(text: str) -> None:
-    """One sentence to the user."""
+    """Tell the user one sentence on stderr, without a full stop."""
     print(f"fedemu: {text}", file=sys.stderr, flush=True)
 
 
 def exit_code_of(action: Callable[[], int]) -> int:
-    """Run ``action``; what it raises becomes a sentence and a code."""
+    """Run ``action`` and return its code. An error is told in one sentence, and its code is returned."""
     try:
         return action()
     except FedemuError as error:
@@ -36,7 +29,7 @@ def exit_code_of(action: Callable[[], int]) -> int:
         complain("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of stdout went away (`fedemu presets | head -1`); nothing is left to be said to it.
+        # The reader of stdout went away (`fedemu presets | head -1`). Nobody reads what is left.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except typer.Exit:

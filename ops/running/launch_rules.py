@@ -13,13 +13,12 @@ from enum import Enum, auto
 from signal import Signals
 from typing import Literal
 
+from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
 from fedemu.ops.running.processes import LEFT_EARLY
 
 Child = Literal["coordinator", "devices"]
 
 MOST_RESTARTS = 5
-INTERRUPTED = 4
-INTERNAL_ERROR = 5
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 
 

@@ -22,7 +22,7 @@ from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, check_resume, load_experiment, read_frozen
 from fedemu.ops.results.results import Results
-from fedemu.ops.running.exits import INTERRUPTED, USAGE
+from fedemu.ops.running.codes import INTERRUPTED, USAGE
 from fedemu.ops.running.folder import RUNS, claim, give_back, reopen
 from fedemu.ops.running.together import run_together
 from fedemu.ops.running.words import is_complete, say

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedemu.ops.experiment import Experiment, Runtime
-from fedemu.ops.running.exits import INTERNAL_ERROR, INTERRUPTED, exit_code_of
+from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
+from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.running.launch import child_command, free_address, last_words, launch
 from fedemu.ops.running.launch_rules import Child
 from fedemu.ops.running.words import conclude, per_process, say, title

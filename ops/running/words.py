@@ -10,7 +10,7 @@ from fedemu.coordinator.record.run import read_run
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.tables.stream import in_words
 from fedemu.ops.results.results import Results
-from fedemu.ops.running.exits import INTERRUPTED, USAGE
+from fedemu.ops.running.codes import INTERRUPTED, USAGE
 from fedemu.ops.running.folder import give_back
 
 

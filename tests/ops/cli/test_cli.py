@@ -74,6 +74,15 @@ def test_wrong_usage_ends_with_2_and_names_what_was_wrong(
     assert captured.err.endswith("--help\n")
 
 
+def test_a_mistake_of_our_own_is_not_told_as_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("typer.core.TyperGroup.main", fails)
+    with pytest.raises(ZeroDivisionError):
+        cli_commands.app([], prog_name="fedemu")
+
+
 def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert call() == 2
     assert "\n  presets " in capsys.readouterr().err

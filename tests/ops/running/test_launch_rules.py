@@ -6,6 +6,7 @@ from signal import Signals
 import pytest
 
 from fedemu.ops.running import launch_rules as rules
+from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
 from fedemu.ops.running.launch_rules import Action, Launch, Patience, Say, Send, StartDevices
 from fedemu.ops.running.processes import LEFT_EARLY
 
@@ -29,7 +30,7 @@ def test_a_coordinator_that_ends_before_it_opened_ends_the_run_without_devices()
 def test_a_coordinator_that_is_killed_before_it_opened_is_named() -> None:
     launch = Launch()
     assert launch.coordinator_ended(-signal.SIGKILL, now=1.0) == [Say("the coordinator was ended by SIGKILL")]
-    assert launch.exit_code == rules.INTERRUPTED
+    assert launch.exit_code == INTERRUPTED
 
 
 def test_devices_are_not_started_for_a_run_that_is_stopping() -> None:
@@ -92,7 +93,7 @@ def test_a_killed_coordinator_is_named_and_its_devices_are_ended_at_once() -> No
     actions = launch.coordinator_ended(-signal.SIGKILL, now=3.0)
     assert actions == [Say("the coordinator was ended by SIGKILL"), Send("devices", signal.SIGTERM)]
     launch.devices_ended(4, now=3.5)
-    assert launch.exit_code == rules.INTERRUPTED
+    assert launch.exit_code == INTERRUPTED
 
 
 def test_a_coordinator_that_left_before_it_began_has_told_nobody() -> None:
@@ -100,7 +101,7 @@ def test_a_coordinator_that_left_before_it_began_has_told_nobody() -> None:
     launch.signalled(signal.SIGINT, now=1.0)
     assert launch.coordinator_ended(LEFT_EARLY, now=1.1) == [Send("devices", signal.SIGTERM)]
     launch.devices_ended(LEFT_EARLY, now=1.2)
-    assert launch.exit_code == rules.INTERRUPTED
+    assert launch.exit_code == INTERRUPTED
 
 
 @pytest.mark.parametrize("crash", [signal.SIGSEGV, signal.SIGABRT])
@@ -108,7 +109,7 @@ def test_a_coordinator_that_crashes_is_an_internal_error(crash: Signals) -> None
     launch = with_devices()
     launch.devices_ended(0, now=2.0)
     launch.coordinator_ended(-crash, now=3.0)
-    assert launch.exit_code == rules.INTERNAL_ERROR
+    assert launch.exit_code == INTERNAL_ERROR
 
 
 def test_a_killed_supervisor_is_started_again_but_not_for_ever() -> None:
@@ -117,7 +118,7 @@ def test_a_killed_supervisor_is_started_again_but_not_for_ever() -> None:
         assert sends(launch.devices_ended(-signal.SIGKILL, now=1.0)) == [StartDevices()]
     assert sends(launch.devices_ended(-signal.SIGKILL, now=1.0)) == [Send("coordinator", signal.SIGINT)]
     launch.coordinator_ended(4, now=2.0)
-    assert launch.exit_code == rules.INTERNAL_ERROR
+    assert launch.exit_code == INTERNAL_ERROR
 
 
 def test_a_supervisor_that_gives_up_stops_the_coordinator_and_its_code_is_the_runs() -> None:

@@ -10,7 +10,7 @@ from fedemu.ops.cli import commands as cli_commands
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import read_frozen
 from fedemu.ops.running import seeds as seed_group
-from fedemu.ops.running.exits import INTERRUPTED
+from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.folder import give_back
 from fedemu.ops.running.seeds import is_group, parse_seeds
 from fedemu.ops.running.words import say

@@ -1,0 +1,31 @@
+"""The exit codes: the numbers that other programs rely on, and what it costs to know them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from fedemu.ops.running.codes import IN_WORDS, INTERNAL_ERROR, INTERRUPTED, USAGE
+from fedemu.protocol import errors
+
+PAGE = Path(__file__).parents[3] / "docs" / "cli.md"
+
+
+def test_the_numbers_are_promised() -> None:
+    assert (USAGE, errors.QuorumError.exit_code, INTERRUPTED, INTERNAL_ERROR) == (2, 3, 4, 5)
+
+
+def test_the_help_and_the_page_name_the_codes_of_all_errors() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    codes = {str(kind.exit_code) for kind in kinds if issubclass(kind, errors.FedemuError)}
+    assert codes | {"0"} == {*re.findall(r"\d", IN_WORDS)}
+    assert codes <= {*re.findall(r"^\| (\d) \|", PAGE.read_text(), re.MULTILINE)}
+
+
+def test_a_command_knows_them_before_it_imports_anything_heavy() -> None:
+    """Ctrl-C has to end a command quietly from its very first moment."""
+    code = "import sys; from fedemu.ops.cli import __main__; print(*(name for name in sys.modules))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    names = ended.stdout.split()
+    assert {"numpy", "pydantic", "typer", "rich", "zmq"}.isdisjoint(names)
+    assert len([name for name in names if name.startswith("fedemu.")]) < 10
