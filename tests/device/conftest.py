@@ -7,7 +7,7 @@ import json
 import socket
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,30 +23,21 @@ from fedemu.device.bus import abstract_address
 from fedemu.device.machine.arrival import ExperimentCode
 from fedemu.device.machine.supervisor import SupervisorPlan
 from fedemu.device.pipe import TrainerSetup
-from fedemu.protocol.blobs.store import BlobStore
+from fedemu.ops.bench.scripted import ScriptedCoordinator, Terms
 from fedemu.protocol.blobs.tree_file import encode_tree
-from fedemu.protocol.codec import UP, Envelope
-from fedemu.protocol.errors import BlobError
+from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.host.named import load
-from fedemu.protocol.ids import Digest, digest_of
+from fedemu.protocol.ids import digest_of
 from fedemu.protocol.messages import (
     Accepted,
-    Beat,
-    Blob,
-    BlobRef,
-    Bye,
     Enroll,
-    Granted,
-    Heartbeat,
     Hello,
-    Need,
+    Message,
     Offer,
     Proceed,
     Refused,
     Result,
     Scheduled,
-    Stop,
-    Welcome,
     Work,
 )
 from fedemu.protocol.transport.interface import Network
@@ -62,8 +53,7 @@ TOY_CODE = ExperimentCode(
 DATA = digest_of(b"toy data")
 
 
-async def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> None:
-    """Wait for a condition; a test fails that waits too long."""
+async def _until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while not condition():
@@ -71,23 +61,33 @@ async def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) 
         await asyncio.sleep(0.005)
 
 
-class Coordinator:
-    """Grants one lease, serves blobs, welcomes devices, and lets the test hold asks."""
+@pytest.fixture
+def until() -> Callable[..., Coroutine[Any, Any, None]]:
+    """``await until(condition, what)``: wait for a condition. The test fails if it takes more than ``seconds``."""
+    return _until
 
-    def __init__(self, folder: Path, devices: int, experiment: dict[str, Any], network: Network | None = None) -> None:
-        self.network: Network = network or ZmqNetwork()
-        self.store = BlobStore(folder / "coordinator")
+
+def stream_of(devices: int) -> bytes:
+    """A stream that brings samples 2d and 2d + 1 to device d at the beginning."""
+    offsets, none = np.arange(devices + 1) * 2, np.zeros(devices + 1, np.int64)
+    partition = Partition(offsets, np.arange(2 * devices), none, np.empty(0, np.int64))
+    return encode_tree(StreamPlan(static(partition, 1)[0]).to_arrays())
+
+
+@pytest.fixture
+def toy_stream() -> Callable[[int], bytes]:
+    """The stream of so many toy devices, as a blob."""
+    return stream_of
+
+
+class Coordinator(ScriptedCoordinator):
+    """Lets the test hold asks, and remembers every message."""
+
+    def __init__(self, folder: Path, devices: int, experiment: dict[str, Any], network: Network) -> None:
+        terms = Terms(range(devices), DATA, heartbeat_seconds=0.5, patience=4, run="toy-run")
+        super().__init__(network, folder / "coordinator", terms, json.dumps(experiment).encode(), stream_of(devices))
         self.devices = devices
-        self.lease, self.run = "lease-1", "toy-run"
-        self.heartbeat_seconds, self.patience = 0.5, 4
-        self.experiment = self.blob("experiment", json.dumps(experiment).encode())
-        offsets, none = np.arange(devices + 1) * 2, np.zeros(devices + 1, np.int64)
-        partition = Partition(offsets, np.arange(2 * devices), none, np.empty(0, np.int64))
-        self.partition = self.blob("partition", encode_tree(StreamPlan(static(partition, 1)[0]).to_arrays()))
-        self.members: dict[int, bytes] = {}
-        self._devices: dict[bytes, int] = {}
         self.incarnations: dict[int, list[int]] = defaultdict(list)
-        self.supervisor: bytes | None = None
         self.log: list[tuple[bytes, Any]] = []
         self.results: dict[str, dict[int, float]] = defaultdict(dict)
         self.groups: dict[str, dict[int, float]] = defaultdict(dict)
@@ -96,93 +96,42 @@ class Coordinator:
         self.works: dict[str, dict[int, Work]] = defaultdict(dict)
         self.proceeding: dict[str, set[int]] = defaultdict(set)
         self.refusals: list[str] = []
-        self.address = ""
 
-    def blob(self, key: str, data: bytes) -> BlobRef:
-        return BlobRef(key=key, digest=self.store.put(data), size=len(data))
-
-    def open(self, address: str = "tcp://127.0.0.1:*") -> None:
-        self.router = self.network.bind(address, UP, self._received, lambda peer, error: None)
-        self.address = self.router.address
-
-    def forget_everyone(self) -> None:
-        """As if it had been started again."""
-        self.members.clear()
-        self.supervisor = None
-
-    def heard(self, kind: type) -> list[Any]:
+    def heard_of(self, kind: type) -> list[Any]:
+        """The messages of one kind, in order."""
         return [message for _, message in self.log if isinstance(message, kind)]
 
-    def _received(self, peer: bytes, envelope: Envelope) -> None:
-        message = envelope.message
-        self.log.append((peer, message))
-        device = self._devices.get(peer, -1)
-        known = self.members.get(device) == peer or peer == self.supervisor
+    def receive(self, peer: bytes, envelope: Envelope) -> None:
+        self.log.append((peer, envelope.message))
+        super().receive(peer, envelope)
+
+    def heard(self, peer: bytes, device: int | None, message: Message, frames: Sequence[Buffer]) -> None:
+        if device is None:
+            return
         match message:
-            case Enroll():
-                self._enroll(peer, message)
-            case Hello():
-                self._hello(peer, message)
-            case _ if not known:
-                self.router.send(peer, Refused(reason="unknown_peer", detail="Who are you?"))
-            case Heartbeat():
-                self.router.send(peer, Beat())
-            case Need():
-                try:
-                    data = self.store.read(Digest(message.digest), message.offset, message.length)
-                except BlobError as error:
-                    self.router.send(peer, Refused(reason="unknown_blob", detail=str(error)))
-                    return
-                size = self.store.size(Digest(message.digest))
-                self.router.send(peer, Blob(digest=message.digest, offset=message.offset, size=size), [data])
             case Scheduled():
                 self.scheduled[message.ask][device] = message
             case Result():
-                (value,) = np.frombuffer(envelope.frames[0], np.float64)
+                (value,) = np.frombuffer(frames[0], np.float64)
                 assert self.results[message.ask].setdefault(device, value) == value, "two results of one contribution"
                 self.groups[message.ask][device] = message.metrics["group"]
                 self.states[device] = message.ask
                 self.router.send(peer, Accepted(ask=message.ask))
-            case Bye():
-                self.members.pop(device, None)
 
-    def _enroll(self, peer: bytes, message: Enroll) -> None:
+    def enroll(self, peer: bytes, enroll: Enroll) -> None:
         if self.refusals:
             self.router.send(peer, Refused(reason=self.refusals.pop(0), detail="No."))
-        elif message.lease not in (None, self.lease):
+        elif enroll.lease not in (None, self.terms.lease):
             self.router.send(peer, Refused(reason="lease_unknown", detail="Not of this run."))
         else:
-            self.supervisor = peer
-            self.router.send(peer, self.grant())
+            super().enroll(peer, enroll)
 
-    def grant(self) -> Granted:
-        return Granted(
-            lease=self.lease,
-            run=self.run,
-            ranges=((0, self.devices),),
-            experiment=self.experiment,
-            partition=self.partition,
-            data=DATA,
-            heartbeat_seconds=self.heartbeat_seconds,
-            patience=self.patience,
-        )
-
-    def _hello(self, peer: bytes, hello: Hello) -> None:
-        assert hello.lease == self.lease
+    def welcome(self, peer: bytes, hello: Hello) -> None:
+        assert hello.lease == self.terms.lease
         lives = self.incarnations[hello.device]
         assert not lives or hello.incarnation > lives[-1], "incarnations go up"
         lives.append(hello.incarnation)
-        self.members[hello.device] = peer
-        self._devices[peer] = hello.device
-        welcome = Welcome(
-            device=hello.device,
-            clock="virtual",
-            horizon=1000.0,
-            heartbeat_seconds=self.heartbeat_seconds,
-            patience=self.patience,
-            durable_round=0,
-        )
-        self.router.send(peer, welcome)
+        super().welcome(peer, hello)
         for ask, works in self.works.items():
             plan = self.scheduled[ask].get(hello.device)
             dropped = plan is not None and plan.event == "drop"
@@ -192,13 +141,14 @@ class Coordinator:
                     self.router.send(peer, Proceed(ask=ask))
 
     async def until(self, condition: Callable[[], Any], what: str) -> None:
-        await until(condition, what)
+        await _until(condition, what)
 
     async def everyone(self, seconds: float = 30.0) -> None:
-        await until(lambda: len(self.members) == self.devices, "the whole fleet", seconds)
+        """Wait until every device is a member."""
+        await _until(lambda: len(self.members) == self.devices, "the whole fleet", seconds)
 
     def give(self, round: int, devices: Iterable[int], weight: float = 0.0) -> str:
-        """Open an ask for these devices."""
+        """Open an ask for these devices. Returns its name."""
         ask = f"{round}.0.0"
         ref = self.blob("model", encode_tree({"w": np.array([weight])}))
         if self.supervisor is not None:
@@ -225,30 +175,23 @@ class Coordinator:
     async def proceed(self, ask: str) -> None:
         """Wait for the schedules, then let everyone go on."""
         works = self.works[ask]
-        await until(lambda: self.scheduled[ask].keys() == works.keys(), f"the schedules of {ask}")
+        await _until(lambda: self.scheduled[ask].keys() == works.keys(), f"the schedules of {ask}")
         self.proceeding[ask] = set(works)
         for device in works:
             if device in self.members:
                 self.router.send(self.members[device], Proceed(ask=ask))
 
     async def finish(self, ask: str, without: Iterable[int] = ()) -> dict[int, float]:
+        """Wait for the results of all devices but those ``without``."""
         wanted = self.works[ask].keys() - set(without)
-        await until(lambda: self.results[ask].keys() >= wanted, f"the results of {ask}")
+        await _until(lambda: self.results[ask].keys() >= wanted, f"the results of {ask}")
         return self.results[ask]
 
     async def hold(self, round: int, devices: Iterable[int], weight: float = 0.0) -> dict[int, float]:
-        """One ask from its beginning to its end."""
+        """Play one ask from its beginning to its end."""
         ask = self.give(round, devices, weight)
         await self.proceed(ask)
         return await self.finish(ask)
-
-    def stop(self, reason: str = "done") -> None:
-        for peer in [*self.members.values(), self.supervisor]:
-            if peer is not None:
-                self.router.send(peer, Stop(reason=reason))
-
-    def close(self) -> None:
-        self.network.close()
 
 
 @pytest.fixture
@@ -257,9 +200,9 @@ async def coordinator(tmp_path: Path) -> AsyncIterator[Callable[..., Coordinator
     made: list[Coordinator] = []
 
     def make(devices: int = 6, open: bool = True, **experiment: Any) -> Coordinator:
-        made.append(Coordinator(tmp_path, devices, experiment))
+        made.append(Coordinator(tmp_path, devices, experiment, ZmqNetwork()))
         if open:
-            made[-1].open()
+            made[-1].open("tcp://127.0.0.1:*")
         return made[-1]
 
     yield make

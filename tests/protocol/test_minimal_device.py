@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fedemu.ops.bench.scripted import ScriptedCoordinator, Terms
 from fedemu.protocol import messages as m
 from fedemu.protocol.blobs.tree_file import encode_tree
-from fedemu.protocol.ids import digest_of
+from fedemu.protocol.codec import Buffer, Envelope
+from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.tensors import unpack
+from fedemu.protocol.transport.interface import Network
 
 DEVICE = Path(__file__).parents[2] / "docs" / "minimal_device.py"
 MODEL: dict[str, NDArray[Any]] = {
@@ -26,39 +29,34 @@ MODEL: dict[str, NDArray[Any]] = {
 }
 OFFSETS = np.array([0, 4, 9, 12])
 INDICES = np.arange(12)
-BLOBS = {
-    "model": encode_tree(MODEL),
-    "partition": encode_tree(
-        {
-            "offsets": OFFSETS,
-            "indices": INDICES,
-            "periods": np.zeros_like(INDICES),
-            "seconds": np.zeros(len(INDICES)),
-            "period_count": np.array([1]),
-            "rules": np.array([1.0, 0.0, 0.0, 0.0]),
-        }
-    ),
-}
+STREAM = encode_tree(
+    {
+        "offsets": OFFSETS,
+        "indices": INDICES,
+        "periods": np.zeros_like(INDICES),
+        "seconds": np.zeros(len(INDICES)),
+        "period_count": np.array([1]),
+        "rules": np.array([1.0, 0.0, 0.0, 0.0]),
+    }
+)
 
 
-def reference(key: str) -> m.BlobRef:
-    return m.BlobRef(key=key, digest=digest_of(BLOBS[key]), size=len(BLOBS[key]))
-
-
-class Coordinator:
+class Coordinator(ScriptedCoordinator):
     """Grants device 1, gives one ask, and stops when it has its result."""
 
-    def __init__(self, side: Any, clock: Literal["virtual", "wall"]) -> None:
-        self.side = side
-        self.clock = clock
+    def __init__(self, network: Network, folder: Path, clock: Literal["virtual", "wall"]) -> None:
+        terms = Terms(range(1, 2), "0" * 64, heartbeat_seconds=1.0, patience=10, clock=clock, horizon=100.0)
+        super().__init__(network, folder, terms, b"{}", STREAM)
+        self.messages: list[m.Message] = []
+        self.rejected: list[ProtocolError] = []
         self.result: m.Result | None = None
-        self.frames: tuple[memoryview, ...] = ()
+        self.frames: Sequence[Buffer] = ()
         self.work = m.Work(
             ask="1.0.0",
             program="train",
             task=0,
             start=5.0,
-            shared=(reference("model"),),
+            shared=(self.blob("model", encode_tree(MODEL)),),
             state=None,
             download_bytes=0,
             upload_bytes=0,
@@ -66,50 +64,30 @@ class Coordinator:
             deadline=60.0,
             durable_round=0,
         )
-        side.react = self.answer
 
-    def answer(self, message: Any, peer: bytes) -> None:
-        for answer, frames in self.answers(message):
-            assert self.side.router.send(peer, answer, frames)
+    def receive(self, peer: bytes, envelope: Envelope) -> None:
+        self.messages.append(envelope.message)
+        super().receive(peer, envelope)
 
-    def answers(self, message: Any) -> Iterator[tuple[m.Message, tuple[bytes, ...]]]:
+    def unreadable(self, peer: bytes, error: ProtocolError) -> None:
+        self.rejected.append(error)
+
+    def welcome(self, peer: bytes, hello: m.Hello) -> None:
+        super().welcome(peer, hello)
+        if self.terms.clock == "wall":
+            self.router.send(peer, self.work)
+
+    def heard(self, peer: bytes, device: int | None, message: m.Message, frames: Sequence[Buffer]) -> None:
         match message:
-            case m.Enroll(count=1):
-                yield self.granted(), ()
-            case m.Need():
-                [data] = [data for data in BLOBS.values() if digest_of(data) == message.digest]
-                chunk = data[message.offset :][: message.length]
-                yield m.Blob(digest=message.digest, offset=message.offset, size=len(data)), (chunk,)
-            case m.Hello(device=1, incarnation=0, lease="token"):
-                yield self.welcome(), ()
-                if self.clock == "wall":
-                    yield self.work, ()
             case m.Presence():
-                yield self.work, ()
+                self.router.send(peer, self.work)
             case m.Scheduled(ask="1.0.0", event="finish"):
-                yield m.Offer(blobs=self.work.shared, round=1), ()
-                yield m.Proceed(ask="1.0.0"), ()
-            case m.Heartbeat():
-                yield m.Beat(), ()
+                self.router.send(peer, m.Offer(blobs=self.work.shared, round=1))
+                self.router.send(peer, m.Proceed(ask="1.0.0"))
             case m.Result(ask="1.0.0"):
-                self.result, self.frames = message, self.side.frames[-1]
-                yield m.Accepted(ask="1.0.0"), ()
-                yield m.Stop(), ()
-
-    def granted(self) -> m.Granted:
-        return m.Granted(
-            lease="token",
-            run="test",
-            ranges=((1, 2),),
-            experiment=m.BlobRef(key="experiment", digest="0" * 64, size=2),
-            partition=reference("partition"),
-            data="0" * 64,
-            heartbeat_seconds=1.0,
-            patience=10,
-        )
-
-    def welcome(self) -> m.Welcome:
-        return m.Welcome(device=1, clock=self.clock, horizon=100.0, heartbeat_seconds=1.0, patience=10, durable_round=0)
+                self.result, self.frames = message, frames
+                self.router.send(peer, m.Accepted(ask="1.0.0"))
+                self.router.send(peer, m.Stop())
 
 
 async def run_device(address: str) -> tuple[int | None, str]:
@@ -125,12 +103,16 @@ async def run_device(address: str) -> tuple[int | None, str]:
 
 
 @pytest.mark.parametrize("clock", ["virtual", "wall"])
-async def test_it_takes_part_in_a_run_to_its_end(tcp: Any, eventually: Any, clock: Literal["virtual", "wall"]) -> None:
-    coordinator = Coordinator(tcp.listen(), clock)
-    address = coordinator.side.router.address
-    assert await run_device(address) == (0, "")
-    await eventually(lambda: coordinator.side.messages[-1] == m.Bye())
-    assert coordinator.side.rejected == []
+async def test_it_takes_part_in_a_run_to_its_end(
+    tcp: Any, tmp_path: Path, eventually: Any, clock: Literal["virtual", "wall"]
+) -> None:
+    coordinator = Coordinator(tcp.network, tmp_path, clock)
+    coordinator.open(tcp.wildcard)
+    assert await run_device(coordinator.address) == (0, "")
+    await eventually(lambda: coordinator.messages[-1] == m.Bye())
+    assert coordinator.messages[0] == m.Enroll(count=1)
+    assert m.Hello(device=1, incarnation=0, lease="lease-1") in coordinator.messages
+    assert coordinator.rejected == []
     assert coordinator.result is not None
     assert coordinator.result.examples == 5
     assert 0 <= (coordinator.result.seconds or 0.0) < 30

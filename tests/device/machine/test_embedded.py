@@ -58,7 +58,7 @@ async def test_rounds_go_all_the_way_until_stop(memory_coordinator: Any, plan: A
         assert await server.hold(2, (1, 4)) == {d: expected(d, 2, own=expected(d, 1)) for d in (1, 4)}
         server.stop()
         await asyncio.wait_for(task, 5)
-    assert len(server.heard(Bye)) == 7
+    assert len(server.heard_of(Bye)) == 7
 
 
 async def test_a_planned_crash_is_told_and_begins_a_new_life(memory_coordinator: Any, plan: Any) -> None:
@@ -70,12 +70,12 @@ async def test_a_planned_crash_is_told_and_begins_a_new_life(memory_coordinator:
         await server.finish(ask, without=(0, 1, 2))
         await server.until(lambda: all(len(server.incarnations[d]) == 2 for d in range(3)), "the next lives")
         assert len(server.incarnations[3]) == 1
-        assert [message.device for message in server.heard(Died)] == [0]
+        assert [message.device for message in server.heard_of(Died)] == [0]
 
 
 async def test_heartbeats_go_on_while_it_trains(memory_coordinator: Any, plan: Any) -> None:
     server = memory_coordinator(devices=2, slow=0.5)
-    server.heartbeat_seconds, server.patience = 0.05, 4
+    server.terms.heartbeat_seconds, server.terms.patience = 0.05, 4
     async with embedding(plan(server)):
         await server.everyone()
         await server.hold(1, range(2))
@@ -87,7 +87,7 @@ async def test_over_a_network_that_reorders_and_repeats_messages_the_results_are
 ) -> None:
     faults = Faults(delay_seconds=0.002, duplication=0.2, reordering=0.2)
     server = memory_coordinator(network=MemoryNetwork(faults, seed=3))
-    server.heartbeat_seconds = 0.1
+    server.terms.heartbeat_seconds = 0.1
     async with embedding(plan(server)):
         await server.everyone()
         for round in range(1, 4):
@@ -104,7 +104,7 @@ async def test_a_second_life_has_the_lease_and_the_states_of_the_first(memory_co
     async with embedding(plan(server)):
         await server.everyone()
         assert await server.hold(2, range(2)) == {d: expected(d, 2, own=expected(d, 1)) for d in range(2)}
-    assert [message.lease for message in server.heard(Enroll)] == [None, "lease-1"]
+    assert [message.lease for message in server.heard_of(Enroll)] == [None, "lease-1"]
 
 
 async def test_what_keeps_it_from_working_is_raised(memory_coordinator: Any, plan: Any) -> None:

@@ -65,8 +65,8 @@ async def test_a_round_goes_all_the_way_and_stop_ends_it(coordinator: Any, plan:
         await ended(task)
     assert sorted(server.incarnations) == list(range(6))
     assert all(lives == [FIRST + 16] for lives in server.incarnations.values())
-    assert len(server.heard(Enroll)) == 1
-    assert server.heard(Died) == []
+    assert len(server.heard_of(Enroll)) == 1
+    assert server.heard_of(Died) == []
 
 
 async def test_the_supervisor_may_be_there_before_the_coordinator(coordinator: Any, plan: Any, free_port: int) -> None:
@@ -98,7 +98,7 @@ async def test_blobs_cross_the_wire_once_per_machine(coordinator: Any, plan: Any
         await server.hold(2, range(6), weight=1.0)
         server.stop()
         await ended(task)
-    asked = [need.digest for need in server.heard(Need)]
+    asked = [need.digest for need in server.heard_of(Need)]
     assert len(asked) == len(set(asked)) == 3
 
 
@@ -112,7 +112,7 @@ async def test_a_killed_device_is_reported_and_its_next_life_makes_the_same_resu
         for process in named("fedemu-device"):
             process.send_signal(signal.SIGKILL)
         assert await server.finish(ask) == {d: expected(d, 2, own=expected(d, 1)) for d in range(6)}
-        assert sorted(message.device for message in server.heard(Died)) == list(range(6))
+        assert sorted(message.device for message in server.heard_of(Died)) == list(range(6))
         server.stop()
         await ended(task)
 
@@ -128,8 +128,8 @@ async def test_a_planned_crash_kills_the_process_and_a_leave_ends_it(coordinator
         assert await server.hold(2, range(3)) == {d: expected(d, 2) for d in range(3)}
         server.stop()
         await ended(task)
-    assert {message.device for message in server.heard(Died)} == {0, 1}
-    assert [message.reason for message in server.heard(Bye)][:2] in (["leave", "offline"], ["offline", "leave"])
+    assert {message.device for message in server.heard_of(Died)} == {0, 1}
+    assert [message.reason for message in server.heard_of(Bye)][:2] in (["leave", "offline"], ["offline", "leave"])
 
 
 async def test_a_crash_in_a_packed_process_restores_the_companions(coordinator: Any, plan: Any) -> None:
@@ -148,7 +148,7 @@ async def test_a_crash_in_a_packed_process_restores_the_companions(coordinator: 
 
 async def test_a_silent_device_comes_back_by_itself(coordinator: Any, plan: Any) -> None:
     server = coordinator(devices=2, drops={"1.1": "silence"})
-    server.heartbeat_seconds = 0.1
+    server.terms.heartbeat_seconds = 0.1
     async with supervising(plan(server.address, 2)) as task:
         await server.everyone()
         await server.proceed(server.give(1, range(2)))
@@ -156,7 +156,7 @@ async def test_a_silent_device_comes_back_by_itself(coordinator: Any, plan: Any)
         assert len(server.incarnations[0]) == 1
         server.stop()
         await ended(task)
-    assert server.heard(Died) == []
+    assert server.heard_of(Died) == []
 
 
 async def test_a_killed_trainer_loses_nothing(coordinator: Any, plan: Any) -> None:
@@ -180,11 +180,11 @@ async def test_a_job_that_kills_trainers_fails_and_the_others_do_not(coordinator
         ask = server.give(1, range(3))
         await server.proceed(ask)
         assert await server.finish(ask, without=[1]) == {d: expected(d, 1) for d in (0, 2)}
-        await server.until(lambda: server.heard(Failed), "the failure")
+        await server.until(lambda: server.heard_of(Failed), "the failure")
         server.stop()
         await ended(task)
     # Unanswered, it is said again.
-    assert {(message.ask, message.reason) for message in server.heard(Failed)} == {("1.0.0", "trainer")}
+    assert {(message.ask, message.reason) for message in server.heard_of(Failed)} == {("1.0.0", "trainer")}
 
 
 async def test_a_program_that_fails_on_one_device_is_reported_by_that_device(coordinator: Any, plan: Any) -> None:
@@ -192,8 +192,8 @@ async def test_a_program_that_fails_on_one_device_is_reported_by_that_device(coo
     async with supervising(plan(server.address, 2)) as task:
         await server.everyone()
         await server.proceed(server.give(1, range(2)))
-        await server.until(lambda: server.heard(Failed), "the failure")
-        assert server.heard(Failed)[0] == Failed(ask="1.0.0", reason="training", detail="a toy failure")
+        await server.until(lambda: server.heard_of(Failed), "the failure")
+        assert server.heard_of(Failed)[0] == Failed(ask="1.0.0", reason="training", detail="a toy failure")
         server.stop()
         await ended(task)
 
@@ -218,11 +218,11 @@ async def test_a_coordinator_that_forgot_everyone_is_joined_again(coordinator: A
         server.forget_everyone()
         await server.everyone()
         await server.until(lambda: server.supervisor is not None, "the supervisor")
-        assert {message.lease for message in server.heard(Enroll)[1:]} == {"lease-1"}
+        assert {message.lease for message in server.heard_of(Enroll)[1:]} == {"lease-1"}
         assert len(await server.hold(1, range(6))) == 6
         server.stop()
         await ended(task)
-    assert server.heard(Died) == []
+    assert server.heard_of(Died) == []
 
 
 async def test_a_supervisor_that_was_killed_comes_back_with_its_lease_and_its_devices_states(
@@ -241,7 +241,7 @@ async def test_a_supervisor_that_was_killed_comes_back_with_its_lease_and_its_de
         assert await server.hold(2, range(3)) == {d: expected(d, 2, own=expected(d, 1)) for d in range(3)}
         server.stop()
         await ended(task)
-    assert [message.lease for message in server.heard(Enroll)] == [None, "lease-1"]
+    assert [message.lease for message in server.heard_of(Enroll)] == [None, "lease-1"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -256,8 +256,8 @@ async def test_a_signal_ends_everything_with_goodbyes(
     _, alive = await asyncio.to_thread(psutil.wait_procs, [process, *family], 10)
     assert alive == []
     assert process.returncode == 4
-    await server.until(lambda: len(server.heard(Bye)) == 4, "all goodbyes")
-    assert server.heard(Died) == []
+    await server.until(lambda: len(server.heard_of(Bye)) == 4, "all goodbyes")
+    assert server.heard_of(Died) == []
 
 
 async def test_nobody_at_the_address_is_one_sentence(plan: Any, free_port: int) -> None:
@@ -267,7 +267,7 @@ async def test_nobody_at_the_address_is_one_sentence(plan: Any, free_port: int) 
 
 async def test_a_coordinator_that_is_gone_for_good_ends_the_supervisor(coordinator: Any, plan: Any) -> None:
     server = coordinator(devices=2)
-    server.heartbeat_seconds = 0.1
+    server.terms.heartbeat_seconds = 0.1
     async with supervising(plan(server.address, 2, lost_seconds=1.0)) as task:
         await server.everyone()
         server.close()
@@ -298,7 +298,7 @@ async def test_a_machine_without_a_place_waits_for_the_end(coordinator: Any, pla
     server = coordinator()
     server.refusals.append("fleet_full")
     async with supervising(plan(server.address)) as task:
-        await server.until(lambda: server.heard(Enroll), "the request")
+        await server.until(lambda: server.heard_of(Enroll), "the request")
         server.supervisor = server.log[0][0]
         server.stop()
         await ended(task)
@@ -322,7 +322,7 @@ async def test_another_run_at_the_same_address_ends_the_machine(coordinator: Any
     server = coordinator(devices=2)
     async with supervising(plan(server.address, 2)) as task:
         await server.everyone()
-        server.run = "another-run"
+        server.terms.run = "another-run"
         server.forget_everyone()
         with pytest.raises(RefusedError, match="another-run"):
             await ended(task)

@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
-from fedemu.algorithms.data.partition import Partition
-from fedemu.algorithms.streams.periods import static
-from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.device.bus import TO_SUPERVISOR, Attach, Quit, abstract_address
 from fedemu.device.machine.fleet import Fleet
 from fedemu.device.machine.lease import LIFE_BITS
 from fedemu.device.machine.observer import Silent
 from fedemu.device.pipe import Setup
 from fedemu.protocol.blobs.store import BlobStore
-from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 from fedemu.protocol.transport.interface import Router
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 TOYS = Path(__file__).parents[1] / "toys.py"
 DEVICES = 20
+Until = Callable[..., Coroutine[Any, Any, None]]
 FIRST = 1 << LIFE_BITS
-
-
-def a_stream() -> bytes:
-    offsets = np.arange(DEVICES + 1) * 2
-    none = np.zeros(DEVICES + 1, np.int64)
-    partition = Partition(offsets, np.arange(2 * DEVICES), none, np.empty(0, np.int64))
-    return encode_tree(StreamPlan(static(partition, 1)[0]).to_arrays())
 
 
 class Nursery:
     """A fleet on a bus that only listens; the coordinator's address leads nowhere."""
 
-    def __init__(self, folder: Path, experiment: dict[str, object], per_process: int) -> None:
+    def __init__(self, folder: Path, experiment: dict[str, object], stream: bytes, per_process: int) -> None:
         self.network = ZmqNetwork()
         self.attached: dict[int, bytes] = {}
         self.deaths: list[tuple[int, int]] = []
@@ -61,7 +50,7 @@ class Nursery:
                 patience=5,
                 behaviours=f"{TOYS}:open_behaviours",
                 experiment=str(store.path(store.put(json.dumps(experiment).encode()))),
-                partition=str(store.path(store.put(a_stream()))),
+                partition=str(store.path(store.put(stream))),
                 devices=str(folder / "devices"),
                 logs=str(folder),
             ),
@@ -79,26 +68,19 @@ class Nursery:
         if isinstance(message, Attach):
             self.attached[message.number] = peer
 
-    async def until(self, condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        while not condition():
-            assert loop.time() < deadline, f"{what} did not happen within {seconds} s"
-            await asyncio.sleep(0.005)
-
     def quit(self) -> None:
         for peer in self.attached.values():
             self.router.send(peer, Quit())
 
 
 @pytest.fixture
-async def nursery(tmp_path: Path) -> AsyncIterator[Callable[..., Nursery]]:
+async def nursery(tmp_path: Path, toy_stream: Callable[[int], bytes]) -> AsyncIterator[Callable[..., Nursery]]:
     """Makes nurseries; at the end nothing of them may live."""
     made: list[Nursery] = []
     me = psutil.Process()
 
     def make(experiment: dict[str, object] | None = None, per_process: int = 1) -> Nursery:
-        made.append(Nursery(tmp_path, experiment or {}, per_process))
+        made.append(Nursery(tmp_path, experiment or {}, toy_stream(DEVICES), per_process))
         return made[-1]
 
     yield make
@@ -110,58 +92,62 @@ async def nursery(tmp_path: Path) -> AsyncIterator[Callable[..., Nursery]]:
         assert alive == []
 
 
-async def test_every_process_attaches_with_its_number(nursery: Callable[..., Nursery]) -> None:
+async def test_every_process_attaches_with_its_number(nursery: Callable[..., Nursery], until: Until) -> None:
     place = nursery()
     await place.fleet.prepare()
     place.fleet.launch()
-    await place.until(lambda: len(place.attached) == DEVICES, "attachment of all")
+    await until(lambda: len(place.attached) == DEVICES, "attachment of all")
     names = {psutil.Process(pid).name() for pid in place.fleet.pids.values()}
     assert names == {"fedemu-device"}
     assert sorted(place.attached) == list(range(DEVICES))
 
 
-async def test_several_devices_share_a_process(nursery: Callable[..., Nursery]) -> None:
+async def test_several_devices_share_a_process(nursery: Callable[..., Nursery], until: Until) -> None:
     place = nursery(per_process=8)
     await place.fleet.prepare()
     place.fleet.launch()
-    await place.until(lambda: len(place.attached) == 3, "attachment of all")
+    await until(lambda: len(place.attached) == 3, "attachment of all")
     assert len(place.fleet) == len(place.fleet.pids) == 3
 
 
-async def test_a_killed_process_is_reported_at_once_and_started_again(nursery: Callable[..., Nursery]) -> None:
+async def test_a_killed_process_is_reported_at_once_and_started_again(
+    nursery: Callable[..., Nursery], until: Until
+) -> None:
     place = nursery()
     await place.fleet.prepare()
     place.fleet.launch()
-    await place.until(lambda: len(place.attached) == DEVICES, "attachment of all")
+    await until(lambda: len(place.attached) == DEVICES, "attachment of all")
     place.fleet.joined(7, FIRST + 18)
     victim = place.fleet.pids[7]
     first_peer = place.attached[7]
     os.kill(victim, signal.SIGKILL)
-    await place.until(lambda: place.attached[7] != first_peer, "the next life")
+    await until(lambda: place.attached[7] != first_peer, "the next life")
     assert place.deaths == [(7, FIRST + 18)]
     assert place.fleet.pids[7] != victim
 
 
-async def test_no_process_outlives_a_killed_zygote_and_all_are_started_again(nursery: Callable[..., Nursery]) -> None:
+async def test_no_process_outlives_a_killed_zygote_and_all_are_started_again(
+    nursery: Callable[..., Nursery], until: Until
+) -> None:
     place = nursery()
     await place.fleet.prepare()
     place.fleet.launch()
-    await place.until(lambda: len(place.attached) == DEVICES, "attachment of all")
+    await until(lambda: len(place.attached) == DEVICES, "attachment of all")
     first_peers = dict(place.attached)
     family = [psutil.Process(pid) for pid in place.fleet.pids.values()]
     (zygote,) = {process.ppid() for process in family}
     os.kill(zygote, signal.SIGKILL)
-    await place.until(lambda: all(place.attached[n] != first_peers[n] for n in first_peers), "the next lives")
+    await until(lambda: all(place.attached[n] != first_peers[n] for n in first_peers), "the next lives")
     _, alive = psutil.wait_procs(family, timeout=5)
     assert alive == []
     assert sorted(device for device, _ in place.deaths) == list(range(DEVICES))
 
 
-async def test_with_the_pipe_everything_ends(nursery: Callable[..., Nursery]) -> None:
+async def test_with_the_pipe_everything_ends(nursery: Callable[..., Nursery], until: Until) -> None:
     place = nursery()
     await place.fleet.prepare()
     place.fleet.launch()
-    await place.until(lambda: len(place.attached) == DEVICES, "attachment of all")
+    await until(lambda: len(place.attached) == DEVICES, "attachment of all")
     family = psutil.Process().children(recursive=True)
     assert len(family) == DEVICES + 1
     await place.fleet.stop(None, 0.0)
@@ -169,11 +155,13 @@ async def test_with_the_pipe_everything_ends(nursery: Callable[..., Nursery]) ->
     assert alive == []
 
 
-async def test_processes_that_are_asked_to_quit_end_by_themselves(nursery: Callable[..., Nursery]) -> None:
+async def test_processes_that_are_asked_to_quit_end_by_themselves(
+    nursery: Callable[..., Nursery], until: Until
+) -> None:
     place = nursery()
     await place.fleet.prepare()
     place.fleet.launch()
-    await place.until(lambda: len(place.attached) == DEVICES, "attachment of all")
+    await until(lambda: len(place.attached) == DEVICES, "attachment of all")
     await place.fleet.stop(place.quit, 10.0)
     assert place.fleet.pids == {}
     assert place.deaths == []
@@ -186,12 +174,12 @@ async def test_behaviours_that_cannot_be_opened_are_told_in_one_sentence(nursery
 
 
 async def test_a_process_that_never_comes_right_is_given_up_with_its_log(
-    nursery: Callable[..., Nursery], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nursery: Callable[..., Nursery], until: Until, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedemu.device.machine.fleet.MOST_FAILURES", 2)
     place = nursery({"cursed": [3]})
     await place.fleet.prepare()
     place.fleet.launch()
-    await place.until(lambda: bool(place.failures), "giving up")
+    await until(lambda: bool(place.failures), "giving up")
     assert "Device process 3 ended 2 times with code 1; see " in str(place.failures[0])
     assert "ValueError: cursed" in (tmp_path / "device-3.log").read_text()
