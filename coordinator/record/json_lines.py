@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fedemu.protocol.errors import ConfigurationError
-
-T = TypeVar("T")
 
 
 def plain(value: Any) -> Any:
@@ -36,26 +34,21 @@ def to_line(values: Mapping[str, Any]) -> bytes:
     return json.dumps(plain(values), allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
-def read_lines(path: Path, made: Callable[[dict[str, Any]], T] = dict) -> list[T]:
-    """What is ``made`` of each object of a log; empty if there is no such file.
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a log; empty if there is no such file. ConfigurationError for a line that holds none."""
+    return [value for _, value in placed_lines(path)]
 
-    A last line without a line break is still being written and does not count. ConfigurationError names the line that
-    holds no JSON object, or for which ``made`` raises ValueError.
+
+def placed_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a log, each with the words that say where it stands.
+
+    A last line without a line break is still being written and does not count.
     """
-    if not path.is_file():
-        return []
-    text = path.read_bytes()
-    lines = text[: text.rfind(b"\n") + 1].splitlines()
-    found = []
-    for number, line in enumerate(lines, 1):
+    text = path.read_bytes() if path.is_file() else b""
+    for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
         if line:
             place = f"line {number} of {path}"
-            value = read_object(line, place)
-            try:
-                found.append(made(value))
-            except ValueError as error:
-                raise damaged(place, str(error)) from error
-    return found
+            yield place, read_object(line, place)
 
 
 def read_object(text: bytes, place: Path | str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedemu.coordinator.record.json_lines import plain, read_lines
+from fedemu.coordinator.record.json_lines import damaged, placed_lines, plain
 from fedemu.protocol.messages import OUTCOMES
 
 Values = tuple[float | None, ...]
@@ -115,8 +115,14 @@ def read_rows(directory: Path) -> tuple[Row, ...]:
 
     Raises ConfigurationError for a line that is damaged.
     """
-    lines = read_lines(directory / "metrics.jsonl", lambda line: None if line.get("round") is None else Row.read(line))
-    return tuple(row for row in lines if row is not None)
+    rows = []
+    for place, line in placed_lines(directory / "metrics.jsonl"):
+        if line.get("round") is not None:
+            try:
+                rows.append(Row.read(line))
+            except ValueError as error:
+                raise damaged(place, str(error)) from error
+    return tuple(rows)
 
 
 COLUMNS = tuple(column.name for column in fields(Row))

@@ -91,6 +91,7 @@ class Tally:
         found = diagnosis or {}
         seconds = timeline.spent - self.began
         devices = self.device_seconds.values()
+        counts: dict[str, Any] = {outcome: self.outcomes[outcome] for outcome in OUTCOMES}
         return Row(
             round=context.round,
             task=context.task,
@@ -102,7 +103,7 @@ class Tally:
             aggregation_forgetting=found.get("aggregation_forgetting"),
             online=self.online,
             selected=self.outcomes.total(),
-            **{outcome: self.outcomes[outcome] for outcome in OUTCOMES},
+            **counts,
             attempts=self.attempts,
             bytes_down=self.bytes_down,
             bytes_up=self.bytes_up,

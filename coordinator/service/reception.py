@@ -13,9 +13,8 @@ from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.fleet.online_times import OnlineTimes, horizon
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
-from fedemu.coordinator.service.refusals import Refusals
+from fedemu.coordinator.service.answers import Refusals, Verdicts
 from fedemu.coordinator.service.shelf import Shelf
-from fedemu.coordinator.service.verdicts import Verdicts
 from fedemu.coordinator.settings import Settings
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol import messages as wire

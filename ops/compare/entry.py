@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from fedemu.algorithms.measures.forgetting import forgetting
 from fedemu.coordinator.record.run import Run
 from fedemu.ops.results.periods import period_results, perplexity_of
@@ -125,7 +127,7 @@ def _accuracies(run: Run) -> list[float]:
 
 def _figures_of_run(run: Run, target: float | None) -> dict[str, float | None]:
     reached = _accuracies(run)
-    classes = [row.class_accuracy for row in run.rows if row.class_accuracy]
+    classes = np.array([row.class_accuracy for row in run.rows if row.class_accuracy], dtype=np.float64)
     return {
         "final_accuracy": reached[-1] if reached else None,
         "best_accuracy": best_accuracy(run),

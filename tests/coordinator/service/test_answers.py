@@ -1,13 +1,8 @@
-"""What is remembered to answer peers: verdicts of recent asks, refusals, and the journal of leases."""
+"""What is remembered to answer peers: the outcomes of recent asks, and refusals."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from fedemu.coordinator.fleet.journal import LeaseJournal
-from fedemu.coordinator.service.refusals import BURST, REMEMBERED, Refusals
-from fedemu.coordinator.service.verdicts import REMEMBERED as ASKS
-from fedemu.coordinator.service.verdicts import Verdicts
+from fedemu.coordinator.service.answers import BURST, RECENT_ASKS, REFUSED_PEERS, Refusals, Verdicts
 from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import Duplicate, Late
 
@@ -22,7 +17,7 @@ def test_a_decided_contribution_is_answered_with_its_verdict_and_an_unknown_one_
 
 def test_only_recent_asks_are_remembered() -> None:
     verdicts = Verdicts()
-    for round in range(ASKS + 1):
+    for round in range(RECENT_ASKS + 1):
         verdicts.remember(AskId(round, 0, 0), {DeviceId(0): "rejected"})
     assert verdicts.answer("0.0.0", DeviceId(0)) == Late(ask="0.0.0")
     assert verdicts.answer("1.0.0", DeviceId(0)) == Duplicate(ask="1.0.0", verdict="rejected")
@@ -37,20 +32,8 @@ def test_a_peer_that_is_refused_all_the_time_is_answered_once_a_second() -> None
 
 def test_refusals_take_bounded_memory() -> None:
     refusals = Refusals()
-    for number in range(REMEMBERED + 10):
+    for number in range(REFUSED_PEERS + 10):
         refusals.allow(number.to_bytes(4, "big"), "fleet_full", 0.0)
-    assert len(refusals.idle) == REMEMBERED
-    refusals.forget((REMEMBERED + 9).to_bytes(4, "big"))
-    assert len(refusals.idle) == REMEMBERED - 1
-
-
-def test_a_journal_gives_back_what_was_written_to_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "leases.jsonl"
-    journal = LeaseJournal(path)
-    assert list(journal.entries()) == []
-    journal.write({"grant": "a", "ranges": ((0, 2),)})
-    with path.open("ab") as file:
-        file.write(b'{"grant": "b", "ran')
-    assert list(journal.entries()) == [{"grant": "a", "ranges": [[0, 2]]}]
-    journal.write({"release": "a"})
-    assert list(journal.entries()) == [{"grant": "a", "ranges": [[0, 2]]}, {"release": "a"}]
+    assert len(refusals.idle) == REFUSED_PEERS
+    refusals.forget((REFUSED_PEERS + 9).to_bytes(4, "big"))
+    assert len(refusals.idle) == REFUSED_PEERS - 1
