@@ -27,7 +27,7 @@ from fedemu.algorithms.trees import zeros_like
 from fedemu.ops.experiment.presets import is_preset
 from fedemu.protocol.errors import ConfigurationError
 
-FOLDER = Path(__file__).parents[3] / "docs" / "methods"
+FOLDER = Path(__file__).parents[2] / "docs" / "methods"
 PAGE = "\n".join(path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md")))
 SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^##? |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
 OPTION = re.compile(r"^\| `(\w+)` \| `([^`]+)` \|", re.MULTILINE)

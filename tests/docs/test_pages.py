@@ -1,0 +1,63 @@
+"""Every block on the pages runs or says why not, every link leads somewhere, and every name that is told exists."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import player
+import pytest
+import warm
+from pages import ROOT, Page, dead_links, mistakes
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOT_YET = {
+    "README.md",
+    "docs/architecture.md",
+    *(f"docs/{n}.md" for n in ("cli", "configuration", "metrics", "run_directory")),
+}
+NOT_YET = {
+    "README.md",
+    "docs/architecture.md",
+    *(f"docs/{n}.md" for n in ("cli", "configuration", "metrics", "run_directory")),
+}
+NAMES = [name for path in PAGES if (name := str(path.relative_to(ROOT))) not in NOT_YET]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_says_nothing_that_is_not_there(name: str) -> None:
+    found = mistakes(Page.read(ROOT / name))
+    assert not found, "\n".join(found)
+
+
+def test_the_changelog_links_to_what_is_there() -> None:
+    found = [*dead_links(Page.read(ROOT / "CHANGELOG.md"))]  # it may name what is gone
+    assert found == []
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the command ``fedemu``, which a process does that has imported everything already."""
+    folder = tmp_path_factory.mktemp("commands")
+    address = str(folder / "warm.socket")
+    warm.install(folder, address, sys.executable)
+    server = subprocess.Popen([sys.executable, warm.__file__, address], env=player.environment(folder))
+    deadline = time.monotonic() + 100
+    while not Path(address).exists():
+        assert server.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)  # until it has imported everything
+    yield folder
+    server.terminate()
+    server.wait()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", [name for name in NAMES if any(Page.read(ROOT / name).blocks())])
+def test_the_blocks_of_a_page_run_in_order(name: str, commands: Path, tmp_path: Path) -> None:
+    page = Page.read(ROOT / name)
+    runnable = [block for block in page.blocks() if block.language in ("console", "python") and block.not_run is None]
+    assert player.play(page, tmp_path, player.environment(commands)) == len(runnable)

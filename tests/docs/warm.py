@@ -1,0 +1,121 @@
+"""A process that has imported all that ``fedemu`` needs, and forks for every command of a page.
+
+A page has many short runs, and most of their time is the import of torch. ``python warm.py SOCKET`` is the server. A
+client sends its arguments, folder, environment and its three streams, and gets the exit code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+DONE = "-- done --"
+IMPORTED = (
+    "torch",
+    "sklearn.datasets",
+    "matplotlib.pyplot",
+    "fedemu.ops.cli.commands",
+    "fedemu.ops.assembly.coordinator",
+    "fedemu.ops.compare.page.page",
+    "fedemu.ops.running.together",
+)
+MOST_ROUNDS = 2
+"""Runs of pages stop after these, whatever ``--rounds`` says."""
+CLIENT = """#!{python} -SEs
+import json, os, socket, sys
+if os.environ.get("FEDEMU_RUNTIME__TRANSPORT") == "zmq":
+    os.execv({python!r}, [{python!r}, "-m", "fedemu.ops.cli", *sys.argv[1:]])
+line = socket.socket(socket.AF_UNIX)
+line.connect({address!r})
+asked = json.dumps([os.path.basename(sys.argv[0]), sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+socket.send_fds(line, [len(asked).to_bytes(4, "big")], [0, 1, 2])
+line.sendall(asked)
+sys.exit(int(line.recv(16) or 137))
+"""
+"""A command that has the server do its work: ``fedemu``, or ``blocks`` of Python, by its own name.
+
+A fleet of real processes needs a process of its own, too.
+"""
+
+
+def serve(address: str) -> None:
+    """Fork a child for each connection; ends with SIGTERM."""
+    for module in IMPORTED:
+        importlib.import_module(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        while True:
+            line, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                _answer(line)
+            line.close()
+
+
+def _answer(line: socket.socket) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    size, streams, _, _ = socket.recv_fds(line, 4, 3)
+    asked = bytearray()
+    while len(asked) < int.from_bytes(size, "big"):
+        asked += line.recv(65536)
+    name, words, folder, environment = json.loads(asked)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path.insert(0, folder)
+    code = 1
+    try:
+        if name == "blocks":
+            _execute_files()
+        else:
+            sys.argv = [name, *_shortened(words)]
+            from fedemu.ops.cli.__main__ import main
+
+            main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        line.send(str(code).encode())
+        os._exit(code)
+
+
+def _shortened(words: list[str]) -> list[str]:
+    """A command line with no more than ``MOST_ROUNDS`` rounds."""
+    pairs = zip(["", *words], words, strict=False)
+    return [str(min(int(word), MOST_ROUNDS)) if before == "--rounds" else word for before, word in pairs]
+
+
+def _execute_files() -> None:
+    """Execute file after file, named by the lines of stdin, with the names that the ones before have defined."""
+    names: dict[str, object] = {}
+    for line in sys.stdin:
+        names = runpy.run_path(line.rstrip("\n"), names)
+        print(DONE, flush=True)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
+
+
+def install(folder: Path, address: str, python: str) -> None:
+    """Put the commands ``fedemu`` and ``blocks`` into a folder that goes first in PATH."""
+    for name in ("fedemu", "blocks"):
+        (folder / name).write_text(CLIENT.format(python=python, address=address))
+        (folder / name).chmod(0o755)
