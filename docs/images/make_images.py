@@ -7,6 +7,7 @@ takes about three minutes on two cores. Look at each picture before you commit i
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -23,7 +24,7 @@ from rich.text import Text
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "tutorial.md"
-COLUMNS = 100
+COLUMNS = 88
 LARGEST = 150_000
 NEXT_FRAME = re.compile(r"(?:\x1b\[2K\x1b\[1A)+\x1b\[2K")
 FONT_FACE = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)
@@ -64,7 +65,7 @@ def pictures_of_own_method(folder: Path) -> None:
         "fedemu run fleet.toml --seeds 0-2 --transport memory --set algorithm.name=smooth:Smoothed --out smoothed",
     )
     run(folder, "fedemu compare five-epochs smoothed --out own-method")
-    plot(folder / "own-method/plots/accuracy.png", "own_method.png")
+    plot(folder / "own-method/plots/round_forgetting.png", "own_method.png")
 
 
 def pictures_of_tasks(folder: Path) -> None:
@@ -72,7 +73,7 @@ def pictures_of_tasks(folder: Path) -> None:
         run(folder, f"fedemu run digits-tasks{method} --transport memory --out tasks{method.replace('+', '-')}")
     run(folder, "fedemu compare tasks tasks-mfcl tasks-oracle --out tasks-compared")
     plot(folder / "tasks-compared/plots/tasks_accuracy.png", "tasks.png")
-    page(folder / "tasks-mfcl/report.html", "generated.png", width=1000, height=900, anchor="generated")
+    plot(folder / "tasks-mfcl/plots/generated-4.png", "generated.png")
 
 
 def save_files(folder: Path) -> None:
@@ -87,14 +88,14 @@ def run(folder: Path, command: str) -> None:
 
 
 def on_terminal(folder: Path, command: str) -> str:
-    """Run a command on a pseudo-terminal of 100 columns, and return everything that it wrote there."""
+    """Run a command on a pseudo-terminal of ``COLUMNS`` columns, and return everything that it wrote there."""
     print(f"$ {command}", flush=True)
     written = bytearray()
 
     def read(descriptor: int) -> bytes:
         chunk = os.read(descriptor, 65536)
         written.extend(chunk)
-        return b"."
+        return b"."  # one dot on our own terminal for each piece
 
     before = Path.cwd()
     os.chdir(folder)
@@ -113,14 +114,14 @@ def environment() -> dict[str, str]:
 
 def terminal(text: str, name: str, *, title: str) -> None:
     """Draw text with terminal colours as an SVG that fetches no font from elsewhere."""
-    console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"))
+    console = Console(record=True, width=COLUMNS, file=io.StringIO())
     console.print(Text.from_ansi(text.strip("\n")))
     svg = console.export_svg(title=title, code_format=FONT_FACE.sub("", CONSOLE_SVG_FORMAT))
     (HERE / name).write_text(svg)
 
 
-def page(html: Path, name: str, *, width: int, height: int, anchor: str = "") -> None:
-    """Take a picture of the first ``width`` x ``height`` pixels of a page, or of those from an anchor on."""
+def page(html: Path, name: str, *, width: int, height: int) -> None:
+    """Take a picture of the first ``width`` x ``height`` pixels of a page."""
     chromium = shutil.which("chromium") or shutil.which("chromium-headless-shell") or sys.exit("chromium is missing")
     with tempfile.TemporaryDirectory() as profile:
         subprocess.run(
@@ -133,7 +134,7 @@ def page(html: Path, name: str, *, width: int, height: int, anchor: str = "") ->
                 f"--user-data-dir={profile}",
                 f"--window-size={width},{height}",
                 f"--screenshot={HERE / name}",
-                html.as_uri() + (f"#{anchor}" if anchor else ""),
+                html.as_uri(),
             ],
             check=True,
             capture_output=True,
