@@ -1,7 +1,7 @@
-"""When a device is on-line: iterators of intervals, and the view of them that the rest of a device asks.
+"""When a device is on-line: sources of intervals, and the timetable that the rest of a device asks.
 
-Every source is an iterator of ascending, disjoint intervals [start, end) in seconds, which may never end; the same
-generator gives the same intervals. Nothing here knows of sockets or of the real clock.
+Every source is an iterator of ascending, disjoint intervals [start, end) in seconds. It may be endless. The same
+generator gives the same intervals. Nothing here uses sockets or the real clock.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ Interval = tuple[float, float]
 DAY_HOURS = 24.0
 HOUR_SECONDS = 3600.0
 MOST_INTERVALS = 1_000_000
+"""The number of intervals that a timetable reads at most."""
 
 
 def always() -> Iterator[Interval]:
-    """On-line from the beginning, for ever."""
+    """One interval from time 0 on, without an end."""
     yield (0.0, math.inf)
 
 
 def exponential(generator: Generator, mean_online: float, mean_offline: float) -> Iterator[Interval]:
-    """Spells of exponential length, in their stationary state at time 0.
+    """Spells of exponential length, with means in seconds, in their stationary state at time 0.
 
-    The device starts on-line with probability mean_online / (mean_online + mean_offline); what is left of the first
-    spell has the spell's own distribution, because an exponential has no memory.
+    The device starts on-line with probability mean_online / (mean_online + mean_offline). The rest of the first spell
+    has the same distribution as a whole spell, because an exponential distribution has no memory.
     """
     online = generator.random() < mean_online / (mean_online + mean_offline)
     first = generator.exponential(mean_online if online else mean_offline)
@@ -38,11 +39,11 @@ def exponential(generator: Generator, mean_online: float, mean_offline: float) -
 
 
 def weibull(generator: Generator, shape: float, scale_online: float, scale_offline: float) -> Iterator[Interval]:
-    """Spells of Weibull(shape, scale) length, in their stationary state at time 0.
+    """Spells of Weibull(shape, scale) length, with scales in seconds, in their stationary state at time 0.
 
-    The mean of a spell is scale · Γ(1 + 1/shape), so the start is on-line with probability scale_online /
-    (scale_online + scale_offline). The spell that covers time 0 is length-biased, scale · Gamma(1 +
-    1/shape)^(1/shape), and time 0 lies evenly in it.
+    The mean of a spell is scale · Γ(1 + 1/shape). So the device starts on-line with probability scale_online /
+    (scale_online + scale_offline). Long spells are more likely to cover time 0: the length of the spell that does is
+    distributed as scale · Gamma(1 + 1/shape)^(1/shape), and time 0 lies at a uniformly random place in it.
     """
     online = generator.random() < scale_online / (scale_online + scale_offline)
     whole = (scale_online if online else scale_offline) * generator.gamma(1 + 1 / shape) ** (1 / shape)
@@ -70,14 +71,14 @@ def _alternate(
 def diurnal(
     generator: Generator, mean: float, amplitude: float, peak_hour: float, spread_hours: float, spell: float
 ) -> Iterator[Interval]:
-    """A daily rhythm: at any time t the device is on-line with probability close to
+    """A daily rhythm: at any time t, in seconds, the device is on-line with probability close to
 
-        p(t) = mean + amplitude · cos(2π (t/3600 - peak_hour - offset) / 24),
+        p(t) = mean + amplitude · cos(2π (t/3600 - peak_hour - offset) / 24).
 
-    where the offset in hours is the device's own, normal with deviation ``spread_hours``. The device makes up its
-    mind at the points of a Poisson process, every ``spell`` seconds on average, and is then on-line with probability
-    p(t) whatever it was before. So it goes on-line at the rate p(t)/spell and off-line at (1 - p(t))/spell, and
-    follows p(t) with a lag of ``spell``.
+    Each device has its own offset in hours, drawn from a normal distribution with the deviation ``spread_hours``. The
+    device decides anew at the points of a Poisson process, every ``spell`` seconds on average. From then on it is
+    on-line with probability p(t), whether it was on-line before or not. So it goes on-line at the rate p(t)/spell and
+    off-line at the rate (1 - p(t))/spell, and follows p(t) with a lag of ``spell``.
     """
     offset = peak_hour + spread_hours * generator.standard_normal()
 
@@ -88,7 +89,7 @@ def diurnal(
     most, least = min(1.0, mean + amplitude), max(0.0, mean - amplitude)
 
     def next_change(time: float, ceiling: float, chance: Callable[[float], float]) -> float:
-        # Thinning: candidates at the highest rate, each kept with the ratio of the rate there to the highest.
+        # Thinning: candidates come at the highest rate. Each is kept with the probability (rate there / highest rate).
         if ceiling <= 0.0:
             return math.inf
         while True:
@@ -110,10 +111,11 @@ def diurnal(
 
 
 def recorded(flat: Sequence[float], period: float | None, shift: float = 0.0) -> Iterator[Interval]:
-    """Intervals of a trace: ``flat`` is start, end, start, end, ..., without the last end where the device stayed.
+    """The intervals of a trace. ``flat`` is start, end, start, end, ... in seconds.
 
-    With a period the trace begins again each ``period`` seconds, moved later by ``shift`` (and what falls over the end
-    comes first); without one it is played once, and a device that stayed stays for ever.
+    The last end is missing if the device was still on-line when the trace ended. With a ``period`` in seconds the trace
+    is repeated, and moved later by ``shift`` seconds; the part that is moved beyond the end of the period comes first.
+    Without a period the trace is played once, and a device that was still on-line stays on-line for ever.
     """
     closed = [*flat, math.inf if period is None else period] if len(flat) % 2 else list(flat)
     intervals = sorted(zip(closed[::2], closed[1::2], strict=True))
@@ -127,13 +129,13 @@ def recorded(flat: Sequence[float], period: float | None, shift: float = 0.0) ->
 
 def _turns(one_turn: Sequence[Interval], period: float, shift: float) -> Iterator[Interval]:
     for turn in itertools.count(-1):
-        # Multiplied, not added up, so that late turns carry no growing error.
+        # A product, and not a sum that grows turn by turn: so the rounding error does not grow.
         begin = turn * period + shift
         yield from ((max(0.0, start + begin), end + begin) for start, end in one_turn if end + begin > 0.0)
 
 
 def joined(intervals: Iterable[Interval]) -> Iterator[Interval]:
-    """The same times in intervals that neither touch nor are empty; ``intervals`` ascend by their starts."""
+    """The same times, in intervals that do not touch and are not empty. ``intervals`` must ascend by their starts."""
     held: Interval | None = None
     for start, end in intervals:
         if start >= end:
@@ -151,7 +153,7 @@ def joined(intervals: Iterable[Interval]) -> Iterator[Interval]:
 
 
 class Timetable:
-    """A source of intervals, read as far as was asked."""
+    """When one device is on-line and off-line. It reads its source of intervals only as far as it is asked."""
 
     def __init__(self, source: Iterator[Interval]) -> None:
         self._source = source
@@ -160,9 +162,9 @@ class Timetable:
         self._exhausted = False
 
     def until(self, time: float) -> tuple[Interval, ...]:
-        """All intervals that start before ``time``, whole: what is told for an earlier time is a prefix of it.
+        """All intervals that start before ``time``, not cut at it. The answer for an earlier time is a prefix of it.
 
-        More than a million intervals, as an infinite ``time`` may mean, raise ValueError.
+        Raises ValueError if that takes more than ``MOST_INTERVALS``, as it does for an endless source until infinity.
         """
         count = self._read_past(time)
         return tuple(zip(self._starts[:count], self._ends[:count], strict=True))
@@ -174,16 +176,19 @@ class Timetable:
         return self._ends[place] if place >= 0 and time < self._ends[place] else None
 
     def next_start(self, time: float) -> float:
-        """The first start of an interval after ``time``; infinite if there is none."""
+        """The first start of an interval after ``time``; infinity if there is none."""
         self._read_past(time)
         place = bisect.bisect_right(self._starts, time)
         return self._starts[place] if place < len(self._starts) else math.inf
 
     def _read_past(self, time: float) -> int:
-        """Read until a start lies after ``time``; returns how many lie before it."""
+        """Read the source until a start lies after ``time``. Returns the number of starts before ``time``."""
         while not self._exhausted and (not self._starts or self._starts[-1] <= time):
             if len(self._starts) >= MOST_INTERVALS:
-                raise ValueError(f"a device's timetable until {time:g} s takes more than {MOST_INTERVALS:,} intervals")
+                raise ValueError(
+                    f"a device's timetable until {time:g} s takes more than {MOST_INTERVALS:,} intervals; "
+                    f"ask for an earlier time"
+                )
             interval = next(self._source, None)
             if interval is None:
                 self._exhausted = True

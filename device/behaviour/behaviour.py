@@ -1,6 +1,6 @@
-"""What one device would do with a request: how long each part takes, and whether it gets to the end.
+"""How one device behaves: when it is on-line, how long its work takes, and whether it finishes the work.
 
-A pure function of (seed, device, request); the device runtime acts it out, the coordinator only hears of it.
+All of it is a pure function of (seed, device, ask). The device runtime acts on it; the coordinator sees only effects.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from fedemu.protocol.messages import DropCause
 
 @dataclass(frozen=True)
 class Assignment:
-    """A request as a device's behaviour sees it: sizes in bytes, ``samples`` = passes · examples, times in seconds."""
+    """One work as a device's behaviour sees it.
+
+    Sizes are in bytes. ``samples`` is passes · examples. ``start`` and ``deadline`` are in seconds of the experiment's clock.
+    """
 
     ask: AskId
     start: float
@@ -31,10 +34,10 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What will come of a request: a reply that is sent ``at`` a time, or a drop-out then, until ``back``.
+    """What a device answers to work: it will finish ``at`` a time, or drop out then and be ``back`` at a later time.
 
-    ``back`` is infinite for a device that never returns. ``reply`` and ``corruption`` are normal and None for a
-    drop-out.
+    Times are in seconds of the experiment's clock. ``back`` is infinity for a device that never returns, and None for one that
+    finishes. For a drop-out ``reply`` is normal and ``corruption`` is None.
     """
 
     event: Literal["finish", "drop"]
@@ -63,19 +66,19 @@ class Behaviour:
         self._timetable = Timetable(intervals)
 
     def presence(self, until: float) -> tuple[Interval, ...]:
-        """The on-line intervals [start, end) that start before ``until``, whole and ascending."""
+        """The on-line intervals [start, end) that start before ``until``, ascending and not cut at it."""
         return self._timetable.until(until)
 
     def online_end(self, time: float) -> float | None:
-        """When the device goes off-line next; None if it is off-line at ``time``."""
+        """The time at which the device goes off-line next; None if it is off-line at ``time``."""
         return self._timetable.end_at(time)
 
     def next_online(self, time: float) -> float:
-        """The first moment after ``time`` at which the device comes on-line; infinite if it never does."""
+        """The first time after ``time`` at which the device comes on-line; infinity if it never does."""
         return self._timetable.next_start(time)
 
     def seconds(self, assignment: Assignment) -> tuple[float, float, float]:
-        """Download, compute and upload, without latency."""
+        """The seconds of download, computing and upload, without latency."""
         down, up = self.profile.speeds(self._seed, self.device, assignment.ask.round)
         return (
             transfer_seconds(assignment.download_bytes, down),
@@ -84,7 +87,10 @@ class Behaviour:
         )
 
     def schedule(self, assignment: Assignment) -> Schedule:
-        """The earliest of going off-line, a planned fault and the finish; a finish at an interval's very end counts."""
+        """What comes first: the device goes off-line, a planned fault happens, or the work is finished.
+
+        Work that is finished at the very end of an on-line interval is finished.
+        """
         start = assignment.start
         end = self._timetable.end_at(start)
         if end is None:

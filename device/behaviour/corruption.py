@@ -1,4 +1,4 @@
-"""Broken payloads by plan: what a faulty device sends instead of its result."""
+"""Planned corruption: the broken payload that a device sends in place of its result."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from fedemu.protocol.messages import Result, TensorSpec
 
 
 def corrupt(result: Result, frames: Sequence[Any], kind: Corruption) -> tuple[Result, list[Any]]:
-    """The result with a payload that can't be used.
+    """The result with a payload that cannot be used.
 
-    ``nan`` strikes the first tensor of floats (or else damages a shape), ``shape`` the first tensor, ``truncate`` the
-    last. A payload without tensors gains one.
+    ``nan`` fills the first tensor of floats with NaN. ``shape`` gives the first tensor a wrong shape, with one element
+    more. ``truncate`` cuts the bytes of the last tensor in half. A payload that has no tensor for its corruption gets
+    a wrong shape instead, and one without tensors gets a tensor first.
     """
     tensors, damaged = list(result.tensors), [bytes(frame) for frame in frames]
     if not tensors:

@@ -1,4 +1,4 @@
-"""Planned misbehaviour: what goes wrong with one request to one device, a function of (seed, device, ask)."""
+"""Planned faults: what goes wrong when one device gets one ask, as a function of (seed, device, ask)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True)
 class FaultRates:
-    """Probabilities per request; crash, leave, silence exclude each other, and so do corrupt, duplicate, decline."""
+    """The probability of each fault, per device and ask.
+
+    Crash, leave and silence exclude each other, and so do corrupt, duplicate and decline. ``downtime`` is in seconds.
+    """
 
     crash: float = 0.0
     leave: float = 0.0
@@ -34,12 +37,16 @@ class FaultRates:
 
     @property
     def any(self) -> bool:
+        """Whether any fault is possible."""
         return any((self.crash, self.leave, self.silence, self.corrupt, self.duplicate, self.decline))
 
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """``drop`` happens after ``fraction`` of the work's duration and takes the device away for ``downtime`` seconds."""
+    """The faults of one device in one ask.
+
+    ``drop`` happens after ``fraction`` of the work's duration, and the device is away for ``downtime`` seconds.
+    """
 
     drop: Drop | None = None
     fraction: float = 1.0
@@ -49,7 +56,10 @@ class FaultPlan:
 
 
 def plan(rates: FaultRates, seed: int, device: int, ask: AskId) -> FaultPlan:
-    """Draws in one fixed order, so that a higher rate of one fault keeps the devices that a lower rate had."""
+    """The faults of a device in an ask.
+
+    All numbers are drawn in one fixed order. So a device that has a fault at a low rate also has it at a higher rate.
+    """
     if not rates.any:
         return FaultPlan()
     random = generator(seed, round=ask.round, device=device, purpose=f"faults/{ask.attempt}/{ask.ordinal}")
@@ -62,7 +72,7 @@ def plan(rates: FaultRates, seed: int, device: int, ask: AskId) -> FaultPlan:
 
 
 def _pick(chance: float, kinds: Sequence[Kind], rates: Sequence[float]) -> Kind | None:
-    """The kind whose stretch of [0, 1) holds ``chance``; None beyond the last."""
+    """The kind whose stretch of [0, 1) holds ``chance``; None if no stretch does. A stretch is as long as its rate."""
     edge = 0.0
     for kind, rate in zip(kinds, rates, strict=True):
         edge += rate

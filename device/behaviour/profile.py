@@ -1,6 +1,7 @@
-"""What a device is capable of: quantities drawn once per device, and the transfer speeds of a round.
+"""A device's profile: how fast it computes, downloads and uploads.
 
-Units: seconds, seconds per sample, kbps (1,000 bit/s).
+Most quantities are drawn once per device; transfer speeds may vary from round to round. Units: seconds, seconds per
+sample, kbps (1,000 bit/s).
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from numpy.random import Generator
 from fedemu.protocol.seeds import generator
 
 SLOWEST = 0.1
-"""A speed that varies from round to round never falls below this part of its mean."""
+"""A speed that varies from round to round never falls below this fraction of its mean."""
 
 
 @dataclass(frozen=True)
 class Fixed:
+    """The same value for every device."""
+
     value: float
 
     def draw(self, random: Generator) -> float:
@@ -27,6 +30,8 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Uniform:
+    """A uniform distribution over [low, high)."""
+
     low: float
     high: float
 
@@ -36,7 +41,10 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """Truncated to [low, high] by drawing again; ``mean`` must lie within."""
+    """A normal distribution that is truncated to [low, high]: a value outside is drawn again.
+
+    ``mean`` must lie within [low, high].
+    """
 
     mean: float
     std: float
@@ -52,6 +60,8 @@ class Normal:
 
 @dataclass(frozen=True)
 class Lognormal:
+    """A log-normal distribution. ``sigma`` is the standard deviation of the logarithm."""
+
     median: float
     sigma: float
 
@@ -61,9 +71,10 @@ class Lognormal:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One row per measured device; quantities that share a ``file`` are taken from the same row.
+    """Measured values, one row per measured device. Quantities that share a ``file`` are taken from the same row.
 
-    ``deviations`` are the spread of the values from round to round. Rows are drawn in proportion to ``weights``.
+    ``deviations`` are the standard deviations of the values from round to round. Rows are drawn in proportion to
+    ``weights``.
     """
 
     file: str
@@ -72,6 +83,7 @@ class Recorded:
     weights: tuple[float, ...]
 
     def row(self, random: Generator) -> int:
+        """The number of a row, drawn at random."""
         edges = np.cumsum(self.weights)
         return int(np.searchsorted(edges, random.random() * edges[-1], side="right"))
 
@@ -82,7 +94,11 @@ Quantity = Distribution | Recorded
 
 @dataclass(frozen=True)
 class Profile:
-    """One device. ``latency`` is one way; the spreads are standard deviations of the speeds from round to round."""
+    """How fast one device is.
+
+    ``latency`` is in seconds, one way. The spreads are the standard deviations of the speeds from round to round, in
+    kbps.
+    """
 
     seconds_per_sample: float
     down_kbps: float
@@ -92,7 +108,7 @@ class Profile:
     up_spread: float = 0.0
 
     def speeds(self, seed: int, device: int, round: int) -> tuple[float, float]:
-        """Down and up in kbps, as they are in this round."""
+        """The speeds of download and upload in this round, in kbps."""
         if self.down_spread == 0.0 and self.up_spread == 0.0:
             return self.down_kbps, self.up_kbps
         random = generator(seed, round=round, device=device, purpose="network")
@@ -102,7 +118,10 @@ class Profile:
 
 
 def draw_profile(seed: int, device: int, quantities: Mapping[str, Quantity]) -> Profile:
-    """The profile of a device, a function of (seed, device); the keys are those of ``Profile`` without the spreads."""
+    """The profile of a device, as a function of (seed, device).
+
+    The keys of ``quantities`` are the fields of ``Profile`` without the spreads.
+    """
     values: dict[str, float] = {}
     spreads: dict[str, float] = {}
     for key, quantity in quantities.items():
@@ -115,5 +134,5 @@ def draw_profile(seed: int, device: int, quantities: Mapping[str, Quantity]) -> 
 
 
 def transfer_seconds(size: int, kbps: float) -> float:
-    """Time for ``size`` bytes at ``kbps``."""
+    """The time in seconds that ``size`` bytes take at ``kbps``."""
     return size * 8 / (kbps * 1000)

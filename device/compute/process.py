@@ -21,7 +21,7 @@ from fedemu.algorithms.trees import flatten, from_arrays, to_arrays
 from fedemu.device.bus import INDICES, SEALED, Done, JobFailed, SharedFile, Train, TrainJob
 from fedemu.device.compute.executors.executor import Job, JobResult
 from fedemu.device.compute.shell import Answer, run_trainer
-from fedemu.device.memory.holding import buffer_leaves, split_own
+from fedemu.device.memory.replay_buffer import buffer_leaves, split_own
 from fedemu.device.memory.store import read_own, write_own
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.blobs.tree_file import decode_tree

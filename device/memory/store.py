@@ -1,7 +1,8 @@
 """A device's own state on disk: one safetensors file per version, named by the ask that made it.
 
-A version is written before its result is sent and counts once the coordinator has accepted it, so nothing is committed
-twice. Trainers read and write the files by path; the device process only keeps the books and never loads a tensor.
+A version is written before its result is sent. It counts once the coordinator has accepted the result, so nothing is
+committed twice. Trainers read and write the files by path. The device process only knows which versions there are, and
+never loads a tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ PREFIX, SUFFIX = "own-", ".safetensors"
 
 
 class OwnStore:
-    """The versions of one device's own state in ``folder``, which need not exist before the first version does."""
+    """The versions of one device's own state in ``folder``. The folder need not exist before the first version."""
 
     def __init__(self, folder: Path) -> None:
         self._prefix = f"{folder}/{PREFIX}"
@@ -33,29 +34,30 @@ class OwnStore:
             return
         for name in names:
             if name.startswith(PREFIX) and name.endswith(SUFFIX):
-                with suppress(ValueError):  # a file of this look that is not ours
+                with suppress(ValueError):  # a file with such a name that is no version
                     self._versions.add(AskId.parse(name[len(PREFIX) : -len(SUFFIX)]))
             elif name.endswith(PARTIAL):
                 (folder / name).unlink(missing_ok=True)
 
     @property
     def versions(self) -> Set[AskId]:
+        """The versions on disk, each by the ask that made it."""
         return self._versions
 
     def path(self, version: str | AskId) -> str:
-        """Where a version is, or would be. Text, since this is asked for every job."""
+        """The path of a version, whether it exists or not. It is a text, because every job asks for it."""
         return f"{self._prefix}{version}{SUFFIX}"
 
     def written(self, version: AskId) -> None:
-        """A trainer has put this version in place."""
+        """Take note of a version that a trainer has put in place."""
         self._versions.add(version)
 
     def supersede(self, current: AskId | None, durable_round: int) -> None:
-        """Drop what no checkpoint can name any more.
+        """Delete the versions that no checkpoint can name any more.
 
-        ``current`` is the version that counts now. Once it belongs to a durable round, every checkpoint from that round
-        on names it, so all other versions up to the durable round are out of reach. A later one may belong to work that
-        is under way.
+        ``current`` is the version that counts now, and ``durable_round`` the last round with a checkpoint. If
+        ``current`` is from that round or an earlier one, all checkpoints from there on name it. So the other versions
+        up to the durable round are not needed. A version of a later round may belong to work that is under way.
         """
         if current is not None and current.round > durable_round:
             return
@@ -66,14 +68,14 @@ class OwnStore:
 
 
 def write_own(path: Path, tree: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str] | None = None) -> None:
-    """Put a version in place at once: a reader sees the old file, or none, or the whole new one.
+    """Put a version in place in one step: a reader sees the old file, or none, or the whole new one.
 
-    ``dtypes`` names the uint16 arrays that are bfloat16, as everywhere on the wire.
+    ``dtypes`` names the uint16 arrays that hold bfloat16, as everywhere on the wire.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, encode_tree(tree, dtypes), several_writers=True)  # a job may be done again by another trainer
 
 
 def read_own(path: Path) -> dict[str, NDArray[Any]]:
-    """A version's tensors, mapped; raises BlobError where it does not exist."""
+    """A version's tensors, mapped into memory. Raises BlobError if the version does not exist or cannot be read."""
     return decode_tree(path)

@@ -1,6 +1,6 @@
-"""Which samples a device holds at a given time, as far as its stream goes.
+"""Which samples of its stream a device holds at a given time.
 
-A stream only names samples; where they lie, and what a replay buffer keeps of them, is told elsewhere.
+A stream only names samples. The corpus has their values, and ``replay_buffer.py`` says what a device keeps of them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from fedemu.algorithms.streams.plan import StreamPlan
 
 @dataclass(frozen=True)
 class DeviceStream:
-    """One device's part of the fleet's stream, a pure function of the experiment; indices are of the training split.
+    """One device's part of the fleet's stream, a pure function of the experiment.
 
-    Of periods that are over it names nothing, but what is sealed, or where the stream is cumulative.
+    All indices point into the training split. Samples of periods that are over are named only as sealed ones, or if
+    the stream is cumulative.
     """
 
     plan: StreamPlan
@@ -23,17 +24,20 @@ class DeviceStream:
 
     @property
     def budget(self) -> int:
-        """How many samples the device's replay buffer keeps; 0 where there is none."""
+        """The number of samples that the device's replay buffer keeps; 0 if the device has none."""
         return self.plan.budget
 
     def period(self, round: int) -> int:
-        """The period, from 0, of a round, which counts from 1."""
+        """The period of a round. Periods count from 0, rounds from 1."""
         return self.plan.period_of(round)
 
     def arrived(self, time: float, round: int) -> Indices:
-        """X_t: what of the round's period has arrived by ``time``, seconds of the experiment, in its order (a view)."""
+        """X_t: the samples of the round's period that have arrived by ``time``, in order of arrival (a view).
+
+        ``time`` is in seconds of the experiment's clock.
+        """
         return self.plan.held(self.device, round, time)
 
     def sealed(self, period: int) -> Indices:
-        """All that arrived in a period that is over, to be selected from and then dropped (a view)."""
+        """All samples of a period that is over. The device selects from them and drops the rest (a view)."""
         return self.plan.sealed(self.device, period)

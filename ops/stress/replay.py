@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.streams.plan import StreamPlan
-from fedemu.device.memory.holding import split_own
+from fedemu.device.memory.replay_buffer import split_own
 from fedemu.device.memory.store import PREFIX, SUFFIX, read_own
 from fedemu.ops.stress.scenarios import Scale
 from fedemu.protocol.blobs.tree_file import decode_tree

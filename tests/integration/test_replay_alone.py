@@ -15,7 +15,7 @@ import pytest
 
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.record.summary import Summary
-from fedemu.device.memory.holding import split_own
+from fedemu.device.memory.replay_buffer import split_own
 from fedemu.device.memory.store import read_own
 from fedemu.ops.stress.fleet import LiveFleet
 from fedemu.ops.stress.invariants import clock_goes_forward

@@ -16,7 +16,7 @@ from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.device.bus import Done, JobFailed, SharedFile, Train, TrainJob
 from fedemu.device.compute.executors.executor import Job, JobResult
 from fedemu.device.compute.process import TorchRunner
-from fedemu.device.memory.holding import split_own
+from fedemu.device.memory.replay_buffer import split_own
 from fedemu.device.memory.store import read_own, write_own
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.blobs.tree_file import encode_tree

@@ -15,7 +15,7 @@ from fedemu.algorithms.streams.arrivals import Arrivals
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.device.behaviour.behaviour import Assignment, Schedule
 from fedemu.device.bus import Done, JobFailed, Joined, Submit, Withdraw
-from fedemu.device.memory.holding import buffer_leaves
+from fedemu.device.memory.replay_buffer import buffer_leaves
 from fedemu.device.memory.store import OwnStore, write_own
 from fedemu.device.memory.stream import DeviceStream
 from fedemu.device.runtime.actions import Action, Connect, Crash, Disconnect, Leave, Retire, Send, Tell

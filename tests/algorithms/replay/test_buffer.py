@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedemu.algorithms.replay.buffer import Buffer
+from fedemu.protocol.errors import DataError
+
+
+def test_a_buffer_survives_storage_and_nothing_else_passes_for_one() -> None:
+    buffer = Buffer(np.array([3, 8]), np.array([0, 1]), period=2, seen=9, asked=4, answered={"x": np.array([0.5])})
+    again = Buffer.from_arrays(buffer.to_arrays())
+    assert (again.indices.tolist(), again.periods.tolist(), again.period, again.seen, again.asked) == (
+        [3, 8],
+        [0, 1],
+        2,
+        9,
+        4,
+    )
+    assert again.answered["x"].tolist() == [0.5]
+    with pytest.raises(DataError, match="the replay buffer lacks periods"):
+        Buffer.from_arrays({"indices": np.array([1]), "state": np.array([0, 0, 0])})
+    with pytest.raises(DataError, match="no two rows of the same length"):
+        Buffer.from_arrays({"indices": np.array([1]), "periods": np.array([], np.int64), "state": np.array([0, 0, 0])})
