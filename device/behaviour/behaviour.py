@@ -21,7 +21,8 @@ from fedemu.protocol.messages import DropCause
 class Assignment:
     """One work as a device's behaviour sees it.
 
-    Sizes are in bytes. ``samples`` is passes · examples. ``start`` and ``deadline`` are in seconds of the experiment's clock.
+    Sizes are in bytes. ``samples`` is passes · examples. ``start`` and ``deadline`` are in seconds of the experiment's
+    clock.
     """
 
     ask: AskId
@@ -36,8 +37,8 @@ class Assignment:
 class Schedule:
     """What a device answers to work: it will finish ``at`` a time, or drop out then and be ``back`` at a later time.
 
-    Times are in seconds of the experiment's clock. ``back`` is infinity for a device that never returns, and None for one that
-    finishes. For a drop-out ``reply`` is normal and ``corruption`` is None.
+    Times are in seconds of the experiment's clock. ``back`` is infinity for a device that never returns, and None for
+    one that finishes. For a drop-out ``reply`` is normal and ``corruption`` is None.
     """
 
     event: Literal["finish", "drop"]
