@@ -7,6 +7,8 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from fedemu.protocol.errors import ConfigurationError
 
 PROCESS_BYTES = 6 * 2**20
@@ -92,29 +94,18 @@ def _threads() -> int | None:
 
 
 def _threads_of_user() -> int:
-    mine, threads = os.geteuid(), 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if folder.stat().st_uid == mine:
-                threads += len(os.listdir(folder / "task"))
-        except OSError:
-            continue
-    return threads
+    mine = os.getuid()
+    found = (process.info for process in psutil.process_iter(["uids", "num_threads"]))
+    return sum(facts["num_threads"] or 0 for facts in found if facts["uids"] and facts["uids"].real == mine)
 
 
-def _memory() -> int | None:
+def _memory() -> int:
     """The smaller of what the machine has available and what the container has left."""
-    left = []
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                left.append(int(line.split()[1]) * 1024)
-    except (OSError, ValueError):
-        pass
+    left = [int(psutil.virtual_memory().available)]
     for folder in _control_groups():
         if (most := _number(folder / "memory.max")) is not None:
             left.append(most - (_number(folder / "memory.current") or 0))
-    return max(0, min(left)) if left else None
+    return max(0, min(left))
 
 
 def _control_groups() -> list[Path]:

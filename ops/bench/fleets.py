@@ -82,9 +82,9 @@ class OurFleet:
         trainers = [psutil.Process(pid) for pid in processes.descendants(self._supervisor.pid, "fedemu-trainer")]
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            before = sum(sum(trainer.cpu_times()[:2]) for trainer in trainers)
+            before = sum(map(processes.cpu_seconds, trainers))
             self._runner.run(asyncio.sleep(_QUIET_SECONDS))
-            if sum(sum(trainer.cpu_times()[:2]) for trainer in trainers) - before < _QUIET_SHARE * _QUIET_SECONDS:
+            if sum(map(processes.cpu_seconds, trainers)) - before < _QUIET_SHARE * _QUIET_SECONDS:
                 return
 
     def sweep(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from fedemu.ops.bench.processes import cpu_seconds
 from fedemu.ops.bench.worker import BenchmarkError
 
 RUN_SECONDS = 300.0
@@ -28,7 +28,6 @@ _KINDS = {
     "fedemu-trainer": "trainers",
 }
 """By process name, of which the kernel keeps 15 characters."""
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -88,18 +87,11 @@ def _cpu_after(run: subprocess.Popen[bytes], directory: Path, round: int, end: f
     used: dict[str, float] = defaultdict(float)
     for process in psutil.Process(run.pid).children(recursive=True):
         try:
-            name, seconds = _stat(process.pid)
-        except (FileNotFoundError, ProcessLookupError):
+            name, seconds = process.name(), cpu_seconds(process)
+        except psutil.NoSuchProcess:
             continue
         used[_KINDS.get(name, name)] += seconds
     return rounds, used
-
-
-def _stat(pid: int) -> tuple[str, float]:
-    """A process's name and its CPU seconds, those of its children that are no more included."""
-    text = Path(f"/proc/{pid}/stat").read_text()
-    name, fields = text[text.index("(") + 1 : text.rindex(")")], text.rpartition(")")[2].split()
-    return name, sum(map(int, fields[11:15])) / _TICKS
 
 
 def _rows(directory: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,55 @@
+"""Figures of running processes, held against processes whose figures are known."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+
+from fedemu.ops.bench import processes
+
+
+@contextmanager
+def running(code: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python process that has run ``code`` and then waits."""
+    command = [sys.executable, "-c", f"{code}\nprint(flush=True)\ninput()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_beginning_of_a_process_lies_between_the_moments_around_its_fork() -> None:
+    before = processes.now()
+    with running("") as process:
+        assert before - 0.011 <= processes.began(process.pid) <= processes.now()
+
+
+def test_private_memory_grows_by_what_a_process_writes_for_itself() -> None:
+    with running("") as small, running("kept = b'x' * 50_000_000") as large:
+        found = processes.memory_of([small.pid, large.pid])
+    assert 45 < found[1] - found[0] < 55
+
+
+def test_a_process_that_has_ended_has_no_memory() -> None:
+    with running("") as process:
+        process.kill()
+        process.wait()
+        assert processes.memory_of([process.pid]) == []
+
+
+def test_the_cpu_time_of_children_that_have_ended_is_counted() -> None:
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
+    with running(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn!r}])") as process:
+        assert processes.cpu_seconds(psutil.Process(process.pid)) >= 0.3
+
+
+def test_descendants_are_found_by_name() -> None:
+    with running("from fedemu.protocol.host.kernel import name_process\nname_process('fedemu-found')") as process:
+        assert processes.descendants(os.getpid(), "fedemu-found") == [process.pid]
+        assert processes.descendants(os.getpid(), "fedemu-lost") == []
