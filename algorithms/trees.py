@@ -1,4 +1,4 @@
-"""Trees and forests of tensors: arithmetic, the way to and from numpy arrays, wire names, and the model's digest."""
+"""Trees and forests of tensors: arithmetic, conversion to and from numpy arrays, wire names, and the model's digest."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from fedemu.protocol.ids import Digest
 Array = NDArray[Any]
 
 ALIGNMENT = 64
-"""Bytes. Matrix kernels may round differently on memory that starts elsewhere, so it is copied before use."""
+"""In bytes. Matrix kernels may round differently if an array begins elsewhere, so such an array is copied."""
 
 
 def to_arrays(tree: Tree) -> dict[str, Array]:
-    """The leaves as C-ordered arrays in host memory, without a copy where they lie so already.
+    """The leaves as C-ordered arrays in host memory. A leaf that is already like this is not copied.
 
-    bfloat16, which numpy lacks, becomes the uint16 of its bits.
+    numpy has no bfloat16; such a leaf becomes the uint16 array of its bits.
     """
     return {name: _to_array(leaf) for name, leaf in tree.items()}
 
 
 def from_arrays(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
-    """The arrays as tensors over the same memory; copied where it is off ``ALIGNMENT`` or in another byte order.
+    """The arrays as tensors over the same memory. An array is copied if its alignment or its byte order is another.
 
-    Leaves may be read-only, so nothing may write to a tensor that it did not make.
+    The memory may be read-only, so code may only write to tensors that it made itself.
     """
     return {name: _from_array(array) for name, array in arrays.items()}
 
 
 def flatten(forest: Forest) -> dict[str, Tensor]:
-    """The leaves by wire name, ``key/leaf``."""
+    """The leaves of a forest by wire name, ``key/leaf``."""
     return {f"{key}/{name}": leaf for key, tree in forest.items() for name, leaf in tree.items()}
 
 
 def unflatten(leaves: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The inverse of ``flatten``; a key ends at the first slash."""
+    """The inverse of ``flatten``. A key ends at the first slash."""
     forest: dict[str, dict[str, Tensor]] = {}
     for wire_name, leaf in leaves.items():
         key, _, name = wire_name.partition("/")
@@ -70,24 +70,27 @@ def model_digest(variables: Tree) -> Digest:
 
 
 def map_leaves(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> dict[str, Tensor]:
-    """``function`` of the leaves of one name, over the names of the first tree."""
+    """``function`` of the leaves that have the same name in all trees, for each name of the first tree."""
     return {name: function(leaf, *(other[name] for other in others)) for name, leaf in tree.items()}
 
 
 def zeros_like(tree: Tree) -> dict[str, Tensor]:
+    """Zeros with the shapes and dtypes of the tree's leaves."""
     return map_leaves(torch.zeros_like, tree)
 
 
 def add(left: Tree, right: Tree) -> dict[str, Tensor]:
+    """``left + right``, leaf by leaf."""
     return map_leaves(torch.add, left, right)
 
 
 def subtract(left: Tree, right: Tree) -> dict[str, Tensor]:
-    """``left - right``; for bool leaves, which have no difference, whether they differ."""
+    """``left - right``, leaf by leaf. For bool leaves the result is whether they differ."""
     return map_leaves(lambda a, b: a ^ b if a.dtype == torch.bool else a - b, left, right)
 
 
 def scale(tree: Tree, factor: float | Tensor) -> dict[str, Tensor]:
+    """Every leaf multiplied by the factor."""
     return map_leaves(lambda leaf: leaf * factor, tree)
 
 
@@ -124,7 +127,7 @@ def _from_array(array: Array) -> Tensor:
 
 
 def _silence_the_warning_about_read_only_arrays() -> None:
-    """torch gives it once per process; mapped blobs are read-only on purpose."""
+    """Let torch give this warning here, unheard: it comes once per process, and blobs are read-only on purpose."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.from_numpy(np.frombuffer(b"\0", np.uint8))

@@ -1,4 +1,4 @@
-"""The contract between science and machinery: what a method, a program and a model are. Read this room first."""
+"""The contract between methods and machinery: what a method, a program and a model are. Read this room first."""
 
 from fedemu.algorithms.interface.model import Model, Outputs
 from fedemu.algorithms.interface.program import (

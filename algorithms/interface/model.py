@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class Outputs(NamedTuple):
-    """``logits [batch, classes]``, ``features [batch, width]`` (the last layer's input), ``statistics`` of layers.
+    """``logits [batch, classes]``, ``features [batch, width]`` (the last layer's input), and ``statistics`` of layers.
 
-    A language model gives them for every token, ``[batch, length, ...]``.
+    A language model returns logits and features for every token, ``[batch, length, ...]``.
     """
 
     logits: Tensor
@@ -26,7 +26,7 @@ class Model(Protocol):
 
     @property
     def kind(self) -> Kind:
-        """What the executor's rule goes by, unless a program is of its own kind."""
+        """The kind of the network. The rule that chooses an executor depends on it, unless a program has its own."""
         ...
 
     @property
@@ -34,8 +34,13 @@ class Model(Protocol):
         """Names of the variables that are not trained (running statistics)."""
         ...
 
-    def init(self, seed: int) -> Tree: ...
+    def init(self, seed: int) -> Tree:
+        """All variables of a new model, parameters and buffers: a function of the seed."""
+        ...
 
     def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
-        """Returns the outputs and the next buffers (the same Tree as given where nothing changed)."""
+        """The outputs for ``x [batch, ...]``, and the next buffers.
+
+        If nothing changed, the buffers may be those of ``variables``. Nothing is changed in place.
+        """
         ...

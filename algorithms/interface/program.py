@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 
 Plan = Callable[[int, np.random.Generator], NDArray[np.int64]]
-"""(examples, generator) -> positions ``[steps, batch]`` into the device's samples; -1 pads.
+"""(examples, generator) -> positions ``[steps, batch]`` into the device's samples. -1 marks padding.
 
-Pure: the number of steps, and whether anything is drawn at all, depend on the number of examples only.
+The function is pure. The number of steps, and whether it draws at all, depend only on the number of examples.
 """
 Step = Callable[[Any, Batch, Forest, Tree, Facts, Tree], tuple[Any, Tree]]
-"""(carry, batch, shared, own, facts, noise) -> (carry, metrics); pure, and usable under ``torch.func.vmap``."""
+"""(carry, batch, shared, own, facts, noise) -> (carry, metrics). It is pure, and usable under ``torch.func.vmap``."""
 
 
 class Augment(Protocol):
-    """Random changes of a batch's samples: drawn in numpy per device, applied outside of the step."""
+    """Random changes of a batch's samples. They are drawn in numpy per device, and applied outside the step."""
 
     def draw(
         self, generator: np.random.Generator, rows: int, sample_shape: Sequence[int]
     ) -> Mapping[str, NDArray[Any]]:
-        """Random choices for so many rows, leaves ``[rows, ...]``."""
+        """Random choices for ``rows`` samples. Each leaf is ``[rows, ...]``."""
         ...
 
     def apply(self, x: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
-        """``x [rows, ...]`` changed by the draws, row by row."""
+        """The samples ``x [rows, ...]``, each changed by its row of the draws."""
         ...
 
 
@@ -42,8 +42,8 @@ class Augment(Protocol):
 class Stage:
     """One or more passes over the device's data with one carry.
 
-    ``rows_matter`` says whether rows of weight 0 can change what the step makes (as in a batch's statistics); where
-    they can't, an executor may leave them out.
+    ``rows_matter`` says whether rows of weight 0 can change the result of a step, as they do in statistics of a batch.
+    If they cannot, an executor may leave them out.
     """
 
     plan: Plan
@@ -53,43 +53,52 @@ class Stage:
 
 
 class LocalProgram(Protocol):
-    """Training at a device, as pure functions of tensors; an executor decides how many devices run at once.
+    """Training at a device, as pure functions of tensors. An executor decides how many devices run at once.
 
-    Under ``vmap`` every tensor gains a leading device dimension that the functions do not see. So: no ``.item()``, no
-    branching on values, no random numbers inside (they come through ``noise``), and ``own`` of one structure always.
+    Under ``vmap`` every tensor has a leading device dimension that the functions do not see. Therefore they call no
+    ``.item()``, do not branch on values, and draw no random numbers (those come as ``noise``). ``own`` always has the
+    same structure.
     """
 
     @property
-    def stages(self) -> tuple[Stage, ...]: ...
+    def stages(self) -> tuple[Stage, ...]:
+        """The passes over the data, one after the other, between ``begin`` and ``finish``."""
+        ...
 
     @property
     def noise(self) -> Mapping[str, tuple[int, ...]]:
-        """Standard normal tensors by name and shape, drawn afresh per device and step."""
+        """The shapes of standard normal tensors, by name. They are drawn anew for each device and step."""
         ...
 
     @property
     def passes(self) -> float:
-        """How often an example is processed; sets the emulated compute time."""
+        """How often an example is processed. The emulated compute time is in proportion to it."""
         ...
 
     @property
     def declares_label_counts(self) -> bool:
-        """Whether the label counts may leave the device with the result."""
+        """Whether the label counts leave the device with the result."""
         ...
 
-    def learning_rate(self, round: int, task: int) -> float: ...
+    def learning_rate(self, round: int, task: int) -> float:
+        """The learning rate of a round (from 1) in a task (from 0); steps read it as ``facts.lr``."""
+        ...
 
     def initial_own(self, shared: Forest) -> Tree:
-        """The all-zero own state of a first visit; empty where a program keeps none."""
+        """The own state of a first visit: zeros, or empty if the program keeps none."""
         ...
 
     def payload(self, shared: Forest) -> Forest:
-        """Tensors with the shapes and dtypes that ``finish`` will return; their values do not matter."""
+        """Tensors with the shapes and dtypes that ``finish`` will return. Their values do not matter."""
         ...
 
-    def begin(self, shared: Forest, own: Tree, facts: Facts) -> Any: ...
+    def begin(self, shared: Forest, own: Tree, facts: Facts) -> Any:
+        """The carry before the first step: tensors in any structure that torch maps over."""
+        ...
 
-    def finish(self, carry: Any, shared: Forest, own: Tree, facts: Facts) -> Outcome: ...
+    def finish(self, carry: Any, shared: Forest, own: Tree, facts: Facts) -> Outcome:
+        """The payload and the next own state, from the carry after the last step."""
+        ...
 
 
 @runtime_checkable
@@ -97,26 +106,29 @@ class OfItsOwnKind(Protocol):
     """A LocalProgram that may spend its time in another kind of network than the experiment's model."""
 
     @property
-    def kind(self) -> Kind: ...
+    def kind(self) -> Kind:
+        """The kind of the network in which most of the time is spent."""
+        ...
 
 
 @runtime_checkable
 class Revealing(Protocol):
-    """A LocalProgram whose payload tells the device's trained model, which diagnosis then looks at."""
+    """A LocalProgram whose payload determines the device's trained model. Diagnosis tests this model."""
 
     def local_model(self, shared: Forest, payload: Forest) -> Tree:
-        """All variables after training, from what the device was sent and what it replied; in the model's dtypes."""
+        """All variables after training, in the model's dtypes: from what the device was sent and what it replied."""
         ...
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a device holds when it is asked: its replay buffer R_t, and what of the period's samples X_t has arrived.
+    """What a device holds when it is asked: its replay buffer R_t, and the samples X_t of the period that have arrived.
 
-    ``batch`` holds both, the buffer's first, each part in the order of its arrival. ``indices [n]`` point into the
-    training split, ``fresh [n]`` is true for X_t, and ``periods [n]`` tell when a sample came. ``period`` is that of
-    X_t, ``budget`` how many samples may be kept after it, ``seen`` how many the device ever had, X_t included.
-    ``generator`` is the device's own in this period: the same whenever it is asked.
+    ``batch`` holds both, the buffer's samples first, each part in the order of arrival. ``indices [n]`` point into the
+    training split, ``fresh [n]`` is true for X_t, and ``periods [n]`` are the periods in which samples came. ``period``
+    is the period of X_t, ``budget`` is the number of samples that may be kept after it, and ``seen`` is the number that
+    the device ever had, with X_t. ``generator`` belongs to the device and the period: each question finds it in the
+    same state.
     """
 
     batch: Batch
@@ -130,19 +142,26 @@ class Memory:
 
 
 class Query(Protocol):
-    """A question to a device's memory, answered at once.
-
-    The second value names the positions of the samples to keep; with it the period is over for the device, and the
-    rest is gone. ``own`` is what the last question of this period left behind, empty at first; ``facts.steps`` and
-    ``facts.lr`` are 0.
-    """
+    """A question to a device's memory, without training."""
 
     @property
-    def passes(self) -> float: ...
+    def passes(self) -> float:
+        """How often an example is processed. The emulated compute time is in proportion to it."""
+        ...
 
     @property
-    def declares_label_counts(self) -> bool: ...
+    def declares_label_counts(self) -> bool:
+        """Whether the label counts leave the device with the answer."""
+        ...
 
-    def payload(self, shared: Forest) -> Forest: ...
+    def payload(self, shared: Forest) -> Forest:
+        """Tensors with the shapes and dtypes of the answer's payload. Their values do not matter."""
+        ...
 
-    def ask(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> tuple[Outcome, Tensor | None]: ...
+    def ask(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> tuple[Outcome, Tensor | None]:
+        """The answer, and the positions in the memory of the samples to keep; None keeps everything for now.
+
+        With positions the period is over for the device: it drops all other samples. ``own`` is what the last question
+        of this period left behind; it is empty at first. ``facts.steps`` and ``facts.lr`` are 0.
+        """
+        ...

@@ -18,16 +18,16 @@ from fedemu.protocol.ids import DeviceId
 class Reducer:
     """How the replies' leaves under one payload key become one value.
 
-    ``weighted_mean`` weighs by examples, ``mean`` evenly, ``total`` adds, ``collect`` keeps lazy handles per device.
-    Folds run in cohort order, in float64, and come back in the leaf's own dtype. ``key`` is the payload's
-    where the reply goes by another, which lets one key be reduced in two ways.
+    ``weighted_mean`` weighs by examples, ``mean`` weighs evenly, ``total`` adds, and ``collect`` keeps one handle per
+    device. The first three run in cohort order and in float64, and return the leaf's own dtype. ``key`` is the
+    payload's key if the reply uses another name; so one key can be reduced in two ways.
     """
 
     kind: Literal["weighted_mean", "mean", "total", "collect"]
     key: str | None = None
 
     def of(self, key: str) -> Reducer:
-        """The same over the payload's ``key``, whatever the reply calls it."""
+        """The same reducer for the payload's ``key``, under any name in the reply."""
         return Reducer(self.kind, key)
 
 
@@ -39,10 +39,14 @@ collect = Reducer("collect")
 
 @dataclass(frozen=True)
 class Ask:
-    """A request to a cohort, each device of which gets its part. ``shared`` becomes one blob per top-level key.
+    """A request to a cohort.
 
-    The round can't do without enough replies, by the experiment's quorum. An ``optional`` ask is content with any
-    number; where nobody replied, ``Reply.values`` is empty.
+    ``program`` is the name of what devices run. They all get the trees of ``shared``, each of which is one blob; a
+    device also gets its tree of ``each``. ``reduce`` says what the reply holds, and from which payload key. ``cohort``
+    is drawn (``selected``), all devices that are on-line (``online``), or named.
+
+    The round fails if fewer devices reply than the quorum needs. An ``optional`` ask accepts any number of replies; if
+    nobody replied, ``Reply.values`` is empty.
     """
 
     program: str
@@ -55,7 +59,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class DeviceReply:
-    """What one accepted device said beside its payload."""
+    """What one accepted device reported beside its payload. Label counts are None if the program does not send them."""
 
     device: DeviceId
     examples: int
@@ -65,16 +69,18 @@ class DeviceReply:
 
 
 class Handle(Protocol):
-    """A payload subtree of one device that is read when it is wanted."""
+    """One tree of one device's payload. It is read when it is wanted."""
 
     device: DeviceId
 
-    def load(self) -> Tree: ...
+    def load(self) -> Tree:
+        """Read the tree."""
+        ...
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to an Ask: one reduced Tree, or Handles in cohort order, per key of ``Ask.reduce``."""
+    """The answer to an Ask. For each key of ``Ask.reduce``, ``values`` holds a Tree, or Handles in cohort order."""
 
     values: Mapping[str, Any]
     devices: tuple[DeviceReply, ...]
@@ -82,10 +88,11 @@ class Reply:
 
 @dataclass(frozen=True)
 class ServerJob:
-    """Work at the coordinator, in a process of its own, resumable: ``step`` maps carry to carry.
+    """A computation at the coordinator, in a process of its own. It can be resumed between two steps.
 
-    ``init() -> carry`` and ``step(carry, index) -> (carry, finished)``; the carry is a Tree (weights, optimiser,
-    position of the random source). It is checkpointed every ``checkpoint_every`` steps; the reply is the last carry.
+    ``init() -> carry`` begins, and ``step(carry, index) -> (carry, finished)`` runs at most ``steps`` times, with the
+    index from 0. The carry is a Tree (weights, optimiser, position of the random source). It is checkpointed every
+    ``checkpoint_every`` steps. The script receives the last carry.
     """
 
     name: str
@@ -97,10 +104,10 @@ class ServerJob:
 
 @dataclass(frozen=True)
 class Context:
-    """What a script may know of the run at one round.
+    """What a script may know of the run in one round.
 
-    ``task`` counts the periods of the stream from 0; ``task_ends`` says that this is its last round and that another
-    one follows.
+    Rounds count from 1. ``task`` is the period of the stream, counted from 0. ``task_ends`` says that this is the last
+    round of the task, and that another task follows. ``public`` is None if there is no public data.
     """
 
     round: int
@@ -114,30 +121,36 @@ class Context:
 S = TypeVar("S")
 
 Script = Generator[Ask | ServerJob, Any, S]
-"""Yields requests, receives Reply (for Ask) or Tree (for ServerJob), returns the next state."""
+"""A round: it yields an Ask and receives a Reply, or yields a ServerJob and receives a Tree; it returns the state."""
 
 
 class Algorithm(Protocol[S]):
     """A federated method. ``S`` is a frozen dataclass whose fields are Trees, Forests, tensors and plain scalars."""
 
     @property
-    def programs(self) -> Mapping[str, LocalProgram | Query]: ...
+    def programs(self) -> Mapping[str, LocalProgram | Query]:
+        """What devices may be asked to run, by the name that an Ask gives."""
+        ...
 
-    def init(self, variables: Tree, context: Context) -> S: ...
+    def init(self, variables: Tree, context: Context) -> S:
+        """The state before the first round, from the variables of a new model."""
+        ...
 
-    def round(self, state: S, context: Context) -> Script[S]: ...
+    def round(self, state: S, context: Context) -> Script[S]:
+        """One round as a generator. It may run again from its beginning, so it keeps nothing outside the state."""
+        ...
 
     def variables(self, state: S) -> Tree:
-        """The global model: what is evaluated, saved and digested, buffers included."""
+        """The global model with its buffers: what is evaluated, saved and digested."""
         ...
 
 
 @runtime_checkable
 class Remarking(Protocol):
-    """An Algorithm that has something to put on record after a round."""
+    """An Algorithm that puts numbers of its own on record after a round."""
 
     def remarks(self, state: Any) -> Mapping[str, Any]:
-        """Plain numbers and lists of numbers by name, for the column ``remarks`` of the round's row; may be empty."""
+        """Numbers and lists of numbers by name, for the column ``remarks`` of the round's row. May be empty."""
         ...
 
 
@@ -148,10 +161,10 @@ class Picturing(Protocol):
     def pictures(self, state: Any, samples: int, seed: int) -> Tree:
         """``samples`` images of each class that can be generated: ``x [n, channels, height, width]`` and ``y [n]``.
 
-        ``x`` is normalised, as the model takes it; ``y`` int64 are the classes that the images are to show. ``state``
-        is that after any round; who shows pictures asks after the first of a task, in which generators are made anew.
-        Empty where there is nothing to generate from. A function of its arguments, which draws by ``seed`` only and
-        leaves the run as it is.
+        ``x`` is normalised, as the model takes it. ``y`` int64 are the classes that the images should show. ``state``
+        may be the state after any round; pictures are made after the first round of a task, in which generators are
+        trained anew. The tree is empty if there is no generator yet. The result depends on the arguments alone: all
+        random draws come from ``seed``, and the run does not change.
         """
         ...
 
@@ -160,9 +173,11 @@ class Picturing(Protocol):
 class Selecting(Protocol):
     """An Algorithm whose devices have replay buffers.
 
-    A device that was away when a period ended keeps its samples sealed. At its next work, of whatever program, it first
-    asks itself ``selection``, with what that work shares with all devices, once for each such period, oldest first.
+    If a device was away when a period ended, the period's samples are sealed. At its next work, for any program, the
+    device first answers ``selection`` for each sealed period, the oldest first, with the ``shared`` of that work.
     """
 
     @property
-    def selection(self) -> Query: ...
+    def selection(self) -> Query:
+        """The question that chooses the samples to keep."""
+        ...

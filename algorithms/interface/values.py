@@ -1,6 +1,6 @@
 """The values that scripts, programs and models exchange: tensors by name, batches, facts, public data.
 
-torch is imported for type checkers only, so that light processes may import this room.
+Only type checkers import torch here, so that light processes may import this room.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Labelled:
-    """``x [n, *input_shape]`` normalised float32, ``y [n]`` int64."""
+    """Samples ``x [n, *input_shape]``, normalised float32, and their labels ``y [n]``, int64."""
 
     x: Tensor
     y: Tensor
@@ -26,22 +26,23 @@ class Labelled:
 
 @dataclass(frozen=True)
 class PublicData:
-    """``train`` is for distillation and fine-tuning, ``validation`` for stopping early; no device holds any of it."""
+    """Samples that only the coordinator has: ``train`` to learn from, ``validation`` to stop early."""
 
     train: Labelled
     validation: Labelled
 
 
 Tree = Mapping[str, "Tensor"]
-"""Tensors by dotted name, flat."""
+"""Tensors by name. The names are flat and may have dots: ``fc1.weight``."""
 Forest = Mapping[str, Tree]
-"""Trees by top-level key: ``model``, ``generator``, ``control``. On the wire a leaf is called ``key/name``."""
+"""Trees by key, such as ``model``, ``generator`` or ``control``. On the wire a leaf is called ``key/name``."""
 
 
 class Facts(NamedTuple):
-    """What a program may know of its device and round; all zero-dimensional tensors but ``label_counts`` ``[classes]``.
+    """What a program may know of its device and round: zero-dimensional tensors, and ``label_counts [classes]``.
 
-    ``steps`` counts those of all stages. ``first_visit`` is a bool tensor: a device's own state is then all zeros.
+    ``examples`` is the number of samples, ``steps`` that of the steps of all stages, ``lr`` the learning rate.
+    ``first_visit`` is a bool tensor; if it is true, the device's own state is all zeros.
     """
 
     examples: Tensor
@@ -54,7 +55,7 @@ class Facts(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """``x [batch, ...]`` as the model takes it, ``y [batch]`` int64, ``weight [batch]`` float32: 0 marks padding."""
+    """``x [batch, ...]`` as the model takes it, ``y [batch]`` int64, ``weight [batch]`` float32, where 0 is padding."""
 
     x: Tensor
     y: Tensor
@@ -69,4 +70,4 @@ class Outcome(NamedTuple):
 
 
 Kind = Literal["dense", "convolutional", "sequence"]
-"""Of a network: what the choice of an executor goes by."""
+"""The kind of a network. The rule that chooses an executor depends on it."""

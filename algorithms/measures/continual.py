@@ -1,19 +1,19 @@
-"""What continual learning measures: how a model that learns period after period does on all of them.
+"""What continual learning measures: how good a model that learns period after period is on all of them.
 
-``accuracy [models, periods]`` is at ``[i, j]`` that of the model after period i on period j's test set, and ``models``
-may be smaller than ``periods`` while a run goes on: the last row is the latest model, periods up to its own have been
-seen. NaN stands for what is not known, such as a period without test data, and takes no part; a measure of which
-nothing is left is NaN. Arrays are as numpy takes them; results are float64.
+``accuracy [models, periods]`` holds at ``[i, j]`` the accuracy of the model after period i on the test set of period j.
+While a run goes on there are fewer models than periods: the last row is the latest model, and the periods up to its own
+have been seen. NaN means unknown, as for a period without test data, and takes no part; if nothing is known, a measure
+is NaN. Arguments are anything that numpy takes as an array; results are float64.
 
 Sources: Lopez-Paz & Ranzato, "Gradient Episodic Memory for Continual Learning" (2017), section 2; Chaudhry et al.,
 "Riemannian Walk for Incremental Learning" (2018), section 3; Good et al., "Coordinated Replay Sample Selection for
 Continual Federated Learning" (2023), section 5.2; Babakniya et al., "A Data-Free Approach to Mitigate Catastrophic
 Forgetting in Federated Class Incremental Learning for Vision Tasks" (MFCL, 2023), section 5.
 
-Avalanche's ``StreamBWT`` and ``StreamForwardTransfer`` are ``backward_transfer`` and ``forward_transfer``. What it
-calls forgetting is minus backward transfer, that is, against the model that has just learnt the period; it is
-``average_forgetting`` where that model is also the best of the earlier ones. Its stream accuracy counts samples, as
-``average_accuracy`` does if it is told how many there are.
+Avalanche's ``StreamBWT`` and ``StreamForwardTransfer`` are ``backward_transfer`` and ``forward_transfer``. Avalanche's
+forgetting is minus backward transfer: it compares with the model that has just learnt the period. It equals
+``average_forgetting`` if that model is also the best of the earlier ones. Avalanche's stream accuracy weighs by
+samples, as ``average_accuracy`` does with ``examples``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fedemu.algorithms.measures.forgetting import Floats, mean_known, over_distr
 def average_accuracy(accuracy: ArrayLike, examples: ArrayLike | None = None) -> float:
     """The latest model's mean accuracy over the periods seen so far.
 
-    ``ACC = 1/T sum_j R_Tj`` (Lopez-Paz & Ranzato, eq. 2), ``A_k`` of Chaudhry et al. All periods count the same; with
-    ``examples [periods]``, the sizes of their test sets, all samples do.
+    ``ACC = 1/T sum_j R_Tj`` (Lopez-Paz & Ranzato, eq. 2), ``A_k`` of Chaudhry et al. All periods count the same. With
+    ``examples [periods]``, the sizes of their test sets, all samples count the same.
     """
     matrix = _matrix(accuracy)
     seen = len(matrix)
@@ -39,22 +39,22 @@ def average_accuracy(accuracy: ArrayLike, examples: ArrayLike | None = None) -> 
 
 
 def average_incremental_accuracy(seen: ArrayLike) -> float:
-    """The mean over the periods of the accuracy ``A^t`` on all that had been seen by then: ``1/T sum_t A^t``.
+    """The mean over the periods of the accuracy ``A^t`` on everything seen up to then: ``1/T sum_t A^t``.
 
-    ``seen [models]`` is the accuracy of the model after period t on the test sets of the periods up to t together, all
-    samples counting the same. Babakniya et al. call it average accuracy. It looks back on the whole run, where
-    ``average_accuracy`` looks at the latest model alone.
+    ``seen [models]`` is the accuracy of the model after period t on the test sets of the periods up to t together; all
+    samples count the same. Babakniya et al. call the mean average accuracy. It describes the whole run, and
+    ``average_accuracy`` only the latest model.
     """
     return float(mean_known(np.asarray(seen, dtype=np.float64)))
 
 
 def forgetting_factor(performance: ArrayLike, lower_is_better: bool = False) -> Floats:
-    """By how much the latest model is worse than the best of the earlier ones, per test set: ``[periods]``.
+    """How much worse the latest model is than the best of the earlier ones, per test set: ``[periods]``.
 
-    ``max_{l<k} a_lj - a_kj`` (``f_j^k`` of Chaudhry et al.), in the unit of ``performance [models, periods]``; Good et
+    ``max_{l<k} a_lj - a_kj`` (``f_j^k`` of Chaudhry et al.), in the unit of ``performance [models, periods]``. Good et
     al. call it the forgetting factor. Earlier models include those from before the period itself. Zero or less means
-    that nothing was forgotten. NaN with a single model. Test sets may also be other ones than those of periods, as
-    the union of all.
+    that nothing was forgotten. NaN with a single model. Test sets may be others than those of periods, such as the
+    union of all.
     """
     matrix = _matrix(performance)
     if lower_is_better:
@@ -64,18 +64,18 @@ def forgetting_factor(performance: ArrayLike, lower_is_better: bool = False) -> 
 
 
 def average_forgetting(accuracy: ArrayLike) -> float:
-    """The mean forgetting factor of the periods before the latest model's own; NaN after a single period.
+    """The mean forgetting factor of the periods before the latest model's own. NaN after a single period.
 
-    ``F_k = 1/(k-1) sum_{j<k} f_j^k`` of Chaudhry et al. It is the average forgetting of Babakniya et al., the highest
-    accuracy minus that at the end over tasks 1 to T - 1, as far as no task is done best at the end: such a task counts
-    below 0 here and 0 there, where the last model is among those that may be the best.
+    ``F_k = 1/(k-1) sum_{j<k} f_j^k`` of Chaudhry et al. Babakniya et al. define average forgetting as the highest
+    accuracy minus that at the end, over tasks 1 to T - 1. The two differ for a task on which the last model is the
+    best: it counts below 0 here, and 0 there, because there the last model may also be the best.
     """
     matrix = _matrix(accuracy)
     return float(mean_known(forgetting_factor(matrix)[: len(matrix) - 1]))
 
 
 def backward_transfer(accuracy: ArrayLike) -> float:
-    """What later learning changed in the accuracy on earlier periods; negative where they were forgotten.
+    """How later learning changed the accuracy on earlier periods. It is negative if they were forgotten.
 
     ``BWT = 1/(T-1) sum_{j<T} (R_Tj - R_jj)`` (Lopez-Paz & Ranzato, eq. 3). NaN after a single period.
     """
@@ -85,7 +85,7 @@ def backward_transfer(accuracy: ArrayLike) -> float:
 
 
 def forward_transfer(accuracy: ArrayLike, untrained: ArrayLike) -> float:
-    """What earlier learning did for the accuracy on a period before it was learnt.
+    """How earlier learning changed the accuracy on a period before the period was learnt.
 
     ``FWT = 1/(T-1) sum_{j>1} (R_{j-1,j} - b_j)`` (Lopez-Paz & Ranzato, eq. 4), where ``untrained [periods]`` is ``b``,
     the accuracy of the initial model. NaN after a single period.
@@ -96,9 +96,10 @@ def forward_transfer(accuracy: ArrayLike, untrained: ArrayLike) -> float:
 
 
 def perplexity(log_likelihoods: ArrayLike, counts: ArrayLike) -> Floats:
-    """``exp(-log likelihood / count)`` of sums of natural logarithms over so many predicted tokens, element by element.
+    """``exp(-log likelihood / count)``, element by element. NaN if the count is 0.
 
-    NaN where the count is 0.
+    ``log_likelihoods`` are sums of natural logarithms over predicted tokens; ``counts`` are the numbers of these
+    tokens.
     """
     totals, tokens = np.asarray(log_likelihoods, dtype=np.float64), np.asarray(counts, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -107,10 +108,10 @@ def perplexity(log_likelihoods: ArrayLike, counts: ArrayLike) -> Floats:
 
 
 def all_period_perplexity(log_likelihoods: ArrayLike, counts: ArrayLike) -> Floats:
-    """The perplexity ``[...]`` over the test sets of all periods together, of sums and counts ``[..., periods]``.
+    """The perplexity ``[...]`` over the test sets of all periods together, from sums and counts ``[..., periods]``.
 
-    It is the mean of the periods' perplexities weighted by tokens, in the geometric sense, and not their mean.
-    Periods with a count of 0 take no part.
+    It is the geometric mean of the periods' perplexities, weighted by tokens, and not their arithmetic mean. Periods
+    with a count of 0 take no part.
     """
     tokens = np.asarray(counts, dtype=np.float64)
     totals = np.where(tokens > 0, np.asarray(log_likelihoods, dtype=np.float64), 0.0)
@@ -118,7 +119,7 @@ def all_period_perplexity(log_likelihoods: ArrayLike, counts: ArrayLike) -> Floa
 
 
 def relative_change(perplexity: ArrayLike, without_replay: ArrayLike) -> Floats:
-    """The relative change in perplexity (RCP) against the same run without replay: ``p / p_0 - 1``; negative is better.
+    """The relative change in perplexity (RCP) against the same run without replay: ``p / p_0 - 1``. Negative is better.
 
     Good et al., section 5.2, which also divides the curve of each period by the all-period perplexity without replay
     (its figure 3).
@@ -131,8 +132,8 @@ def relative_change(perplexity: ArrayLike, without_replay: ArrayLike) -> Floats:
 def relative_forgetting(perplexity: ArrayLike) -> Floats:
     """The latest perplexity relative to the best of the earlier ones, per test set: ``p_k / min_{l<k} p_l - 1``.
 
-    The forgetting factor for ``perplexity [models, periods]``, of which lower is better, as a share of the best. Good
-    et al. do not say by what they divide; in terms of their relative change it is
+    This is the forgetting factor of ``perplexity [models, periods]``, where lower is better, as a share of the best.
+    Good et al. do not say by what they divide. In terms of their relative change the measure is
     ``forgetting_factor(relative_change(perplexity, without_replay), lower_is_better=True)``.
     """
     matrix = _matrix(perplexity)
@@ -140,13 +141,13 @@ def relative_forgetting(perplexity: ArrayLike) -> Floats:
 
 
 def _best(matrix: Floats) -> Floats:
-    """The largest value of each column, NaN left out; NaN where nothing is left."""
+    """The largest value of each column without NaN values. NaN if there are no other values."""
     best = np.where(np.isnan(matrix), -np.inf, matrix).max(axis=0, initial=-np.inf)
     return np.where(np.isneginf(best), np.nan, best)
 
 
 def _matrix(values: ArrayLike) -> Floats:
-    """ValueError where it has no rows, or is no matrix."""
+    """The values as a matrix. Raises ValueError if it has no rows, or is no matrix."""
     matrix = np.asarray(values, dtype=np.float64)
     if matrix.ndim != 2 or not len(matrix):
         raise ValueError(f"a matrix [models, periods] with at least one model is needed, not the shape {matrix.shape}")

@@ -1,7 +1,7 @@
 """What the papers measure: forgetting of classes, rounds and clients, and how far local models drift apart.
 
-Arrays may be numpy arrays or tensors; results are float64. A class without test samples has NaN as its accuracy and
-takes no part.
+Arrays may be numpy arrays or tensors; results are float64. The accuracy of a class without test samples is NaN, and
+such a class takes no part.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Floats = NDArray[np.float64]
 
 
 def forgetting(class_accuracy: ArrayLike) -> float:
-    """The forgetting measure F of a whole run; ``class_accuracy [rounds, classes]``, at least two rounds (else NaN).
+    """The forgetting measure F of a run, from ``class_accuracy [rounds, classes]``. NaN for fewer than two rounds.
 
-    Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning", eq. 5: per class
-    the best accuracy of the rounds before the last, minus that of the last; the mean over classes. Negative where the
-    last round is the best. (Flashback's eq. 2 restates it with "argmax", which means max.)
+    Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning", eq. 5: for each
+    class the best accuracy of the rounds before the last, minus that of the last; then the mean over classes. It is
+    negative if the last round is the best. (Flashback's eq. 2 writes "argmax", but means max.)
     """
     accuracy = _array(class_accuracy)
     if len(accuracy) < 2:
@@ -33,11 +33,10 @@ def forgetting(class_accuracy: ArrayLike) -> float:
 
 
 def round_forgetting(class_accuracy: ArrayLike) -> Floats:
-    """Round forgetting ``[rounds - 1]`` of ``class_accuracy [rounds, classes]``: what each round lost against the one
-    before.
+    """Round forgetting ``[rounds - 1]``: what each round lost against the round before.
 
-    Flashback, section 3: ``F_t = -1/C sum_c min(0, A_t^c - A_{t-1}^c)``. Gains of other classes do not make up for
-    losses.
+    ``class_accuracy [rounds, classes]``. Flashback, section 3: ``F_t = -1/C sum_c min(0, A_t^c - A_{t-1}^c)``. Gains of
+    other classes do not compensate for losses.
     """
     accuracy = _array(class_accuracy)
     return accuracy_lost(accuracy[:-1], accuracy[1:])
@@ -46,15 +45,15 @@ def round_forgetting(class_accuracy: ArrayLike) -> Floats:
 def accuracy_lost(before: ArrayLike, after: ArrayLike) -> Floats:
     """The mean over classes of what ``after [..., classes]`` lost against ``before [..., classes]``: ``[...]``.
 
-    The measure of ``round_forgetting`` between any two models, ``mean_c max(0, before_c - after_c)``: from the global
-    model to a device's it is local forgetting, from a device's to the next global one aggregation forgetting
-    (Flashback, section 3, which tells the two apart in words).
+    This is the measure of ``round_forgetting`` between any two models, ``mean_c max(0, before_c - after_c)``. From the
+    global model to a device's model it is local forgetting. From a device's model to the next global model it is
+    aggregation forgetting. (Flashback, section 3, describes the two in words.)
     """
     return mean_known(np.maximum(0.0, _array(before) - _array(after)))
 
 
 def in_local(label_counts: ArrayLike) -> Floats:
-    """The in-local distribution ``[..., classes]`` of devices with ``label_counts [..., classes]``: their proportions.
+    """The in-local distribution ``[..., classes]``: the proportions of devices' ``label_counts [..., classes]``.
 
     Lee et al. (FedNTD), definition 1, eq. 6. NaN for a device without samples.
     """
@@ -65,9 +64,9 @@ def in_local(label_counts: ArrayLike) -> Floats:
 
 
 def out_local(label_counts: ArrayLike) -> Floats:
-    """The out-local distribution ``[..., classes]``: ``(1 - p_c) / (C - 1)``, most where the device holds least.
+    """The out-local distribution ``[..., classes]``: ``(1 - p_c) / (C - 1)``, which is highest for lacking classes.
 
-    Lee et al. (FedNTD), definition 1, eq. 7; ``p`` is ``in_local``. NaN with a single class.
+    Lee et al. (FedNTD), definition 1, eq. 7. ``p`` is ``in_local``. NaN with a single class.
     """
     proportions = in_local(label_counts)
     with np.errstate(invalid="ignore"):
@@ -76,9 +75,9 @@ def out_local(label_counts: ArrayLike) -> Floats:
 
 
 def over_distribution(by_class: ArrayLike, distribution: ArrayLike) -> Floats:
-    """What ``by_class [..., classes]``, accuracies or losses, is where classes come as in ``distribution``: ``[...]``.
+    """The mean ``[...]`` of ``by_class [..., classes]``, accuracies or losses, weighted by ``distribution``.
 
-    Classes of which ``by_class`` is NaN are left out, and the rest of the distribution counts as the whole.
+    Classes whose value is NaN are left out; the weights of the others are then scaled to add up to 1.
     """
     values, weights = np.broadcast_arrays(_array(by_class), _array(distribution))
     known = ~np.isnan(values)
@@ -89,12 +88,12 @@ def over_distribution(by_class: ArrayLike, distribution: ArrayLike) -> Floats:
 
 
 def local_forgetting(global_accuracy: ArrayLike, local_accuracy: ArrayLike) -> Floats:
-    """Local client forgetting ``[K, K]``: at ``[j, k]`` what client j's training lost on client k's test data.
+    """Local client forgetting ``[K, K]``. At ``[j, k]`` it is what client j's training lost on client k's test data.
 
     Legate et al., "Re-Weighted Softmax Cross-Entropy to Control Forgetting in Federated Learning", eq. 5:
-    ``Acc_k(w^{t-1}) - Acc_k(w_j^t)``. ``global_accuracy [K]`` is the global model's accuracy per client,
-    ``local_accuracy [K, K]`` at ``[j, k]`` that of client j's model on client k's data. The diagonal is what j lost on
-    its own data, usually below zero.
+    ``Acc_k(w^{t-1}) - Acc_k(w_j^t)``. ``global_accuracy [K]`` is the global model's accuracy per client.
+    ``local_accuracy [K, K]`` is at ``[j, k]`` the accuracy of client j's model on client k's data. The diagonal is what
+    a client lost on its own data; it is usually below zero.
     """
     return _array(global_accuracy)[None, :] - _array(local_accuracy)
 
@@ -109,21 +108,21 @@ def mean_local_forgetting(local_forgetting: ArrayLike) -> Floats:
 
 
 def gradient_diversity(gradients: ArrayLike) -> float:
-    """Gradient diversity of ``gradients [K, d]``: 1 where all are equal, infinite where they cancel.
+    """Gradient diversity of ``gradients [K, d]``: 1 if all are equal, infinite if they add up to 0.
 
-    Lee et al. (FedNTD), definition 2, eq. 8: the mean of the squared norms over the squared norm of the mean.
+    Lee et al. (FedNTD), definition 2, eq. 8: the mean of the squared norms, divided by the squared norm of the mean.
     """
     rows = _array(gradients)
     return diversity_of_norms(np.sum(rows**2, axis=1), float(np.sum(rows.mean(axis=0) ** 2)))
 
 
 def diversity_of_norms(squared_norms: ArrayLike, squared_norm_of_mean: float) -> float:
-    """``gradient_diversity`` by the ``squared_norms [K]`` of gradients and the squared norm of their mean."""
+    """``gradient_diversity``, from the ``squared_norms [K]`` of the gradients and the squared norm of their mean."""
     return float(np.mean(_array(squared_norms))) / squared_norm_of_mean if squared_norm_of_mean else math.inf
 
 
 def mean_known(values: ArrayLike) -> Floats:
-    """The mean over the last axis, NaN left out; NaN where nothing is left."""
+    """The mean over the last axis without NaN values. NaN if there are no other values."""
     numbers = _array(values)
     known = ~np.isnan(numbers)
     with np.errstate(invalid="ignore"):
@@ -132,7 +131,7 @@ def mean_known(values: ArrayLike) -> Floats:
 
 
 def weight_divergence(params: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
-    """The Euclidean distance ``||w - w_k||`` of two models with the same leaves (FedNTD, section 5.2)."""
+    """The Euclidean distance ``||w - w_k||`` of two models (FedNTD, section 5.2). ValueError if their leaves differ."""
     if params.keys() != reference.keys():
         raise ValueError(f"the models differ in {min(params.keys() ^ reference.keys())!r}")
     return math.sqrt(sum(float(np.sum((_array(params[name]) - _array(reference[name])) ** 2)) for name in params))
@@ -141,8 +140,9 @@ def weight_divergence(params: Mapping[str, Any], reference: Mapping[str, Any]) -
 def weight_alignment(activations_a: ArrayLike, activations_b: ArrayLike, labels: ArrayLike) -> float:
     """The share of a layer's neurons that prefer the same class in two models (FedNTD, section 5.1).
 
-    ``activations_* [samples, neurons, ...]`` are the layer's outputs on the same samples, averaged over further axes;
-    ``labels [samples]``. A neuron prefers the class on which its mean activation is largest (ties: the lowest class).
+    ``activations_* [samples, neurons, ...]`` are the layer's outputs on the same samples; they are averaged over
+    further axes. ``labels [samples]``. A neuron prefers the class on which its mean activation is largest, the lowest
+    class of equals.
     """
     classes = np.asarray(labels)
     return float(np.mean(_preference(_array(activations_a), classes) == _preference(_array(activations_b), classes)))
@@ -156,7 +156,7 @@ def _preference(activations: Floats, labels: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _array(values: Any) -> Floats:
-    """As float64; a tensor may need its gradient and its device taken away first."""
+    """The values as a float64 array. A tensor is detached and copied to the CPU first."""
     if hasattr(values, "detach"):
         values = values.detach().cpu().double().numpy()
     return np.asarray(values, dtype=np.float64)

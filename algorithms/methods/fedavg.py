@@ -19,11 +19,13 @@ from fedemu.algorithms.trees import add
 
 @dataclass(frozen=True)
 class FedAvgState:
+    """The global model: all of its variables."""
+
     variables: Tree
 
 
 class FedAvg:
-    """One ask a round; the global model moves by the weighted mean of the deltas, running statistics included."""
+    """One ask a round. The global model moves by the weighted mean of the deltas, and so do running statistics."""
 
     def __init__(self, local: LocalSGD) -> None:
         self.programs: Mapping[str, LocalProgram | Query] = {"train": local}
@@ -40,9 +42,10 @@ class FedAvg:
 
 
 def fedavg(ingredients: Ingredients) -> FedAvg:
+    """FedAvg. It has no options."""
     return FedAvg(ingredients.local_sgd())
 
 
 def fedprox(ingredients: Ingredients, mu: NonNegativeFloat = 1.0) -> FedAvg:
-    """FedProx; ``mu`` is the proximal term's coefficient (1, as FedNTD and WSM compare with; 0 is FedAvg)."""
+    """FedProx. ``mu`` is the coefficient of the proximal term. FedNTD and WSM compare with 1; 0 is FedAvg."""
     return FedAvg(ingredients.local_sgd(proximity(mu)))

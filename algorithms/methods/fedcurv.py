@@ -8,16 +8,17 @@ samples of the squared gradient of the loss, at the true labels. Device i then m
 which up to a constant is ``loss + penalty · (⟨P, θ²⟩ - 2⟨Q, θ⟩)`` with ``P = sum_{j≠i} u_j`` and
 ``Q = sum_{j≠i} u_j θ_j``. ``penalty`` is the paper's λ.
 
-The coordinator keeps the sums over the latest terms of all devices that it has heard of. A device keeps its own terms,
-subtracts them from the sums that it is sent, and sends how they changed, so that the sums stay those of what the
-accepted devices keep, whoever takes part. Both ways this is three models' traffic in place of one. The gradients of
-single samples take a step each; with 5 epochs of training a round takes two to three times that of federated averaging.
+The coordinator keeps the sums over the latest terms of all devices that have replied so far. A device keeps its own
+terms, subtracts them from the sums that it receives, and sends their changes. So the sums always are those of the terms
+that the accepted devices keep. The traffic is that of three models in place of one, both ways. The gradient of each
+single sample takes a step; with 5 epochs of training a round takes two to three times as long as in federated
+averaging.
 
 Defaults: λ = 1, and at most 500 samples for the diagonal (FedNTD's comparison); models are averaged by examples.
 
-Where FedNTD's code differs: it squares the mean gradients of minibatches instead of those of samples, which shrinks the
-diagonal by about the size of a batch (``fisher = "batches"``), and by mistake it takes a device's terms out of the sums
-for all devices that train after it. That is not offered.
+FedNTD's code differs in two points. It squares the mean gradients of minibatches instead of those of samples, which
+makes the diagonal smaller by about the size of a batch (``fisher = "batches"``). By mistake it also removes a device's
+terms from the sums for all devices that train after it; this is not offered.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ from fedemu.algorithms.training.objective import LossFunction, Objective, Pass, 
 from fedemu.algorithms.trees import add, flatten, map_leaves, only, subtract, unflatten, without, zeros_like
 
 Fisher = Literal["samples", "batches"]
-"""Whose gradients are squared."""
+"""What has its gradient squared: single samples, or batches."""
 
 
 class Curving(NamedTuple):
-    """The carry: local training, then the sum of the squared gradients of so many ``batches``."""
+    """The carry: local training, then the sum of squared gradients, and the number of ``batches`` in this sum."""
 
     training: Training
     squares: Tree
@@ -71,9 +72,10 @@ class Curving(NamedTuple):
 class CurvatureSGD(LocalSGD):
     """Local training, and then the Fisher diagonal of ``likelihood`` at the trained weights.
 
-    The diagonal is the mean, over ``fisher_batches`` batches at most, of the squared mean gradient of
-    ``fisher_batch_size`` samples. ``shared`` has ``model``, and the fleet's sums as ``fisher`` and ``weighted``. The
-    payload has ``delta``, and the changes of the device's own terms as ``fisher`` and ``weighted``; ``own`` has these.
+    The diagonal is the mean, over at most ``fisher_batches`` batches, of the squared mean gradient of
+    ``fisher_batch_size`` samples. ``shared`` holds ``model``, and the fleet's sums as ``fisher`` and ``weighted``. The
+    payload holds ``delta``, and the changes of the device's own terms as ``fisher`` and ``weighted``. ``own`` holds the
+    terms themselves.
     """
 
     likelihood: LossFunction
@@ -82,7 +84,7 @@ class CurvatureSGD(LocalSGD):
 
     @property
     def passes(self) -> float:
-        """Counts the diagonal as one pass, which is right for a device that has no more samples than it takes."""
+        """Epochs and one more pass for the diagonal, which is too much if a device has more samples than it uses."""
         return self.epochs + 1.0
 
     @cached_property
@@ -104,13 +106,14 @@ class CurvatureSGD(LocalSGD):
     def train(
         self, carry: Curving, batch: Batch, shared: Forest, own: Tree, facts: Facts, noise: Tree
     ) -> tuple[Curving, Tree]:
+        """A step of the first stage: local training."""
         training, metrics = self.step(carry.training, batch, shared, own, facts, noise)
         return carry._replace(training=training), metrics
 
     def square(
         self, carry: Curving, batch: Batch, shared: Forest, own: Tree, facts: Facts, noise: Tree
     ) -> tuple[Curving, Tree]:
-        """A step of the second stage: one more squared gradient."""
+        """A step of the second stage: it adds one squared gradient."""
         buffers = only(carry.training.variables, self.model.buffers)
 
         def value(trained: Tree) -> Tensor:
@@ -131,7 +134,7 @@ class CurvatureSGD(LocalSGD):
 
 
 def curvature(penalty: float) -> Term:
-    """``penalty · (⟨P, θ²⟩ - 2⟨Q, θ⟩)`` over the trained variables, with the fleet's sums less the device's own."""
+    """``penalty · (⟨P, θ²⟩ - 2⟨Q, θ⟩)`` over the trained variables; P and Q are the fleet's sums minus the device's."""
 
     def term(model: Model, at: Pass) -> Tensor:
         others = {key: subtract(at.shared[key], terms) for key, terms in unflatten(at.own).items()}
@@ -142,7 +145,7 @@ def curvature(penalty: float) -> Term:
 
 @dataclass(frozen=True)
 class FedCurvState:
-    """All variables of the global model; the sums of the fleet's ``u`` and ``u·θ``, over the trained ones."""
+    """All variables of the global model, and the fleet's sums of ``u`` and ``u·θ`` for the trained variables."""
 
     variables: Tree
     fisher: Tree
@@ -150,7 +153,7 @@ class FedCurvState:
 
 
 class FedCurv:
-    """One ask a round: models by the mean weighted by examples, Fisher terms by what they changed in total."""
+    """One ask a round. Models are averaged by examples, and the changes of the Fisher terms are added up."""
 
     def __init__(self, local: CurvatureSGD) -> None:
         self.programs: Mapping[str, LocalProgram | Query] = {"train": local}
@@ -179,9 +182,9 @@ class FedCurv:
 def fedcurv(
     ingredients: Ingredients, penalty: NonNegativeFloat = 1.0, samples: PositiveInt = 500, fisher: Fisher = "samples"
 ) -> FedCurv:
-    """FedCurv; ``penalty`` is λ, and at most ``samples`` samples of a device make its Fisher diagonal.
+    """FedCurv. ``penalty`` is λ, and at most ``samples`` samples of a device make its Fisher diagonal.
 
-    ConfigurationError where the model normalises by batches and gradients of single samples are asked for.
+    Raises ConfigurationError if the model has batch normalisation but gradients of single samples are needed.
     """
     if fisher == "samples":
         ingredients.require_no_batch_statistics("fedcurv", "the gradient of a single sample has no batch")

@@ -1,12 +1,13 @@
 """FedDF (Lin et al., 2020), "Ensemble Distillation for Robust Model Fusion in Federated Learning".
 
-The local models are averaged; then the average learns, on public data without labels, to say what they say together:
-the loss is ``KL(softmax(mean_k z_k / T) ‖ softmax(z / T))``, with the evenly averaged logits ``z_k`` that the local
-models give in evaluation mode. Labels of the public data are read on its validation part only, to stop early.
+The local models are averaged. Then the average learns, on public data without labels, to predict what the local models
+predict together. The loss is ``KL(softmax(mean_k z_k / T) ‖ softmax(z / T))``, where ``z_k`` are the logits of the
+local models in evaluation mode; their mean is even. The labels of the public data are read only in its validation part,
+to stop early.
 
-Defaults are the authors': T = 1, Adam at 0.001 with cosine decay to 0, at most 10,000 batches of 128, evaluated every
-100 batches, ended after 1,000 without a better evaluation, gradients clipped at a norm of 5. Their devices train for 40
-epochs a round, which is a matter of local training.
+Defaults are the authors': T = 1, Adam at 0.001 with cosine decay to 0, at most 10,000 batches of 128, an evaluation
+every 100 batches, the end after 1,000 batches without a better evaluation, and gradients clipped at a norm of 5. The
+authors' devices train for 40 epochs a round, which is a setting of local training.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fedemu.algorithms.trees import add
 
 
 class FedDF(FedAvg):
-    """FedAvg's state and program; the average is trained by a server job."""
+    """FedAvg, whose average is trained further by a server job."""
 
     def __init__(self, local: LocalSGD, server: ServerTraining, temperature: float) -> None:
         super().__init__(local)
@@ -47,7 +48,7 @@ class FedDF(FedAvg):
         return FedAvgState(trained.variables)
 
     def _lessons(self, variables: Tree, locals: Sequence[Handle], public: Labelled) -> Tree:
-        """The ensemble's probabilities ``[n, classes]``."""
+        """The probabilities ``[n, classes]`` that the local models predict together."""
         ensemble = torch.zeros(())
         for local in locals:
             ensemble = ensemble + predict(self._model, add(variables, local.load()), public.x) / len(locals)
@@ -55,7 +56,7 @@ class FedDF(FedAvg):
 
 
 def agreement(temperature: float, logits: Tensor, y: Tensor, lessons: Tree, rows: Tensor) -> Tensor:
-    """The mean of ``KL(ensemble ‖ softmax(logits / temperature))``; labels play no part."""
+    """The server's loss: the mean of ``KL(ensemble ‖ softmax(logits / temperature))``. It does not use labels."""
     likelihoods = (logits / temperature).log_softmax(-1)
     return functional.kl_div(likelihoods, lessons["probabilities"][rows], reduction="batchmean")
 
@@ -75,9 +76,9 @@ def feddf(
     patience: PositiveInt = 1_000,
     clip_norm: PositiveFloat = 5.0,
 ) -> FedDF:
-    """FedDF; ``evaluate_every`` and ``patience`` are numbers of batches, rounded up to whole evaluations.
+    """FedDF. ``evaluate_every`` and ``patience`` are numbers of batches, rounded up to whole evaluations.
 
-    Devices train by any criterion.
+    Devices may train by any criterion. Raises ConfigurationError without public data or without classes.
     """
     ingredients.require_classes("feddf")
     ingredients.require_public("feddf")

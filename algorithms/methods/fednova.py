@@ -1,18 +1,18 @@
 """FedNova (Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", 2020).
 
 A device that takes more local steps moves further, and federated averaging counts its move in full. FedNova averages
-directions per effective step, ``d_i = (w_i - w)/a_i``, and then goes the mean number of effective steps:
-``w += (sum_i p_i a_i) · sum_i p_i d_i``, with ``p_i`` the devices' shares of the examples and ``a_i`` from
-``effective_steps``. With equal steps everywhere it is federated averaging.
+directions per effective step, ``d_i = (w_i - w)/a_i``, and then takes the mean number of effective steps:
+``w += (sum_i p_i a_i) · sum_i p_i d_i``. ``p_i`` are the devices' shares of the examples, and ``a_i`` comes from
+``effective_steps``. If all devices take the same number of steps, this is federated averaging.
 
-``a_i`` counts momentum. The paper's ``a_i`` for a proximal term would shrink further with its coefficient; there is no
-such term here, and weight decay belongs to the local objective. Running statistics of batch normalisation are no sum
-of steps: their changes are averaged plainly (FedNTD's code divides them by ``a_i`` like weights).
+``a_i`` takes momentum into account. The paper's ``a_i`` also depends on the coefficient of a proximal term; there is no
+such term here, and weight decay belongs to the local objective. Running statistics of batch normalisation are not a sum
+of steps, so their changes are averaged as they are (FedNTD's code divides them by ``a_i`` like weights).
 
-Where public code differs: WSM's weighs the devices evenly (``weights = "even"``). FedNTD's configuration sets
-``nova_ccvr``, which should correct each gradient by the fleet's mean direction minus the device's own, but the mean is
-never updated, so that only ``d_i`` of the device's last visit is subtracted; the FedNova of its tables may have run so
-(``subtract_previous = true``).
+Public code differs in two points. WSM's code weighs the devices evenly (``weights = "even"``). FedNTD's configuration
+sets ``nova_ccvr``, which should correct each gradient by the fleet's mean direction minus the device's own. In that
+code the mean is never updated, so it only subtracts ``d_i`` of the device's last visit; the FedNova in its tables may
+have run like this (``subtract_previous = true``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from fedemu.algorithms.trees import add, map_leaves, subtract, without, zeros_li
 
 Weights = Literal["examples", "even"]
 AVERAGES: Mapping[Weights, Reducer] = {"examples": weighted_mean, "even": mean}
-"""How devices weigh in a mean: by their numbers of examples, or all alike."""
+"""The reducer for each way to weigh devices in a mean: by their numbers of examples, or evenly."""
 
 
 @overload
@@ -52,17 +52,17 @@ def effective_steps(steps: Tensor, momentum: float) -> Tensor: ...
 @overload
 def effective_steps(steps: float, momentum: float) -> float: ...
 def effective_steps(steps: Tensor | float, momentum: float) -> Tensor | float:
-    """How many plain steps a device's local steps of momentum SGD are worth: the ``a_i`` of FedNova.
+    """The number of plain SGD steps that correspond to ``steps`` of momentum SGD: the ``a_i`` of FedNova.
 
     ``a = (t - m(1 - m^t)/(1 - m)) / (1 - m)`` for ``t`` steps with momentum ``m``, which is the sum of the weights of
-    all gradients in the device's move (Wang et al., 2020). ``t`` without momentum, 0 for no steps.
+    all gradients in the device's move (Wang et al., 2020). It is ``t`` without momentum, and 0 for no steps.
 
-    A number gives a float. A tensor of any shape gives one of the same shape and its own floating dtype, float32 for
-    integers. ValueError unless ``0 <= momentum < 1``.
+    A number gives a float. A tensor of any shape gives a tensor of the same shape, in its own floating dtype, or in
+    float32 for integers. Raises ValueError unless ``0 <= momentum < 1``.
     """
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum = {momentum} has no number of effective steps; it must be at least 0 and below 1")
-    # In float64, because few steps with much momentum are a small difference of large numbers.
+    # float64, because a few steps with much momentum are a small difference of large numbers.
     exact = steps.double() if isinstance(steps, Tensor) else float(steps)
     effective: Tensor | float = (exact - momentum * (1 - momentum**exact) / (1 - momentum)) / (1 - momentum)
     if isinstance(steps, Tensor) and isinstance(effective, Tensor):
@@ -72,10 +72,11 @@ def effective_steps(steps: Tensor | float, momentum: float) -> Tensor | float:
 
 @dataclass(frozen=True, eq=False)
 class NormalisedSGD(LocalSGD):
-    """Sends ``direction``, the change of weights per effective step and of buffers as it is, and ``steps``.
+    """Local training that sends ``direction`` and ``steps``.
 
-    With ``subtract_previous`` the device keeps ``own``, the gradient that its last visit's direction stands for, and
-    subtracts it from each gradient.
+    ``direction`` is the change of weights per effective step, and the plain change of buffers. ``steps`` is the number
+    of effective steps. With ``subtract_previous`` the device keeps as ``own`` the gradient that corresponds to the
+    direction of its last visit, and subtracts it from each gradient.
     """
 
     subtract_previous: bool = False
@@ -88,7 +89,7 @@ class NormalisedSGD(LocalSGD):
 
     def finish(self, carry: Training, shared: Forest, own: Tree, facts: Facts) -> Outcome:
         steps = effective_steps(facts.steps, self.momentum)
-        # One step is worth 1 with any momentum, so only a device without steps is raised, whose move is zero.
+        # A first step is one effective step with any momentum; so clamp only changes a device without steps.
         divisor = steps.clamp(min=1)
         delta = subtract(carry.variables, shared["model"])
         direction = {name: leaf if name in self.model.buffers else leaf / divisor for name, leaf in delta.items()}
@@ -99,17 +100,18 @@ class NormalisedSGD(LocalSGD):
         return add(shared["model"], self.move(payload["direction"], payload["steps"]))
 
     def move(self, direction: Tree, steps: Tree) -> Tree:
-        """The change of all variables that so many effective steps in this direction make."""
+        """The change of all variables by this number of effective steps in this direction."""
         factor = steps["effective"]
         return {name: leaf if name in self.model.buffers else leaf * factor for name, leaf in direction.items()}
 
 
 def minus_own(gradients: Tree, shared: Forest, own: Tree, facts: Facts) -> Tree:
+    """The direction of ``subtract_previous``: ``g - own``."""
     return map_leaves(torch.sub, gradients, own)
 
 
 class FedNova(FedAvg):
-    """One ask a round; ``average`` is the reducer of directions and of steps."""
+    """One ask a round. ``average`` is the reducer of directions and of steps."""
 
     def __init__(self, local: NormalisedSGD, average: Reducer = weighted_mean) -> None:
         super().__init__(local)
@@ -124,7 +126,7 @@ class FedNova(FedAvg):
 
 
 def fednova(ingredients: Ingredients, weights: Weights = "examples", subtract_previous: bool = False) -> FedNova:
-    """FedNova; the options are those of public code that the module's docstring names."""
+    """FedNova. The docstring of the module explains both options, which come from public code."""
     direction = minus_own if subtract_previous else None
     local = ingredients.training(NormalisedSGD, direction=direction, subtract_previous=subtract_previous)
     return FedNova(local, AVERAGES[weights])

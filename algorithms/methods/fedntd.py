@@ -1,7 +1,8 @@
 """FedNTD (Lee et al., 2022): FedAvg with not-true distillation from the global model in the local loss, equation 10.
 
-The teacher is the global model in evaluation mode on the same batch, and is asked about all classes but the true one
-(equation 11), so that the rest of what it knows stays. Nothing more is sent than by FedAvg, and a device keeps nothing.
+The teacher is the global model in evaluation mode on the same batch. The loss compares all classes except the true one
+(equation 11), so that what the model knows about the others stays. The traffic is that of FedAvg, and a device keeps
+nothing.
 
 Defaults are the paper's, ``beta`` = 1 and ``tau`` = 1. The factor tau², which equation 3 has and equations 10 and 11
 leave out, is applied as in the authors' code; at the default it is 1. Local models are averaged by their numbers of
@@ -22,7 +23,7 @@ from fedemu.algorithms.training.objective import Pass, Term
 
 
 def preservation(beta: float, tau: float) -> Term:
-    """``beta`` times the not-true distillation, at temperature ``tau``, from the global model as it was sent."""
+    """``beta`` times the not-true distillation, at temperature ``tau``, from the global model that was sent."""
 
     def term(model: Model, at: Pass) -> Tensor:
         teacher, _ = model.apply(at.shared["model"], at.batch.x, False)
@@ -32,6 +33,6 @@ def preservation(beta: float, tau: float) -> Term:
 
 
 def fedntd(ingredients: Ingredients, beta: NonNegativeFloat = 1.0, tau: PositiveFloat = 1.0) -> FedAvg:
-    """FedNTD; ``beta`` weighs the distillation (0 is FedAvg), ``tau`` is its temperature."""
+    """FedNTD. ``beta`` is the coefficient of the distillation (0 is FedAvg), ``tau`` is its temperature."""
     ingredients.require_classes("fedntd")
     return FedAvg(ingredients.local_sgd(preservation(beta, tau)))

@@ -1,27 +1,28 @@
 """FedReg (Xu et al., "Acceleration of Federated Learning with Alleviated Forgetting in Local Training", ICLR 2022).
 
-Before it trains, a device makes data that tell what the global model ``w_g`` knows: from its own samples x, by
-``iterations`` steps of the fast gradient sign method against that model, ``x += step · sign(∇_x CE(w_g; x, y))``, kept
-within the values of the batch. *Pseudo* data take large steps, and their targets are the probabilities that the global
-model gives them; *perturbed* data take small steps, and their targets are the true labels. Then each local step
+Before a device trains, it makes data that show what the global model ``w_g`` knows. It changes its own samples x by
+``iterations`` steps of the fast gradient sign method against that model, ``x += step · sign(∇_x CE(w_g; x, y))``, and
+keeps them within the range of values of the batch. *Pseudo* data come from large steps, and their targets are the
+probabilities that the global model gives them. *Perturbed* data come from small steps, and their targets are the true
+labels. Then each local step
 
 1. follows the gradient at ``gamma·w + (1-gamma)·w_g``;
 2. takes the gradient ``g`` of the pseudo data's cross-entropy at ``beta·w + (1-beta)·w_g``, and removes from the whole
-   way gone, ``d = w - w_g``, the part that raises that loss: ``d -= max(0, ⟨d, g⟩ / ‖g‖²) · g``;
+   move so far, ``d = w - w_g``, the part that raises this loss: ``d -= max(0, ⟨d, g⟩ / ‖g‖²) · g``;
 3. does the same with the perturbed data, whose gradient is taken at the same point.
 
 Defaults: gamma = beta = 0.5, 10 iterations, steps of 0.1 (``pseudo_step``) and 0.001 (``perturbed_step``) in units of
-the normalised input; models are averaged evenly (``weights = "examples"``: as in federated averaging). Nothing but the
-model is sent.
+the normalised input; models are averaged evenly (``weights = "examples"`` averages as federated averaging does). Only
+the model is sent.
 
-What is interpretation: the order of the steps, the targets and what is projected are those of the authors' public code.
-That code means to keep made data within the values of the batch, but the call has no effect, and on a CPU it moves the
-samples themselves along with the data made from them; here neither happens. It makes data from all batches of a device;
-here from ``rehearsals`` batches at most (10), which are held in memory of fixed size and used in turn, one per step.
-Momentum, which the authors do without, belongs to the gradient in 1 and is not corrected.
+The order of the steps, the targets and the projection follow the authors' public code. Three points differ. That code
+intends to keep made data within the range of values of the batch, but its call has no effect, and on a CPU it changes
+the samples themselves together with the data made from them; here neither happens. It makes data from all batches of a
+device; here at most ``rehearsals`` batches (10) are used, which are kept in memory of fixed size and taken in turn, one
+per step. The authors have no momentum; here it belongs to the gradient in 1 and is not corrected.
 
-A step takes three gradients in place of one, and making data two gradients by inputs per iteration, in float64. With
-the defaults and 5 epochs of a convolutional model that comes to about ten times the computing of federated averaging.
+A step takes three gradients in place of one. Making data takes two gradients by inputs per iteration, in float64. With
+the defaults and 5 epochs of a convolutional model this is about ten times the computation of federated averaging.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from fedemu.algorithms.training.local_sgd import LocalSGD, Training, first_batch
 from fedemu.algorithms.trees import add, map_leaves, only, subtract, without
 
 SMALLEST = 1e-30
-"""A gradient with a smaller squared norm counts as one of this."""
+"""A gradient with a smaller squared norm counts as if it had this one."""
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -55,7 +56,7 @@ class Rehearsal(NamedTuple):
 
 
 class Rehearsing(NamedTuple):
-    """The carry: local training, the data of both kinds, how many slots are filled, and the steps that used them."""
+    """The carry: local training, both kinds of made data, the number of filled slots, and of steps that used slots."""
 
     training: Training
     pseudo: Rehearsal
@@ -66,10 +67,10 @@ class Rehearsing(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RegularisedSGD(LocalSGD):
-    """Makes data from ``rehearsals`` batches at most, then trains under both constraints; without any, under neither.
+    """Local training that first makes data from at most ``rehearsals`` batches, and then corrects each step by them.
 
-    Buffers, if the model has any, stay as they are. ``sample_shape`` and ``classes`` are the shape of the data's inputs
-    and logits.
+    Without rehearsals there is no correction. Buffers, if the model has any, stay as they are. ``sample_shape`` is the
+    shape of an input, ``classes`` the number of logits.
     """
 
     gamma: float
@@ -83,7 +84,7 @@ class RegularisedSGD(LocalSGD):
 
     @property
     def passes(self) -> float:
-        """Counts every gradient by inputs or weights as one pass, and the making of data for all examples."""
+        """One pass for every gradient by inputs or weights, as if data were made from all examples."""
         return 3.0 * self.epochs + 2.0 * self.iterations if self.rehearsals else float(self.epochs)
 
     @cached_property
@@ -111,7 +112,7 @@ class RegularisedSGD(LocalSGD):
     def rehearse(
         self, carry: Rehearsing, batch: Batch, shared: Forest, own: Tree, facts: Facts, noise: Tree
     ) -> tuple[Rehearsing, Tree]:
-        """A step of the first stage: pseudo and perturbed data from one batch, into the next slot."""
+        """A step of the first stage: it puts pseudo and perturbed data from one batch into the next slot."""
         true = (torch.arange(self.classes, device=batch.y.device) == batch.y[:, None]).to(batch.weight.dtype)
         model = shared["model"]
         pseudo = self._climbed(model, batch.x, true, self.pseudo_step)
@@ -126,6 +127,7 @@ class RegularisedSGD(LocalSGD):
     def train(
         self, carry: Rehearsing, batch: Batch, shared: Forest, own: Tree, facts: Facts, noise: Tree
     ) -> tuple[Rehearsing, Tree]:
+        """A step of local training, corrected by the made data of one slot."""
         fixed, start = only(shared["model"], self.model.buffers), without(shared["model"], self.model.buffers)
         before = without(carry.training.variables, self.model.buffers)
         point = {**fixed, **between(start, before, self.gamma)}
@@ -145,8 +147,8 @@ class RegularisedSGD(LocalSGD):
         return super().finish(carry.training, shared, own, facts)
 
     def _climbed(self, variables: Tree, x: Tensor, targets: Tensor, step: float) -> Tensor:
-        """The samples where the loss of each is higher, by the fast gradient sign method."""
-        # In float64, because where rounding decides on a sign, the executors would make different data.
+        """The samples, changed by the fast gradient sign method so that the loss of each is higher."""
+        # float64, because rounding could decide on a sign, and then the executors would make different data.
         exact = map_leaves(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, variables)
         climbing = x.double()
         lowest, highest = climbing.amin(), climbing.amax()
@@ -179,7 +181,7 @@ def between(start: Tree, end: Tree, share: float) -> Tree:
 
 
 def without_rise(way: Tree, slope: Tree) -> Tree:
-    """``way`` without its component along ``slope`` where it goes up, so that ``⟨way, slope⟩ <= 0`` up to rounding."""
+    """``way`` without its component along ``slope``, if this one goes up; then ``⟨way, slope⟩ <= 0`` up to rounding."""
     rise = _inner(way, slope) / _inner(slope, slope).clamp(min=SMALLEST)
     return map_leaves(lambda leaf, gradient: leaf - rise.clamp(min=0) * gradient, way, slope)
 
@@ -194,7 +196,7 @@ def _inner(left: Tree, right: Tree) -> Tensor:
 
 
 def _stored(rehearsal: Rehearsal, slot: Tensor, data: Rehearsal) -> Rehearsal:
-    """With these data in this slot."""
+    """The made data with ``data`` in this slot."""
     here = torch.arange(len(rehearsal.x), device=slot.device) == slot
     return Rehearsal(
         *(torch.where(here.view(-1, *[1] * new.dim()), new, held) for held, new in zip(rehearsal, data, strict=True))
@@ -202,12 +204,12 @@ def _stored(rehearsal: Rehearsal, slot: Tensor, data: Rehearsal) -> Rehearsal:
 
 
 def _slot(rehearsal: Rehearsal, slot: Tensor) -> Rehearsal:
-    """Selected by a tensor of one index, because indexing by it would read its value."""
+    """The data of one slot. The slot is a tensor; plain indexing would read its value, index_select does not."""
     return Rehearsal(*(held.index_select(0, slot.view(1)).squeeze(0) for held in rehearsal))
 
 
 class FedReg(FedAvg):
-    """One ask a round; the global model moves by the ``average`` of the deltas."""
+    """One ask a round. The global model moves by the ``average`` of the deltas."""
 
     def __init__(self, local: LocalSGD, average: Reducer) -> None:
         super().__init__(local)
@@ -228,9 +230,10 @@ def fedreg(
     rehearsals: NonNegativeInt = 10,
     weights: Weights = "even",
 ) -> FedReg:
-    """FedReg; ConfigurationError where the model normalises by batches.
+    """FedReg. The docstring of the module explains the options.
 
-    With ``gamma = 1``, ``rehearsals = 0`` and ``weights = "examples"`` it is federated averaging.
+    With ``gamma = 1``, ``rehearsals = 0`` and ``weights = "examples"`` it is federated averaging. Raises
+    ConfigurationError if the model has batch normalisation, or if the data are texts.
     """
     ingredients.require_classes("fedreg")
     ingredients.require_no_batch_statistics("fedreg", "made data would count among the statistics of the samples")

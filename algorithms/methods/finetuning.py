@@ -1,7 +1,8 @@
 """FedAvg with server fine-tuning: after averaging, the global model is trained on the labels of the public data.
 
-It is the naive baseline by which Flashback (section 5, figure 6) tells what public labels do from what distillation
-does. The paper says no more of it; here the server trains by cross-entropy as Flashback's does by distillation.
+This is a baseline of Flashback (section 5, figure 6), which separates the effect of public labels from that of
+distillation. The paper gives no details. Here the server trains by cross-entropy in the same way in which Flashback's
+server trains by distillation.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ def fedavg_finetuned(
     server_epochs: NonNegativeInt = 50,
     patience: PositiveInt = 5,
 ) -> FinetunedFedAvg:
-    """FedAvg with fine-tuning until ``patience`` epochs bring no better accuracy on the public validation part.
+    """FedAvg with fine-tuning, until ``patience`` epochs bring no better accuracy on the public validation part.
 
-    Devices train by any criterion.
+    Devices may train by any criterion. Raises ConfigurationError without public data or without classes.
     """
     ingredients.require_classes("fedavg_finetuned")
     ingredients.require_public("fedavg_finetuned")

@@ -1,18 +1,19 @@
 """Flashback (2024), "Understanding and Mitigating Forgetting in Federated Learning": distillation by what models know.
 
-A round is Algorithm 1. Devices train by equation 3 with the global model as the single teacher; the student's counts
-are their label counts, the teacher's are π, the knowledge of the global model. The coordinator averages the local
-models and trains the average on the public data by the same loss, taught by the local models and by the global model
-before the round; then it adds ``gamma`` times the devices' label counts to π. In round 1 π is 0, and devices train by
-cross-entropy.
+A round is Algorithm 1. Devices train by equation 3 with the global model as the only teacher. The student's counts are
+the device's label counts; the teacher's counts are π, the knowledge of the global model. The coordinator averages the
+local models, and trains the average on the public data by the same loss. Its teachers are the local models and the
+global model before the round. Then the coordinator adds ``gamma`` times the devices' label counts to π. In round 1 π is
+0, and devices train by cross-entropy.
 
-Where the paper leaves a choice (there is no public code):
+The paper leaves some choices open, and there is no public code. Here
 
-- Label counts are raw numbers. If π were divided by its sum, ``gamma`` would cancel; figure 13 shows that it matters.
-- Participations are counted before ``gamma · r <= 1`` is tested, so a device adds ``floor(1 / gamma)`` times.
-- At the server the student's counts are π before this round's update, so π stands in the denominator twice.
-- No factor of the squared temperature. Teachers are in evaluation mode; at the server their logits are computed once.
-- The server trains by SGD with momentum, in passes over the public training part, until ``patience`` passes bring no
+- label counts are raw numbers. If π were divided by its sum, ``gamma`` would cancel; figure 13 shows that it matters;
+- participations are counted before ``gamma · r <= 1`` is tested, so a device adds ``floor(1 / gamma)`` times;
+- at the server the student's counts are π before this round's update, so π is in the denominator twice;
+- there is no factor of the squared temperature. Teachers are in evaluation mode; at the server their logits are
+  computed once;
+- the server trains by SGD with momentum, in passes over the public training part, until ``patience`` passes bring no
   better accuracy on the public validation part. The average itself is a candidate for the best model.
 
 Defaults: ``gamma`` 0.025 (for CIFAR-10; CINIC-10 and FEMNIST take 0.1) and ``temperature`` 3 are the paper's.
@@ -63,20 +64,20 @@ Knowledge = Literal["counts", "probabilities"]
 def accumulate_knowledge(knowledge: Tensor, counts: Tensor, participations: Tensor, gamma: float) -> Tensor:
     """The global model's knowledge after a round, ``[classes]``.
 
-    ``counts [devices, classes]`` and ``participations [devices]``, this round's included, are those of the round's
-    devices. Each adds ``gamma · counts`` in its first ``floor(1 / gamma)`` participations and nothing afterwards.
-    Algorithm 1, lines 14 to 19.
+    ``counts [devices, classes]`` and ``participations [devices]`` are those of the round's devices; participations
+    include this round. Each device adds ``gamma · counts`` in its first ``floor(1 / gamma)`` participations, and
+    nothing afterwards. Algorithm 1, lines 14 to 19.
     """
-    most = math.floor(1 / gamma + 1e-9)  # 1 / gamma may fall just short of a whole number
+    most = math.floor(1 / gamma + 1e-9)  # 1 / gamma may be slightly below a whole number
     learnt = gamma * counts[participations <= most].double().sum(0)
     return (knowledge + learnt).to(knowledge.dtype)
 
 
 @dataclass(frozen=True)
 class DynamicLoss:
-    """The devices' loss, equation 3 with ``shared["model"]`` as teacher and ``shared["knowledge"]`` as its counts.
+    """The devices' loss: equation 3 with ``shared["model"]`` as teacher and ``shared["knowledge"]`` as its counts.
 
-    ``metrics`` holds the cross-entropy as ``loss``, as other methods report it.
+    The metric ``loss`` is the cross-entropy, which other methods report too.
     """
 
     model: Model
@@ -99,7 +100,7 @@ class DynamicLoss:
 
 @dataclass(frozen=True)
 class FlashbackState:
-    """``knowledge [classes]`` is π, ``participations [devices]`` how often each device's result was accepted."""
+    """``knowledge [classes]`` is π; ``participations [devices]`` counts the accepted results of each device."""
 
     variables: Tree
     knowledge: Tensor
@@ -107,9 +108,9 @@ class FlashbackState:
 
 
 class Flashback:
-    """One ask a round, then a server job; without ``server`` the average stays as it is.
+    """One ask a round, then a server job. Without ``server`` the average stays as it is.
 
-    ``guided`` says whether the devices' loss reads π, ``devices`` is the size of the fleet.
+    ``guided`` says whether the devices' loss reads π. ``devices`` is the size of the fleet.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class Flashback:
     def _lessons(
         self, state: FlashbackState, locals: Sequence[Handle], counts: Tensor | None, public: Labelled
     ) -> Tree:
-        """What ``taught`` needs; ``counts [K, classes]`` of the local models are estimated where they are None."""
+        """The lessons of ``taught``. If ``counts [K, classes]`` of the local models are None, they are estimated."""
         teachers = [predict(self._model, add(state.variables, each.load()), public.x) for each in locals]
         if counts is None:
             counts = torch.stack([_mean_answer(logits) for logits in teachers])
@@ -188,13 +189,15 @@ def flashback(
 ) -> Flashback:
     """Flashback and its variants.
 
-    ``distil`` at one side only is appendix E's: ``devices`` leaves the average as it is (and needs no public data),
-    ``server`` trains devices by cross-entropy. ``local = "not_true"`` puts FedNTD's loss with ``beta`` and ``tau`` in
-    place of dynamic distillation at the devices.
+    With ``distil`` at one side only (appendix E), ``devices`` leaves the average as it is and needs no public data, and
+    ``server`` lets devices train by cross-entropy. ``local = "not_true"`` replaces dynamic distillation at the devices
+    by FedNTD's loss with ``beta`` and ``tau``.
 
-    ``knowledge = "probabilities"`` is appendix B's: in place of its label counts, a local model's mean output
-    probabilities over the public training part, taken at the coordinator, so that label counts never leave a device. A
-    device compares π with its label proportions, which add up to 1 like the probabilities. ``gamma`` then wants tuning.
+    With ``knowledge = "probabilities"`` (appendix B) label counts never leave a device. The coordinator replaces them
+    by a local model's mean output probabilities over the public training part. A device compares π with its label
+    proportions, which add up to 1 like the probabilities. ``gamma`` then has to be tuned anew.
+
+    Raises ConfigurationError if options contradict each other, without public data that are needed, or without classes.
     """
     ingredients.require_classes("flashback")
     ingredients.require_cross_entropy("flashback")
@@ -206,7 +209,7 @@ def flashback(
     server = None
     if distil != "devices" or knowledge == "probabilities":
         ingredients.require_public("flashback")
-        # A job without steps still makes its lessons, and with them the estimate of what the local models know.
+        # A job without steps still makes its lessons, which contain the estimated knowledge of the local models.
         epochs = 0 if distil == "devices" else server_epochs
         loss = partial(taught, temperature)
         server = ServerTraining.by_passes(model, loss, server_lr, server_momentum, server_batch, epochs, patience)
@@ -214,11 +217,11 @@ def flashback(
 
 
 def _require_sense(distil: str, local: str) -> None:
-    """ConfigurationError where two options contradict each other."""
+    """Raise ConfigurationError if two options contradict each other."""
     if local == "not_true" and distil == "server":
         raise ConfigurationError(
-            "algorithm.options.local = 'not_true' distils at the devices, but distil = 'server' leaves that out; "
-            "drop one of the two"
+            "algorithm.options.local = 'not_true' distils at the devices, but distil = 'server' does not; "
+            "remove one of the two"
         )
     if local == "not_true" and distil == "devices":
         raise ConfigurationError(
@@ -228,11 +231,11 @@ def _require_sense(distil: str, local: str) -> None:
 
 
 def _mean_answer(logits: Tensor) -> Tensor:
-    """The mean probabilities ``[classes]`` over samples, 0 without any."""
+    """The mean probabilities ``[classes]`` over samples; 0 without samples."""
     return logits.softmax(-1).mean(0) if len(logits) else logits.new_zeros(logits.shape[-1])
 
 
 def _label_counts(replies: Sequence[DeviceReply]) -> Tensor | None:
-    """``[K, classes]`` in cohort order; None where devices don't tell them."""
+    """The label counts ``[K, classes]`` in cohort order. None if devices do not send them."""
     counts = [reply.label_counts for reply in replies if reply.label_counts is not None]
     return torch.tensor(counts, dtype=torch.float32) if counts else None

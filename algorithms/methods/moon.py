@@ -1,12 +1,12 @@
 """MOON (Li et al., 2021): FedAvg with a model-contrastive term in the local loss, equation 3.
 
-The features of the model in training are drawn to those of the global model and away from those of the device's
-previous local model, both in evaluation mode on the same batch. A device keeps its previous model, buffers included, as
-its own state; only the delta is sent. On a first visit the previous model is the global one, so that the term is
-constant; the authors' code has no term in the first round, and compares with a randomly drawn network where a device
-comes in later.
+The term moves the features of the model in training towards those of the global model, and away from those of the
+device's previous local model. Both models are in evaluation mode, and see the same batch. A device keeps its previous
+model with its buffers as its own state; it sends only the delta. On a first visit the previous model is the global one,
+so the term is constant. The authors' code has no term in the first round, and compares with a randomly drawn network if
+a device takes part later for the first time.
 
-Defaults are the authors', ``mu`` = 1 and ``temperature`` = 0.5, and so is a model with ``projection = 256``. FedNTD
+Defaults are the authors': ``mu`` = 1 and ``temperature`` = 0.5. The authors' model has ``projection = 256``. FedNTD
 compares with ``mu`` = 0.1 and no projection head.
 """
 
@@ -39,7 +39,7 @@ class RememberingSGD(LocalSGD):
 
 
 def contrast(mu: float, temperature: float) -> Term:
-    """``mu`` times the model-contrastive loss against the global model and the one in ``own``."""
+    """``mu`` times the model-contrastive loss; ``own`` holds the device's previous model."""
 
     def term(model: Model, at: Pass) -> Tensor:
         common = model.apply(at.shared["model"], at.batch.x, False)[0].features
@@ -51,7 +51,7 @@ def contrast(mu: float, temperature: float) -> Term:
 
 
 def moon(ingredients: Ingredients, mu: NonNegativeFloat = 1.0, temperature: PositiveFloat = 0.5) -> FedAvg:
-    """MOON; ``mu`` weighs the contrast (0 is FedAvg), ``temperature`` divides its cosines."""
+    """MOON. ``mu`` is the coefficient of the term (0 is FedAvg), and ``temperature`` divides its cosines."""
     ingredients.require_classes("moon")
     ingredients.require_features("moon")
     return FedAvg(ingredients.training(RememberingSGD, contrast(mu, temperature)))

@@ -1,17 +1,17 @@
 """SCAFFOLD (Karimireddy et al., "Stochastic Controlled Averaging for Federated Learning", 2020).
 
-The coordinator keeps a control variate ``c``, device i its own ``c_i``, all zero at first. Each is an estimate of a
-mean gradient, the fleet's and the device's, and local steps follow ``g - c_i + c``. After K steps with learning rate lr
-the device sets ``c_i+ = c_i - c + (w - w_i)/(K·lr)`` (the paper's option II) and sends the change;
-``c += sum_i (c_i+ - c_i)/N`` over N devices of the whole fleet, so that ``c`` stays the mean of all ``c_i``. The
-paper's option I, the gradient at the global model, costs a further pass over the data and is not offered, nor is a
-step size at the coordinator other than 1.
+The coordinator keeps a control variate ``c``, and device i keeps its own ``c_i``. All are zero at first. ``c``
+estimates the mean gradient of the fleet, ``c_i`` that of the device, and local steps follow ``g - c_i + c``. After K
+steps with learning rate lr the device sets ``c_i+ = c_i - c + (w - w_i)/(K·lr)`` (the paper's option II) and sends the
+change. The coordinator sets ``c += sum_i (c_i+ - c_i)/N``, where N is the size of the whole fleet, so that ``c`` stays
+the mean of all ``c_i``. Two things are not offered: the paper's option I, the gradient at the global model, which costs
+a further pass over the data; and a step size at the coordinator other than 1.
 
-The paper has no momentum. With momentum two published rules part ways, each with a divisor that suits it; without
-momentum they are the same:
+The paper has no momentum. With momentum there are two published rules, each with a fitting divisor. Without momentum
+they are the same:
 
-- ``rule = "gradient"`` (default; FedNTD's code): the corrected gradient goes through the optimiser, as the paper's
-  local step reads, and K becomes ``fednova.effective_steps(K, momentum)``. Then ``c_i`` is a mean of gradients.
+- ``rule = "gradient"`` (default; FedNTD's code): the corrected gradient goes through the optimiser, as in the paper's
+  local step, and K becomes ``fednova.effective_steps(K, momentum)``. Then ``c_i`` is a mean of gradients.
 - ``rule = "weights"`` (the code of NIID-Bench and WSM): the optimiser sees the plain gradient, ``w -= lr·(c - c_i)``
   follows each of its steps, and K stays. Then ``c_i`` is the mean move of a step over lr, larger than a gradient.
 
@@ -55,8 +55,11 @@ Rule = Literal["gradient", "weights"]
 
 @dataclass(frozen=True, eq=False)
 class ControlledSGD(LocalSGD):
-    """Local training that takes ``shared["control"]``, keeps the device's control variate as ``own``, and sends
-    ``delta`` and the change of the control variate as ``control``, over the trained variables."""
+    """Local training that is corrected by control variates, which exist for the trained variables.
+
+    ``shared["control"]`` is that of the fleet, ``own`` that of the device. The payload has ``delta``, and as
+    ``control`` the change of the device's control variate.
+    """
 
     rule: Rule = "gradient"
 
@@ -91,20 +94,20 @@ class ControlledSGD(LocalSGD):
 
 
 def controlled(gradients: Tree, shared: Forest, own: Tree, facts: Facts) -> Tree:
-    """``g - c_i + c``."""
+    """The direction of the rule ``gradient``: ``g - c_i + c``."""
     return map_leaves(lambda g, mine, fleets: g - mine + fleets, gradients, own, shared["control"])
 
 
 @dataclass(frozen=True)
 class ScaffoldState:
-    """All variables of the global model, and ``c`` over the trained ones."""
+    """All variables of the global model, and ``c`` for the trained ones."""
 
     variables: Tree
     control: Tree
 
 
 class Scaffold:
-    """One ask a round in a fleet of so many ``devices``; ``average`` is the reducer of local moves."""
+    """One ask a round. ``devices`` is the size of the fleet, ``average`` the reducer of local moves."""
 
     def __init__(self, local: ControlledSGD, devices: int, average: Reducer = weighted_mean) -> None:
         self.programs: dict[str, LocalProgram | Query] = {"train": local}
@@ -129,7 +132,7 @@ class Scaffold:
 
 
 def scaffold(ingredients: Ingredients, rule: Rule = "gradient", weights: Weights = "examples") -> Scaffold:
-    """SCAFFOLD by one of its two rules and averages; ConfigurationError where the fleet's size is unknown."""
+    """SCAFFOLD with one of two rules and one of two averages. Raises ConfigurationError if the fleet has no size."""
     if ingredients.devices < 1:
         raise ConfigurationError(
             f"the method 'scaffold' averages over the whole fleet, but its ingredients say devices = "

@@ -1,4 +1,4 @@
-"""Adam as pure functions of tensors, beside ``local_sgd.SGD`` and of its shape."""
+"""Adam as pure functions of tensors. It has the same shape as ``local_sgd.SGD``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedemu.algorithms.trees import zeros_like
 class Adam:
     """``m = β₁m + (1-β₁)g; v = β₂v + (1-β₂)g²; w -= lr · m̂ / (√v̂ + ε)``, with torch's defaults (Kingma & Ba, 2015).
 
-    The hats are divisions by ``1 - β^t``, t counting steps from 1. The memory is flat: ``mean/NAME``, ``square/NAME``
-    and ``steps``.
+    The hats are divisions by ``1 - β^t``; t counts steps from 1. The memory is one tree with the leaves ``mean/NAME``,
+    ``square/NAME`` and ``steps``.
     """
 
     first_decay: float = 0.9
@@ -24,6 +24,7 @@ class Adam:
     epsilon: float = 1e-8
 
     def begin(self, trained: Tree) -> Tree:
+        """The memory before the first step: zeros."""
         zeros = zeros_like(trained)
         return {
             **{f"mean/{name}": leaf for name, leaf in zeros.items()},
@@ -32,7 +33,7 @@ class Adam:
         }
 
     def step(self, trained: Tree, gradients: Tree, memory: Tree, lr: Tensor) -> tuple[Tree, Tree]:
-        """The next variables and memory; nothing is changed in place."""
+        """The next variables and memory. Nothing is changed in place."""
         steps = memory["steps"] + 1
         after: dict[str, Tensor] = {}
         kept: dict[str, Tensor] = {"steps": steps}

@@ -1,7 +1,8 @@
-"""The losses of devices that learn new classes without the old ones' data (MFCL; Babakniya et al., 2023, section 3.2).
+"""Losses over some of the classes, for devices that learn new classes without data of the old ones.
 
-Pure functions of tensors: differentiable, usable under ``vmap``, means over a batch, which are even or weighted by
-``weight [B]`` where that is given (0 marks padding; 0 for a batch of padding).
+They are those of MFCL (Babakniya et al., 2023, section 3.2) and of methods like it. All are pure functions of tensors,
+differentiable, and usable under ``vmap``. Each is a mean over a batch: an even mean, or one that is weighted by
+``weight [B]``, where 0 marks padding. A batch of padding has the loss 0.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from torch import Tensor
 def new_class_cross_entropy(
     logits: Tensor, targets: Tensor, first_new_class: int | Tensor, weight: Tensor | None = None
 ) -> Tensor:
-    """Cross-entropy in nats over the rows whose class is new, by the logits of new classes only; 0 without such rows.
+    """Cross-entropy in nats over the rows whose class is new, by the logits of new classes only. 0 without such rows.
 
-    ``logits [B, C]`` and ``targets [B]`` in the order in which classes came: the new ones are those from
-    ``first_new_class`` on. Equation 6.
+    ``logits [B, C]`` and ``targets [B]`` number the classes in the order in which they came; classes from
+    ``first_new_class`` on are new. MFCL, equation 6.
     """
     new = torch.arange(logits.shape[-1], device=logits.device) >= first_new_class
     return cross_entropy_among(logits, targets, new, weight)
 
 
 def cross_entropy_among(logits: Tensor, targets: Tensor, classes: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Cross-entropy in nats over the rows whose class is one of ``classes [C]`` (bool), by the logits of those only."""
+    """Cross-entropy in nats over the rows whose class is one of ``classes [C]`` (bool), by the logits of these only.
+
+    ``logits [B, C]``, ``targets [B]``. 0 without such rows.
+    """
     likelihoods = torch.where(classes, logits, -torch.inf).log_softmax(-1)
     chosen = (torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]) & classes
     rows = chosen.any(-1).to(logits.dtype)
@@ -33,10 +37,10 @@ def cross_entropy_among(logits: Tensor, targets: Tensor, classes: Tensor, weight
 def feature_distillation(
     features: Tensor, previous_features: Tensor, head: Tensor, weight: Tensor | None = None
 ) -> Tensor:
-    """The mean over the batch of ``‖W f - W f_previous‖²``, summed over the old classes and not divided by them.
+    """The mean over the batch of ``‖W f - W f_previous‖²``, a sum over the old classes that is not divided by them.
 
-    ``features`` and ``previous_features [B, F]``; ``head [q, F]`` (W) is the weight of the previous model's classifier,
-    so that features count by their importance to it. Equation 8.
+    ``features`` and ``previous_features [B, F]``. ``head [q, F]`` (W) is the weight of the previous model's classifier,
+    so that a feature counts by its importance to it. MFCL, equation 8.
     """
     drift = ((features - previous_features) @ head.t()).square().sum(-1)
     return _mean(drift, torch.ones_like(drift) if weight is None else weight)
@@ -45,9 +49,9 @@ def feature_distillation(
 def distillation_among(
     logits: Tensor, teacher_logits: Tensor, classes: Tensor, temperature: float, weight: Tensor | None = None
 ) -> Tensor:
-    """The mean of ``KL(teacher ‖ student)`` in nats, softmax at the temperature over ``classes [C]`` (bool) only.
+    """The mean of ``KL(teacher ‖ student)`` in nats, with softmax at the temperature over ``classes [C]`` (bool) only.
 
-    ``logits`` and ``teacher_logits [B, C]``; nothing is multiplied by the squared temperature.
+    ``logits`` and ``teacher_logits [B, C]``. The result is not multiplied by the squared temperature.
     """
     student = torch.where(classes, logits / temperature, -torch.inf).log_softmax(-1)
     teacher = torch.where(classes, teacher_logits / temperature, -torch.inf).log_softmax(-1)

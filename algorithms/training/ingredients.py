@@ -1,4 +1,4 @@
-"""What a method is built from, and the sentences that refuse what it can't be built from."""
+"""What a method is built from, and the errors for what it cannot be built from."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ P = TypeVar("P", bound=LocalSGD)
 class Ingredients:
     """The model, the criterion, how devices train, and what is known of the fleet and the data.
 
-    With ``rounds_per_task`` above 0 the learning rate begins anew with each task, which has so many rounds. ``devices``
-    is the size of the fleet, ``public`` whether there is public data (``Context.public``),
-    ``input_shape`` that of one sample, ``labelled`` whether samples have labels, and ``language`` whether they are
-    tokens to be predicted instead.
+    With ``rounds_per_task`` above 0 the learning rate begins anew with each task; a task has this number of rounds.
+    ``devices`` is the size of the fleet, ``public`` says whether there is public data (``Context.public``),
+    ``input_shape`` is the shape of one sample, ``labelled`` says whether samples have labels, and ``language`` whether
+    they are texts whose tokens are predicted.
     """
 
     model: Model
@@ -44,13 +44,13 @@ class Ingredients:
     rounds_per_task: int = 0
 
     def local_sgd(self, *terms: Term, **settings: Any) -> LocalSGD:
-        """Local training by the criterion plus these terms; ``settings`` are further fields of LocalSGD."""
+        """Local training that minimises the criterion plus these terms; ``settings`` are further fields of LocalSGD."""
         return self.training(LocalSGD, *terms, **settings)
 
     def training(self, program: type[P], *terms: Term, **settings: Any) -> P:
-        """The same as a subclass of LocalSGD, whose own fields are among ``settings``.
+        """Local training by ``program``, a subclass of LocalSGD; ``settings`` may contain the fields of the subclass.
 
-        ConfigurationError where the model normalises by batches, but a batch is a single sample.
+        Raises ConfigurationError if the model has batch normalisation, but a batch is a single sample.
         """
         if self.batch_size < 2 and self._normalises_by_batches:
             raise ConfigurationError(
@@ -72,7 +72,7 @@ class Ingredients:
         return program(**{**fields, **settings})
 
     def require_public(self, method: str) -> None:
-        """ConfigurationError where the experiment splits off no public data."""
+        """Raise ConfigurationError if the experiment has no public data."""
         if not self.public:
             raise ConfigurationError(
                 f"the method {method!r} needs public data at the coordinator, but data.public.fraction = 0; "
@@ -80,7 +80,7 @@ class Ingredients:
             )
 
     def require_fitting_criterion(self) -> None:
-        """ConfigurationError where a built-in criterion goes by labels but the model predicts tokens, or vice versa."""
+        """Raise ConfigurationError if a built-in criterion is for labels but the data are texts, or the other way."""
         if self.language and self.criterion in (cross_entropy, reweighted_softmax):
             raise ConfigurationError(
                 "algorithm.loss predicts labels, but the data are texts whose tokens are predicted; "
@@ -89,11 +89,11 @@ class Ingredients:
         if not self.language and self.criterion is token_cross_entropy:
             raise ConfigurationError(
                 "algorithm.loss = 'token_cross_entropy' predicts tokens, but the data are no texts; "
-                "set algorithm.loss = 'cross_entropy', or data.text.kind where they are texts"
+                "set algorithm.loss = 'cross_entropy', or set data.text.kind if they are texts"
             )
 
     def require_classes(self, method: str) -> None:
-        """ConfigurationError where there are tokens to predict, and no classes by which the method's loss goes."""
+        """Raise ConfigurationError if the data are texts, which have no classes for the method's loss."""
         if self.language:
             raise ConfigurationError(
                 f"the method {method!r} has a loss of classes, but the data are texts whose tokens are predicted; "
@@ -101,7 +101,7 @@ class Ingredients:
             )
 
     def require_cross_entropy(self, method: str) -> None:
-        """ConfigurationError where another criterion was asked for than the one that the method's own loss contains."""
+        """Raise ConfigurationError if the criterion is not the cross-entropy that the method's own loss contains."""
         if self.criterion is not cross_entropy:
             raise ConfigurationError(
                 f"the method {method!r} has a loss of its own, into which cross-entropy is built; "
@@ -109,7 +109,7 @@ class Ingredients:
             )
 
     def require_features(self, method: str) -> None:
-        """ConfigurationError where the model gives no features ``[batch, width]`` apart from its logits."""
+        """Raise ConfigurationError if the model returns no features ``[batch, width]`` apart from its logits."""
         if self.model.kind == "sequence":
             raise ConfigurationError(
                 f"the method {method!r} needs features of whole samples, but this model has them of single tokens; "
@@ -124,7 +124,7 @@ class Ingredients:
             )
 
     def require_no_batch_statistics(self, method: str, why: str) -> None:
-        """ConfigurationError where the model normalises by batches; ``why`` completes "can't work, because ..."."""
+        """Raise ConfigurationError if the model has batch normalisation. ``why`` ends "can't work, because ..."."""
         if self._normalises_by_batches:
             raise ConfigurationError(
                 f"the method {method!r} can't work with batch normalisation, because {why}; "
@@ -133,5 +133,5 @@ class Ingredients:
 
     @property
     def _normalises_by_batches(self) -> bool:
-        """Running variances are what tells batch normalisation from other buffers, in torch's modules as in ours."""
+        """Whether the model has batch normalisation. Only its buffers have names that end with ``running_var``."""
         return any(name.endswith("running_var") for name in self.model.buffers)

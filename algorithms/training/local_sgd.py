@@ -1,7 +1,7 @@
-"""Local training by stochastic gradient descent: FedAvg's program, and that of methods which differ in their loss only.
+"""Local training by stochastic gradient descent: the program of FedAvg and of methods that only have another loss.
 
-Methods that train otherwise wrap it: a corrected gradient is a ``direction``, another payload a program of its own
-around ``begin``, ``step`` and ``finish``.
+Methods that train in another way extend it. A correction of the gradients is a ``direction``; another payload or an own
+state is a subclass with its own ``begin``, ``step`` or ``finish``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedemu.algorithms.training.objective import Loss, LossFunction
 from fedemu.algorithms.trees import add, subtract, without, zeros_like
 
 Direction = Callable[[Tree, Forest, Tree, Facts], Tree]
-"""(gradients, shared, own, facts) -> what the optimiser takes for the gradients."""
+"""(gradients, shared, own, facts) -> what the optimiser uses in place of the gradients."""
 
 
 class Training(NamedTuple):
@@ -33,16 +33,17 @@ class Training(NamedTuple):
 
 @dataclass(frozen=True)
 class SGD:
-    """``g += weight_decay·w; m = momentum·m + g; w -= lr·m``, as in torch; momentum starts at 0."""
+    """``g += weight_decay·w; m = momentum·m + g; w -= lr·m``, as in torch. The momentum m starts at 0."""
 
     momentum: float = 0.0
     weight_decay: float = 0.0
 
     def begin(self, trained: Tree) -> Tree:
+        """The momentum before the first step: zeros, or empty without momentum."""
         return zeros_like(trained) if self.momentum else {}
 
     def step(self, trained: Tree, gradients: Tree, momentum: Tree, lr: Tensor) -> tuple[Tree, Tree]:
-        """The next variables and momentum; nothing is changed in place."""
+        """The next variables and momentum. Nothing is changed in place."""
         after: dict[str, Tensor] = {}
         velocity: dict[str, Tensor] = {}
         for name, leaf in trained.items():
@@ -57,11 +58,11 @@ class SGD:
 
 @dataclass(frozen=True, eq=False)
 class LocalSGD:
-    """Starts from ``shared["model"]`` and sends ``{"delta": local - global}`` over all variables, buffers included.
+    """Begins with ``shared["model"]`` and sends ``{"delta": local - global}`` for all variables, with the buffers.
 
-    ``batch_size`` samples a step, drawn without replacement in each epoch; an epoch's last batch may be smaller. The
-    learning rate of round r, counted from 1, is ``lr · lr_decay^(r-1)``; where tasks have ``rounds_per_task``, r counts
-    from 1 in each task.
+    Each step takes ``batch_size`` samples, drawn without replacement in each epoch. The last batch of an epoch may be
+    smaller. The learning rate of round r, counted from 1, is ``lr · lr_decay^(r-1)``. With ``rounds_per_task``, r
+    counts from 1 in each task.
     """
 
     model: Model
@@ -115,7 +116,7 @@ class LocalSGD:
         return Training({**carry.variables, **loss.buffers, **trained}, momentum), loss.metrics
 
     def gradients(self, variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> tuple[Tree, Loss]:
-        """Of the loss by the trained variables, and the loss itself."""
+        """The gradients of the loss by the trained variables, and the loss itself."""
         buffers = {name: variables[name] for name in variables if name in self.model.buffers}
 
         def value(trained: Tree) -> tuple[Tensor, Loss]:
@@ -133,9 +134,10 @@ class LocalSGD:
 
 
 def shuffled_epochs(epochs: int, batch_size: int) -> Plan:
-    """Each epoch goes over all samples in an order of its own, in batches of ``batch_size``, the last one padded.
+    """A plan in which each epoch goes over all samples in its own order, in batches of ``batch_size``.
 
-    Samples that fit into one batch are not shuffled, because their order says nothing.
+    The last batch of an epoch is padded. Samples that fit into one batch are not shuffled, because their order does not
+    matter.
     """
 
     def plan(examples: int, generator: np.random.Generator) -> NDArray[np.int64]:
@@ -150,7 +152,7 @@ def shuffled_epochs(epochs: int, batch_size: int) -> Plan:
 
 
 def first_batches(most: int, batch_size: int) -> Plan:
-    """One epoch of ``shuffled_epochs``, cut off after ``most`` batches."""
+    """The plan of one shuffled epoch that ends after at most ``most`` batches."""
     epoch = shuffled_epochs(1, batch_size)
 
     def plan(examples: int, generator: np.random.Generator) -> NDArray[np.int64]:

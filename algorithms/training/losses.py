@@ -1,7 +1,8 @@
-"""The losses of the papers as pure functions of tensors: differentiable, usable under ``vmap``, means over a batch.
+"""The losses of the papers as pure functions of tensors, differentiable and usable under ``vmap``.
 
-A mean is even, or weighted by ``weight [B]`` where that is given (0 marks padding; 0 for a batch of padding). Losses
-keep the dtype of the logits or features. How local training puts them together is in ``objective.py``.
+Most are means over a batch: an even mean, or one that is weighted by ``weight [B]``, where 0 marks padding. A batch of
+padding has the loss 0. Losses keep the dtype of the logits or features. ``objective.py`` puts them together for local
+training.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch.nn import functional
 from fedemu.algorithms.interface import Tree
 
 SMALLEST_NORM = 1e-8
-"""A shorter vector counts as this long in a cosine, as in torch."""
+"""In a cosine, a shorter vector counts as if it had this norm, as in torch."""
 
 
 def reweighted_cross_entropy(
@@ -21,9 +22,9 @@ def reweighted_cross_entropy(
 ) -> Tensor:
     """The mean of ``-log(β_y exp z_y / Σ_c β_c exp z_c)``: cross-entropy by the re-weighted softmax, in nats.
 
-    ``logits [B, C]``, ``targets [B]``, ``proportions [C]`` of the classes in the device's data (β; a common factor does
-    not matter). Classes of proportion 0 take no part. ValueError where a target that counts is among them; under
-    ``vmap``, where nobody can look, the loss is then infinite. Legate et al. (2023), equation 4.
+    ``logits [B, C]``, ``targets [B]``, and the ``proportions [C]`` of the classes in the device's data (β; a common
+    factor does not matter). Classes of proportion 0 take no part. Raises ValueError if a target of positive weight is
+    such a class. Under ``vmap`` values cannot be read; the loss is then infinite. Legate et al. (2023), equation 4.
     """
     _require_present(targets, proportions, weight)
     return unchecked_reweighted_cross_entropy(logits, targets, proportions, weight)
@@ -32,9 +33,12 @@ def reweighted_cross_entropy(
 def unchecked_reweighted_cross_entropy(
     logits: Tensor, targets: Tensor, proportions: Tensor, weight: Tensor | None = None
 ) -> Tensor:
-    """``reweighted_cross_entropy`` for steps of training, which may not look at values: no check, infinite instead."""
+    """``reweighted_cross_entropy`` for steps of training, which must not read values.
+
+    It does not check the targets. A target of proportion 0 makes the loss infinite.
+    """
     present = proportions > 0
-    # Infinities are put in and taken out by selection only, so that no gradient multiplies them by 0.
+    # Selection alone puts infinities in and takes them out, so that no gradient multiplies them by 0.
     logarithms = torch.where(present, proportions, 1).to(logits.dtype).log()
     likelihoods = torch.where(present, logits + logarithms, -torch.inf).log_softmax(-1)
     return -_mean(torch.where(_true_class(logits, targets), likelihoods, 0).sum(-1), weight)
@@ -43,7 +47,7 @@ def unchecked_reweighted_cross_entropy(
 def not_true_distillation(
     logits: Tensor, teacher_logits: Tensor, targets: Tensor, temperature: float, weight: Tensor | None = None
 ) -> Tensor:
-    """The mean of ``T² · KL(teacher ‖ student)``, softmax at temperature T over all classes but the true one.
+    """The mean of ``T² · KL(teacher ‖ student)``, with softmax at temperature T over all classes except the true one.
 
     ``logits`` and ``teacher_logits [B, C]``, ``targets [B]``. The true class's logits have no influence and so no
     gradient. Lee et al. (2022), equation 11, times the T² of its equation 3.
@@ -56,10 +60,10 @@ def not_true_distillation(
 
 
 def knowledge_weights(student_counts: Tensor, teacher_counts: Tensor) -> tuple[Tensor, Tensor]:
-    """How much student and teachers know of each class, as shares of the label counts of all of them.
+    """How much the student and each teacher know of each class, as shares of the sum of their label counts.
 
-    ``student_counts [C]``, ``teacher_counts [K, C]`` to ``alpha_student [C]``, ``alpha_teachers [K, C]``, which add up
-    to 1 per class. Of a class that nobody counts the student knows all. Flashback, section 4.1.
+    ``student_counts [C]`` and ``teacher_counts [K, C]`` become ``alpha_student [C]`` and ``alpha_teachers [K, C]``,
+    which add up to 1 for each class. If nobody counts a class, the student's share is 1. Flashback, section 4.1.
     """
     known = student_counts + teacher_counts.sum(0)
     anybody = known > 0
@@ -79,8 +83,8 @@ def dynamic_distillation(
     """The mean of ``alpha_student[y] · CE + Σ_k Σ_c alpha_teachers[k, c] · p_k[c] · log(p_k[c] / q[c])``.
 
     ``logits [B, C]``, ``targets [B]``, ``teacher_logits [K, B, C]``, ``alpha_student [C]``, ``alpha_teachers [K, C]``.
-    ``p_k`` and ``q`` are softmax at the temperature, cross-entropy is at 1, and nothing is multiplied by the squared
-    temperature. A divergence weighted by classes can be negative. Flashback, equation 3.
+    ``p_k`` and ``q`` are softmax at the temperature, and cross-entropy is at 1. The result is not multiplied by the
+    squared temperature. A divergence that is weighted by classes can be negative. Flashback, equation 3.
     """
     chosen = _true_class(logits, targets) * alpha_student
     surprise = -(chosen * logits.log_softmax(-1)).sum(-1)
@@ -97,10 +101,11 @@ def model_contrastive(
     temperature: float,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """The mean of ``-log(exp(s_global) / (exp(s_global) + exp(s_previous)))``, ``s`` a cosine divided by temperature.
+    """The mean of ``-log(exp(s_global) / (exp(s_global) + exp(s_previous)))``.
 
-    All features ``[B, width]``; those of the model in training are compared with those that the global model and the
-    device's previous one make of the same samples. MOON (Li et al., 2021), equation 3.
+    ``s_global`` and ``s_previous`` are cosines divided by the temperature, of the features of the model in training
+    with those of the global model, and with those of the device's previous model. All features are ``[B, width]``, of
+    the same samples. MOON (Li et al., 2021), equation 3.
     """
     nearer = _cosine(features, global_features) - _cosine(features, previous_features)
     return -_mean(functional.logsigmoid(nearer / temperature), weight)
@@ -109,7 +114,7 @@ def model_contrastive(
 def proximal(params: Tree, reference: Tree) -> Tensor:
     """Half the squared Euclidean distance of two models over the leaves of ``params``, zero-dimensional.
 
-    The proximal term of FedProx (Li et al., 2020) without its coefficient.
+    This is the proximal term of FedProx (Li et al., 2020) without its coefficient.
     """
     distance = sum((leaf - reference[name]).square().sum() for name, leaf in params.items())
     return torch.as_tensor(distance) / 2
@@ -118,8 +123,9 @@ def proximal(params: Tree, reference: Tree) -> Tensor:
 def curvature_penalty(params: Tree, fisher_sum: Tree, weighted_sum: Tree) -> Tensor:
     """``⟨P, θ²⟩ - 2⟨Q, θ⟩`` over the leaves of ``params`` (θ), zero-dimensional.
 
-    P is the sum of the other devices' Fisher diagonals, Q that of the diagonals times their parameters; up to a
-    constant it is the distance from those parameters, weighted by the diagonals. FedCurv (Shoham et al., 2019).
+    P (``fisher_sum``) is the sum of the other devices' Fisher diagonals. Q (``weighted_sum``) is the sum of the
+    diagonals times the devices' parameters. Up to a constant the penalty is the squared distance from these parameters,
+    weighted by the diagonals. FedCurv (Shoham et al., 2019).
     """
     penalty = sum(
         (fisher_sum[name] * leaf.square() - 2 * weighted_sum[name] * leaf).sum() for name, leaf in params.items()
@@ -128,7 +134,7 @@ def curvature_penalty(params: Tree, fisher_sum: Tree, weighted_sum: Tree) -> Ten
 
 
 def _true_class(logits: Tensor, targets: Tensor) -> Tensor:
-    """Which of the logits are the targets' ``[B, C]``; by comparison, because one_hot reads values."""
+    """Whether a logit is that of the target, ``[B, C]``. This is a comparison, because one_hot reads values."""
     return torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
 
 
@@ -137,12 +143,12 @@ def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
         return values.mean()
     total = weight.sum()
     share = weight / torch.where(total > 0, total, 1)
-    # Padding may be infinite, which a weight of 0 would not take away.
+    # A value of padding may be infinite, and infinity times a weight of 0 is not 0.
     return (torch.where(weight > 0, values, 0) * share.to(values.dtype)).sum()
 
 
 def _cosine(left: Tensor, right: Tensor) -> Tensor:
-    """Over the last dimension. By hand, because torch's writes in place, which a recorded step pays for."""
+    """The cosine over the last dimension. torch's own function writes in place, which makes a recorded step slower."""
     return (left * right).sum(-1) * _inverse_norm(left) * _inverse_norm(right)
 
 
@@ -158,12 +164,12 @@ def _require_present(targets: Tensor, proportions: Tensor, weight: Tensor | None
         return
     classes = ", ".join(map(str, sorted(set(targets[absent].tolist()))))
     raise ValueError(
-        f"targets of class {classes}, whose proportion is 0; count the classes of the same data that the targets are of"
+        f"there are targets of class {classes}, whose proportion is 0; count the classes of the data with these targets"
     )
 
 
 def _readable(tensor: Tensor) -> bool:
-    """Whether a tensor has one value here, rather than one per element of what ``vmap`` maps over."""
+    """Whether the tensor's values can be read: true unless ``vmap`` maps over it."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         if torch._C._functorch.is_batchedtensor(tensor):
             return False

@@ -1,7 +1,7 @@
 """What local training minimises: a criterion on the logits, plus the terms that a method adds to it.
 
-``cross_entropy`` is a criterion; any other of its shape goes with every method that trains by cross-entropy.
-``token_cross_entropy`` is the one for language data.
+``cross_entropy`` is a criterion. Any other criterion of this shape works with every method that trains by
+cross-entropy. ``token_cross_entropy`` is the criterion for language data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedemu.algorithms.trees import without
 
 
 class Loss(NamedTuple):
-    """``value``, zero-dimensional; the buffers after the forward pass; ``metrics``, zero-dimensional and detached."""
+    """The ``value``, the buffers after the forward pass, and detached ``metrics``. Value and metrics are scalars."""
 
     value: Tensor
     buffers: Tree
@@ -28,7 +28,7 @@ class Loss(NamedTuple):
 
 
 class LossFunction(Protocol):
-    """A pure function of tensors, differentiated by the variables; usable under ``torch.func.vmap``."""
+    """A pure function of tensors. It is differentiated by the variables, and usable under ``torch.func.vmap``."""
 
     def __call__(self, variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> Loss: ...
 
@@ -45,18 +45,18 @@ class Pass(NamedTuple):
 
 
 Criterion = Callable[[Tensor, Batch, Facts], Tensor]
-"""(logits ``[batch, ...]``, batch, facts) -> the mean over the batch by its weights, zero-dimensional.
+"""(logits, batch, facts) -> the mean over the batch by its weights, zero-dimensional.
 
-Logits are ``[batch, classes]``, or those of every token, ``[batch, length, vocabulary]``.
+Logits are ``[batch, classes]``, or for texts ``[batch, length, vocabulary]``.
 """
 Term = Callable[[Model, Pass], Tensor]
-"""What a method adds to the criterion, zero-dimensional and already multiplied by its coefficient."""
+"""(model, forward pass) -> what a method adds to the criterion: zero-dimensional, with its coefficient."""
 
 
 def cross_entropy(logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
     """The mean cross-entropy in nats, weighted by ``batch.weight``; 0 for a batch of padding."""
     share = batch.weight / batch.weight.sum().clamp(min=1)
-    # A comparison, because one_hot reads values and so can't be mapped over devices.
+    # This is a comparison, because one_hot reads values and cannot be mapped over devices.
     target = (torch.arange(logits.shape[-1], device=logits.device) == batch.y[:, None]) * share[:, None]
     return -(logits.log_softmax(-1) * target).sum()
 
@@ -64,8 +64,8 @@ def cross_entropy(logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
 def token_cross_entropy(logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
     """The mean cross-entropy in nats over the tokens to be predicted, weighted by their samples' ``batch.weight``.
 
-    ``logits [batch, length, vocabulary]``, and ``batch.x [batch, 2, length]`` with the targets. 0 where nothing is to
-    be predicted.
+    ``logits [batch, length, vocabulary]``; ``batch.x [batch, 2, length]`` holds the targets in its second row. The
+    result is 0 if there is no token to be predicted.
     """
     targets = batch.x[:, 1]
     asked = targets != NO_TARGET
@@ -77,7 +77,7 @@ def token_cross_entropy(logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
 
 @dataclass(frozen=True)
 class Objective:
-    """Criterion plus terms over one forward pass of the model; ``metrics`` holds the criterion as ``loss``."""
+    """The criterion plus the terms, from one forward pass of the model. The metric ``loss`` is the criterion alone."""
 
     model: Model
     criterion: Criterion = cross_entropy
@@ -93,7 +93,7 @@ class Objective:
 
 
 def proximity(coefficient: float) -> Term:
-    """FedProx's term: ``coefficient / 2 · ‖w - w_global‖²`` over the trained variables."""
+    """The term of FedProx (Li et al., 2020): ``coefficient / 2 · ‖w - w_global‖²`` over the trained variables."""
 
     def term(model: Model, at: Pass) -> Tensor:
         return coefficient * proximal(without(at.variables, model.buffers), at.shared["model"])

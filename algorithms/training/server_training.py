@@ -1,9 +1,9 @@
-"""Training at the coordinator on the public data: a resumable server job that stops early on validation accuracy.
+"""Training at the coordinator on the public data: a server job that can be resumed, with early stopping.
 
-A method brings the loss and the *lessons*: what the loss needs beside a model's logits and the labels, such as the
+A method provides the loss and the *lessons*: what the loss needs beside the model's logits and the labels, such as the
 teachers' logits of all training samples. Lessons are made once, when the job begins, and are part of its carry.
 
-On a class-incremental stream the public samples of a class are there from its task on.
+On a class-incremental stream, the public samples of a class are used from its task on.
 """
 
 from __future__ import annotations
@@ -23,29 +23,36 @@ from fedemu.algorithms.trees import flatten, map_leaves, scale, squared_norm, un
 from fedemu.protocol.seeds import generator
 
 LessonLoss = Callable[[Tensor, Tensor, Tree, Tensor], Tensor]
-"""(logits ``[batch, classes]``, y ``[batch]``, lessons, positions ``[batch]`` in the training part) -> mean loss."""
+"""(logits ``[batch, classes]``, y ``[batch]``, lessons, positions ``[batch]`` in the training part) -> mean loss.
+
+The positions tell which rows of the lessons belong to the batch.
+"""
 
 _ROWS = 100
-"""Samples per forward pass where nothing is learnt; larger batches leave the processor's caches."""
+"""Samples per forward pass without training. Larger batches do not fit into the processor's caches."""
 
 
 class Optimiser(Protocol):
-    """What ``local_sgd.SGD`` and ``adam.Adam`` are; ``memory`` is flat."""
+    """What an optimiser is, such as ``SGD`` and ``Adam``: pure functions of its memory, which is one tree."""
 
-    def begin(self, trained: Tree) -> Tree: ...
+    def begin(self, trained: Tree) -> Tree:
+        """The memory before the first step."""
+        ...
 
-    def step(self, trained: Tree, gradients: Tree, memory: Tree, lr: Tensor) -> tuple[Tree, Tree]: ...
+    def step(self, trained: Tree, gradients: Tree, memory: Tree, lr: Tensor) -> tuple[Tree, Tree]:
+        """The next variables and memory. Nothing is changed in place."""
+        ...
 
 
 class Trained(NamedTuple):
-    """The best model of a server training, buffers included, and the lessons that it was given."""
+    """The best model of a server training with its buffers, and the lessons that it was given."""
 
     variables: Tree
     lessons: Tree
 
 
 class _Carry(NamedTuple):
-    """What a job goes on from; ``stop`` holds the best model's right answers and its age in steps (``stale``)."""
+    """The state of a job. ``stop`` holds the right answers of the best model and its age in steps (``stale``)."""
 
     model: Tree
     memory: Tree
@@ -54,7 +61,7 @@ class _Carry(NamedTuple):
     stop: Tree
 
     def after(self, model: Tree, memory: Tree, right: Tensor) -> _Carry:
-        """One step further, with so many right answers."""
+        """The carry after one more step, whose model gives ``right`` answers on the validation part."""
         if right > self.stop["right"]:
             return _Carry(model, memory, self.lessons, model, _stop(right, 0))
         return _Carry(model, memory, self.lessons, self.best, _stop(self.stop["right"], int(self.stop["stale"]) + 1))
@@ -76,13 +83,13 @@ def _stop(right: Tensor, stale: int) -> Tree:
 class ServerTraining:
     """How a model is trained on the public data.
 
-    One step of the job is ``batches`` batches, or one pass over the training part where that is None; there are
-    ``steps`` at most. Training ends after ``patience`` steps in a row without more right answers on the validation
-    part. The best model counts: of equals the earliest, and the one that training began with is among them. The loss
-    never decides, because one weighted by classes can fall below 0 and mean nothing.
+    One step of the job is ``batches`` batches, or one pass over the training part if ``batches`` is None. There are at
+    most ``steps`` steps. Training ends after ``patience`` steps in a row without more right answers on the validation
+    part. The result is the model with the most right answers, the earliest of equals; the model at the beginning is
+    among them. The loss does not decide, because a loss that is weighted by classes can fall below 0.
 
-    ``rate`` gives the learning rate by batch, counted from 0 over the whole job. Gradients longer than ``clip_norm``
-    in the Euclidean norm are shortened to it. The order of the samples is a function of (seed, round, pass).
+    ``rate`` is the learning rate as a function of the batch, counted from 0 over the whole job. Gradients whose
+    Euclidean norm is above ``clip_norm`` are shortened to it. The order of the samples depends on (seed, round, pass).
     """
 
     model: Model
@@ -105,14 +112,16 @@ class ServerTraining:
     def train(
         self, name: str, variables: Tree, prepare: Callable[[Labelled], Tree], context: Context
     ) -> Script[Trained]:
-        """Part of a round: train the model ``variables`` in a server job of this name.
+        """A part of a round: train the model ``variables`` in a server job of this name.
 
-        ``prepare`` makes the lessons from the training part, flat; it is called in the job's process.
+        ``prepare`` makes the lessons, one tree, from the training part. It is called in the job's process. Use it as
+        ``trained = yield from training.train(...)``.
         """
         carry = _Carry.unpacked((yield self.job(name, variables, prepare, context)))
         return Trained(carry.best, carry.lessons)
 
     def job(self, name: str, variables: Tree, prepare: Callable[[Labelled], Tree], context: Context) -> ServerJob:
+        """The server job that ``train`` yields."""
         assert context.public is not None, "a method that trains at the server is not built without public data"
         public = _of_classes_seen(context.public, variables)
 
@@ -144,8 +153,8 @@ class ServerTraining:
         return variables, memory
 
     def _gradients(self, variables: Tree, lessons: Tree, data: Labelled, rows: Tensor) -> tuple[Tree, Tree]:
-        """Of the loss on these samples by the trained variables, clipped; and the buffers after the forward pass."""
-        # Not torch.func.grad, whose first use imports a compiler: a second in the process of every job.
+        """The clipped gradients of the loss on these samples, and the buffers after the forward pass."""
+        # torch.func.grad would import a compiler at its first use: a second in the process of every job.
         trained = map_leaves(lambda leaf: leaf.detach().requires_grad_(), without(variables, self.model.buffers))
         outputs, buffers = self.model.apply({**variables, **trained}, _channels_last(data.x[rows]), True)
         loss = self.loss(outputs.logits, data.y[rows], lessons, rows)
@@ -154,7 +163,7 @@ class ServerTraining:
         return clipped(named, self.clip_norm), map_leaves(Tensor.detach, buffers)
 
     def _right(self, variables: Tree, data: Labelled) -> Tensor:
-        """The number of samples that the model classifies rightly, int64: it compares exactly, as a mean would not."""
+        """The number of samples that the model classifies correctly, int64. Unlike a mean it compares exactly."""
         return (predict(self.model, variables, data.x).argmax(-1) == data.y).sum()
 
 
@@ -167,9 +176,9 @@ def predict(model: Model, variables: Tree, x: Tensor) -> Tensor:
 
 
 def positions(samples: int, batch_size: int, first: int, count: int, context: Context) -> Iterator[Tensor]:
-    """The samples of ``count`` batches from batch ``first`` on, int64 each.
+    """The positions of the samples of ``count`` batches, from batch ``first`` on: int64 ``[batch]`` each.
 
-    Passes follow each other, each in an order of its own; the last batch of a pass may be smaller.
+    Passes over the samples follow each other, each in its own order. The last batch of a pass may be smaller.
     """
     per_pass = -(-samples // batch_size)
     for number in range(first, first + count):
@@ -181,16 +190,16 @@ def positions(samples: int, batch_size: int, first: int, count: int, context: Co
 
 
 def clipped(gradients: Tree, norm: float) -> Tree:
-    """The gradients, shortened to this Euclidean norm over all leaves where they are longer."""
+    """The gradients. If their Euclidean norm over all leaves is above ``norm``, they are shortened to it."""
     if math.isinf(norm):
         return gradients
     return scale(gradients, (norm / (squared_norm(gradients).sqrt() + 1e-6)).clamp(max=1))
 
 
 def _of_classes_seen(public: PublicData, variables: Tree) -> PublicData:
-    """The samples of classes that a task has brought, where classes come task by task; otherwise all.
+    """The samples of the classes that tasks have brought so far; all samples if classes do not come task by task.
 
-    A model has no answer to learn for other classes: their logits are out of the running.
+    A model cannot learn the other classes, because their logits are always the lowest.
     """
     if SEEN not in variables:
         return public
@@ -199,5 +208,5 @@ def _of_classes_seen(public: PublicData, variables: Tree) -> PublicData:
 
 
 def _channels_last(leaf: Tensor) -> Tensor:
-    """A third less time for convolutions on a CPU."""
+    """The leaf in the memory format with which convolutions take a third less time on a CPU."""
     return leaf.contiguous(memory_format=torch.channels_last) if leaf.dim() == 4 else leaf
