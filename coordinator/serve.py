@@ -7,11 +7,8 @@ import contextlib
 import signal
 import threading
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
-
-import torch
 
 from fedemu.algorithms.interface import Context
 from fedemu.algorithms.trees import model_digest
@@ -22,8 +19,9 @@ from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.record.run_directory import RunDirectory
 from fedemu.coordinator.record.summary import RunOutcome, Summary, summarize
-from fedemu.coordinator.rounds.asking import Asking
-from fedemu.coordinator.rounds.rounds import Diverged, Rounds, Standing
+from fedemu.coordinator.rounds.attempts import Diverged
+from fedemu.coordinator.rounds.numerics import Numerics
+from fedemu.coordinator.rounds.rounds import Rounds, Standing
 from fedemu.coordinator.service.service import Service
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.coordinator.timeline import Timeline
@@ -39,20 +37,17 @@ async def serve(plan: CoordinatorPlan) -> Summary:
     SIGINT or SIGTERM; ConfigurationError for an address or a directory that cannot be used. Once rounds can be played,
     each of these leaves a summary and a checkpoint.
     """
-    with RunDirectory(plan.directory, diagnosed=plan.diagnosis is not None) as run:
-        numerics = ThreadPoolExecutor(
-            1, "numerics", initializer=torch.set_num_threads, initargs=(plan.settings.threads,)
-        )
-        try:
-            return await Coordinator(plan, run, numerics).run()
-        finally:
-            numerics.shutdown(wait=True)
+    with (
+        RunDirectory(plan.directory, diagnosed=plan.diagnosis is not None) as run,
+        Numerics(plan.settings.threads) as numerics,
+    ):
+        return await Coordinator(plan, run, numerics).run()
 
 
 class Coordinator:
     """The parts of one coordinator, put together."""
 
-    def __init__(self, plan: CoordinatorPlan, run: RunDirectory, numerics: ThreadPoolExecutor) -> None:
+    def __init__(self, plan: CoordinatorPlan, run: RunDirectory, numerics: Numerics) -> None:
         settings = plan.settings
         self._plan = plan
         self._run = run
@@ -95,22 +90,7 @@ class Coordinator:
                 loaded.round, loaded.state, None if accuracy is None else tuple(accuracy), record["perturbed"]
             )
         self._service.reception.durable_round = standing.round
-        asking = Asking(settings, self._service, plan.algorithm, plan.classes, numerics, run.spill, self._observers)
-        self._rounds = Rounds(
-            settings,
-            plan.algorithm,
-            asking,
-            self._service,
-            plan.evaluator,
-            plan.diagnosis,
-            plan.album,
-            run,
-            standing,
-            plan.classes,
-            plan.public,
-            numerics,
-            self._observers,
-        )
+        self._rounds = Rounds(plan, run, self._service, standing, numerics, self._observers)
 
     async def run(self) -> Summary:
         """See ``serve``."""

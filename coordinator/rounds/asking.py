@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fedemu.algorithms.interface import Algorithm, Ask, Context, LocalProgram, Query, Reply, Revealing
 from fedemu.coordinator.asks.ask import AskMachine, Terms
@@ -20,14 +18,13 @@ from fedemu.coordinator.evaluation.diagnosis import RoundDiagnosis
 from fedemu.coordinator.fleet.online_times import FARTHEST, horizon
 from fedemu.coordinator.fleet.sampling import draw_cohort
 from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.rounds.numerics import Numerics
 from fedemu.coordinator.rounds.tally import Tally
 from fedemu.coordinator.service.service import Service
 from fedemu.coordinator.service.shelf import pack_tree
 from fedemu.coordinator.settings import Settings, ceil_share
 from fedemu.protocol.errors import ConfigurationError, QuorumError
 from fedemu.protocol.ids import AskId, DeviceId
-
-T = TypeVar("T")
 
 
 class TooFewReplies(Exception):
@@ -53,7 +50,7 @@ class Asking:
         service: Service,
         algorithm: Algorithm[Any],
         classes: int,
-        numerics: Executor,
+        numerics: Numerics,
         spill: Path,
         observers: Observers,
     ) -> None:
@@ -73,7 +70,7 @@ class Asking:
         if tally.announced != ask_id.attempt:
             tally.announced = ask_id.attempt
             self._observers.round_started(ask_id.round, ask_id.attempt, timeline.time, len(cohort))
-        parts = await self._compute(self._prepare, ask_id, ask, context, cohort)
+        parts = await self._numerics.compute(self._prepare, ask_id, ask, context, cohort)
         terms = Terms(
             ask=ask_id,
             cohort=cohort,
@@ -99,7 +96,7 @@ class Asking:
                 raise TooFewReplies(accepted, needed, diverged=accepted + exchange.exploded >= needed, failure=said)
             if tally.diagnosis is not None:
                 await self._diagnose(exchange, ask, tally.diagnosis)
-            return await self._compute(_fold, exchange, ask)
+            return await self._numerics.compute(_fold, exchange, ask)
         finally:
             exchange.discard()
 
@@ -218,10 +215,7 @@ class Asking:
             contributions = exchange.contributions
             diagnosis.begin([contribution.reply.device for contribution in contributions])
             for contribution in contributions:
-                await self._compute(diagnosis.examine, program, ask.shared, contribution.payload)
-
-    async def _compute(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._numerics, work, *arguments)
+                await self._numerics.compute(diagnosis.examine, program, ask.shared, contribution.payload)
 
 
 def _keeps_own_state(program: LocalProgram | Query, ask: Ask) -> bool:

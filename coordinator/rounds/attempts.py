@@ -1,0 +1,152 @@
+"""One round of the algorithm's script: its asks become exchanges, its server jobs processes, and it may be tried again.
+
+``rounds.py`` makes a row and a checkpoint of what comes out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from fedemu.algorithms.interface import Algorithm, Ask, Context, Reply, Script, ServerJob, Tree
+from fedemu.coordinator.evaluation.diagnosis import Diagnosis, RoundDiagnosis
+from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.rounds.asking import Asking, TooFewReplies
+from fedemu.coordinator.rounds.numerics import Numerics
+from fedemu.coordinator.rounds.server_job import run_server_job
+from fedemu.coordinator.rounds.tally import Tally
+from fedemu.coordinator.service.service import Service
+from fedemu.coordinator.settings import Settings
+from fedemu.protocol.errors import ConfigurationError, QuorumError
+from fedemu.protocol.ids import AskId
+
+S = TypeVar("S")
+
+
+class Diverged(Exception):
+    """The model is not finite any more, or too many replies are not."""
+
+
+class _Ended(NamedTuple):
+    """The last value of a script."""
+
+    state: Any
+
+
+class Attempts(Generic[S]):
+    """Plays the script of a round, and starts it again while too few devices reply."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        algorithm: Algorithm[S],
+        asking: Asking,
+        service: Service,
+        diagnosis: Diagnosis | None,
+        checkpoint: Path,
+        numerics: Numerics,
+        observers: Observers,
+    ) -> None:
+        """``checkpoint`` is the folder in which server jobs keep how far they are."""
+        self._settings = settings
+        self._algorithm = algorithm
+        self._asking = asking
+        self._service = service
+        self._diagnosis = diagnosis
+        self._checkpoint = checkpoint
+        self._numerics = numerics
+        self._observers = observers
+
+    async def play(self, state: S, context: Context, tally: Tally) -> S:
+        """The state after the round, which starts from ``state``. The tally counts what every attempt cost.
+
+        Raises QuorumError if every attempt had too few replies, Diverged if too many replies were not finite.
+        """
+        roster = self._service.roster
+        own_states = roster.states()
+        for attempt in range(self._settings.attempts):
+            tally.attempts += 1
+            tally.diagnosis = self._open_diagnosis(context.round, state)
+            try:
+                return await self._script(state, context, attempt, tally)
+            except TooFewReplies as short:
+                if short.diverged:
+                    raise Diverged(
+                        f"{short.needed} replies of round {context.round} were not finite, or beyond limits.max_norm"
+                    ) from None
+                roster.restore_states(own_states)
+                last = short
+                short_of = {"accepted": short.accepted, "needed": short.needed}
+                self._observers.event("retry", round=context.round, attempt=attempt, **short_of)
+        raise QuorumError(
+            f"Round {context.round} got {last.accepted} of the {last.needed} replies that it needs, "
+            f"{self._settings.attempts} times; "
+            + (
+                "ask more devices, lengthen fleet.deadline, or lower fleet.quorum."
+                if last.failure is None
+                else f"devices failed, saying: {last.failure}"
+            )
+        )
+
+    async def _script(self, state: S, context: Context, attempt: int, tally: Tally) -> S:
+        """One attempt: the script's requests are carried out until it returns the next state."""
+        script = self._algorithm.round(state, context)
+        answer: Reply | Tree | None = None
+        asked = False
+        try:
+            for ordinal in itertools.count():
+                request = await self._numerics.compute(_advance, script, answer)
+                match request:
+                    case _Ended():
+                        return request.state  # type: ignore[no-any-return]
+                    case Ask():
+                        asked = True
+                        ask_id = AskId(context.round, attempt, ordinal)
+                        answer = await self._asking.exchange(ask_id, request, context, tally)
+                    case ServerJob():
+                        # Before the first reply every attempt computes the same, so one result serves them all.
+                        answer = await self._run_job(request, context.round, attempt if asked else 0, ordinal, tally)
+                    case _:
+                        raise ConfigurationError(
+                            f"the algorithm's round yielded a {type(request).__name__}; it may yield Ask and ServerJob"
+                        )
+        finally:
+            await self._numerics.compute(script.close)
+        raise AssertionError("unreachable")
+
+    async def _run_job(self, job: ServerJob, round: int, attempt: int, ordinal: int, tally: Tally) -> Tree:
+        """Run a server job to its end; the observers see it advance."""
+        began, done = self._service.timeline.spent, 0
+        self._observers.server_job(job.name, round, done, job.steps)
+
+        def stepped(step: int, steps: int) -> None:
+            nonlocal done
+            done = step
+            self._observers.server_job(job.name, round, step, steps)
+
+        def died(cause: str) -> None:
+            self._observers.event("server_job_died", job=job.name, round=round, cause=cause)
+
+        threads = self._settings.threads
+        carry = await run_server_job(
+            job, self._checkpoint, round, ordinal, stepped, attempt=attempt, threads=threads, died=died
+        )
+        seconds = self._service.timeline.spent - began
+        tally.server_seconds += seconds
+        self._observers.event("server_job", job=job.name, round=round, steps=done, seconds=seconds)
+        return carry
+
+    def _open_diagnosis(self, round: int, state: S) -> RoundDiagnosis | None:
+        """The diagnosis of a round, None if the round is not to be diagnosed."""
+        if self._diagnosis is None or not self._settings.due(round, self._settings.diagnose_every):
+            return None
+        return self._diagnosis.open(round, self._algorithm.variables(state))
+
+
+def _advance(script: Script[Any], answer: Reply | Tree | None) -> Ask | ServerJob | _Ended:
+    """The script's next request. A StopIteration cannot travel through a future, so the end is a value, too."""
+    try:
+        return script.send(answer)
+    except StopIteration as stop:
+        return _Ended(stop.value)
