@@ -1,4 +1,4 @@
-"""An experiment's data before anything reads them: where they are, and decoding them in a process of its own."""
+"""What happens to an experiment's data before a run: they are found, and decoded in a process of their own."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import DataError
 
 _SAID = 1
-"""How ``fedemu.device.machine.prepare`` ends after an error that it has told on stdout."""
+"""The exit code of ``fedemu.device.machine.prepare`` after an error, whose sentence it has written to stdout."""
 
 
 def find_data(experiment: Experiment) -> Place:
-    """Where the experiment's data set is; raises DataError where its name leads nowhere. Nothing is read."""
+    """Find the experiment's data set. Nothing is read. Raises DataError if its name leads nowhere."""
     folder = os.environ.get("FEDEMU_DATA")
     return locate(experiment.data.dataset, Path(folder).expanduser() if folder else None)
 
 
 def decode_apart(experiment: Experiment, say: Callable[[str], None]) -> None:
-    """See to it that this machine's cache holds the experiment's data; raises DataError where they can't be decoded.
+    """Decode the experiment's data, unless this machine's cache holds them. Raises DataError if that fails.
 
-    Another process takes along what decoding imports and leaves in memory.
+    It happens in another process, because decoding imports much and leaves much in memory. ``say`` gets a line for
+    people before it begins.
     """
     source = source_of(experiment.data, experiment.stream.columns)
     if read(entry_of(source, find_data(experiment), cache_folder(os.environ))) is not None:

@@ -1,6 +1,7 @@
-"""Decoded data sets on disk: written once per machine, then memory-mapped by every process.
+"""The cache of decoded data sets: each is written once per machine, and memory-mapped by every process.
 
-An entry is a folder of ``.npy`` files and ``meta.json``. It appears by one rename: a reader finds all of it or nothing.
+An entry is a folder of ``.npy`` files and ``meta.json``. It appears by one rename, so a process finds all of it or
+nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.ids import Digest, digest_of
 
 FORMAT = 3
-"""Goes up when what is stored changes, so that older entries are left alone."""
+"""The version of the entries. A change of what is stored raises it, and older entries are not read any more."""
 LONGEST_WAIT = 3600.0
 """Real seconds that a process waits for another one to decode the same data."""
 _ROWS = 4096
@@ -38,9 +39,10 @@ ReportShare = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Samples:
-    """One split as it is decoded: ``blocks`` of consecutive samples ``[k, *shape]``, ``n`` in all.
+    """One decoded split of ``n`` samples, with labels ``y [n]`` and ``columns`` ``[n]`` by name.
 
-    They are uint8 or float32; of language data int16 or int32, see ``Corpus``.
+    ``blocks`` are the samples themselves, in order, a few at a time: ``[k, *shape]``, uint8 or float32. Samples of
+    language data are int16 or int32, see ``Corpus``.
     """
 
     blocks: Iterable[NDArray[Any]]
@@ -50,7 +52,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Decoded:
-    """``vocabulary`` are the tokens of language data by number; other data have none."""
+    """A decoded data set. ``vocabulary`` are the tokens of language data by number; other data have none."""
 
     class_names: tuple[str, ...]
     train: Samples
@@ -58,8 +60,12 @@ class Decoded:
     vocabulary: tuple[str, ...] = ()
 
 
+class Coloured(Exception):
+    """Raised while blocks are read with one channel, when an image has colours and needs three."""
+
+
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """``FEDEMU_CACHE``, or the user's cache folder."""
+    """The folder of the cache: ``FEDEMU_CACHE``, or ``fedemu`` in the user's cache folder."""
     if chosen := environment.get("FEDEMU_CACHE"):
         return Path(chosen).expanduser()
     base = environment.get("XDG_CACHE_HOME")
@@ -67,7 +73,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 
 
 def read(entry: Path) -> Corpus | None:
-    """Map an entry; None where there is none or it is damaged, so that it has to be made (again)."""
+    """Map an entry. None if there is none or if it is damaged: then it has to be written."""
     try:
         meta = json.loads((entry / "meta.json").read_text())
         splits = {
@@ -93,7 +99,10 @@ def read(entry: Path) -> Corpus | None:
 
 
 def write(entry: Path, name: str, decoded: Decoded, progress: ReportShare | None) -> None:
-    """Store a data set as ``entry``, which must not exist; the caller holds the entry's lock."""
+    """Store a data set as ``entry``, which must not exist. The caller holds the entry's lock.
+
+    ``progress`` is called while samples are written. Raises DataError if the two splits have samples of other shapes.
+    """
     with tempfile.TemporaryDirectory(prefix=f"{entry.name}.partial-", dir=entry.parent) as scratch:
         folder = Path(scratch) / "entry"
         folder.mkdir()
@@ -137,7 +146,11 @@ def write(entry: Path, name: str, decoded: Decoded, progress: ReportShare | None
 
 @contextlib.contextmanager
 def locked(entry: Path) -> Iterator[None]:
-    """Hold the entry for this process; the system lets go when the process ends, however it ends."""
+    """Lock an entry for this process, and wait for another process that has it.
+
+    The system releases the lock when the process ends, however it ends. Raises ConfigurationError if the cache cannot
+    be written, and DataError after ``LONGEST_WAIT``.
+    """
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         handle = open(entry.with_name(entry.name + ".lock"), "ab")  # noqa: SIM115
@@ -155,14 +168,14 @@ def locked(entry: Path) -> Iterator[None]:
                 if time.monotonic() > patience:
                     raise DataError(f"another process has been decoding {entry.name} for an hour; end it") from None
                 time.sleep(0.05)
-        # What others left when they were killed in the middle; and an entry that could not be read.
+        # Processes that were killed in the middle of writing left these.
         for leftover in entry.parent.glob(f"{entry.name}.partial-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         yield
 
 
 def _map(path: Path) -> NDArray[Any]:
-    """A read-only view of a stored array; a plain ndarray is quicker to index than ``np.memmap``."""
+    """A read-only view of a stored array. It is a plain ndarray, which is quicker to index than ``np.memmap``."""
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
@@ -171,7 +184,7 @@ def _save(
 ) -> dict[str, Any]:
     """Write blocks of rows as one little-endian array of ``count`` rows; returns its dtype, shape and SHA-256.
 
-    Plain writes, because a full disk is then an error and not the SIGBUS of a memory map.
+    These are plain writes: on a full disk they raise an error, where a memory map would end the process by SIGBUS.
     """
     sha = hashlib.sha256()
     rows = 0
@@ -195,11 +208,14 @@ def _save(
 
 
 def _moments(x: NDArray[Any]) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation over all but the first axis of a sample; 1 stands for a deviation of 0."""
+    """The mean and the standard deviation of each channel of ``x`` ``[n, channels, ...]``.
+
+    A deviation of 0 becomes 1.
+    """
     channels = x.shape[1]
     if x.dtype == np.uint8:
         counts = np.zeros((channels, 256), dtype=np.int64)
-        # As bincount makes 64 bits of every byte, fewer rows at a time where they are large.
+        # bincount makes 64 bits of every byte, so large samples are taken fewer at a time.
         rows = max(1, min(_ROWS, _PIXELS * channels // math.prod(x.shape[1:])))
         for start in range(0, len(x), rows):
             for channel in range(channels):

@@ -1,24 +1,30 @@
-"""Which columns of a Hugging Face data set are the inputs and the labels, and the values of the small ones."""
+"""The columns of a Hugging Face data set: which of them are inputs and labels, and their values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import datasets  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
+from fedemu.ops.data.images import image_blocks
 from fedemu.ops.data.source import DataSource
 from fedemu.protocol.errors import DataError
 
 _LABELS = ("label", "labels", "target", "class")
 _FINE, _COARSE = "fine_label", "coarse_label"
-"""CIFAR-100's: what is meant unless somebody asks for the other."""
+"""The two label columns of CIFAR-100. The fine one is taken unless somebody asks for the other."""
+_ROWS = 1024
 
 
 def label_column(source: DataSource, features: datasets.Features) -> str:
-    """The one given, the only column of class labels, or one that is named ``label``; the finer one of CIFAR-100."""
+    """Choose the column of the labels.
+
+    It is the one that the source names, or the only column of class labels, or one that is named ``label``, or the
+    fine one of CIFAR-100. Raises DataError if there is none, or more than one.
+    """
     if source.label_column is not None:
         return require(source, features, source.label_column)
     others = [name for name in features if name not in source.columns]
@@ -35,7 +41,11 @@ def label_column(source: DataSource, features: datasets.Features) -> str:
 
 
 def input_columns(source: DataSource, features: datasets.Features, label: str) -> list[str]:
-    """The column given, the first one of images, the only one of vectors, or all columns of numbers."""
+    """Choose the columns of the inputs.
+
+    They are the one that the source names, or the first one of images, or the only one of vectors, or all columns of
+    numbers. Raises DataError if there are none, or if several of vectors are left.
+    """
     if source.image_column is not None:
         return [require(source, features, source.image_column)]
     others = [name for name in features if name != label and name not in source.columns]
@@ -56,20 +66,21 @@ def input_columns(source: DataSource, features: datasets.Features, label: str) -
 
 
 def require(source: DataSource, features: Mapping[str, Any], name: str) -> str:
+    """Return ``name`` if the data set has such a column. Raises DataError if it has none."""
     if name not in features:
         raise DataError(f"the data set {source.dataset!r} has no column {name!r}; its columns are {listed(features)}")
     return name
 
 
 def number_type(feature: Any) -> str:
-    """The type of a column of numbers, empty for any other; a class label is no number."""
+    """The type of a column of numbers. Empty for any other column, also for class labels."""
     if not isinstance(feature, datasets.Value) or not feature.dtype.startswith(("int", "uint", "float", "double")):
         return ""
     return str(feature.dtype)
 
 
 def is_vector(feature: Any) -> bool:
-    """Whether every row holds several numbers."""
+    """Whether every row of a column holds several numbers."""
     if isinstance(feature, datasets.Array2D | datasets.Array3D):
         return True
     inner = getattr(feature, "feature", None)
@@ -77,7 +88,10 @@ def is_vector(feature: Any) -> bool:
 
 
 def values_of(source: DataSource, split: datasets.Dataset, name: str) -> NDArray[Any]:
-    """A whole column of numbers or texts ``[n]``."""
+    """Read a whole column ``[n]`` of numbers or texts.
+
+    Raises DataError if it is missing, has empty cells, or is neither.
+    """
     require(source, split.features, name)
     values = split.select_columns([name]).with_format("arrow")[:].column(0).to_pylist()
     if None in values:
@@ -94,7 +108,11 @@ def values_of(source: DataSource, split: datasets.Dataset, name: str) -> NDArray
 def classes_of(
     source: DataSource, name: str, feature: Any, labels: Mapping[str, NDArray[Any]]
 ) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
-    """Labels by split as 0 to classes - 1, and the classes' names: those declared, or the sorted distinct values."""
+    """Number the classes. Returns the labels of each split, from 0 to classes - 1, and the names of the classes.
+
+    The names are those that the data set declares, or else the sorted distinct values of ``labels``. Raises DataError
+    if labels are fractions, or none of the declared classes.
+    """
     everything = np.concatenate(list(labels.values()))
     if everything.dtype.kind == "f":
         raise DataError(f"the label column {name!r} of {source.dataset!r} holds fractions, not classes")
@@ -114,3 +132,55 @@ def classes_of(
 
 def listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
+
+
+def input_blocks(
+    source: DataSource, split: datasets.Dataset, inputs: Sequence[str], grey: bool
+) -> Iterator[NDArray[Any]]:
+    """Read the inputs of a split in order, a few at a time, so that the whole split need not fit into memory.
+
+    A block is ``[k, channels, height, width]`` of uint8 for images, and ``[k, ...]`` of uint8 or float32 for numbers.
+    Raises DataError if the columns hold neither, or if a row does not fit.
+    """
+    if isinstance(split.features[inputs[0]], datasets.Image):
+        return _images(source, split, inputs[0], grey)
+    wrong = [name for name in inputs if not number_type(split.features[name]) and not is_vector(split.features[name])]
+    if wrong:
+        raise DataError(f"the column {listed(wrong)} of {source.dataset!r} holds neither images nor numbers")
+    if source.image_size:
+        raise DataError(f"the data set {source.dataset!r} holds numbers and no images; leave out data.image_size")
+    return _numbers(source, split, inputs)
+
+
+def _images(source: DataSource, split: datasets.Dataset, column: str, grey: bool) -> Iterator[NDArray[np.uint8]]:
+    files = split.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+    return image_blocks(source, len(files), lambda start, stop: files[start:stop][column], grey)
+
+
+def _numbers(source: DataSource, split: datasets.Dataset, inputs: Sequence[str]) -> Iterator[NDArray[Any]]:
+    table = split.select_columns(list(inputs)).with_format("arrow")
+    kinds = {_innermost(split.features[name]) for name in inputs}
+    dtype = np.uint8 if kinds == {"uint8"} else np.float32
+    shape: tuple[int, ...] | None = None
+    for start in range(0, len(table), _ROWS):
+        read = table[start : start + _ROWS]
+        columns = [read.column(name).to_pylist() for name in inputs]
+        try:
+            # A single column of vectors is the sample itself. Several columns of numbers are put side by side.
+            single = len(columns) == 1 and is_vector(split.features[inputs[0]])
+            x = np.asarray(columns[0] if single else list(zip(*columns, strict=True)), dtype=np.float64)
+        except (TypeError, ValueError):
+            x = np.full(1, np.nan)
+        if not np.isfinite(x).all() or (shape is not None and x.shape[1:] != shape):
+            raise DataError(
+                f"rows {start} to {start + len(read) - 1} of {source.dataset!r} hold an empty cell, a value that "
+                f"is not finite or a vector of another length in {listed(inputs)}"
+            )
+        shape = x.shape[1:]
+        yield x.astype(dtype)
+
+
+def _innermost(feature: Any) -> str:
+    while getattr(feature, "feature", None) is not None:
+        feature = feature.feature
+    return str(feature.dtype)

@@ -1,4 +1,4 @@
-"""The data of an experiment: decoded once per machine into the cache, and mapped by every process."""
+"""Opens the data of an experiment. They are decoded into the cache once per machine, and mapped by every process."""
 
 from __future__ import annotations
 
@@ -9,31 +9,34 @@ from collections.abc import Collection
 from pathlib import Path
 
 from fedemu.algorithms.data.corpus import Corpus
-from fedemu.ops.data.cache import Decoded, ReportShare, cache_folder, locked, read, write
-from fedemu.ops.data.leaf import decode_leaf, leaf_files
-from fedemu.ops.data.made import built_in, own
+from fedemu.ops.data.cache import Coloured, ReportShare, cache_folder, locked, read, write
+from fedemu.ops.data.readers import reader_of
 from fedemu.ops.data.source import LABEL, DataSource, Place, TextSource, entry_of, locate
-from fedemu.ops.data.texts import decode_texts
 from fedemu.ops.experiment import AUTO, Data, Experiment, Flwr, Natural, Texts
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.ids import Digest
 
 
 def prepare(experiment: bytes, progress: ReportShare | None = None) -> Digest:
-    """Decode the experiment's data unless this machine's cache holds them; returns their digest.
+    """Decode the data of an experiment, given as bytes, unless this machine's cache holds them. Returns their digest.
 
-    Safe in several processes at once. Decoding leaves imports and memory behind, so give it a short-lived process.
+    Several processes may do this at once. Decoding imports much and leaves much in memory, so give it a process of its
+    own. Raises DataError if the data cannot be decoded.
     """
     return load(experiment, progress).digest
 
 
 def load(experiment: bytes, progress: ReportShare | None = None) -> Corpus:
-    """Map the experiment's data; decodes first what is not in the cache."""
+    """Map the data of an experiment, given as bytes. They are decoded first if the cache does not hold them."""
     return open_corpus(Experiment.from_bytes(experiment), progress)
 
 
 def open_corpus(experiment: Experiment, progress: ReportShare | None = None) -> Corpus:
-    """The data set of an experiment, with the columns that it reads, in the folders that the environment names."""
+    """Map the data of an experiment, with the columns that it reads. They are decoded first if the cache lacks them.
+
+    The environment names the folders: ``FEDEMU_DATA`` with data sets, ``FEDEMU_CACHE`` with the cache. Raises DataError
+    if the data set or one of its columns is missing, or cannot be read.
+    """
     folder = os.environ.get("FEDEMU_DATA")
     return load_corpus(
         source_of(experiment.data, experiment.stream.columns),
@@ -44,7 +47,7 @@ def open_corpus(experiment: Experiment, progress: ReportShare | None = None) -> 
 
 
 def source_of(data: Data, columns: Collection[str] = ()) -> DataSource:
-    """What is to be decoded: the data set, with the columns that its partition reads and those that are named."""
+    """What is to be read for the table ``[data]``: its columns, those of its partition, and the ones in ``columns``."""
     wanted = {data.id_column, *columns} - {AUTO}
     match data.partition:
         case Natural(column=column):
@@ -80,9 +83,10 @@ def _chosen(setting: str) -> str | None:
 def load_corpus(
     source: DataSource, *, cache: Path, data: Path | None = None, progress: ReportShare | None = None
 ) -> Corpus:
-    """Map a data set from ``cache``, where it is stored first if need be; ``data`` is the folder to look in first.
+    """Map a data set from the folder ``cache``, after it is decoded into it if necessary.
 
-    Raises DataError where the data set, a column or a file is missing or can't be read.
+    ``data`` is the folder in which the data set is looked for first. ``progress`` is called while samples are decoded.
+    Raises DataError if the data set, a column or a file is missing or cannot be read.
     """
     place = locate(source.dataset, data)
     entry = entry_of(source, place, cache)
@@ -104,46 +108,10 @@ def load_corpus(
 
 
 def _store(entry: Path, source: DataSource, place: Place, progress: ReportShare | None) -> None:
-    leaf = leaf_files(place)
-    if source.train_split is not None and (leaf or place.kind in ("built_in", "function")):
-        raise DataError(f"the data set {source.dataset!r} has no splits to choose from; leave out data.train_split")
-    if source.text is not None and (leaf or place.kind in ("built_in", "function")):
-        raise DataError(f"the data set {source.dataset!r} holds no texts; set data.text.kind = 'none'")
-    fixed = leaf or source.text is not None or place.kind in ("built_in", "function", "file")
-    if fixed and (source.image_size or source.regroup is not None):
-        setting = "image_size" if source.image_size else "regroup"
-        raise DataError(f"data.{setting} goes with folders and hub data sets of images, not with {source.dataset!r}")
-    if source.text is None and place.kind == "file":
-        raise DataError(f"{source.dataset!r} is a file of texts; set data.text.kind to what is to be predicted of them")
+    """Decode a data set into the cache: images with one channel first, and with three if one of them needs them."""
+    reader = reader_of(source, place)
     with tempfile.TemporaryDirectory(prefix=f"{entry.name}.partial-", dir=entry.parent) as scratch:
-        if source.text is not None:
-            write(entry, source.name, decode_texts(source, source.text, place, Path(scratch)), progress)
-        elif place.kind == "built_in":
-            write(entry, source.name, built_in(place, source), progress)
-        elif place.kind == "function":
-            write(entry, source.name, own(place.where, source), progress)
-        elif leaf:
-            write(entry, source.name, decode_leaf(source, leaf, Path(scratch)), progress)
-        else:
-            _store_images(entry, source, place, Path(scratch), progress)
-
-
-def _store_images(entry: Path, source: DataSource, place: Place, scratch: Path, progress: ReportShare | None) -> None:
-    """Images, or columns of numbers, by one channel first, and by three where an image turns out to need them."""
-    # Kept out of every process that finds the data decoded: they import datasets, pyarrow and Pillow.
-    from fedemu.ops.data.imagenet import decode_imagenet, imagenet_folder
-    from fedemu.ops.data.images import Coloured
-
-    folder = imagenet_folder(place)
-
-    def decoded(grey: bool) -> Decoded:
-        if folder is not None:
-            return decode_imagenet(source, place, folder, grey)
-        from fedemu.ops.data.hugging_face import decode
-
-        return decode(source, place, scratch, grey)
-
-    try:
-        write(entry, source.name, decoded(grey=True), progress)
-    except Coloured:
-        write(entry, source.name, decoded(grey=False), progress)
+        try:
+            write(entry, source.name, reader.decode(source, place, Path(scratch), True), progress)
+        except Coloured:
+            write(entry, source.name, reader.decode(source, place, Path(scratch), False), progress)

@@ -1,6 +1,6 @@
-"""Hugging Face data sets, from a folder or the hub: opened, split into training and test, handed on as arrays.
+"""The reader of Hugging Face data sets, from a folder or from the hub.
 
-Importing ``datasets`` takes seconds and over 100 MB, so this module is imported only to decode.
+Importing ``datasets`` takes seconds and over 100 MB, so only a process that decodes such data imports this file.
 """
 
 from __future__ import annotations
@@ -16,25 +16,24 @@ from typing import Any
 import datasets  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from fedemu.ops.data.blocks import blocks
 from fedemu.ops.data.cache import Decoded
-from fedemu.ops.data.columns import classes_of, input_columns, label_column, require, values_of
+from fedemu.ops.data.columns import classes_of, input_blocks, input_columns, label_column, require, values_of
 from fedemu.ops.data.regroup import regrouped
 from fedemu.ops.data.source import DataSource, Place
 from fedemu.ops.data.split import Part, Rows, chosen_splits, divided
 from fedemu.protocol.errors import DataError
 
 PROBE_SECONDS = 5.0
-"""How long the hub may take to accept a connection before it counts as out of reach."""
+"""Seconds that the hub may take to accept a connection. After that it counts as out of reach."""
 _CONFIGURATIONS = re.compile(r"available configs: \[(.*?)\]")
 _NO_ROWS = re.compile(r'Instruction "(.*)" corresponds to no data!')
 
 
-def decode(source: DataSource, place: Place, scratch: Path, grey: bool) -> Decoded:
-    """Open a data set and choose its columns; samples are decoded as the result's blocks are read.
+def decode_table(source: DataSource, place: Place, scratch: Path, grey: bool) -> Decoded:
+    """Open a data set and choose its columns. Samples are decoded while the blocks of the result are read.
 
-    ``scratch`` takes what ``datasets`` writes for a folder. With ``grey`` images get one channel, and ``Coloured`` is
-    raised at the first one that needs three.
+    ``scratch`` is the folder for what ``datasets`` writes. With ``grey`` images get one channel, and ``Coloured`` is
+    raised at the first one that needs three. Raises DataError if the data set cannot be read or does not fit.
     """
     train, test = _splits(source, _open(source, place, scratch))
     label = label_column(source, train.features)
@@ -48,8 +47,8 @@ def decode(source: DataSource, place: Place, scratch: Path, grey: bool) -> Decod
 
     def part(name: str, split: datasets.Dataset) -> Part:
         def read(rows: Rows) -> Iterator[NDArray[Any]]:
-            # Without a selection it reads faster.
-            return blocks(source, split if len(rows) == len(split) else split.select(rows), inputs, grey)
+            # Reading is faster without a selection.
+            return input_blocks(source, split if len(rows) == len(split) else split.select(rows), inputs, grey)
 
         columns = {column: values_of(source, split, column) for column in source.columns if column in split.features}
         return Part(y[name], columns, read)
@@ -59,9 +58,10 @@ def decode(source: DataSource, place: Place, scratch: Path, grey: bool) -> Decod
 
 
 def read_texts(source: DataSource, place: Place, scratch: Path) -> tuple[dict[str, list[Any]], list[str]]:
-    """A folder or hub data set as columns of cells, one below the other for all splits, and the split of each row.
+    """Read a folder or hub data set as columns of cells. Returns the columns, and the name of each row's split.
 
-    Only columns of numbers, texts and class labels are kept; a class is called by its name, an empty cell is None.
+    The rows of all splits follow each other. Only columns of numbers, texts and class labels are kept. A class is
+    given by its name, an empty cell is None. Raises DataError if the data set cannot be read.
     """
     opened = _open(source, place, scratch)
     columns: dict[str, list[Any]] = {}
@@ -80,9 +80,10 @@ def read_texts(source: DataSource, place: Place, scratch: Path) -> tuple[dict[st
 
 
 def _open(source: DataSource, place: Place, scratch: Path) -> datasets.DatasetDict:
+    """Open a data set with all its splits. Every error of the library becomes a DataError of one sentence."""
     quiet, verbosity = datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
-    # What goes wrong is raised as well.
+    # The library logs its errors and raises them too. Once is enough.
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     try:
         opened = _open_hub(place) if place.kind == "hub" else _open_folder(place, scratch)
@@ -91,7 +92,7 @@ def _open(source: DataSource, place: Place, scratch: Path) -> datasets.DatasetDi
         raise
     except Exception as error:
         reason: BaseException = error
-        # The library wraps what went wrong in a file; the innermost error says it.
+        # The library wraps errors in errors. The innermost one says what went wrong.
         while reason.__cause__ is not None:
             reason = reason.__cause__
         words = (str(reason).strip() or type(reason).__name__).splitlines()[0]
@@ -120,7 +121,7 @@ def _open_folder(place: Place, scratch: Path) -> datasets.DatasetDict | datasets
 def _open_hub(place: Place) -> datasets.DatasetDict:
     name, offline = place.where, datasets.config.HF_HUB_OFFLINE
     folders = " or ".join(map(repr, place.looked_in or (name,)))
-    # The hub's client tries again and again; where nothing answers, only what it has downloaded before is looked at.
+    # The hub's client tries again and again. If nothing answers, only earlier downloads are looked at.
     datasets.config.HF_HUB_OFFLINE = offline or not _reachable(datasets.config.HF_ENDPOINT)
     try:
         return datasets.load_dataset(name, place.subset)
@@ -138,7 +139,7 @@ def _open_hub(place: Place) -> datasets.DatasetDict:
 
 
 def _reachable(endpoint: str) -> bool:
-    """Whether something accepts a connection to the hub, or to its proxy where one is configured."""
+    """Whether the hub accepts a connection, or its proxy if one is configured."""
     url = urllib.parse.urlsplit(endpoint)
     if not urllib.request.proxy_bypass(url.hostname or "") and (proxy := urllib.request.getproxies().get(url.scheme)):
         url = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
@@ -151,7 +152,7 @@ def _reachable(endpoint: str) -> bool:
 
 
 def _splits(source: DataSource, opened: datasets.DatasetDict) -> tuple[datasets.Dataset, datasets.Dataset | None]:
-    """The training split, which may be several joined, and the test split where there is one."""
+    """The training split, which may be several splits joined, and the test split. None if there is no test split."""
     known = [str(name) for name in opened]
     names, test = chosen_splits(source, known)
     while test is not None and _unlabelled(opened[test]):
@@ -170,7 +171,7 @@ def _splits(source: DataSource, opened: datasets.DatasetDict) -> tuple[datasets.
 
 
 def _unlabelled(split: datasets.Dataset) -> bool:
-    """Whether the labels of a split are kept back: all are -1, as in ImageNet's test split."""
+    """Whether the labels of a split were kept secret: then all are -1, as in ImageNet's test split."""
     labels = [name for name, feature in split.features.items() if isinstance(feature, datasets.ClassLabel)]
     values = split.select_columns(labels).with_format("arrow")[:]
     return bool(labels) and len(split) > 0 and all(set(column.to_pylist()) == {-1} for column in values.columns)

@@ -1,8 +1,9 @@
-"""ImageNet and TinyImageNet as they are unpacked: a folder of images for each class, called by its WordNet id.
+"""The reader of ImageNet and TinyImageNet as they are unpacked: a folder of images for each class.
 
-``train/n01440764/*.JPEG`` (in TinyImageNet ``train/n01443537/images/*.JPEG``); ``val`` likewise, or all of its images
-in one folder, with a file that tells their classes: ``val/val_annotations.txt`` beside ``val/images`` as in
-TinyImageNet, or Kaggle's ``LOC_val_solution.csv``.
+A folder is called by the WordNet id of its class: ``train/n01440764/*.JPEG``, in TinyImageNet
+``train/n01443537/images/*.JPEG``. ``val`` looks the same, or it has all images in one folder and a file that tells
+their classes: ``val/val_annotations.txt`` beside ``val/images`` as in TinyImageNet, or Kaggle's
+``LOC_val_solution.csv``.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ WNID = re.compile(r"n\d{8}")
 ANNOTATIONS = "val_annotations.txt"
 SOLUTION = "LOC_val_solution.csv"
 _BELOW = (".", "tiny-imagenet-200", "ILSVRC/Data/CLS-LOC")
-"""Where the archives have ``train`` and ``val``."""
+"""The folders of the archives that hold ``train`` and ``val``."""
 _ENDINGS = (".jpeg", ".jpg", ".png")
 
 
 class Images(NamedTuple):
-    """Those of one class in one folder."""
+    """The images of one class in one folder."""
 
     wnid: str
     folder: Path
@@ -40,7 +41,7 @@ class Images(NamedTuple):
 
 
 def imagenet_folder(place: Place) -> Path | None:
-    """The folder that holds ``train``, where that holds a folder for each of some WordNet ids and no other."""
+    """The folder that holds ``train``. None unless all folders in ``train`` are called by WordNet ids."""
     if place.kind == "folder":
         for below in _BELOW:
             train = Path(place.where, below, "train")
@@ -51,9 +52,9 @@ def imagenet_folder(place: Place) -> Path | None:
 
 
 def decode_imagenet(source: DataSource, place: Place, folder: Path, grey: bool) -> Decoded:
-    """Read what ``imagenet_folder`` finds: classes are called by their WordNet ids and sorted by them.
+    """Read the folder that ``imagenet_folder`` finds. Classes are called by their WordNet ids and sorted by them.
 
-    ``grey`` is as in ``image_blocks``. Raises DataError.
+    ``grey`` is as in ``image_blocks``. Raises DataError if folders, images or labels are missing.
     """
     _require_columns(source)
     splits = {"train": _by_folder(folder / "train")}
@@ -129,7 +130,7 @@ def _validation(folder: Path, archive: Path, known: Sequence[str]) -> list[Image
 
 
 def _told(file: Path, images: set[str], folder: Path, known: set[str]) -> Mapping[str, str]:
-    """The class of each image of a folder, as the file tells it."""
+    """The class of each image of a folder, as the file tells it. Raises DataError if the two do not agree."""
     kaggle = file.name == SOLUTION
     told: dict[str, str] = {}
     for number, line in enumerate(file.read_text().splitlines(), 1):
@@ -150,7 +151,7 @@ def _told(file: Path, images: set[str], folder: Path, known: set[str]) -> Mappin
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first three, and how many more there are."""
+    """The first three names, and how many more there are, for an error."""
     more = len(names) - 3
     return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")
 
@@ -166,5 +167,5 @@ def _blocks(source: DataSource, parts: Sequence[Images], rows: Rows, grey: bool)
 
 
 def _cell(images: Images, place: int) -> Cell:
-    """``place`` counts from the end of its images."""
+    """One image of a class. ``place`` is negative and counts from the end."""
     return {"bytes": None, "path": str(images.folder / images.names[place])}

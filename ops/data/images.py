@@ -1,4 +1,4 @@
-"""Images block by block: decoded by several threads, as channels-first uint8, of one size."""
+"""Decodes images in several threads: into blocks of uint8, channels first, all of one size."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from fedemu.ops.data.cache import Coloured
 from fedemu.ops.data.source import DataSource
 from fedemu.protocol.errors import DataError
 
@@ -20,29 +21,26 @@ _CHUNK = 16
 _GREY = ("1", "L", "LA", "La")
 _COLOUR = ("P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
 _SHORTER_SIDE = 8 / 7
-"""By which images are larger than what is cut out of them: 256 pixels for 224, as is usual for ImageNet."""
+"""The shorter side of an image, as a multiple of the square that is cut out: 256 for 224 pixels, as for ImageNet."""
 
 Cell = Mapping[str, Any] | None
-"""An image: its encoded ``bytes``, or else the ``path`` of its file."""
-
-
-class Coloured(Exception):
-    """An image needs three channels where one was tried."""
+"""An image: its encoded ``bytes``, or else the ``path`` of its file. None if the cell is empty."""
 
 
 def image_blocks(
     source: DataSource, count: int, cells: Callable[[int, int], Sequence[Cell]], grey: bool
 ) -> Iterator[NDArray[np.uint8]]:
-    """Blocks ``[k, channels, height, width]`` of ``count`` images; ``cells(start, stop)`` reads some of them.
+    """Decode ``count`` images into blocks ``[k, channels, height, width]``. ``cells(start, stop)`` reads some of them.
 
-    With ``source.image_size`` all become squares of that size; otherwise they have to be of one size already. With
-    ``grey`` they get one channel, and ``Coloured`` is raised at the first one that needs three. Raises DataError.
+    With ``source.image_size`` all become squares of that size. Without it they have to be of one size already. With
+    ``grey`` they get one channel, and ``Coloured`` is raised at the first one that needs three. Raises DataError if an
+    image cannot be decoded or has another size.
     """
     shape: tuple[int, ...] | None = None
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for start in range(0, count, _BLOCK):
             block = cells(start, min(start + _BLOCK, count))
-            # Several images to a thread, because a small one decodes faster than it is handed over.
+            # A thread gets several images at once, because handing over takes longer than decoding a small one.
             chunks = [(start + at, block[at : at + _CHUNK]) for at in range(0, len(block), _CHUNK)]
             decoded = pool.map(
                 lambda chunk: [_named(source, chunk[0] + i, cell, grey) for i, cell in enumerate(chunk[1])], chunks
@@ -73,7 +71,10 @@ def _where(source: DataSource, row: int, cell: Cell) -> str:
 
 
 def _pixels(cell: Cell, grey: bool, side: int) -> NDArray[np.uint8]:
-    """``[1, height, width]`` or ``[3, height, width]``; transparency is dropped, turned photographs are set upright."""
+    """The pixels of an image, ``[1, height, width]`` or ``[3, height, width]``.
+
+    Transparency is dropped, and photographs that were taken sideways are turned upright.
+    """
     if cell is None or (cell["bytes"] is None and cell["path"] is None):
         raise ValueError("there is none")
     with Image.open(io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else cell["path"]) as opened:
@@ -95,9 +96,9 @@ def _pixels(cell: Cell, grey: bool, side: int) -> NDArray[np.uint8]:
 
 
 def _fitted(image: Image.Image, side: int) -> Image.Image:
-    """The centre of the image, ``side`` pixels square, once its shorter side is 8/7 of that; bilinear.
+    """Resize an image bilinearly until its shorter side is 8/7 of ``side``, and cut out its centre, a square.
 
-    An image of that size already stays as it is, and so does any where ``side`` is 0.
+    An image that has this size already stays as it is. With ``side`` 0 every image does.
     """
     if not side or image.size == (side, side):
         return image

@@ -1,7 +1,7 @@
-"""FEMNIST as LEAF writes it (Caldas et al., 2018): JSON files of writers, each with images and labels.
+"""The reader of FEMNIST as LEAF writes it (Caldas et al., 2018): JSON files of writers with images and labels.
 
 A file is ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [[784 numbers, 0 to 1]], "y": [class]}}}``.
-The folder holds ``train/*.json`` and ``test/*.json``, or else ``all_data*.json``, possibly in a folder ``all_data``.
+The folder holds ``train/*.json`` and ``test/*.json``, or else ``all_data*.json``, itself or in a folder ``all_data``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from fedemu.ops.data.split import Part, Rows, divided
 from fedemu.protocol.errors import DataError
 
 WRITER = "writer_id"
-"""The column of the users' names; called as in the Hugging Face form of the same data."""
+"""The column of the users' names. It has the same name in the Hugging Face form of these data."""
 CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 _SIDE = 28
 _BEGINNING = re.compile(r'\s*\{\s*"(users|num_samples|user_data|hierarchies)"\s*:')
 
 
 def leaf_files(place: Place) -> dict[str, list[Path]]:
-    """The files of a folder by split, ``train`` alone or with ``test``; empty where it is not in LEAF's form."""
+    """The files of a folder by split: ``train`` alone, or with ``test``. Empty if the folder is not in LEAF's form."""
     if place.kind != "folder":
         return {}
     folder = Path(place.where)
@@ -41,9 +41,10 @@ def leaf_files(place: Place) -> dict[str, list[Path]]:
 
 
 def decode_leaf(source: DataSource, files: Mapping[str, Sequence[Path]], scratch: Path) -> Decoded:
-    """Read files as ``leaf_files`` finds them; images become 8-bit again, ``[1, 28, 28]``.
+    """Read the files that ``leaf_files`` finds. A sample is an 8-bit image ``[1, 28, 28]``.
 
-    ``scratch`` takes the images of one file each, so that only one file has to fit into memory. Raises DataError.
+    The images of each file are written to the folder ``scratch``, so only one file at a time has to fit into memory.
+    Raises DataError if a file is not in LEAF's form, or if the source asks for a column that LEAF does not have.
     """
     _require_columns(source)
     parts = {}
@@ -71,7 +72,7 @@ def _require_columns(source: DataSource) -> None:
 
 
 def _read(path: Path, stored: Path) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Store the images of one file as ``[n, 1, 28, 28]`` bytes; returns labels and writers, ``[n]`` each."""
+    """Store the images of one file as uint8 ``[n, 1, 28, 28]``. Returns labels and writers, ``[n]`` each."""
     try:
         content = json.loads(path.read_bytes())
         held = {user: content["user_data"][user] for user in content["users"]}
@@ -99,7 +100,7 @@ def _check(path: Path, user: str, pixels: NDArray[np.float64], labels: NDArray[A
 
 
 def _blocks(files: Sequence[Path], rows: Rows) -> Iterator[NDArray[np.uint8]]:
-    """The images at ascending ``rows`` of all files together, file by file."""
+    """Read some images, file by file. ``rows`` are ascending and count through all files."""
     start = 0
     for file in files:
         images = np.load(file, mmap_mode="r")

@@ -1,4 +1,4 @@
-"""Data sets that come as whole arrays: the built-in ones, and what a user's own function returns."""
+"""The readers of whole arrays: of the built-in data sets, and of those that a user's own function returns."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from fedemu.ops.data.split import Part, divided
 from fedemu.protocol.errors import DataError
 
 SYNTHETIC_SAMPLES = 20_000
-"""How many ``synthetic`` has; ``synthetic#N`` has N."""
+"""The number of samples of ``synthetic``. ``synthetic#N`` has N."""
 
 Labelled = tuple[NDArray[Any], NDArray[np.int64]]
 """Samples ``[n, ...]`` and their labels ``[n]``."""
 
 
 def built_in(place: Place, source: DataSource) -> Decoded:
-    """The data set that a place of kind ``built_in`` names; samples and labels are all it has."""
+    """Make the data set that a place of the kind ``built_in`` names.
+
+    It has samples and labels, and no other columns.
+    """
     if source.columns:
         raise DataError(
             f"the data set {source.dataset!r} has no column {source.columns[0]!r}; "
@@ -39,9 +42,10 @@ def built_in(place: Place, source: DataSource) -> Decoded:
 
 
 def synthetic(samples: int) -> Labelled:
-    """Images that need no download, for fleets larger than any data at hand: 8x8, 10 classes, values 0 to 255.
+    """Make images ``[samples, 1, 8, 8]`` of 10 classes, values 0 to 255, for fleets that need many samples.
 
-    A class is a fixed random image; a sample is it under Gaussian noise of 1.5 times its own spread.
+    A class is a fixed random image. A sample is the image of its class under Gaussian noise, whose standard deviation
+    is 1.5 times that of the pixels of an image.
     """
     random = np.random.RandomState(0)
     prototypes = random.normal(128, 24, size=(10, 1, 8, 8))
@@ -63,7 +67,11 @@ def digits() -> Labelled:
 
 
 def own(where: str, source: DataSource) -> Decoded:
-    """Call a user's function and check what it returns; ``docs/data.md`` shows one."""
+    """Call a user's function ``module:name`` and check what it returns. ``docs/data.md`` shows one.
+
+    It returns a mapping with ``x [n, ...]``, ``y [n]`` from 0, and perhaps ``test_x``, ``test_y``, ``class_names``,
+    ``columns`` and ``test_columns``. Raises DataError if it fails, or returns anything else.
+    """
     module, name = where.split(":")
     try:
         made = getattr(importlib.import_module(module), name)()

@@ -1,8 +1,8 @@
 """ImageNet regrouped into fewer and larger classes: SuperImageNet (Babakniya et al., 2023, section 4).
 
-``superimagenet_mapping.json`` is its authors' (``docs/data.md`` names the source): 461 classes of ImageNet in 100
-superclasses, and the superclasses of each version. Training samples per superclass are the paper's (table 2), test
-samples those of the authors' code.
+``superimagenet_mapping.json`` comes from its authors (``docs/data.md`` names the source). It has 461 classes of
+ImageNet in 100 superclasses, and the superclasses of each version. The numbers of training samples are those of the
+paper (table 2), the numbers of test samples those of the authors' code.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _SIZES = {"S": (2500, 100), "M": (5000, 200), "L": (7500, 300)}
 
 
 class Regrouping(NamedTuple):
-    """``groups`` are the new classes by name, each with the WordNet ids and the names of the classes that it joins.
+    """New classes, each of which joins several classes of ImageNet.
 
-    ``train`` and ``test`` are how many samples each group gets of a split, at most.
+    ``groups`` are the new classes by name, each with the WordNet ids and the names of the classes that it joins.
+    ``train`` and ``test`` are the largest numbers of samples that a group gets from each split.
     """
 
     name: str
@@ -38,12 +39,12 @@ class Regrouping(NamedTuple):
 
     @property
     def members(self) -> dict[str, str]:
-        """The names of all classes that it takes, by WordNet id."""
+        """The names of all classes that are joined, by WordNet id."""
         return {wnid: name for group in self.groups.values() for wnid, name in group.items()}
 
 
 def regrouping(name: str) -> Regrouping:
-    """``superimagenet-s``, ``-m`` or ``-l``."""
+    """Read one of the versions ``superimagenet-s``, ``superimagenet-m`` and ``superimagenet-l``."""
     stored = json.loads(MAPPING.read_text(encoding="utf-8"))
     version = name.removeprefix(_PREFIX).upper()
     groups = {group["id"]: group for group in stored["superclasses"]}
@@ -55,11 +56,11 @@ def regrouping(name: str) -> Regrouping:
 def regrouped(
     source: DataSource, names: tuple[str, ...], train: Part, test: Part | None = None, by: Regrouping | None = None
 ) -> tuple[tuple[str, ...], Part, Part | None]:
-    """Names, training and test samples once ``source.regroup`` (or ``by``) has made new classes; else as they are.
+    """Make new classes by ``by``, or by ``source.regroup``. Returns the names, the training and the test samples.
 
-    Classes ``names`` are told by WordNet ids, or by lists of synonyms as in the Hugging Face form. A group takes its
-    samples evenly from its classes, drawn alike in every experiment, and all of a class that has fewer. Raises
-    DataError where a class has no samples.
+    Without a regrouping they are returned as they are. ``names`` are WordNet ids, or lists of synonyms as in the
+    Hugging Face form. A group takes its samples evenly from its classes, and all samples of a class that has too few.
+    The draw is the same in every experiment. Raises DataError if a class has no samples.
     """
     if by is None:
         if source.regroup is None:
@@ -81,10 +82,10 @@ def regrouped(
 
 
 def _positions(names: Sequence[str], by: Regrouping) -> dict[str, int]:
-    """Where among ``names`` each class is that the regrouping takes.
+    """The position among ``names`` of each class that the regrouping joins, by WordNet id.
 
-    A name is an id, or a list of synonyms that begins with the class's name. Where two lists do (maillot), it is the
-    one that is no longer than the name.
+    A name is an id, or a list of synonyms that begins with the name of the class. If two lists begin with it (maillot),
+    the one that consists of nothing else is meant.
     """
     whole = {name: number for number, name in enumerate(names)}
     first: dict[str, int] = {}
@@ -99,7 +100,7 @@ def _positions(names: Sequence[str], by: Regrouping) -> dict[str, int]:
 
 
 def _part(part: Part, groups: Sequence[NDArray[np.int64]], most: int) -> Part:
-    """The samples of ``part`` that the groups take, ascending; ``groups`` are the classes of each."""
+    """The samples of ``part`` that the groups take, in order. ``groups`` are the classes of each group."""
     # RandomState, because its streams never change between versions of numpy.
     random = np.random.RandomState(0)
     members = np.split(np.argsort(part.y, kind="stable"), np.cumsum(np.bincount(part.y))[:-1])
@@ -115,9 +116,10 @@ def _part(part: Part, groups: Sequence[NDArray[np.int64]], most: int) -> Part:
 
 
 def even_shares(counts: Sequence[int], most: int) -> list[int]:
-    """How many of each to take so that they make ``most`` together (or all), as even as the counts let them be.
+    """How many to take of each, so that there are ``most`` together, as evenly as the counts allow.
 
-    What can't be divided goes to the first of those that have more.
+    If all counts together are fewer than ``most``, all are taken. A rest that cannot be divided goes to the first ones
+    that have more.
     """
     shares = [0] * len(counts)
     left = min(most, sum(counts))

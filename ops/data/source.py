@@ -1,4 +1,4 @@
-"""What to read, and where a data set's name leads: built in, a folder or a file of texts, the hub, or a function."""
+"""What is to be read, and where the name of a data set leads: to a folder, a file, the hub, or a function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedemu.protocol.errors import DataError
 
 BUILT_IN = ("digits", "synthetic")
 LABEL = "label"
-"""What the labels are called among a corpus's columns, whatever their column was called in the data set."""
+"""The name of the labels among the columns of a corpus, whatever their column was called in the data set."""
 TEXT_FILES = (".csv", ".csv.gz", ".txt", ".txt.gz")
 _ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -27,9 +27,10 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 @dataclass(frozen=True)
 class TextSource:
-    """What samples are made of texts: so many tokens each, to be predicted where they are masked or as the next ones.
+    """How samples are made of texts. A sample has ``length`` tokens; some of them, or the next ones, are predicted.
 
-    ``vocabulary`` is how many different tokens there are at most; ``column`` that of the texts (None: found).
+    ``vocabulary`` is the largest number of different tokens. ``column`` is the column of the texts; None means that it
+    is found by its name.
     """
 
     objective: Objective
@@ -41,13 +42,14 @@ class TextSource:
 
 @dataclass(frozen=True)
 class DataSource:
-    """What to read: the data set, its columns (None: found from the data), and further columns to keep per sample.
+    """What is to be read of a data set. Two equal sources at the same place share one entry of the cache.
 
-    ``train_split`` names the splits to train on, joined by ``+`` (None: found from the data). ``test_fraction`` applies
-    where the data set has no test split of its own: to each label, or to each value of the column ``test_by``. Samples
-    whose value of ``id_column`` has fewer than ``id_min_samples`` are left out. Both are among ``columns``. With
-    ``text`` the data are language. ``image_size`` is that of all images in pixels (0: as they are), ``regroup`` a
-    division of ImageNet into other classes.
+    ``image_column`` and ``label_column`` are found in the data if they are None. ``columns`` are further columns to
+    keep. ``train_split`` names the splits to train on, joined by ``+``; None means that they are found. A data set
+    without a test split gives ``test_fraction`` of each label to it, or of each value of the column ``test_by``.
+    Samples whose value of ``id_column`` has fewer than ``id_min_samples`` are left out. Both columns are among
+    ``columns``. With ``text`` the data are language. ``image_size`` is the width and height of all images in pixels
+    (0: unchanged). ``regroup`` names a division of ImageNet into other classes.
     """
 
     dataset: str
@@ -65,15 +67,16 @@ class DataSource:
 
     @property
     def name(self) -> str:
+        """A short name of the data set, for people and for folders."""
         return re.split(r"[/:]", self.dataset.rstrip("/"))[-1].replace("#", "-")
 
 
 @dataclass(frozen=True)
 class Place:
-    """``kind`` tells how to read it; ``where`` is a folder, a file, a hub id or ``module:Name``.
+    """Where a data set is. ``where`` is a folder, a file, an id of the hub or ``module:Name``, as ``kind`` says.
 
-    ``subset`` is one of the configurations that some Hugging Face data sets come in. ``looked_in`` are the folders
-    that were not there, where only the hub is left.
+    ``subset`` is one of the configurations that some Hugging Face data sets come in, or the size of ``synthetic``.
+    ``looked_in`` are the folders that do not exist, if the kind is ``hub``.
     """
 
     kind: Literal["built_in", "function", "folder", "file", "hub"]
@@ -83,7 +86,10 @@ class Place:
 
 
 def locate(dataset: str, data: Path | None) -> Place:
-    """Find a data set; ``data`` is the folder to look in first. Raises DataError where the name leads nowhere."""
+    """Find a data set by its name.
+
+    ``data`` is the folder to look in first. Raises DataError if the name leads nowhere.
+    """
     if dataset.partition("#")[0] in BUILT_IN:
         return Place("built_in", *_checked_size(dataset))
     if _ATTRIBUTE.fullmatch(dataset):
@@ -104,7 +110,7 @@ def locate(dataset: str, data: Path | None) -> Place:
 
 
 def entry_of(source: DataSource, place: Place, cache: Path) -> Path:
-    """The cache entry for a source: another one when files, columns or the test split's share are others."""
+    """The folder of the cache for a source. Other files, columns, shares or settings lead to another folder."""
     dataset = {"kind": place.kind, "where": place.where, "subset": place.subset}
     settings = asdict(source) | {"dataset": dataset, "format": FORMAT}
     match place.kind:
@@ -119,7 +125,7 @@ def entry_of(source: DataSource, place: Place, cache: Path) -> Path:
 
 
 def _checked_size(dataset: str) -> tuple[str, str | None]:
-    """A built-in data set's name and, for the synthetic one, its size."""
+    """The name of a built-in data set, and the size of the synthetic one."""
     name, _, size = dataset.partition("#")
     if not size:
         return name, None
@@ -129,7 +135,7 @@ def _checked_size(dataset: str) -> tuple[str, str | None]:
 
 
 def _fingerprint(folder: Path) -> str:
-    """A digest of every file's path, size and time of change: cheap to take, and other when the data are."""
+    """A digest of the paths, sizes and times of change of all files. It is cheap to take, and changes with the data."""
     digest = hashlib.sha256()
     for base, folders, names in os.walk(folder):
         folders.sort()
@@ -155,12 +161,12 @@ def _checked_ending(file: Path) -> str:
 
 
 def _module_file(where: str) -> Path:
-    # Modules in the working folder are found too, but take no installed one's place.
+    # Modules in the working folder are found too, but never instead of an installed one.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     module = where.split(":")[0]
     try:
-        # Every process has another __main__, so what a notebook defines can't be found by the others.
+        # Every process has another __main__, so other processes cannot find what a notebook defines.
         found = importlib.util.find_spec(module) if module != "__main__" else None
     except (ImportError, ValueError):
         found = None

@@ -1,4 +1,4 @@
-"""Which samples of a data set are for training and which for testing, and which are left out."""
+"""Chooses the samples of a data set that are trained on, those that are tested on, and those that are left out."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _TESTS = ("test", "validation", "valid", "val", "dev")
 
 
 class Part(NamedTuple):
-    """One split before anything is left out: ``y [n]`` from 0, columns ``[n]`` by name, and how to read its samples.
+    """One split before samples are left out: labels ``y [n]`` from 0, and columns ``[n]`` by name.
 
-    ``read`` takes ascending rows and returns their blocks, see ``Samples``.
+    ``read`` takes ascending rows and returns the samples in blocks, see ``Samples``.
     """
 
     y: NDArray[np.int64]
@@ -32,7 +32,10 @@ class Part(NamedTuple):
 
 
 def chosen_splits(source: DataSource, known: Sequence[str]) -> tuple[list[str], str | None]:
-    """Of the ``known`` splits those to train on (asked for, or ``train``, or the only one), and that to test on."""
+    """Choose among the ``known`` splits. Returns those to train on, and the one to test on (None: there is none).
+
+    Training uses the splits that the source names, or ``train``, or the only one. Raises DataError if there is none.
+    """
     train = _training_splits(source, known)
     return train, next((split for split in _TESTS if split in known and split not in train), None)
 
@@ -54,10 +57,10 @@ def _training_splits(source: DataSource, known: Sequence[str]) -> list[str]:
 
 
 def divided(source: DataSource, names: tuple[str, ...], train: Part, test: Part | None = None) -> Decoded:
-    """The two splits of a data set with these class names; without a test split, a part of ``train`` becomes it.
+    """Make the two splits of a data set whose classes are called ``names``.
 
-    A test split of its own keeps the columns that it has. Raises DataError where no test split can be taken, or nothing
-    is left.
+    Without ``test``, a part of ``train`` becomes the test split. With it, the test split keeps the columns that it has.
+    Raises DataError if no test split can be taken, or if nothing is left.
     """
     train_rows, test_rows = _of_large_ids(source, train, test)
     if test is not None:
@@ -72,15 +75,17 @@ def divided(source: DataSource, names: tuple[str, ...], train: Part, test: Part 
 
 
 def stratified(strata: NDArray[np.int64], fraction: float, what: str = "classes") -> NDArray[np.bool_]:
-    """``ceil(fraction * n)`` samples, shared among the strata (labels, writers) by largest remainder.
+    """Choose ``ceil(fraction * n)`` of ``n`` samples for the test split. Returns a mask ``[n]``.
 
-    The same for every experiment, whatever its seed. A stratum keeps at least one sample for training.
+    ``strata`` are the labels or the writers of the samples, ``[n]`` from 0. Each stratum gives its share, by largest
+    remainder, and keeps at least one sample for training. The choice is the same in every experiment, whatever its
+    seed. ``what`` names the strata in an error. Raises DataError if no sample can be chosen.
     """
     counts = np.bincount(strata)
     exact = counts * fraction
     take = np.minimum(np.floor(exact).astype(np.int64), np.maximum(counts - 1, 0))
     missing = int(np.ceil(fraction * len(strata))) - int(take.sum())
-    # Rounded, so that equal remainders tie whatever their last bits: the lower label comes first.
+    # Rounded, so that remainders that differ in their last bits only are equal. Then the lower label comes first.
     for stratum in np.argsort(np.round(np.floor(exact) - exact, 9), kind="stable"):
         if missing > 0 and take[stratum] < counts[stratum] - 1:
             take[stratum] += 1
@@ -100,7 +105,10 @@ def stratified(strata: NDArray[np.int64], fraction: float, what: str = "classes"
 
 
 def _of_large_ids(source: DataSource, train: Part, test: Part | None) -> tuple[Rows, Rows]:
-    """All rows of both splits but those of ids with too few samples, counted in both where both tell the id."""
+    """The rows of both splits whose ids have enough samples.
+
+    Samples are counted in both splits if both have the column of ids. A test split without it stays whole.
+    """
     name, least = source.id_column, source.id_min_samples
     test_rows = np.arange(0 if test is None else len(test.y))
     if name is None or not least:

@@ -1,4 +1,4 @@
-"""Files of texts as columns of cells: tables, plain lines, and the scripts of plays; gzipped or not."""
+"""Reads files of texts into columns of cells: tables, plain lines, and scripts of plays, gzipped or not."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from numpy.typing import NDArray
 from fedemu.protocol.errors import DataError
 
 TEXT, SPEAKER = "text", "speaker"
-"""Columns of a file that names none."""
+"""The columns of a file that names none."""
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 
 
 def read_file(path: Path) -> dict[str, list[str]]:
-    """The columns of a file, all of one length; raises DataError where it is not in its form.
+    """Read the columns of a file, all of one length. Raises DataError if the file is not in the form of its kind.
 
-    A ``.csv`` file has a heading. Of a ``.txt`` file every line that is not blank is a text, unless all of its
-    paragraphs begin with a line that ends in a colon: then it is the script of a play, and each is a speech with its
-    speaker.
+    A ``.csv`` file has a heading. In a ``.txt`` file every line that is not blank is a text. But if all its paragraphs
+    begin with a line that ends in a colon, it is the script of a play, and each paragraph is a speech with its speaker.
     """
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
@@ -38,10 +37,10 @@ def read_file(path: Path) -> dict[str, list[str]]:
 
 
 def values(cells: Sequence[Any]) -> NDArray[Any]:
-    """A column ``[n]`` of numbers where all cells are numbers or empty, else of texts.
+    """Make an array ``[n]`` of cells: of numbers if all cells are numbers or empty, and of texts otherwise.
 
-    Empty cells are NaN, or empty texts. Of a cell with several numbers, such as the times of several recordings of one
-    sentence, the smallest counts, the earliest.
+    Empty cells become NaN, or empty texts. A cell may hold several numbers, such as the times of several recordings of
+    one sentence. Then the smallest one counts, which is the earliest.
     """
     numbers = [_number(cell) for cell in cells]
     if None in numbers or all(np.isnan(number) for number in numbers if number is not None):
@@ -52,7 +51,7 @@ def values(cells: Sequence[Any]) -> NDArray[Any]:
 
 
 def _number(cell: Any) -> float | None:
-    """None for what is no number."""
+    """The number in a cell, the smallest if there are several. None if the cell holds anything else."""
     if cell is None:
         return np.nan
     if isinstance(cell, bool | int | float):
@@ -79,7 +78,7 @@ def _table(path: Path, content: str) -> dict[str, list[str]]:
 
 
 def _play(content: str) -> dict[str, list[str]]:
-    """Speakers and speeches; empty where it is none."""
+    """The speakers and speeches of a play. Empty if the text is no play."""
     paragraphs = [paragraph.strip().split("\n", 1) for paragraph in re.split(r"\n\s*\n", content) if paragraph.strip()]
     if len(paragraphs) < 2 or not all(heading.rstrip().endswith(":") for heading, *_ in paragraphs):
         return {}

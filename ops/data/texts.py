@@ -1,6 +1,6 @@
-"""Texts as language data: a column of them in a file, a folder or on the hub, tokenised and cut into samples.
+"""The reader of texts: a column of a file, of a folder or of a data set on the hub becomes samples of tokens.
 
-``fedemu.algorithms.data.language`` tells what a sample is, ``datasets_tokens.py`` where the vocabulary comes from.
+``fedemu.algorithms.data.language`` says what a sample is, ``tokens.py`` where the vocabulary comes from.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from fedemu.ops.data.tokens import Tokenizer, train_tokenizer
 from fedemu.protocol.errors import DataError
 
 SPLIT = "split"
-"""The column of a file that tells which split a row belongs to."""
+"""The column of a file that names the split of each row."""
 UNLABELLED = "text"
-"""The only class of texts without labels."""
+"""The name of the only class, if texts have no labels."""
 _TEXTS = ("text", "utterance", "sentence", "content", "line")
 _LABELS = ("label", "labels", "target", "class", "scenario", "domain", "intent")
 _ROWS = 4096
 
 Columns = Mapping[str, Sequence[Any]]
-"""Cells by column; None or an empty text is an empty cell."""
+"""The cells of each column. None and an empty text are empty cells."""
 
 
 def decode_texts(source: DataSource, wanted: TextSource, place: Place, scratch: Path) -> Decoded:
-    """Read, divide and tokenise texts; raises DataError where a column is missing or nothing is left.
+    """Read texts, divide them into training and test texts, and tokenise them.
 
-    The tokenizer is trained on the training texts. A text of several windows becomes as many samples, with its label
-    and columns each. Rows without text are left out.
+    The tokenizer is trained on the training texts. A long text is cut into several samples, which all have its label
+    and its columns. Rows without text are left out. ``scratch`` is a folder for temporary files. Raises DataError if a
+    column is missing or nothing is left.
     """
     columns, splits = _read(source, place, scratch)
     text = _text_column(source, wanted, columns)
@@ -68,14 +69,17 @@ def _read(source: DataSource, place: Place, scratch: Path) -> tuple[Columns, lis
     if place.kind == "file":
         columns = read_file(Path(place.where))
         return columns, columns.get(SPLIT) or ["train"] * len(next(iter(columns.values())))
-    # Kept out of processes that read a file: it imports datasets and pyarrow.
+    # Only a process that reads a folder or the hub imports this: it needs datasets and pyarrow.
     from fedemu.ops.data.hugging_face import read_texts
 
     return read_texts(source, place, scratch)
 
 
 def _text_column(source: DataSource, wanted: TextSource, columns: Columns) -> str:
-    """The one given, or the first with a name that says so."""
+    """The column of the texts: the one that is set, or the first with a usual name.
+
+    Raises DataError if there is none.
+    """
     if wanted.column is not None:
         return _require(source, columns, wanted.column)
     found = [name for name in _TEXTS if name in columns]
@@ -88,13 +92,14 @@ def _text_column(source: DataSource, wanted: TextSource, columns: Columns) -> st
 
 
 def _label_column(source: DataSource, columns: Columns, text: str) -> str | None:
-    """The one given, or the first with a name that says so; None for texts without labels."""
+    """The column of the labels: the one that is set, or the first with a usual name. None if there is none."""
     if source.label_column is not None:
         return _require(source, columns, source.label_column)
     return next((name for name in _LABELS if name in columns and name != text), None)
 
 
 def _require(source: DataSource, columns: Columns, name: str) -> str:
+    """Return ``name`` if there is such a column. Raises DataError if there is none."""
     if name not in columns:
         raise DataError(
             f"the data set {source.dataset!r} has no column {name!r}; its columns are {', '.join(columns) or 'none'}"
@@ -105,7 +110,7 @@ def _require(source: DataSource, columns: Columns, name: str) -> str:
 def _classes(
     source: DataSource, columns: Columns, label: str | None, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Labels ``[rows]`` from 0, and the sorted distinct values that they stand for."""
+    """The labels of some rows, from 0, and the names of the classes: the sorted distinct values of the column."""
     if label is None:
         return np.zeros(len(rows), dtype=np.int64), (UNLABELLED,)
     cells = [columns[label][row] for row in rows]
@@ -135,7 +140,7 @@ def _texts(samples: Samples) -> list[str]:
 
 
 def _cut(samples: Samples, texts: Sequence[str], tokenizer: Tokenizer, wanted: TextSource, seed: int) -> Samples:
-    """The samples of one split; the masking is drawn from ``seed``, the same for every experiment."""
+    """Make the samples of one split. The masking is drawn from ``seed``, and is the same in every experiment."""
     cut = [windows(tokenizer.encode(text), wanted.length, wanted.objective) for text in texts]
     counts = [len(part) for part in cut]
     if not sum(counts):

@@ -1,4 +1,4 @@
-"""Tokenizers that are trained on the data set itself; nothing is downloaded, and every machine finds the same one."""
+"""Tokenizers that are trained on the data set itself. Nothing is downloaded, and every machine gets the same one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from fedemu.protocol.errors import DataError
 
 
 class Tokenizer(NamedTuple):
-    """``vocabulary`` are the tokens by number, the special ones first; ``encode`` makes a text's numbers of them."""
+    """``vocabulary`` holds the tokens by number, the special ones first.
+
+    ``encode`` turns a text into numbers of tokens.
+    """
 
     vocabulary: tuple[str, ...]
     encode: Callable[[str], Sequence[int]]
 
 
 def train_tokenizer(wanted: TextSource, texts: Sequence[str]) -> Tokenizer:
-    """The tokenizer of these texts; raises DataError where it lacks its library, or the texts have too few tokens."""
+    """Train the tokenizer on some texts.
+
+    Raises DataError if its library is missing, or if the texts have too few tokens.
+    """
     tokenizer = _characters(texts, wanted.vocabulary) if wanted.tokenizer == "characters" else _wordpiece(texts, wanted)
     if len(tokenizer.vocabulary) < len(SPECIAL_TOKENS) + 2:
         raise DataError("the texts are made of fewer than two different tokens, so there is nothing to predict")
@@ -27,7 +33,7 @@ def train_tokenizer(wanted: TextSource, texts: Sequence[str]) -> Tokenizer:
 
 
 def _characters(texts: Sequence[str], most: int) -> Tokenizer:
-    """The most frequent characters, case and all, in the order of their code points."""
+    """The tokens are the most frequent characters, upper and lower case, in the order of their code points."""
     counts = Counter(character for text in texts for character in text)
     frequent = sorted(counts, key=lambda character: (-counts[character], character))[: most - len(SPECIAL_TOKENS)]
     vocabulary = (*SPECIAL_TOKENS, *sorted(frequent))
@@ -36,7 +42,10 @@ def _characters(texts: Sequence[str], most: int) -> Tokenizer:
 
 
 def _wordpiece(texts: Sequence[str], wanted: TextSource) -> Tokenizer:
-    """Words without case and accents, the rarer ones in pieces, as BERT has them; all characters are tokens."""
+    """The tokens are words without case and accents, as in BERT.
+
+    Rare words are cut into pieces; all characters are tokens.
+    """
     try:
         from tokenizers import Tokenizer as Pieces
         from tokenizers import models, normalizers, pre_tokenizers, trainers
@@ -56,8 +65,8 @@ def _wordpiece(texts: Sequence[str], wanted: TextSource) -> Tokenizer:
     trained = prepared(models.WordPiece(unk_token=unknown))
     split, normalise = trained.pre_tokenizer.pre_tokenize_str, trained.normalizer.normalize_str
     words = {word for text in texts for word, _ in split(normalise(text))}
-    # The library numbers these in the order of a hash table, by which it then breaks ties between pairs. Given as
-    # special tokens they have their numbers before it looks at any word.
+    # The library would number these in the order of a hash table, and the numbers decide between equally frequent
+    # pairs. As special tokens they get their numbers before the library looks at any word.
     inner = sorted({f"##{character}" for word in words for character in word if character.isalnum() or len(word) > 1})
     trainer = trainers.WordPieceTrainer(
         vocab_size=wanted.vocabulary,

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from fedemu.ops.data.corpora import load_corpus
-from fedemu.ops.data.hugging_face import decode
+from fedemu.ops.data.hugging_face import decode_table
 from fedemu.ops.data.source import DataSource, entry_of, locate
 from fedemu.protocol.errors import DataError
 
@@ -364,7 +364,7 @@ def test_a_hub_id_without_a_network_fails_at_once_in_one_sentence(tmp_path, no_h
 def test_a_data_set_that_is_nowhere_is_told_with_every_folder_that_was_looked_for(tmp_path, no_hub):
     place = locate("no-such-data", tmp_path / "data")
     with pytest.raises(DataError, match=f"there is no folder '{tmp_path}/data/no-such-data' or 'no-such-data', and"):
-        decode(DataSource("no-such-data"), place, tmp_path, grey=False)
+        decode_table(DataSource("no-such-data"), place, tmp_path, grey=False)
 
 
 def test_where_a_data_set_was_looked_for_does_not_change_where_it_is_stored(tmp_path):

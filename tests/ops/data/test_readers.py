@@ -1,8 +1,9 @@
-"""The data sets that users bring, in small files of their standard forms: CIFAR-100, CINIC-10 and FEMNIST."""
+"""The readers on data sets that users bring, in small files of their standard forms: CIFAR-100, CINIC-10, FEMNIST."""
 
 import json
 import os
 import string
+from dataclasses import fields
 from pathlib import Path
 
 import datasets as hugging_face
@@ -11,12 +12,14 @@ import pytest
 from PIL import Image
 
 from fedemu.ops.assembly.partition import build_partition
+from fedemu.ops.data import readers
 from fedemu.ops.data.corpora import load_corpus, source_of
-from fedemu.ops.data.source import DataSource
+from fedemu.ops.data.source import DataSource, TextSource
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import ConfigurationError, DataError
 
 PNG = hugging_face.Image()
+TEXTS = TextSource("next", 10, 100, "characters")
 
 
 @pytest.fixture
@@ -216,6 +219,32 @@ def test_columns_that_leaf_does_not_have_are_named(tmp_path, opened):
     femnist_leaf(tmp_path / "femnist")
     with pytest.raises(DataError, match="has no column 'alphabet' of that use; its images are x, its labels y"):
         opened("femnist", columns=("alphabet",))
+
+
+# Which reader
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "complaint"),
+    [
+        ("digits", {"train_split": "train"}, "'digits' has no splits to choose from; leave out data.train_split"),
+        ("digits", {"image_size": 8}, "data.image_size goes with folders and hub data sets of images, not with 'dig"),
+        ("json:loads", {"regroup": "superimagenet-s"}, "data.regroup goes with folders and hub data sets of images"),
+        ("femnist", {"text": TEXTS}, "'femnist' holds no texts; set data.text.kind = 'none'"),
+        ("lines.txt", {}, "'lines.txt' is a file of texts; set data.text.kind to what is to be predicted of them"),
+        ("lines.txt", {"text": TEXTS, "image_size": 8}, "data.image_size goes with folders and hub data sets"),
+    ],
+)
+def test_a_setting_that_the_reader_does_not_follow_is_refused(tmp_path, opened, name, settings, complaint):
+    femnist_leaf(tmp_path / "femnist")
+    (tmp_path / "lines.txt").write_text("one\ntwo\n")
+    with pytest.raises(DataError, match=complaint):
+        opened(name, **settings)
+
+
+def test_every_setting_is_followed_by_some_reader():
+    followed = frozenset().union(*(reader.heeds for reader in readers.READERS))
+    assert followed == readers.SETTINGS.keys() <= {field.name for field in fields(DataSource)}
 
 
 # From the settings of an experiment

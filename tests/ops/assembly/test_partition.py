@@ -1,0 +1,65 @@
+"""The partition that an experiment asks for."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.ops.assembly.partition import build_partition
+from fedemu.ops.data.corpora import load_corpus
+from fedemu.ops.data.source import DataSource
+from fedemu.ops.experiment import Experiment
+from fedemu.protocol.ids import Digest
+
+
+@pytest.fixture
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return load_corpus(DataSource("digits"), cache=Path(tmp_path_factory.getbasetemp()) / "digits-cache")
+
+
+def divided(corpus, devices=5, seed=1, **data):
+    return build_partition(corpus, Experiment.parse({"data": data}).data, devices=devices, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("partition", "sizes"),
+    [
+        ({"kind": "iid"}, [288, 288, 287, 287, 287]),
+        ({"kind": "dirichlet_equal", "alpha": 0.1}, [288, 288, 287, 287, 287]),
+    ],
+)
+def test_the_configured_partition_is_built(digits, partition, sizes):
+    built = divided(digits, partition=partition)
+    assert np.diff(built.train_offsets).tolist() == sizes
+    assert sorted(built.train_indices) == list(range(1437))
+
+
+def test_dirichlet_leaves_no_device_of_a_large_fleet_empty(digits):
+    built = divided(digits, devices=300, partition={"kind": "dirichlet", "alpha": 0.1, "min_samples": 1})
+    assert np.diff(built.train_offsets).min() == 1
+    assert sorted(built.train_indices) == list(range(1437))
+
+
+def test_shards_limit_the_classes_of_a_device(digits):
+    built = divided(digits, devices=50, partition={"kind": "shards", "per_device": 2})
+    assert max(len(np.unique(digits.train.y[built.device(i)[0]])) for i in range(50)) == 2
+
+
+def test_a_partition_follows_from_the_seed_alone(digits):
+    first, same, other = (divided(digits, seed=seed, validation=0.1).to_arrays() for seed in (1, 1, 2))
+    assert all(np.array_equal(first[name], same[name]) for name in first)
+    assert not np.array_equal(first["train_indices"], other["train_indices"])
+
+
+def test_validation_is_held_back_at_each_device(digits):
+    built = divided(digits, partition={"kind": "iid"}, validation=0.1)
+    assert np.diff(built.validation_offsets).tolist() == [28] * 5
+    assert sorted([*built.train_indices, *built.validation_indices]) == list(range(1437))
+
+
+def test_natural_ids_become_devices():
+    split = Split(np.zeros((6, 1), np.float32), np.array([0, 1] * 3), {"who": np.array([*"cabcab"])})
+    corpus = Corpus("letters", split, split, ("0", "1"), (1,), np.zeros(1), np.ones(1), Digest("0" * 64))
+    built = divided(corpus, devices=3, partition={"kind": "natural", "column": "who"})
+    assert [built.device(i)[0].tolist() for i in range(3)] == [[1, 4], [2, 5], [0, 3]]

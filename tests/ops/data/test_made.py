@@ -1,0 +1,99 @@
+"""Data sets that come as whole arrays: the built-in ones, and a user's own function."""
+
+import numpy as np
+import pytest
+
+from fedemu.ops.data import corpora as datasets
+from fedemu.ops.data.source import DataSource
+from fedemu.ops.experiment import Experiment
+from fedemu.protocol.errors import DataError
+
+
+def experiment(**data):
+    return Experiment.parse({"data": data})
+
+
+@pytest.fixture
+def digits(tmp_path_factory):
+    return datasets.load_corpus(DataSource("digits"), cache=tmp_path_factory.getbasetemp() / "digits-cache")
+
+
+def test_digits_are_the_1797_images_with_a_stratified_fifth_as_the_test_split(digits):
+    assert (len(digits.train), len(digits.test), digits.classes) == (1437, 360, 10)
+    assert digits.input_shape == (1, 8, 8)
+    assert digits.train.x.dtype == np.uint8
+    assert (digits.train.x.min(), digits.train.x.max()) == (0, 16)
+    counts = np.bincount(digits.test.y)
+    assert counts.tolist() == [36, 37, 35, 37, 36, 36, 36, 36, 35, 36]
+    # The first image of the file is the familiar zero.
+    first = next(x for x in (*digits.test.x, *digits.train.x) if x[0, 0].tolist() == [0, 0, 5, 13, 9, 1, 0, 0])
+    assert first[0, 1].tolist() == [0, 0, 13, 15, 10, 15, 5, 0]
+
+
+def test_the_synthetic_data_set_has_the_size_asked_for_and_can_be_told_apart_by_class(tmp_path):
+    corpus = datasets.load_corpus(DataSource("synthetic#1000"), cache=tmp_path)
+    assert (len(corpus.train), len(corpus.test), corpus.input_shape) == (800, 200, (1, 8, 8))
+    centres = np.stack([corpus.train.x[corpus.train.y == label].mean(axis=0) for label in range(10)])
+    distances = ((corpus.test.x[:, None].astype(float) - centres) ** 2).sum(axis=(2, 3, 4))
+    assert (distances.argmin(axis=1) == corpus.test.y).mean() > 0.9
+
+
+@pytest.mark.parametrize("name", ["synthetic#5", "synthetic#many", "digits#100"])
+def test_a_wrong_size_of_a_built_in_data_set_is_refused(name, tmp_path):
+    with pytest.raises(DataError, match="only synthetic#N takes a size"):
+        datasets.load_corpus(DataSource(name), cache=tmp_path)
+
+
+def test_a_function_of_ones_own_returns_arrays(own_data):
+    corpus = own_data(
+        "return dict(x=np.arange(12).reshape(4, 3) / 2, y=[0, 1, 1, 0], test_x=np.ones((1, 3)), test_y=[1],"
+        "class_names=['no', 'yes'], columns={'who': ['a', 'b', 'a', 'c']})"
+    )
+    assert corpus.name == "make"
+    assert corpus.class_names == ("no", "yes")
+    assert corpus.train.x.tolist() == [[0, 0.5, 1], [1.5, 2, 2.5], [3, 3.5, 4], [4.5, 5, 5.5]]
+    assert corpus.train.x.dtype == np.float32
+    assert corpus.train.columns["who"].tolist() == ["a", "b", "a", "c"]
+    assert corpus.mean.tolist() == [2.25, 2.75, 3.25]
+    assert corpus.test.y.tolist() == [1]
+
+
+def test_a_function_without_a_test_split_gets_a_stratified_one(own_data):
+    corpus = own_data(
+        "return dict(x=np.zeros((10, 1, 2, 2), np.uint8), y=[0, 1] * 5, columns={'who': range(10)})", "no_test"
+    )
+    assert (len(corpus.train), len(corpus.test)) == (8, 2)
+    assert sorted([*corpus.train.columns["who"], *corpus.test.columns["who"]]) == list(range(10))
+    # All pixels are equal: the deviation 0 counts as 1.
+    assert corpus.std.tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        ("return 3", "must return a mapping with at least x and y"),
+        ("return dict(x=[[1]], y=[0], z=0)", "returned x, y, z"),
+        ("return dict(x=[[1]], y=[0], test_x=[[1]])", "returned test_x, x, y"),
+        ("return dict(x=[1], y=[0])", r"x of int64 \[1\]"),
+        ("return dict(x=[[1]], y=[0.5])", r"y of float64 \[1\]"),
+        ("return dict(x=[[1], [2]], y=[0])", r"y of int64 \[1\]"),
+        ("return dict(x=np.zeros((0, 2)), y=np.zeros(0, int))", r"\[0, 2\]"),
+        ("return dict(x=[[np.nan]], y=[0])", "not finite"),
+        ("return dict(x=[[1]], y=[-1])", "negative label"),
+        ("return dict(x=[[1]], y=[0])", "has no column 'who' of 1 values"),
+        ("return dict(x=[[1]], y=[2], class_names='ab', columns={'who': [1]})", "has the label 2, but 2 class names"),
+        ("raise RuntimeError('no disk')", "failed with RuntimeError: no disk"),
+    ],
+)
+def test_a_function_that_returns_no_data_set_is_told_why(own_data, body, complaint):
+    with pytest.raises(DataError, match=complaint):
+        own_data(body, "bad_data")
+
+
+def test_a_function_or_module_that_does_not_exist_is_named(own_cache):
+    with pytest.raises(DataError, match="names a module 'no_such_module' that can't be found"):
+        datasets.load(experiment(dataset="no_such_module:make").to_bytes())
+    with pytest.raises(DataError, match="names a module '__main__' that can't be found"):
+        datasets.load(experiment(dataset="__main__:make").to_bytes())
+    with pytest.raises(DataError, match="no_such_function"):
+        datasets.load(experiment(dataset="json:no_such_function").to_bytes())

@@ -1,0 +1,25 @@
+"""The test split that is taken where a data set has none."""
+
+import numpy as np
+import pytest
+
+from fedemu.ops.data.split import stratified
+from fedemu.protocol.errors import DataError
+
+
+def test_a_stratified_part_is_the_ceiling_shared_by_largest_remainder():
+    y = np.array([0] * 10 + [1] * 6 + [2] * 5)
+    chosen = stratified(y, 0.25)
+    # A quarter of 21 is 5.25, so six: 2.5 + 1.5 + 1.25 of the classes; halves go to the lower label first.
+    assert np.bincount(y[chosen]).tolist() == [3, 2, 1]
+    assert (chosen == stratified(y, 0.25)).all()
+
+
+def test_a_class_keeps_a_sample_for_training():
+    y = np.array([0, 1, 1, 1, 1])
+    assert np.bincount(y[~stratified(y, 0.9)]).tolist() == [1, 1]
+
+
+def test_a_test_split_that_can_not_be_taken_is_an_error():
+    with pytest.raises(DataError, match="no test split can be taken from 2 samples of 2 classes"):
+        stratified(np.array([0, 1]), 0.5)
