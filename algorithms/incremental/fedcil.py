@@ -1,15 +1,15 @@
 """FedCIL (Qi, Zhao and Li, "Better Generative Replay for Continual Federated Learning", ICLR 2023).
 
-Devices train an AC-GAN on the classes of their task and, from the second task on, on as many samples that the global
-generator of the end of the last task makes of earlier classes. Discriminator and generator travel both ways and are
-averaged by examples. After each round the coordinator consolidates the average: it draws samples from the generators
-of all devices that took part, and trains the classifier on them by cross-entropy.
+Devices train an AC-GAN on the classes of their task. From the second task on they also train it on as many samples of
+earlier classes, which the global generator from the end of the last task makes. Discriminator and generator are sent
+both ways and are averaged by examples. After each round the coordinator consolidates the average: it draws samples from
+the generators of all devices that took part, and trains the classifier on them by cross-entropy.
 
-Which classes a device's generator is asked for goes by the label counts that the device tells, half of the samples by
-classes of earlier tasks once there are any. The paper's terms of distillation at the devices are left out, as its
-authors' code multiplies them by 0. ``server_iterations`` 100 is that code's; it takes 400 local iterations a round, for
-which ``local.epochs`` stands here. Optimisers are not said in MFCL's comparison: discriminators take that of
-``[local]``, generators Adam with a first decay of 0.5, as is usual for such networks.
+The label counts that a device tells decide for which classes its generator is asked. Once there are classes of earlier
+tasks, half of the samples are of those. The paper's terms of distillation at the devices are left out, because its
+authors' code multiplies them by 0. ``server_iterations`` 100 is that code's. The code takes 400 local iterations a
+round; here ``local.epochs`` decides. MFCL's comparison does not name the optimisers: here discriminators take that of
+``[local]``, and generators take Adam with a first decay of 0.5, as is usual for such networks.
 """
 
 from __future__ import annotations
@@ -57,11 +57,14 @@ from fedemu.algorithms.trees import add, flatten, map_leaves, unflatten, without
 from fedemu.protocol import seeds
 
 STRIDE = 20
-"""Iterations of a consolidation's step."""
+"""The number of iterations in one step of a consolidation."""
 
 
 class FedCIL(RememberingFedAvg):
-    """Rounds of federated averaging over an AC-GAN, each followed by a consolidation of so many iterations."""
+    """Federated averaging of an AC-GAN. After each round there is a consolidation of ``iterations`` batches.
+
+    ``samples`` is the number of samples that each device's generator makes for it. Qi, Zhao and Li, 2023.
+    """
 
     def __init__(
         self,
@@ -100,7 +103,7 @@ class FedCIL(RememberingFedAvg):
         return without_gan(state.variables)
 
     def pictures(self, state: RememberingState, samples: int, seed: int) -> Tree:
-        """Of the classes of earlier tasks, by the generator that devices replay from."""
+        """Pictures of the classes of earlier tasks, ``samples`` of each, by the generator that devices replay from."""
         if not state.kept:
             return {}
         generator = state.kept["generator"]
@@ -120,7 +123,10 @@ class FedCIL(RememberingFedAvg):
         replies: Sequence[DeviceReply],
         context: Context,
     ) -> ServerJob:
-        """Trains the classifier of ``average`` on samples of the local generators, which are made as it begins."""
+        """The consolidation: it trains the classifier of ``average`` on samples of the devices' generators.
+
+        The samples are made when the job begins.
+        """
         classifier, buffers = self.classifier, self.classifier.buffers
 
         def init() -> Tree:
@@ -143,7 +149,7 @@ class FedCIL(RememberingFedAvg):
             for iteration in range(index * STRIDE, min((index + 1) * STRIDE, self._iterations)):
                 draws = seeds.generator(context.seed, round=context.round, purpose=f"consolidation/{iteration}")
                 rows = torch.from_numpy(draws.integers(0, len(y), self._batch_size))
-                # Not torch.func.grad, whose first use imports a compiler: a second in the process of every job.
+                # torch.func.grad is not used: its first call imports a compiler, which takes a second in every job.
                 trained = map_leaves(lambda leaf: leaf.detach().requires_grad_(), without(variables, buffers))
                 outputs, changed = classifier.apply({**variables, **trained}, x[rows], True)
                 loss = surprises(outputs.logits, y[rows]).mean()
@@ -156,7 +162,7 @@ class FedCIL(RememberingFedAvg):
         return ServerJob("consolidation", init, step, math.ceil(self._iterations / STRIDE), checkpoint_every=1)
 
     def _made(self, variables: Tree, shares: NDArray[np.float64], context: Context, handle: Handle) -> Tree:
-        """``samples`` images of one device's generator, their classes drawn by ``shares [classes]``."""
+        """Images ``x [samples, ...]`` of one device's generator, with classes ``y`` drawn by ``shares [classes]``."""
         draws = seeds.generator(context.seed, round=context.round, device=handle.device, purpose="consolidation")
         y = torch.from_numpy(draws.choice(len(shares), self._samples, p=shares))
         z = torch.from_numpy(draws.standard_normal((self._samples, self._gan.latent), "float32"))
@@ -166,9 +172,10 @@ class FedCIL(RememberingFedAvg):
 
 
 def class_shares(counts: Sequence[int], old: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
-    """What a device's generator has been trained on, by class; None where that is nothing.
+    """The share of each class among the samples that a device's generator was trained on; None if there were none.
 
-    ``counts [classes]`` are its label counts; ``old [classes]`` is 1 for classes of earlier tasks, None without any.
+    ``counts [classes]`` are the device's label counts. ``old [classes]`` is 1 for classes of earlier tasks and 0 for
+    others, or None in the first task.
     """
     held = np.asarray(counts, dtype=np.float64)
     if not held.sum():
@@ -186,10 +193,12 @@ def fedcil(
     server_samples: PositiveInt = 64,
     server_lr: PositiveFloat = 0.01,
 ) -> FedCIL:
-    """FedCIL; ``noise`` beside the class is what a generator takes, 0 for as much as MFCL's of this image size.
+    """FedCIL (Qi, Zhao and Li, 2023).
 
-    ``server_samples`` are made by each device's generator in a round; with ``server_iterations = 0`` the average is
-    left as it is. ConfigurationError where there are no tasks, or no generator for the images.
+    ``noise`` is the number of noise values that a generator takes beside the class; 0 takes as many as MFCL's generator
+    of this image size. Each device's generator makes ``server_samples`` samples in a round. With
+    ``server_iterations = 0`` the average is left as it is. Raises ConfigurationError if the stream has no tasks, or if
+    there is no generator for images of this size.
     """
     classifier = classifier_of(ingredients, "fedcil")
     ingredients.require_cross_entropy("fedcil")

@@ -1,7 +1,9 @@
-"""What devices do in FedCIL: train an AC-GAN whose discriminator is the classifier, and replay from an earlier one.
+"""FedCIL at the devices (Qi, Zhao and Li, 2023): they train an AC-GAN, and replay from the generator of earlier tasks.
 
-An auxiliary-classifier GAN (Odena et al., 2017) is the classifier with a second head, which tells real samples from
-made ones, and a generator of images by noise and class. Its variables ride beside the classifier's, under ``gan.``.
+An auxiliary-classifier GAN (AC-GAN; Odena, Olah and Shlens, "Conditional Image Synthesis with Auxiliary Classifier
+GANs", ICML 2017, equations 2 and 3) has two networks. The discriminator is the classifier with a second head, which
+tells real samples from made ones. The generator makes images from noise and a class. All variables that the classifier
+does not have are stored beside its own, under ``gan.``.
 """
 
 from __future__ import annotations
@@ -24,16 +26,18 @@ from fedemu.algorithms.training.local_sgd import Training
 from fedemu.algorithms.trees import without
 
 GAN: Final = "gan."
+"""The beginning of the names of all variables that the classifier alone does not have."""
 GENERATOR: Final = "gan.generator."
+"""The beginning of the names of the generator's variables."""
 SOURCE: Final = "gan.source"
-"""The head that tells real from made: ``gan.source.weight [1, width]``, ``gan.source.bias [1]``."""
+"""The head that tells real samples from made ones: ``gan.source.weight [1, width]``, ``gan.source.bias [1]``."""
 FAKE, FAKE_CLASSES, OLD, OLD_CLASSES = "fake", "fake_classes", "old", "old_classes"
-"""Names of the noise that samples are made of, and of that whose largest value is their class."""
+"""Names of noise. Samples are made from ``fake`` and ``old``; the largest value of the other two is their class."""
 
 
 @dataclass(frozen=True, eq=False)
 class AcGan:
-    """A model that classifies as ``classifier`` does; ``generator`` takes noise ``[batch, latent]`` and a class."""
+    """A model that classifies as ``classifier`` does, with a ``generator`` of noise ``[batch, latent]`` and a class."""
 
     classifier: Growing
     generator: Generator
@@ -51,7 +55,7 @@ class AcGan:
         return self.begun(self.classifier.init(seed), seed)
 
     def begun(self, variables: Tree, seed: int) -> Tree:
-        """The classifier's variables, and a new generator and source head."""
+        """The classifier's variables, with a new generator and a new source head."""
         width = variables[self.classifier.head.weight].shape[1]
         source = Linear(SOURCE, width, 1).init(torch.Generator().manual_seed(seed))
         generator = self.generator.model.init(seed)
@@ -62,18 +66,18 @@ class AcGan:
         return outputs, {**buffers, **{name: variables[name] for name in self.buffers if name.startswith(GAN)}}
 
     def sources(self, variables: Tree, features: Tensor) -> Tensor:
-        """Logits ``[batch]`` of being real."""
+        """The logits ``[batch]`` that a sample is real, from its features ``[batch, width]``."""
         return (features @ variables[f"{SOURCE}.weight"].t() + variables[f"{SOURCE}.bias"])[:, 0]
 
     def images(self, generator: Tree, z: Tensor, y: Tensor, train: bool) -> tuple[Tensor, Tree]:
-        """Images of these classes, and the generator's next buffers."""
+        """Images of the classes ``y [batch]`` from noise ``z [batch, latent]``, and the generator's next buffers."""
         told = torch.arange(self.generator.noise - self.latent, device=y.device) == y[:, None]
         outputs, buffers = self.generator.model.apply(generator, torch.cat([z, told.to(z.dtype)], 1), train)
         return outputs.logits, buffers
 
 
 class Adversarial(NamedTuple):
-    """The carry: local training of the discriminator, all variables included, and the generator's optimiser."""
+    """The carry of a step: all variables with the momentum of the discriminator's SGD, and the memory of Adam."""
 
     training: Training
     memory: Tree
@@ -81,11 +85,12 @@ class Adversarial(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AdversarialSGD(TaskSGD):
-    """A step of the discriminator by SGD and one of the generator by Adam, on a real batch and a made one.
+    """Local training of an AC-GAN, on a batch of real samples and a batch of made ones in each step.
 
-    Both minimise the cross-entropy of classes. The discriminator tells real samples from made ones, the generator
-    makes it err. With ``replay`` half of the weight of real samples goes to as many of ``shared["generator"]``, of
-    classes that it has seen.
+    A step moves the discriminator by SGD and then the generator by Adam. Both minimise the cross-entropy of classes.
+    The discriminator also learns to tell real samples from made ones, and the generator to mislead it. With ``replay``,
+    half of the weight of the real samples goes to as many samples of ``shared["generator"]``, of classes that it has
+    seen.
     """
 
     gan: AcGan
@@ -98,12 +103,12 @@ class AdversarialSGD(TaskSGD):
 
     @property
     def passes(self) -> float:
-        """Each of the real, made and replayed samples goes through the discriminator, made ones once more."""
+        """How often an example is processed: real, made and replayed samples each once, and made ones once more."""
         return self.epochs * (4.0 if self.replay else 3.0)
 
     @cached_property
     def generator_optimiser(self) -> Adam:
-        # A smaller epsilon would make steps of gradients that are nothing but rounding.
+        # With a smaller epsilon, gradients that are nothing but rounding would make whole steps.
         return Adam(first_decay=0.5, epsilon=1e-5)
 
     def begin(self, shared: Forest, own: Tree, facts: Facts) -> Any:
@@ -143,7 +148,7 @@ class AdversarialSGD(TaskSGD):
             **judging,
             **making,
         }
-        # In the order in which it came, which is part of a carry's form.
+        # The order of the names is part of a carry's form, so it must stay.
         kept = {name: memory[name] for name in carry.memory}
         return Adversarial(Training(after, momentum), kept), {"loss": surprise}
 
@@ -154,14 +159,14 @@ class AdversarialSGD(TaskSGD):
         return without_gan(super().local_model(shared, payload))
 
     def _parts(self, variables: Tree) -> tuple[Tree, Tree]:
-        """What the two optimisers train: the discriminator's variables, and the generator's."""
+        """The variables that the two optimisers train: those of the discriminator, and those of the generator."""
         trained = without(variables, self.model.buffers)
         judging = {name: leaf for name, leaf in trained.items() if not name.startswith(GENERATOR)}
         idle = {GENERATOR + name for name in self.gan.generator.idle}
         return judging, {name: leaf for name, leaf in trained.items() if name not in judging and name not in idle}
 
     def _data(self, batch: Batch, shared: Forest, noise: Tree) -> Batch:
-        """What counts as real, with weights that add up to 1."""
+        """The samples that count as real, with weights that add up to 1."""
         share = batch.weight / batch.weight.sum().clamp(min=1)
         if not self.replay:
             return batch._replace(weight=share)
@@ -174,7 +179,7 @@ class AdversarialSGD(TaskSGD):
     def _judgement(
         self, variables: Tree, data: Batch, made: Tensor, classes: Tensor, real: int
     ) -> tuple[Tensor, tuple[Tree, Tensor]]:
-        """The discriminator's loss; and its buffers, and the cross-entropy of the ``real`` first rows of ``data``."""
+        """The discriminator's loss, its next buffers, and the cross-entropy of the first ``real`` rows of ``data``."""
         outputs, buffers = self.gan.classifier.apply(without_gan(variables), torch.cat([data.x, made]), True)
         sources, rows = self.gan.sources(variables, outputs.features), len(data.y)
         surprise = surprises(outputs.logits, torch.cat([data.y, classes]))
@@ -187,21 +192,21 @@ class AdversarialSGD(TaskSGD):
 
 
 def drawn_classes(seen: Tensor, noise: Tensor) -> Tensor:
-    """Classes ``[batch]``, each of those seen as likely as another, by the largest of noise ``[batch, classes]``."""
+    """Classes ``[batch]``, drawn evenly among those seen: the class with the largest of noise ``[batch, classes]``."""
     return torch.where(seen > 0, noise, -torch.inf).argmax(-1)
 
 
 def surprises(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy in nats row by row."""
+    """The cross-entropy of each row in nats, ``[batch]``."""
     true = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
     return -torch.where(true, logits.log_softmax(-1), 0).sum(-1)
 
 
 def without_gan(variables: Tree) -> Tree:
-    """The classifier's variables."""
+    """The variables of the classifier alone."""
     return {name: leaf for name, leaf in variables.items() if not name.startswith(GAN)}
 
 
 def generator_of(variables: Tree) -> Tree:
-    """The generator's variables, by its own names for them."""
+    """The generator's variables, under the names that the generator itself gives them."""
     return {name.removeprefix(GENERATOR): leaf for name, leaf in variables.items() if name.startswith(GENERATOR)}

@@ -1,6 +1,8 @@
-"""FedLwF-2T: two teachers, the device's own past model and the global model, take the place of old samples.
+"""FedLwF-2T: devices learn from two teachers, their own past model and the global model, in place of old samples.
 
-Usmanova et al., 2021. A baseline that MFCL (Babakniya et al., 2023, section 5) names and compares with.
+Usmanova, Portet, Lalanda and Vega, "A Distillation-Based Approach Integrating Continual Learning and Federated Learning
+for Pervasive Services", 2021. It is a baseline of MFCL (Babakniya et al., 2023, section 5). The loss is that of
+``TwoTeachers``.
 """
 
 from __future__ import annotations
@@ -11,12 +13,7 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from fedemu.algorithms.incremental.remembering import (
-    RememberingFedAvg,
-    RememberingState,
-    TaskSGD,
-    classifier_of,
-)
+from fedemu.algorithms.incremental.remembering import RememberingFedAvg, RememberingState, TaskSGD, classifier_of
 from fedemu.algorithms.interface import Batch, Context, Facts, Forest, Model, Outcome, Script, Tree
 from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.training.class_losses import distillation_among
@@ -29,9 +26,10 @@ from fedemu.protocol.errors import ConfigurationError
 
 @dataclass(frozen=True, eq=False)
 class PastKeepingSGD(TaskSGD):
-    """Local training at a device that keeps its latest model, and its last one of an earlier task.
+    """Local training at a device that keeps two models: its latest one, and its last one of an earlier task.
 
-    ``own`` has ``last/NAME`` with its ``task``, and ``past/NAME``, which is one if ``known`` is 1.
+    The own state holds the latest model as ``last/NAME`` with its ``task``, and the earlier one as ``past/NAME``. There
+    is an earlier one only if ``known`` is 1.
     """
 
     def initial_own(self, shared: Forest) -> Tree:
@@ -55,7 +53,7 @@ class PastKeepingSGD(TaskSGD):
 
 
 def past_model(shared: Forest, own: Tree, facts: Facts) -> tuple[Tree, Tensor]:
-    """A device's last model of an earlier task, and 1 if it has one; if not, the global model and 0."""
+    """A device's last model of an earlier task and the number 1; the global model and 0 if it has no such model."""
     forest = unflatten({name: leaf for name, leaf in own.items() if "/" in name})
     newer = ~facts.first_visit & (own["task"] < facts.task)
     known = newer | (own["known"] > 0)
@@ -68,9 +66,10 @@ def past_model(shared: Forest, own: Tree, facts: Facts) -> tuple[Tree, Tensor]:
 
 @dataclass(frozen=True)
 class TwoTeachers:
-    """``alpha · CE + beta · KD(past model) + (1 - alpha - beta) · KD(global model)``, each teacher on what it has seen.
+    """The loss ``alpha · CE + beta · KD(past model) + (1 - alpha - beta) · KD(global model)``.
 
-    A device that has no past model gives its share to cross-entropy. ``metrics`` holds the cross-entropy as ``loss``.
+    Each teacher is asked about the classes that it has seen. If a device has no past model, ``beta`` goes to
+    cross-entropy. ``metrics`` holds the cross-entropy as ``loss``. Usmanova et al., 2021.
     """
 
     model: Model
@@ -95,7 +94,7 @@ class TwoTeachers:
 
 
 class TwoTeacherFedAvg(RememberingFedAvg):
-    """Devices remember; nothing more is sent than by federated averaging."""
+    """Federated averaging whose devices remember by themselves: the coordinator keeps nothing of earlier tasks."""
 
     def remember(self, state: RememberingState, context: Context) -> Script[Forest]:
         yield from ()
@@ -108,16 +107,16 @@ def fedlwf_2t(
     beta: NonNegativeFloat = 0.33,
     temperature: PositiveFloat = 2.0,
 ) -> TwoTeacherFedAvg:
-    """FedLwF-2T (Usmanova et al., 2021): from the second task on, two teachers beside the labels.
+    """FedLwF-2T (Usmanova et al., 2021): from the second task on, devices learn from labels and from two teachers.
 
-    They are the device's own model at the end of its last visit in an earlier task, which it keeps, and the global
-    model as it was sent. Defaults are those of FedCIL's comparison. ConfigurationError where the teachers' shares,
-    ``beta`` and what is left of 1, are less than nothing.
+    One teacher is the device's own model at the end of its last visit in an earlier task, which the device keeps. The
+    other is the global model that it was sent. Defaults are those of FedCIL's comparison. Raises ConfigurationError if
+    ``alpha + beta`` is above 1, or if the stream has no tasks.
     """
     if alpha + beta > 1:
         raise ConfigurationError(
-            f"algorithm.options.alpha + beta = {alpha + beta:g} leaves less than nothing for the teacher at the "
-            "coordinator; set them to 1 or less together"
+            f"algorithm.options.alpha + beta = {alpha + beta:g} leaves less than nothing for the global model; "
+            "set them so that their sum is 1 or less"
         )
     classifier = classifier_of(ingredients, "fedlwf_2t")
     first = ingredients.training(PastKeepingSGD)

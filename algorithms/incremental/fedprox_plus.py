@@ -1,6 +1,7 @@
-"""FedProx⁺: local models are held near the global model of the previous task, without samples of old classes.
+"""FedProx⁺: a proximal term holds local models near the global model of the previous task, without old samples.
 
-A baseline that MFCL (Babakniya et al., 2023, section 5) names and compares with.
+It is a baseline of MFCL (Babakniya et al., 2023, section 5), which describes it in one sentence. The term is that of
+FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", 2020, equation 2) with another reference.
 """
 
 from __future__ import annotations
@@ -9,11 +10,7 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from fedemu.algorithms.incremental.remembering import (
-    RememberingFedAvg,
-    TaskSGD,
-    classifier_of,
-)
+from fedemu.algorithms.incremental.remembering import RememberingFedAvg, TaskSGD, classifier_of
 from fedemu.algorithms.interface import Model
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.training.ingredients import Ingredients
@@ -23,7 +20,10 @@ from fedemu.algorithms.trees import without
 
 
 def anchored(coefficient: float, classifier: Growing) -> Term:
-    """``coefficient / 2 · ‖w - w_previous‖²`` over the trained variables, less the rows of classes new to the task."""
+    """The term ``coefficient / 2 · ‖w - w_previous‖²`` over the trained variables.
+
+    The rows of classes that the previous model had not seen are left out.
+    """
     rows = {classifier.head.weight, classifier.head.bias}
 
     def term(model: Model, at: Pass) -> Tensor:
@@ -41,9 +41,10 @@ def anchored(coefficient: float, classifier: Growing) -> Term:
 
 
 def fedprox_plus(ingredients: Ingredients, mu: NonNegativeFloat = 1.0) -> RememberingFedAvg:
-    """FedProx⁺: from the second task on, local models are held near the global model at the end of the last task.
+    """FedProx⁺ (Babakniya et al., 2023, section 5), with the proximal term from the second task on.
 
-    ``mu`` is the coefficient, which is unpublished; 1 as in FedProx.
+    ``mu`` is the coefficient of the term. Its value is not published; the default is that of FedProx here. Raises
+    ConfigurationError if the stream has no tasks.
     """
     classifier = classifier_of(ingredients, "fedprox_plus")
     later = ingredients.training(TaskSGD, anchored(mu, classifier))

@@ -1,22 +1,24 @@
 """MFCL (Babakniya et al., "A Data-Free Approach to Mitigate Catastrophic Forgetting in Federated Class Incremental
 Learning for Vision Tasks", NeurIPS 2023): a generator remembers the classes of earlier tasks.
 
-Algorithm 1. In the first task devices minimise cross-entropy. When another task begins, the coordinator trains a
-generator against the global model, without data (``generator.py``), starting from the generator before it; then
-devices learn the new classes beside synthetic samples of the old ones (``mfcl_local.py``). The model at the end of the
-last task and the generator travel once per task and machine; a device keeps nothing.
+This is algorithm 1. In the first task devices minimise cross-entropy. When another task begins, the coordinator trains
+a generator against the global model, without data, and starts from the generator of the task before (equations 1 to 5,
+``generator/training.py`` and ``generator/losses.py``). Then devices learn the new classes together with synthetic
+samples of the old ones (equations 6 to 9, ``mfcl_local.py``). The model at the end of the last task and the generator
+are sent once per task and machine. A device keeps nothing.
 
-The generator's statistics are those of batch normalisation, or running statistics that devices report of the layers of
-models without it. Defaults are the paper's: weights 1, 75 and 0.001, 5,000 iterations, 32 synthetic samples a step.
+The generator is trained on the statistics of batch normalisation. For models without it, devices report running
+statistics of their layers. Defaults are the paper's: weights 1, 75 and 0.001, 5,000 iterations, 32 synthetic samples a
+step.
 
-Where the authors' code departs from the text:
+The authors' code differs from the text in these points:
 
-- the generator's losses and their targets, as ``generator.py`` says;
-- feature distillation is divided by the number of old classes (``distillation_scale = "mean"``; equation 8 sums:
-  ``"sum"``). ``fine_tuning`` 1 and ``distillation`` 0.1 are the code's, the paper has no figures;
-- models are averaged evenly (``weights = "even"``); Algorithm 1 says FedAvg;
-- the pass for fine-tuning goes through the model once more, so that running statistics move twice a step. Here they
-  move once.
+- The generator's losses and their targets; see ``generator/training.py``.
+- The code divides feature distillation by the number of old classes (``distillation_scale = "mean"``). Equation 8 is a
+  sum (``"sum"``). The defaults ``fine_tuning`` 1 and ``distillation`` 0.1 are the code's; the paper does not give them.
+- The code averages models evenly (``weights = "even"``). Algorithm 1 says FedAvg.
+- In the code the pass for fine-tuning goes through the model once more, so that running statistics move twice a step.
+  Here they move once.
 """
 
 from __future__ import annotations
@@ -44,21 +46,21 @@ from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
 
 JUDGED: Final = "judged"
-"""The key of what is kept, and not sent, of how good a generator came out."""
+"""The key of the judgement of a generator. It is kept, but not sent to devices."""
 GeneratorBatch = Annotated[int, Field(ge=2)]
-"""A batch of one has no variance to normalise by."""
+"""The size of a generator's batch. It is at least 2, because a batch of one has no variance to normalise by."""
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Temperature = Annotated[float, Field(ge=1e-6, le=1e9)]
 MOST_BYTES: Final = 2**32
-"""Of the synthetic samples that are made at once."""
+"""The size in bytes of the synthetic samples that are made at once, at most."""
 
 
 class MFCL(RememberingFedAvg):
-    """The rounds of a method that rehearses from a generator.
+    """The rounds of a method that rehearses from a generator (MFCL, algorithm 1).
 
-    With ``samples`` above 0 devices are sent so many synthetic samples of each class instead of the generator, made
-    once when a task begins (appendix D). Where they do not ``recall`` the previous model, they are told only which
-    classes it had seen.
+    If ``samples`` is above 0, devices are sent that number of synthetic samples of each class and not the generator;
+    the samples are made once when a task begins (appendix D). With ``recall`` devices are sent the previous model;
+    without it they are sent only which classes that model has seen.
     """
 
     def __init__(
@@ -99,7 +101,10 @@ class MFCL(RememberingFedAvg):
         return sent if self._recall else {**sent, "previous": {SEEN: kept["previous"][SEEN]}}
 
     def pictures(self, state: RememberingState, samples: int, seed: int) -> Tree:
-        """Of the classes of earlier tasks; with ``targets = "model"`` of what the previous model takes them for."""
+        """Pictures of the classes of earlier tasks, ``samples`` of each class.
+
+        With ``targets = "model"`` their labels are what the previous model takes them for.
+        """
         if not state.kept:
             return {}
         generator, previous = state.kept["generator"], state.kept["previous"]
@@ -107,7 +112,7 @@ class MFCL(RememberingFedAvg):
         return synthetic(self._training, generator, self.classifier, previous, samples, draws, AT_ONCE)
 
     def remarks(self, state: RememberingState) -> Mapping[str, Any]:
-        """Of the generator that the round rehearsed from: ``judgement`` of it; nothing in the first task."""
+        """The judgement of the generator that the round rehearsed from; nothing in the first task."""
         judged = state.kept.get(JUDGED)
         return {"generator": {name: float(value) for name, value in judged.items()}} if judged else {}
 
@@ -133,10 +138,12 @@ def mfcl(
     weights: Weights = "examples",
     device: Literal["auto", "cpu"] = "auto",
 ) -> MFCL:
-    """MFCL. Of table 5, a weight of 0 leaves out its loss, and ``split = false`` lets all classes compete.
+    """MFCL (Babakniya et al., 2023, algorithm 1).
 
-    ``noise`` 0 is the size that the generator was published with; ``device`` is where it is trained. ConfigurationError
-    where there are no tasks, no generator for the images, no statistics of the model, or too little noise.
+    A weight of 0 leaves out its loss, and ``split = false`` lets all classes compete in the loss of new classes: these
+    are the variants of table 5. ``noise`` 0 is the size with which the generator was published. ``device`` is where the
+    generator is trained. Raises ConfigurationError if the stream has no tasks, if there is no generator for images of
+    this size, if the model has no statistics, or if the noise has fewer values than there are classes.
     """
     settings = GeneratorSettings(
         diversity,
@@ -174,7 +181,10 @@ def fedavg_gen(
     samples: NonNegativeInt = 0,
     device: Literal["auto", "cpu"] = "auto",
 ) -> MFCL:
-    """FedAvg + Gen of table 5: MFCL's generator, whose samples devices use like real ones and without further terms."""
+    """FedAvg + Gen (MFCL, table 5): MFCL's generator, whose samples devices use like real ones, without further terms.
+
+    Options and errors are those of ``mfcl``.
+    """
     settings = GeneratorSettings(
         diversity,
         batch_statistics,
@@ -206,7 +216,10 @@ def _rehearsing(
     loss: Callable[[Model, Growing], LossFunction],
     taught: bool,
 ) -> MFCL:
-    """MFCL's rounds around a loss of the watched model and the classifier; ``taught``: it asks the previous model."""
+    """MFCL's rounds with the local loss that ``loss`` makes from the watched model and the classifier.
+
+    ``taught`` says whether that loss asks the previous model.
+    """
     classifier = classifier_of(ingredients, method)
     ingredients.require_cross_entropy(method)
     generator = generator_for(ingredients.input_shape, noise)
@@ -219,7 +232,7 @@ def _rehearsing(
     if made > MOST_BYTES:
         raise ConfigurationError(
             f"algorithm.options.samples = {samples} of each class come to {made / 2**30:.1f} GiB, and more than "
-            f"{MOST_BYTES / 2**30:.0f} GiB are not made at once; ask for fewer, or for the generator (samples = 0)"
+            f"{MOST_BYTES / 2**30:.0f} GiB are never made at once; set a lower number, or 0 to send the generator"
         )
     model: Model = classifier
     observed = classifier

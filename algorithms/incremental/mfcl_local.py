@@ -1,7 +1,7 @@
-"""What devices do in MFCL (Babakniya et al., 2023, section 3.2): rehearse while they learn new classes.
+"""MFCL at the devices (Babakniya et al., 2023, section 3.2, equations 6 to 9): they rehearse while they learn.
 
-Every batch of real samples is joined by synthetic ones of earlier classes. The paper draws as many of them as a batch
-has real ones.
+Every batch of real samples gets synthetic samples of earlier classes at its end. The paper draws as many of them as a
+batch has real samples.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedemu.algorithms.training.local_sgd import Training
 from fedemu.algorithms.training.objective import Loss, cross_entropy
 
 NOISE = "synthetic"
-"""The name of the noise that synthetic samples are made of, or drawn by."""
+"""The name of the noise from which synthetic samples are made, or by which stored ones are drawn."""
 
 Synthetic = Callable[[Forest, Tensor], tuple[Tensor, Tensor]]
 """(shared, noise) -> ``x [batch, ...]``, ``y [batch]``; pure, and usable under ``vmap``."""
@@ -33,8 +33,8 @@ Synthetic = Callable[[Forest, Tensor], tuple[Tensor, Tensor]]
 class RehearsingSGD(TaskSGD):
     """Local training on batches to which ``synthetic`` adds ``synthetic_batch`` rows at the end.
 
-    ``noise`` is that of ``synthetic``, under the name ``NOISE``. ``kind`` is that of the network that takes most of the
-    time: a generator's, where samples are made in each step.
+    ``noise`` holds the noise for ``synthetic``, under the name ``NOISE``. ``kind`` is the kind of the network that
+    takes most of the time: the generator's, if samples are made in each step.
     """
 
     synthetic: Synthetic
@@ -43,7 +43,10 @@ class RehearsingSGD(TaskSGD):
 
     @property
     def passes(self) -> float:
-        """A synthetic sample counts like a real one; forward passes alone are not counted."""
+        """How often an example is processed. A synthetic sample counts like a real one.
+
+        Forward passes without a backward pass are not counted.
+        """
         return self.epochs * (1 + self.synthetic_batch / self.batch_size)
 
     def step(
@@ -51,7 +54,7 @@ class RehearsingSGD(TaskSGD):
     ) -> tuple[Training, Tree]:
         x, y = self.synthetic(shared, noise[NOISE])
         weight = torch.ones_like(y, dtype=batch.weight.dtype)
-        # A device without real samples in this step takes no step, and neither do its synthetic ones.
+        # Without real samples in this step a device takes no step: its synthetic samples have the weight 0.
         weight = weight * (batch.weight.sum() > 0)
         joined = Batch(torch.cat([batch.x, x]), torch.cat([batch.y, y]), torch.cat([batch.weight, weight]))
         return super().step(carry, joined, shared, own, facts, noise)
@@ -59,15 +62,18 @@ class RehearsingSGD(TaskSGD):
 
 @dataclass(frozen=True)
 class StableLoss:
-    """Equation 9 over joined batches, whose last ``synthetic_batch`` rows are synthetic:
+    """The loss of MFCL at devices (equation 9), over batches whose last ``synthetic_batch`` rows are synthetic.
 
-    - cross-entropy of real samples among the classes of the current task, or with ``split`` false among all seen;
-    - ``fine_tuning`` times the cross-entropy of all samples among all classes seen, for the classifier alone (features
-      are constants);
-    - ``distillation`` times the feature distillation of all samples from ``shared["previous"]`` in evaluation mode,
-      with ``distillation_scale = "mean"`` divided by the number of its classes.
+    It is the sum of three losses:
 
-    A weight of 0 leaves a loss out. ``metrics`` holds the first as ``loss``.
+    - the cross-entropy of the real samples among the classes of the current task (equation 6), or among all classes
+      seen if ``split`` is false;
+    - ``fine_tuning`` times the cross-entropy of all samples among all classes seen (equation 7), for the last layer
+      alone: the features are constants;
+    - ``distillation`` times the feature distillation of all samples from ``shared["previous"]`` in evaluation mode
+      (equation 8), divided by the number of that model's classes if ``distillation_scale`` is ``mean``.
+
+    A weight of 0 leaves a loss out. ``metrics`` holds the first loss as ``loss``.
     """
 
     model: Model
@@ -97,16 +103,16 @@ class StableLoss:
 
     def _drift(self, features: Tensor, batch: Batch, previous: Tree) -> Tensor:
         before, _ = self.classifier.apply(previous, batch.x, False)
-        # Rows of zeros in place of those that the previous model had not learnt.
+        # Classes that the previous model had not learnt get rows of zeros.
         head = previous[self.classifier.head.weight] * previous[SEEN][:, None]
         drift = feature_distillation(features, before.features, head, batch.weight)
         return drift / previous[SEEN].sum() if self.distillation_scale == "mean" else drift
 
 
 def generated(generator: Generator, classifier: Growing, targets: Targets) -> Synthetic:
-    """Fresh images of ``shared["generator"]``, one for each row of noise ``[batch, generator.noise]``.
+    """Synthetic samples that ``shared["generator"]`` makes, one for each row of noise ``[batch, generator.noise]``.
 
-    Their classes are those that the noise stands for, or what the previous model says.
+    Their classes are those that the noise stands for (``targets`` is ``noise``), or what ``shared["previous"]`` says.
     """
 
     def synthetic(shared: Forest, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +127,7 @@ def generated(generator: Generator, classifier: Growing, targets: Targets) -> Sy
 
 
 def stored(shared: Forest, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of ``shared["synthetic"]``, each drawn with the same probability by one value of noise ``[batch]``."""
+    """Samples out of ``shared["synthetic"]``. Each value of noise ``[batch]`` draws one; all are equally likely."""
     x, y = shared["synthetic"]["x"], shared["synthetic"]["y"]
     rows = (torch.special.ndtr(noise) * len(y)).long().clamp(max=len(y) - 1)
     return x.index_select(0, rows), y.index_select(0, rows)

@@ -1,8 +1,8 @@
-"""Federated averaging over tasks that bring classes, by methods that remember: what a finished task leaves is kept.
+"""Federated averaging over tasks that bring classes, for methods that keep something of each task that is over.
 
-While the first task lasts, devices run the program ``train``. From the second on they run ``rehearse``, with what the
-method keeps of the tasks before: the global model at the end of the last one (``previous``), and what is made of it at
-the coordinator. Kept trees stay as they are while a task lasts, so a machine gets them once.
+During the first task devices run the program ``train``. From the second task on they run ``rehearse``, which also gets
+what the method keeps of earlier tasks: the global model at the end of the last task (``previous``), and what the
+coordinator makes from it. Kept trees do not change during a task, so each machine gets them once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedemu.protocol.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class RememberingState:
-    """All variables that devices train, what is kept of earlier tasks by key, and the task of the last round."""
+    """All variables that devices train, the trees that are kept of earlier tasks, and the task of the last round."""
 
     variables: Tree
     kept: Forest = field(default_factory=dict)
@@ -41,14 +41,20 @@ class RememberingState:
 
 @dataclass(frozen=True, eq=False)
 class TaskSGD(LocalSGD):
-    """Local training of a model that may be ``Watched``: running statistics are reported, but are no part of it."""
+    """Local training of a model that may be ``Watched``.
+
+    Devices report the running statistics of such a model, but these are no part of the trained model.
+    """
 
     def local_model(self, shared: Forest, payload: Forest) -> Tree:
         return unwatched(super().local_model(shared, payload))
 
 
 class RememberingFedAvg:
-    """One ask a round, and between two tasks what ``remember`` does; ``average`` is the reducer of the deltas."""
+    """Federated averaging with one ask a round. Between two tasks ``remember`` makes what is kept.
+
+    ``first`` is the program of the first task, ``later`` that of all others. ``average`` reduces the devices' deltas.
+    """
 
     def __init__(self, first: LocalSGD, later: LocalSGD, classifier: Growing, average: Reducer = weighted_mean) -> None:
         self.programs: Mapping[str, LocalProgram | Query] = {"train": first, "rehearse": later}
@@ -70,20 +76,21 @@ class RememberingFedAvg:
 
     @property
     def reduce(self) -> Mapping[str, Reducer]:
+        """The reducer of each key of the payload."""
         return {"delta": self._average}
 
     def merged(self, state: RememberingState, reply: Reply, context: Context) -> Script[Tree]:
-        """Part of a round: the next variables, from what the devices replied."""
+        """A part of the round: the next variables, from the devices' reply."""
         yield from ()
         return add(state.variables, reply.values["delta"])
 
     def remember(self, state: RememberingState, context: Context) -> Script[Forest]:
-        """Part of a round: what is kept of the tasks up to ``state.task``, before ``context.task`` begins."""
+        """A part of the round before ``context.task`` begins: what is kept of the tasks up to ``state.task``."""
         yield from ()
         return {"previous": unwatched(state.variables)}
 
     def shared(self, kept: Forest) -> Forest:
-        """What devices are sent of it, beside the model."""
+        """The part of what is kept that devices are sent, beside the model."""
         return kept
 
     def variables(self, state: RememberingState) -> Tree:
@@ -91,7 +98,10 @@ class RememberingFedAvg:
 
 
 def classifier_of(ingredients: Ingredients, method: str) -> Growing:
-    """ConfigurationError where the experiment's stream brings no classes task by task, or classes have no samples."""
+    """The experiment's growing classifier.
+
+    Raises ConfigurationError if the stream does not bring classes task by task, or if the data have no classes.
+    """
     ingredients.require_classes(method)
     if not isinstance(ingredients.model, Growing):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Any method on a class-incremental stream: when a task begins, the global model gets the rows of its classes."""
+"""Any method on a class-incremental stream: when a task begins, the classifier gets rows for the task's classes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class NewClassCrossEntropy:
-    """Cross-entropy of the current task's samples among its classes only, as a criterion (MFCL, equation 6).
+    """The cross-entropy of the current task's samples among the task's classes only, as a criterion.
 
-    Samples of other classes, such as replayed ones, count for nothing.
+    Samples of other classes, such as replayed ones, are left out. MFCL (Babakniya et al., 2023), equation 6.
     """
 
     model: Growing
@@ -45,14 +45,18 @@ class NewClassCrossEntropy:
 
 @dataclass(frozen=True)
 class TaskState(Generic[S]):
-    """The method's own state, and the task of the last round."""
+    """The state of the inner method, and the task of the last round."""
 
     inner: S
     task: int
 
 
 class TaskByTask(Generic[S]):
-    """``inner``, whose state is a dataclass with the global model as ``variables``, in the same rounds."""
+    """The method ``inner`` with a model that grows: its rounds stay as they are.
+
+    The state of ``inner`` must be a dataclass with the global model in the field ``variables``. ``init`` raises
+    ConfigurationError if it is not.
+    """
 
     def __init__(self, inner: Algorithm[S], model: Growing) -> None:
         self._inner, self._model = inner, model
@@ -62,8 +66,8 @@ class TaskByTask(Generic[S]):
         inner = self._inner.init(variables, context)
         if not (dataclasses.is_dataclass(type(inner)) and hasattr(inner, "variables")):
             raise ConfigurationError(
-                f"a class-incremental stream adds classes to the field 'variables' of a method's state, which "
-                f"{type(inner).__name__} lacks; let the state be a dataclass with the global model under that name"
+                f"a class-incremental stream adds classes to the field 'variables' of a method's state, but the state "
+                f"{type(inner).__name__} has no such field; make it a dataclass with the global model under that name"
             )
         return TaskState(inner, 0)
 
@@ -78,16 +82,19 @@ class TaskByTask(Generic[S]):
         return self._inner.variables(state.inner)
 
     def remarks(self, state: TaskState[S]) -> Mapping[str, Any]:
-        """Those of ``inner``."""
+        """The remarks of ``inner``; none if it makes none."""
         return self._inner.remarks(state.inner) if isinstance(self._inner, Remarking) else {}
 
     def pictures(self, state: TaskState[S], samples: int, seed: int) -> Tree:
-        """Those of ``inner``."""
+        """The pictures of ``inner``; none if it makes none."""
         return self._inner.pictures(state.inner, samples, seed) if isinstance(self._inner, Picturing) else {}
 
 
 def with_tasks(algorithm: Algorithm[Any], model: Model) -> Algorithm[Any]:
-    """The method, whose model grows task by task where ``model`` does and the method does not see to it by itself."""
+    """The method, with a model that grows task by task if ``model`` does.
+
+    A method that lets its model grow by itself is returned as it is, and so is any method if ``model`` does not grow.
+    """
     if not isinstance(model, Growing) or isinstance(algorithm, RememberingFedAvg):
         return algorithm
     return TaskByTask(algorithm, model)

@@ -1,4 +1,4 @@
-"""What a trained generator makes: samples of the classes seen, for rehearsal or to look at, and how good they are."""
+"""The samples that a trained generator makes, for rehearsal or for pictures, and a judgement of them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def synthetic(
     draws: np.random.Generator,
     at_once: int = 0,
 ) -> Tree:
-    """``x [samples · classes seen, ...]`` and ``y``, as many of each class where noise tells the class.
+    """Synthetic samples ``x [samples · classes seen, ...]`` and their classes ``y``.
 
-    Where it does not, ``y`` is what the classifier with these ``variables`` says. They are made ``at_once``, 0 being
-    all.
+    If the noise tells the class, there are ``samples`` of each class. If it does not, ``y`` is what the classifier with
+    these ``variables`` says. ``at_once`` samples are made at a time, or all if it is 0.
     """
     seen = variables[SEEN] > 0
     count = samples * int(seen.sum())
@@ -40,10 +40,10 @@ def synthetic(
 
 
 def judgement(training: GeneratorTraining, generator: Tree, classifier: Tree, draws: np.random.Generator) -> Tree:
-    """One batch of the generator, as devices get it, before the ``classifier`` that it was trained against.
+    """How good a generator is: measures of one batch of its images, by the ``classifier`` it was trained against.
 
-    Scalars: each of ``training.losses``, and ``recognised``, the share of the images that the classifier puts into the
-    class that they are to show; that is left out where noise tells no class.
+    The measures are scalars: each of ``training.losses``, and ``recognised``, the share of the images that the
+    classifier puts into the class that they are to show. Without a class from the noise there is no ``recognised``.
     """
     size = (training.settings.batch_size, training.generator.noise)
     z = torch.from_numpy(draws.standard_normal(size, "float32"))
@@ -58,7 +58,10 @@ def judgement(training: GeneratorTraining, generator: Tree, classifier: Tree, dr
 
 
 def even(z: Tensor, seen: Tensor, classifier: Growing) -> Tensor:
-    """Noise whose rows stand for the classes seen, in turn: two values of a row change places where need be."""
+    """Noise whose rows stand for the classes seen, in turn.
+
+    If a row of ``z`` stands for another class, two of its values change places.
+    """
     position = torch.from_numpy(classifier.tasks.position)
     rows = torch.arange(len(z))
     wanted = position[seen.nonzero()[:, 0]][rows % int(seen.sum())]

@@ -1,25 +1,25 @@
-"""Training a generator without data at the coordinator, by what a frozen classifier makes of its images.
+"""The training of a generator without data, at the coordinator: a frozen classifier judges its images.
 
-MFCL (Babakniya et al., 2023), section 3.1: the generator minimises equation 5,
+The generator minimises equation 5 of MFCL (Babakniya et al., 2023, section 3.1),
 
-    CE + diversity · L_div + batch_statistics · L_BN + image_prior · L_pr
+    CE + diversity · L_div + batch_statistics · L_BN + image_prior · L_pr,
 
 by Adam, against the global model in evaluation mode. Weights, noise and iterations are those of table 8.
 
-Where the authors' code departs from the text, both readings are offered:
+The authors' code differs from the text in three points. Both ways are offered:
 
-- ``targets``: the class that an image ought to show is the largest of the noise's first q values (``noise``, equation
-  1), or whatever the classifier says (``model``, the code), in which case noise does not tell the class.
-- ``temperature`` divides the logits in cross-entropy: 1 in the text, 1000 in the code.
-- ``entropy``: L_div is divided by the number of classes q (``classes``, equation 2) or by its logarithm (``logarithm``,
-  the code, which also adds 1 to it).
+- ``targets``: the class that an image is to show is the largest of the noise's first q values (``noise``, equation 1),
+  or what the classifier says (``model``, the code). With ``model`` the noise does not tell the class.
+- ``temperature`` divides the logits in cross-entropy. It is 1 in the text and 1000 in the code.
+- ``entropy``: L_div is divided by the number of classes q (``classes``, equation 2) or by its logarithm
+  (``logarithm``, the code, which also adds 1 to it).
 
-The defaults are the text's. With them MFCL did better on the digits in five tasks: average incremental accuracy 0.88
-over two seeds, against 0.70 with targets by the model and 0.77 with temperature 1000; ``entropy`` made no difference
-(``docs/results.md``).
+The defaults are the text's. With them MFCL did better on the digits in five tasks: the average incremental accuracy
+over two seeds is 0.88. With targets by the model it is 0.70, and with temperature 1000 it is 0.77; ``entropy`` made no
+difference (``docs/results.md``).
 
-The code takes 100 iterations, noise of 1000 values and ``batch_statistics`` 50 by default. Batches of 128, a learning
-rate of 0.001 and Adam's usual decays are its, as the paper is silent on them.
+The code takes 100 iterations, noise of 1000 values and ``batch_statistics`` 50 by default. The paper does not give the
+size of a batch, the learning rate and Adam's decays: 128, 0.001 and the usual decays are the code's.
 """
 
 from __future__ import annotations
@@ -44,25 +44,13 @@ from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.models.image_generator import Generator
 from fedemu.algorithms.models.layer_statistics import running_statistics, unwatched
 from fedemu.algorithms.training.adam import Adam
-from fedemu.algorithms.training.class_losses import feature_distillation, new_class_cross_entropy
 from fedemu.algorithms.trees import flatten, map_leaves, unflatten, without
 from fedemu.protocol import seeds
 
-__all__ = [
-    "GeneratorSettings",
-    "GeneratorTraining",
-    "batch_statistics_loss",
-    "feature_distillation",
-    "image_prior_loss",
-    "information_entropy_loss",
-    "intended_classes",
-    "new_class_cross_entropy",
-]
-
 STRIDE: Final = 20
-"""Iterations of a job's step: what it costs to carry weights from step to step is a small part of so many."""
+"""The number of iterations in one step of the job. They take far longer than to carry the weights to the next step."""
 CHECKPOINT_EVERY: Final = 10
-"""Steps between two checkpoints of a job."""
+"""The number of steps between two checkpoints of the job."""
 
 Targets = Literal["noise", "model"]
 Entropy = Literal["classes", "logarithm"]
@@ -70,9 +58,10 @@ Entropy = Literal["classes", "logarithm"]
 
 @dataclass(frozen=True)
 class GeneratorSettings:
-    """How a generator is trained; the first three are weights of its losses, and 0 leaves one out.
+    """How a generator is trained.
 
-    ``device`` is where: ``auto`` takes the coordinator's GPU if it has one.
+    The first three fields are the weights of its losses; a weight of 0 leaves a loss out. ``device`` is where it is
+    trained: ``auto`` takes the coordinator's GPU if there is one.
     """
 
     diversity: float = 1.0
@@ -89,22 +78,28 @@ class GeneratorSettings:
 
 @dataclass(frozen=True, eq=False)
 class GeneratorTraining:
-    """``classifier`` is observed where ``settings.batch_statistics`` is not 0; it knows the classes it has seen."""
+    """Trains a generator against a classifier.
+
+    If ``settings.batch_statistics`` is not 0, ``classifier`` must be one that reports statistics of its layers.
+    """
 
     generator: Generator
     classifier: Growing
     settings: GeneratorSettings
 
     def train(self, classifier: Tree, start: Tree, context: Context) -> Script[Tree]:
-        """Part of a round: the generator's variables after training against the variables ``classifier``.
+        """A part of the round: the generator's variables after training against the variables ``classifier``.
 
-        ``start`` are those to begin from, empty for new ones.
+        The training begins with the variables ``start``, or with new ones if ``start`` is empty.
         """
         carry: Tree = yield self.job(classifier, start, context)
         return unflatten(carry)["generator"]
 
     def job(self, classifier: Tree, start: Tree, context: Context) -> ServerJob:
-        """``ServerJob`` of ``STRIDE`` iterations a step; noise is a function of (seed, round, iteration)."""
+        """The training as a server job, with ``STRIDE`` iterations a step.
+
+        The noise is a function of (seed, round, iteration).
+        """
         optimiser, buffers = Adam(), self.generator.model.buffers
 
         def init() -> Tree:
@@ -132,7 +127,7 @@ class GeneratorTraining:
         return ServerJob("generator", init, step, steps, CHECKPOINT_EVERY)
 
     def losses(self, images: Tensor, z: Tensor, classifier: Tree) -> Mapping[str, Tensor]:
-        """Each loss with its weight, by name: ``cross_entropy`` and those that ``settings`` weigh above 0."""
+        """The weighted losses by name: ``cross_entropy``, and each loss whose weight in ``settings`` is not 0."""
         settings = self.settings
         outputs = self.judged(images, classifier)
         seen = classifier[SEEN] > 0
@@ -149,7 +144,10 @@ class GeneratorTraining:
         return values
 
     def judged(self, images: Tensor, classifier: Tree) -> Outputs:
-        """What the classifier makes of images, in evaluation; its variables may come with statistics of layers."""
+        """The outputs of the classifier for images, in evaluation mode.
+
+        Running statistics of layers among the variables ``classifier`` are left out.
+        """
         outputs, _ = self.classifier.apply(unwatched(classifier), images, False)
         return outputs
 
@@ -161,9 +159,9 @@ class GeneratorTraining:
         return functional.cross_entropy(outputs.logits / self.settings.temperature, targets)
 
     def _gradients(self, variables: Tree, classifier: Tree, z: Tensor) -> tuple[Tree, Tree]:
-        """By the generator's trained variables; and its buffers after the forward pass."""
+        """The gradients by the generator's trained variables, and its buffers after the forward pass."""
         model = self.generator.model
-        # Not torch.func.grad, whose first use imports a compiler: a second in the process of every job.
+        # torch.func.grad is not used: its first call imports a compiler, which takes a second in every job.
         trained = map_leaves(lambda leaf: leaf.detach().requires_grad_(), without(variables, model.buffers))
         made, buffers = model.apply({**variables, **trained}, z, True)
         loss = torch.stack(list(self.losses(made.logits, z, classifier).values())).sum()
@@ -175,21 +173,25 @@ class GeneratorTraining:
         return torch.from_numpy(draws.standard_normal((self.settings.batch_size, self.generator.noise), "float32"))
 
     def _device(self) -> torch.device:
-        """Asked for in the job's own process, as the coordinator must not wake the GPU before it forks."""
+        """The device to train on.
+
+        The job's own process asks for it, because the coordinator must not use the GPU before it forks.
+        """
         return torch.device("cuda" if self.settings.device == "auto" and torch.cuda.is_available() else "cpu")
 
 
 def intended_classes(classifier: Growing, seen: Tensor, z: Tensor) -> Tensor:
-    """The classes ``[batch]`` that noise ``z [batch, noise]`` stands for: the largest value of those seen (equation 1).
+    """The classes ``[batch]`` that noise ``z [batch, noise]`` stands for (MFCL, equation 1).
 
-    A class's value is at its position in the order in which classes come. ``seen [classes]`` bool.
+    It is the class with the largest value among the classes ``seen [classes]`` (bool). The value of a class is at its
+    position in the order in which classes come.
     """
     position = torch.from_numpy(classifier.tasks.position).to(z.device)
     return torch.where(seen, z.index_select(1, position), -torch.inf).argmax(-1)
 
 
 def _same_every_time() -> AbstractContextManager[Any]:
-    """A GPU's convolutions by algorithms that add up in the same order every time."""
+    """A context in which the convolutions of a GPU add up in the same order every time."""
     flags: AbstractContextManager[Any] = torch.backends.cudnn.flags(
         enabled=True, benchmark=False, deterministic=True, allow_tf32=False
     )

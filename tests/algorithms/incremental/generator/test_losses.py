@@ -66,7 +66,7 @@ def test_statistics_of_nothing_are_refused() -> None:
     layer = (doubles([0.0]), doubles([1.0]))
     with pytest.raises(ValueError, match="statistics of 0 layers"):
         batch_statistics_loss({}, {})
-    with pytest.raises(ValueError, match="statistics of 1 layers can't be compared with those of 2"):
+    with pytest.raises(ValueError, match="statistics of 1 layers cannot be compared with those of 2"):
         batch_statistics_loss([layer], [layer, layer])
 
 
