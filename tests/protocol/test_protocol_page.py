@@ -37,7 +37,7 @@ def has_default(field: FieldInfo) -> bool:
 
 
 def test_the_bytes_of_the_example_are_the_message_that_it_is_said_to_be() -> None:
-    [example] = re.findall(r"is this one frame:\n\n```\n(.*?)```", PAGE, re.DOTALL)
+    [example] = re.findall(r"is this one frame:\n\n```text\n(.*?)```", PAGE, re.DOTALL)
     words = [word for line in example.splitlines() for word in re.split(r"\s{3,}", line.strip())[0].split()]
     frame = bytes.fromhex("".join(words))
     assert UP.decode([frame]).message == m.Scheduled(ask="1.0.0", event="finish", at=12.5)
