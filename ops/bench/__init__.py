@@ -1,1 +1,1 @@
-"""Benchmarks: every figure beside its floor, the least that the same work can cost, measured in the same run."""
+"""Benchmarks. Every figure stands beside its floor, the least that the same work can cost, measured in the same run."""

@@ -1,7 +1,7 @@
-"""Which devices' updates a run accepts, round by round, so that the floor can do the very same ones.
+"""Finds the devices whose updates a run accepts, round by round, so that the floor can make the same updates.
 
-The run is played in one process over the in-memory transport, where the answers can be overheard; by the promise of
-determinism a run of real processes accepts the same, and ends with the digest that comes along.
+The run is played in one process over the in-memory transport, where the coordinator's answers can be overheard. Runs
+are deterministic. So a run of real processes accepts the same updates, and ends with the same model digest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from fedemu.protocol.transport.memory import MemoryNetwork
 
 
 class Overheard:
-    """A network in memory; ``accepted`` has the devices of every round, in the order in which they were told."""
+    """A network in memory that overhears the coordinator.
+
+    ``accepted`` holds, by round, the devices that were told that their updates are accepted, in this order.
+    """
 
     def __init__(self) -> None:
         self.accepted: dict[int, list[int]] = defaultdict(list)
@@ -93,7 +96,7 @@ class _OverheardRouter:
 
 
 async def overhear(overrides: Sequence[str]) -> tuple[dict[int, list[int]], str]:
-    """The devices accepted in every round of the preset ``digits``, and the digest of the final model."""
+    """The devices that are accepted in each round of the preset ``digits``, by round, and the model digest."""
     experiment, runtime = load_experiment("digits", list(overrides), {})
     network = Overheard()
     with tempfile.TemporaryDirectory(prefix="fedemu-bench-") as folder:

@@ -1,4 +1,4 @@
-"""Aggregation: the replies of a cohort folded into their mean, against a memory copy of the same bytes."""
+"""Aggregation: the replies of a cohort are folded into their mean. The floor is a memory copy of the same bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAYLOADS = 30
 
 
 class Case(NamedTuple):
-    """Replies with so many float32 ``parameters``, folded so many ``times`` for one sample."""
+    """Replies with a number of float32 ``parameters``. One sample folds them ``times`` times."""
 
     title: str
     parameters: int
@@ -23,12 +23,13 @@ class Case(NamedTuple):
 
 CASES = (
     Case("8.6 MB (CNN)", 2_156_490, 1, 0.3),
-    # Folding so little is mostly the calls, so nothing is promised for it.
+    # Most of the time of such small folds is that of calls, so no ratio is promised for them.
     Case("19 kB (MLP)", 4_810, 200, None),
 )
 
 
 def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
+    """GB/s of float32 input, for each of ``CASES``."""
     for case in CASES:
         name = f"{PAYLOADS} replies of {case.title}, weighted mean"
         tell(f"aggregation: {name}")

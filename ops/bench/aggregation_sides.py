@@ -1,4 +1,4 @@
-"""Both sides of the aggregation benchmark, on one thread each, over payloads spilled as the coordinator spills them."""
+"""Both sides of the aggregation benchmark, on one thread each. Payloads are spilled as the coordinator spills them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedemu.protocol.tensors import pack
 
 
 def reduction(folder: str, parameters: int, payloads: int, times: int) -> Callable[[], Sample]:
-    """``times`` weighted means of ``payloads`` replies; the work is GB of float32 input."""
+    """A measurement of ``times`` weighted means of ``payloads`` replies. Its work is GB of float32 input."""
     replies = _replies(folder, parameters, payloads)
     examples = list(range(1, payloads + 1))
 
@@ -28,7 +28,7 @@ def reduction(folder: str, parameters: int, payloads: int, times: int) -> Callab
 
 
 def copy(folder: str, parameters: int, payloads: int, times: int) -> Callable[[], Sample]:
-    """The same bytes from the same place into memory that is already there."""
+    """A measurement of ``times`` copies of the same bytes, from the same place, into memory that exists already."""
     arrays = [array for reply in _replies(folder, parameters, payloads) for array in reply.load().values()]
     targets = [np.zeros_like(array) for array in arrays]
 
@@ -40,7 +40,7 @@ def copy(folder: str, parameters: int, payloads: int, times: int) -> Callable[[]
 
 
 def _replies(folder: str, parameters: int, payloads: int) -> list[Payload]:
-    """Random tensors, most of the parameters in one, as in the model's first dense layer."""
+    """Replies of two random tensors each. One tensor holds most of the parameters, as a model's first dense layer."""
     torch.set_num_threads(1)
     random = np.random.default_rng(0)
     small = parameters // 10

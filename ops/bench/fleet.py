@@ -1,4 +1,4 @@
-"""The fleet: how fast it attaches, what a device process costs, how long a word to everybody takes."""
+"""The fleet: how fast it attaches, how fast all its devices answer a message, and how much memory a device takes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ ATTACH_SECONDS_FOR_300 = 3.0
 MEGABYTES_PER_DEVICE = 8.0
 _SWEEPS = 20
 _ROUND = 5
-"""Memory is looked at after this round of a real run."""
+"""Memory is measured after this round of a real run."""
 
 
 def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
+    """Seconds to attach, seconds for a message to all devices, and memory per device."""
     for devices in (300, 1000) if effort.large else (effort.count(300),):
         with tempfile.TemporaryDirectory(prefix="fedemu-bench-") as folder:
             yield from _membership(Path(folder), devices, effort, tell)
@@ -28,7 +29,10 @@ def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
 
 
 def _membership(folder: Path, devices: int, effort: Effort, tell: Tell) -> Iterator[Figure]:
-    """Both fleets are there at once while words are exchanged in turns; their attaching is one after the other."""
+    """Seconds to attach, and for a message to every device and its answer.
+
+    The fleets attach one after the other. Then both live at once, and exchange messages in turns.
+    """
     ours_attached: list[float] = []
     bare_attached: list[float] = []
     ours_swept: list[float] = []
@@ -39,16 +43,17 @@ def _membership(folder: Path, devices: int, effort: Effort, tell: Tell) -> Itera
             ours_attached.append(ours.attach().attach_seconds)
             ours.rest()
             bare_attached.append(bare.attach().attach_seconds)
-            tell(f"fleet: a word to {devices} devices, and back")
+            tell(f"fleet: a message to {devices} devices, and back")
             for _ in range(effort.count(_SWEEPS)):
                 ours_swept.append(_seconds(ours.sweep))
                 bare_swept.append(_seconds(bare.sweep))
     limit = ATTACH_SECONDS_FOR_300 if devices <= 300 else None
     yield cost("fleet", f"{devices} devices attach", "s", ours_attached, bare_attached, limit)
-    yield cost("fleet", f"a word to {devices} devices, and back", "s", ours_swept, bare_swept)
+    yield cost("fleet", f"a message to {devices} devices, and back", "s", ours_swept, bare_swept)
 
 
 def _memory(folder: Path, devices: int, tell: Tell) -> Iterator[Figure]:
+    """The private memory of the device processes of a real run, and that of bare children."""
     tell(f"fleet: private memory of {devices} device processes in a run")
     overrides = [f"fleet.devices={devices}", "rounds=100000", f"fleet.per_round={max(1, devices // 10)}"]
     with BareFleet(devices) as bare:

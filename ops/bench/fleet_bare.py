@@ -1,6 +1,6 @@
-"""The floor of the fleet: children forked from a process that has imported what devices need, each with one DEALER.
+"""The floor of the fleet: children that are forked from a process with the imports of a device, each with one DEALER.
 
-``python -m fedemu.ops.bench.fleet_bare ADDRESS COUNT`` forks when a line comes on its input, and ends with its input.
+``python -m fedemu.ops.bench.fleet_bare ADDRESS COUNT`` forks when it reads a line, and ends when its input ends.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import NoReturn
 
-# Imported for its weight in memory alone, as a device process has it.
+# Imported only for their weight in memory, because a device process has them too.
 import msgpack  # type: ignore[import-untyped]  # noqa: F401
 import numpy  # noqa: F401
 import pydantic  # noqa: F401
@@ -22,6 +22,7 @@ from fedemu.protocol.host.kernel import end_with_parent
 
 
 def main(address: str, count: int) -> None:
+    """Fork ``count`` children that connect to ``address``, and kill them at the end of the input."""
     gc.collect()
     gc.freeze()
     print("ready", flush=True)
@@ -51,7 +52,7 @@ def _live(address: str, number: int) -> NoReturn:
 
 
 async def _echo(address: str, number: int) -> None:
-    """Say who it is, then send back whatever comes."""
+    """Send the child's number, then send back every message."""
     socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.DEALER)
     socket.connect(address)
     socket.send(str(number).encode())

@@ -1,4 +1,4 @@
-"""Fleets to be measured: one of ours behind a ``FleetHost``, and a bare one behind a plain ROUTER."""
+"""The fleets that are measured: one of ours with a ``FleetHost``, and a bare one with a plain ROUTER."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _QUIET_SHARE = 0.1
 
 
 class OurFleet:
-    """``fedemu device`` as a child of this process. ``attach_seconds`` runs from the first fork to the last welcome."""
+    """``fedemu device`` as a child of this process.
+
+    ``attach_seconds`` is the time from the first fork to the last welcome. ``pids`` are the device processes.
+    """
 
     def __init__(self, folder: Path, devices: int) -> None:
         folder.mkdir(parents=True)
@@ -52,6 +55,7 @@ class OurFleet:
         self._runner.close()
 
     def attach(self) -> OurFleet:
+        """Start the fleet and wait for all its devices. Raises BenchmarkError if they take too long."""
         address = free_address()
         host = self._host = self._runner.run(self._open(address))
         log = self._folder / "terminal.log"
@@ -77,7 +81,7 @@ class OurFleet:
         return self
 
     def rest(self, seconds: float = 30.0) -> None:
-        """Until the trainers have imported what they need, so that they do not stand in anybody's way."""
+        """Wait until the trainers have imported what they need and use no more CPU time, but at most ``seconds``."""
         assert self._supervisor is not None
         trainers = [psutil.Process(pid) for pid in processes.descendants(self._supervisor.pid, "fedemu-trainer")]
         end = time.monotonic() + seconds
@@ -88,7 +92,7 @@ class OurFleet:
                 return
 
     def sweep(self) -> None:
-        """One message to every device, and its answer."""
+        """Send one message to every device, and wait for all answers."""
         assert self._host is not None
         self._runner.run(self._host.sweep(SWEEP_SECONDS))
 
@@ -99,7 +103,7 @@ class OurFleet:
         host.close()
 
     def _end(self, supervisor: subprocess.Popen[bytes]) -> None:
-        """Told to stop, it ends within seconds; meanwhile the host must go on answering."""
+        """Wait until the supervisor, which was told to stop, has ended. Meanwhile the host must go on answering."""
         end = time.monotonic() + 15.0
         while supervisor.poll() is None and time.monotonic() < end:
             self._runner.run(asyncio.sleep(0.02))
@@ -109,7 +113,10 @@ class OurFleet:
 
 
 class BareFleet:
-    """The same number of bare children. ``attach_seconds`` runs from the command to fork to the last hello."""
+    """The same number of bare children.
+
+    ``attach_seconds`` is the time from the command to fork to the last hello. ``pids`` are the children.
+    """
 
     def __init__(self, devices: int) -> None:
         self._devices = devices
@@ -138,6 +145,7 @@ class BareFleet:
         self._context.term()
 
     def attach(self) -> BareFleet:
+        """Fork the children and wait for all of them."""
         address = free_address()
         self._router.bind(address)
         self._parent = subprocess.Popen(
@@ -158,7 +166,7 @@ class BareFleet:
         return self
 
     def sweep(self) -> None:
-        """One message to every child, and back."""
+        """Send one message to every child, and wait for all answers."""
         for peer in self._peers:
             self._router.send_multipart([peer, b"x" * 32])
         for _ in self._peers:

@@ -1,7 +1,7 @@
-"""Measuring in pairs: ours, floor, floor, ours, ... so that what else the machine does strikes both alike.
+"""Measuring in pairs: ours, floor, floor, ours, and so on, so that other load of the machine affects both alike.
 
-A ratio is taken pair by pair and its median reported with the extremes; wall and CPU time are kept apart, because on a
-busy machine only the latter means much.
+A ratio is taken pair by pair, and its median is reported with the extremes. Wall time and CPU time are kept apart,
+because on a busy machine only CPU time means much.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 Tell = Callable[[str], None]
-"""Takes a line of progress for people."""
+"""A function that shows a line of progress to people."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured run: ``work`` units done in ``wall`` seconds, for ``cpu`` seconds of all processes together."""
+    """One measured run: ``work`` units in ``wall`` seconds of real time, and ``cpu`` seconds of all processes."""
 
     work: float
     wall: float
@@ -31,7 +31,11 @@ Pair = tuple[Sample, Sample]
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: ``scale`` times the work of one sample, and no more pairs of a figure after ``seconds``."""
+    """How much to measure.
+
+    One sample does ``scale`` times its usual work. A figure gets ``pairs`` pairs, and no new one after ``seconds`` of
+    real time. With ``large`` the fleets of 1,000 devices are measured too.
+    """
 
     pairs: int = 5
     scale: float = 1.0
@@ -39,12 +43,12 @@ class Effort:
     large: bool = False
 
     def count(self, whole: int, multiple: int = 1) -> int:
-        """``whole`` at this scale: a positive multiple of ``multiple``."""
+        """``whole`` at this scale, rounded to a multiple of ``multiple`` that is not 0."""
         return max(1, round(whole * self.scale / multiple)) * multiple
 
 
 QUICK = Effort(pairs=2, scale=0.1, seconds=8.0)
-"""Enough to see that everything works; too little to trust the figures."""
+"""This is enough to see that everything works, and too little to trust the figures."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,9 @@ class Spread:
 
 @dataclass(frozen=True)
 class Figure:
-    """What was measured, in ``unit``. ``ratio`` is ours over the floor by wall time, ``cpu_ratio`` that by CPU time.
+    """A measured figure, in ``unit``. ``ratio`` is ours over the floor by wall time, ``cpu_ratio`` that by CPU time.
 
-    ``reach`` is the ratio to be reached at least, ``limit`` the greatest value of ours that will do.
+    ``reach`` is the least ratio that is wanted, ``limit`` the greatest value of ours that is wanted.
     """
 
     subject: str
@@ -80,7 +84,7 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the figure is as good as it should be; None where nothing was promised."""
+        """Whether the figure is as good as wanted. None if nothing is wanted of it."""
         if self.limit is not None:
             return self.ours.median <= self.limit
         if self.reach is not None and self.ratio is not None:
@@ -93,7 +97,7 @@ class Figure:
 
 
 def paired(ours: Callable[[], Sample], floor: Callable[[], Sample], effort: Effort) -> list[Pair]:
-    """Run both once unmeasured, then in turns; at least two pairs even where time is short."""
+    """Run both once without measuring, then measure in turns: two pairs at least, even if they take too long."""
     ours(), floor()
     return list(_pairs(ours, floor, effort))
 
@@ -111,7 +115,7 @@ def _pairs(ours: Callable[[], Sample], floor: Callable[[], Sample], effort: Effo
 
 
 def rate(subject: str, name: str, unit: str, pairs: Sequence[Pair], reach: float | None = None) -> Figure:
-    """Work per second; a ratio above 1 means faster than the floor."""
+    """A figure of work per second. A ratio above 1 means that ours is faster than the floor."""
     return Figure(
         subject,
         name,
@@ -132,7 +136,7 @@ def cost(
     floor: Sequence[float] = (),
     limit: float | None = None,
 ) -> Figure:
-    """Something of which less is better; a ratio of 2 means twice the floor. Values beside each other are pairs."""
+    """A figure of which less is better. A ratio of 2 means twice the floor. ``ours[i]`` and ``floor[i]`` are a pair."""
     return Figure(
         subject,
         name,

@@ -1,6 +1,6 @@
-"""The floor of training: the loop that one writes in PyTorch without a framework, ``nn.Module`` and ``torch.optim``.
+"""The floor of training: the loop that people write in PyTorch without a framework, ``nn.Module`` and ``torch.optim``.
 
-One thread, the default memory layout, data decoded and normalised beforehand.
+It has one thread and the default memory layout. Its data are decoded and normalised beforehand.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ State = Mapping[str, Tensor]
 
 
 def perceptron(inputs: int, hidden: int, classes: int) -> nn.Module:
+    """A network with one hidden layer, as that of the preset ``digits``."""
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
@@ -35,6 +36,7 @@ def convolutional(classes: int) -> nn.Module:
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of all variables of a model, by name."""
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
@@ -48,7 +50,10 @@ def device_update(
     lr: float,
     order: np.random.Generator,
 ) -> dict[str, Tensor]:
-    """Train ``model`` on one device's samples, from ``start``; returns the change of every variable."""
+    """Train ``model`` from ``start`` on ``data``, a device's samples ``(x, y)``. Returns the change of each variable.
+
+    ``order`` draws the order of the samples in each epoch.
+    """
     x, y = data
     model.load_state_dict(start)
     optimiser = torch.optim.SGD(model.parameters(), lr=lr)
@@ -61,6 +66,7 @@ def device_update(
 
 
 def weighted_mean(updates: Sequence[State], weights: Sequence[int]) -> dict[str, Tensor]:
+    """The mean of ``updates``, each with its weight, by variable."""
     mean = {name: torch.zeros_like(value) for name, value in updates[0].items()}
     for update, weight in zip(updates, weights, strict=True):
         for name, value in update.items():

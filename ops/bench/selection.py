@@ -32,9 +32,9 @@ from fedemu.protocol import seeds
 DEVICES: Final = 100
 MANY_DEVICES: Final = 1000
 SHOWN: Final = (0, 1, 4, 16)
-"""Iterations of the coordination whose objective is shown."""
+"""The iterations of the coordination whose objective is shown."""
 FLEETS: Final = {"as in the paper": (0.0, 0.0), "shifted": (0.3, 0.7)}
-"""How far all devices' vectors together, and each device's by themselves, are moved away from a mean of zero."""
+"""How far the vectors are moved from a mean of zero: those of all devices together, and those of each device."""
 
 QUALITY: Final = (
     "The sum of the cosines of all pairs of kept vectors, divided by the least sum of all subsets: 1 is the best. The "

@@ -1,4 +1,4 @@
-"""Vectors that stand for gradients, and the best choice among them, found by trying all.
+"""Random vectors in place of gradients, and the best subset of them, found by trying all subsets.
 
 Good et al., "Coordinated Replay Sample Selection for Continual Federated Learning", appendix C.1.
 """
@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Size:
-    """Of one problem: ``budget`` of ``samples`` vectors with ``dimensions`` are kept. The paper's by default."""
+    """The size of a problem, by default the paper's: ``budget`` of ``samples`` vectors with ``dimensions`` are kept."""
 
     samples: int = 50
     budget: int = 5
@@ -26,10 +26,10 @@ class Size:
 
 
 def mixture(size: Size, generator: np.random.Generator) -> tuple[Floats, NDArray[np.int64]]:
-    """Vectors ``[samples, dimensions]`` of a Gaussian mixture as the paper's, and which centre each came from.
+    """Vectors ``[samples, dimensions]`` of a Gaussian mixture as the paper's, and the centre ``[samples]`` of each.
 
-    ``1 + Poisson(4)`` centres; weights by Dir(1); both the centres and the vectors are brought to mean 0 and standard
-    deviation 1 in each dimension. A single centre becomes 0.
+    There are ``1 + Poisson(4)`` centres with weights drawn from Dir(1). Both the centres and the vectors are brought to
+    mean 0 and standard deviation 1 in each dimension. A single centre becomes 0.
     """
     count = 1 + int(generator.poisson(4))
     centres = _standardised(generator.normal(size=(count, size.dimensions)))
@@ -45,22 +45,23 @@ def _standardised(rows: Floats) -> Floats:
 
 
 def cosines(vectors: Floats) -> Floats:
-    """``[samples, samples]``."""
+    """The cosine of each pair of vectors, ``[samples, samples]``."""
     rows = directions(vectors)
     return rows @ rows.T
 
 
 def candidates(vectors: Floats, origins: NDArray[np.int64], gram: Floats) -> Candidates:
-    """All of one period; the centres are their classes, the vectors their gradients and features."""
+    """Candidates of one period. Their classes are the centres, their gradients and features are the vectors."""
     fresh = np.ones(len(vectors), dtype=bool)
     return Candidates(fresh, len(vectors), labels=origins, gram=lambda: gram, features=lambda: vectors)
 
 
 def least_objective(gram: Floats, budget: int) -> float:
-    """The least sum of ``gram [n, n]`` over the pairs of ``budget`` samples, of all subsets; ``budget`` at least 3.
+    """The least sum of ``gram [n, n]`` over the pairs of ``budget`` samples, of all subsets. ``budget`` is at least 3.
 
-    A subset is its two last positions and a head before them. Heads that end at the same position share their pairs, so
-    that their sums form one table: 2.1 million subsets of 5 of 50 take some 50 operations.
+    A subset is split into its last two positions and the head before them. The heads that end at the same position can
+    be followed by the same pairs, so that their sums form one table. So 2.1 million subsets of 5 of 50 take about 50
+    operations. Raises ValueError for a smaller budget.
     """
     if budget < 3:
         raise ValueError(f"budget {budget}")
@@ -78,10 +79,10 @@ def least_objective(gram: Floats, budget: int) -> float:
 
 
 def fleet(devices: int, size: Size, common: float, own: float, generator: np.random.Generator) -> Floats:
-    """Directions ``[devices, samples, dimensions]`` of a mixture for each device, moved by two random vectors.
+    """Directions ``[devices, samples, dimensions]``: a mixture for each device, moved by two random vectors.
 
-    One vector, ``common`` times a standard normal one, moves all devices, another one, ``own`` times, each by itself.
-    Both are 0 in the paper; then every device's vectors add up to zero.
+    ``common`` times a standard normal vector moves the vectors of all devices. ``own`` times another one, drawn for
+    each device, moves those of the device. Both are 0 in the paper. Then the vectors of every device add up to zero.
     """
     shared = common * generator.normal(size=size.dimensions)
     return np.array(

@@ -1,4 +1,4 @@
-"""The whole system, ``fedemu run digits`` with real processes on the real wire, against a plain loop in one process."""
+"""The whole system: ``fedemu run digits`` with real processes. The floor is a plain loop in one process."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from fedemu.ops.bench.worker import BenchmarkError, Worker
 
 REACH = 1.0
 FIRST, LAST = 5, 40
-"""From the end of round FIRST to the end of round LAST: neither the start nor the report."""
+"""The run is measured from the end of round FIRST to the end of round LAST, without its start and its report."""
 _DEVICES = 300
 _MOST_PAIRS = 3
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """The devices whose updates were accepted, by round, and the final model's digest."""
+    """The devices whose updates were accepted, by round, and the model digest."""
 
     rounds: dict[int, list[int]]
     digest: str
 
 
 def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
+    """Accepted updates per second, and the CPU time per accepted update by kind of process."""
     devices, last = effort.count(_DEVICES, 10), max(FIRST + 3, effort.count(LAST))
     overrides = [f"fleet.devices={devices}", f"fleet.per_round={devices // 10}", f"rounds={last}"]
     tell("system: which updates are accepted")
@@ -55,14 +56,14 @@ def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
 
 
 def _shares(stretches: Sequence[Stretch]) -> Iterator[Figure]:
-    """What an accepted update costs, by the kind of process that pays."""
+    """The CPU time per accepted update, for each kind of process."""
     for kind in stretches[0].cpu_per_update:
         values = [1000 * stretch.cpu_per_update[kind] for stretch in stretches]
         yield cost("system", f"CPU per accepted update: {kind}", "ms", values)
 
 
 def overhear(overrides: Sequence[str]) -> Accepted:
-    """What ``accepted.py`` finds out, in a process of its own."""
+    """The updates that a run accepts, found by ``accepted.py`` in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "fedemu.ops.bench.accepted", *overrides],
         stdin=subprocess.DEVNULL,

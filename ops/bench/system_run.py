@@ -1,4 +1,4 @@
-"""One ``fedemu run digits`` under observation: how long its rounds took, and which processes paid for them."""
+"""One ``fedemu run digits`` under observation: how long its rounds took, and how much CPU time which processes used."""
 
 from __future__ import annotations
 
@@ -10,29 +10,33 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from fedemu.coordinator.record.row import read_rows
 from fedemu.ops.bench.processes import cpu_seconds
 from fedemu.ops.bench.worker import BenchmarkError
+from fedemu.ops.stress.fleet import finished_rounds
 
 RUN_SECONDS = 300.0
 _POLL_SECONDS = 0.02
 _KINDS = {
     "fedemu-coordina": "coordinator",
     "fedemu-devices": "supervisor",
-    # A dead process's time is its parent's, so these two can't be told apart.
+    # When a process ends, its parent gets its CPU time. So these two cannot be told apart.
     "fedemu-zygote": "device processes",
     "fedemu-device": "device processes",
     "fedemu-trainer": "trainers",
 }
-"""By process name, of which the kernel keeps 15 characters."""
+"""The kind of a process by its name, of which the kernel keeps 15 characters."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """``accepted`` updates in ``wall`` seconds; CPU seconds per accepted update by kind of process."""
+    """A part of a run: ``accepted`` updates in ``wall`` seconds, with the model digest of the whole run.
+
+    ``cpu_per_update`` are CPU seconds per accepted update, by the kind of process.
+    """
 
     accepted: int
     wall: float
@@ -41,9 +45,10 @@ class Stretch:
 
 
 def run_digits(directory: Path, overrides: Sequence[str], first: int, last: int) -> Stretch:
-    """Run to the end and look at the stretch from the end of round ``first`` to the end of round ``last``.
+    """Play a run and measure it from the end of round ``first`` to the end of round ``last``.
 
-    CPU time is read shortly before the last round, because at the end processes go away with theirs.
+    CPU time is read shortly before the last round, because processes that have ended can't be asked. Raises
+    BenchmarkError if the run fails or takes too long.
     """
     log = directory.with_suffix(".log")
     settings = [word for override in overrides for word in ("--set", override)]
@@ -67,19 +72,19 @@ def run_digits(directory: Path, overrides: Sequence[str], first: int, last: int)
             run.wait(30.0)
     if code:
         raise BenchmarkError(f"fedemu run ended with exit {code}: {log.read_text(errors='replace')[-500:]}")
-    rows = _rows(directory)
-    counted = sum(row["accepted"] for row in rows[rounds_before:rounds_after])
+    rows = read_rows(directory)
+    counted = sum(row.accepted or 0 for row in rows[rounds_before:rounds_after])
     return Stretch(
-        accepted=sum(row["accepted"] for row in rows[first:last]),
-        wall=rows[last - 1]["wall_time"] - rows[first - 1]["wall_time"],
+        accepted=sum(row.accepted or 0 for row in rows[first:last]),
+        wall=(rows[last - 1].wall_time or 0.0) - (rows[first - 1].wall_time or 0.0),
         cpu_per_update={kind: (after[kind] - before[kind]) / counted for kind in dict.fromkeys(_KINDS.values())},
         digest=str(json.loads((directory / "summary.json").read_text())["model_digest"]),
     )
 
 
 def _cpu_after(run: subprocess.Popen[bytes], directory: Path, round: int, end: float) -> tuple[int, dict[str, float]]:
-    """How many rounds are over, at least ``round``, and the CPU seconds that each kind of process has used so far."""
-    while (rounds := len(_rows(directory))) < round:
+    """Wait until ``round`` is over. Returns how many rounds are over then, and the CPU seconds of each kind so far."""
+    while (rounds := finished_rounds(directory)) < round:
         if run.poll() is not None or time.monotonic() > end:
             log = directory.with_suffix(".log").read_text(errors="replace")
             raise BenchmarkError(f"fedemu run never reached round {round}: {log[-500:]}")
@@ -92,11 +97,3 @@ def _cpu_after(run: subprocess.Popen[bytes], directory: Path, round: int, end: f
             continue
         used[_KINDS.get(name, name)] += seconds
     return rounds, used
-
-
-def _rows(directory: Path) -> list[dict[str, Any]]:
-    """The rounds that are over; a line that is being written is left out."""
-    path = directory / "metrics.jsonl"
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]

@@ -1,4 +1,4 @@
-"""The floor of the whole system: the accepted updates made, folded and evaluated in one process, and nothing else."""
+"""The floor of the whole system: one process that makes the accepted updates, folds them, and evaluates each round."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from fedemu.ops.experiment.sources import load_experiment
 
 
 def plain(cohorts: Sequence[Sequence[int]], overrides: Sequence[str]) -> Callable[[], Sample]:
-    """A round for each of ``cohorts``, on data and partition of the preset ``digits``; the work is device updates."""
+    """A measurement of one round for each of ``cohorts``, on the data and the partition of the preset ``digits``.
+
+    A cohort is a list of devices. The work is device updates.
+    """
     torch.set_num_threads(1)
     experiment, _ = load_experiment("digits", list(overrides), {})
     devices = experiment.fleet.devices

@@ -1,4 +1,4 @@
-"""Both sides of the training benchmark: the trainer as trainer processes have it, and the plain loop."""
+"""Both sides of the training benchmark: the trainer that trainer processes use, and the plain loop."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from fedemu.protocol.ids import digest_of
 
 PER_COHORT = 30
 CNN_SAMPLES = 100
-"""Per device of the CNN's work: two full batches."""
+"""The number of samples of a device of the CNN: two full batches."""
 
 
 @dataclass(frozen=True)
-class Task:
-    """What both sides train: cohorts of devices, each with its samples in ``corpus.train``."""
+class Workload:
+    """What both sides train: cohorts of devices. A device is the list of its samples in ``corpus.train``."""
 
     experiment: Experiment
     corpus: Corpus
     cohorts: list[list[NDArray[np.int64]]]
 
     def share(self, part: int, parts: int) -> list[list[NDArray[np.int64]]]:
-        """The part of every cohort that one of several processes gets."""
+        """The part of every cohort that process ``part`` of ``parts`` gets."""
         return [cohort[part::parts] for cohort in self.cohorts]
 
 
-def digits_task(cohorts: int) -> Task:
-    """The preset's 300 devices with their real partition, round and round in cohorts of 30."""
+def digits(cohorts: int) -> Workload:
+    """The 300 devices of the preset ``digits`` with their real partition, in cohorts of 30, again and again."""
     experiment, _ = load_experiment("digits", [], {})
     corpus = open_corpus(experiment)
     devices = experiment.fleet.devices
     partition = build_partition(corpus, experiment.data, devices=devices, seed=experiment.seed)
     members = [partition.device(device % devices)[0] for device in range(cohorts * PER_COHORT)]
-    return Task(experiment, corpus, [members[n : n + PER_COHORT] for n in range(0, len(members), PER_COHORT)])
+    return Workload(experiment, corpus, [members[n : n + PER_COHORT] for n in range(0, len(members), PER_COHORT)])
 
 
-def cifar_task(devices: int) -> Task:
-    """Devices with 100 random images of CIFAR's shape each, one epoch in batches of 50; pixels do not matter here."""
+def cifar(devices: int) -> Workload:
+    """Devices that train for one epoch in batches of 50, each on 100 random images of CIFAR's shape."""
     experiment, _ = load_experiment(
         "cifar10-cnn", ["local.epochs=1", "local.momentum=0", "local.weight_decay=0", "local.augment=[]"], {}
     )
@@ -64,15 +64,15 @@ def cifar_task(devices: int) -> Task:
     moments = np.full(3, 127.5), np.full(3, 73.9)
     corpus = Corpus("random", split, split, tuple("0123456789"), (3, 32, 32), *moments, digest_of(b"random"))
     indices = np.arange(samples).reshape(devices, CNN_SAMPLES)
-    return Task(experiment, corpus, [list(indices)])
+    return Workload(experiment, corpus, [list(indices)])
 
 
-TASKS: dict[str, Callable[[int], Task]] = {"digits": digits_task, "cifar": cifar_task}
+WORKLOADS: dict[str, Callable[[int], Workload]] = {"digits": digits, "cifar": cifar}
 
 
-def ours(task: str, size: int, part: int, parts: int) -> Callable[[], Sample]:
-    """Device updates by ``Trainer``, in groups as large as it likes them."""
-    work = TASKS[task](size)
+def ours(workload: str, size: int, part: int, parts: int) -> Callable[[], Sample]:
+    """A measurement of device updates by ``Trainer``, in groups of the size that it asks for."""
+    work = WORKLOADS[workload](size)
     model, algorithm = open_algorithm(work.experiment, work.corpus)
     trainer = Trainer(algorithm.programs, work.corpus, work.experiment.seed, device_type="cpu", kind=model.kind)
     shared = {"model": model.init(1)}
@@ -95,12 +95,12 @@ def ours(task: str, size: int, part: int, parts: int) -> Callable[[], Sample]:
     return _timed(train)
 
 
-def plain(task: str, size: int, part: int, parts: int) -> Callable[[], Sample]:
-    """The same updates by the plain loop."""
+def plain(workload: str, size: int, part: int, parts: int) -> Callable[[], Sample]:
+    """A measurement of the same number of updates by the plain loop."""
     torch.set_num_threads(1)
-    work = TASKS[task](size)
+    work = WORKLOADS[workload](size)
     local = work.experiment.local
-    model = perceptron(64, 64, 10) if task == "digits" else convolutional(10)
+    model = perceptron(64, 64, 10) if workload == "digits" else convolutional(10)
     start = snapshot(model)
     corpus = work.corpus
     cohorts = [[corpus.batch(corpus.train, indices) for indices in cohort] for cohort in work.share(part, parts)]

@@ -1,4 +1,4 @@
-"""The wire: messages between a ROUTER and a DEALER in two processes, against plain pyzmq with the same bytes."""
+"""The wire: messages between a ROUTER and a DEALER in two processes. The floor is plain pyzmq with the same bytes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ REACH = 0.5
 
 
 def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
+    """Messages or megabytes per second, for each of ``CASES``."""
     for name, case in CASES.items():
         tell(f"wire: {case.title}")
         count = effort.count(case.count, case.window // 4)
@@ -37,6 +38,6 @@ def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
 
 
 def _sample(workers: list[Worker]) -> Sample:
-    """The router's watch counts; both processes pay."""
+    """One sample of both ends: the time is that of the router's clock, the CPU time that of both processes."""
     router, dealer = together(workers)
     return Sample(router.work, router.wall, router.cpu + dealer.cpu)

@@ -1,7 +1,7 @@
-"""Both ends of the wire benchmark, by our transport and by plain pyzmq; each runs in a process of its own.
+"""Both ends of the wire benchmark, by our transport and by plain pyzmq. Each end runs in a process of its own.
 
-The receiver acknowledges every quarter of a window, and the sender keeps at most a window under way, so neither queues
-overflow nor does anyone wait for single messages.
+The receiver acknowledges every quarter of a window, and the sender has at most one window of messages under way. So no
+queue overflows, and no side waits for a single message.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 PATIENCE_SECONDS = 60.0
 ZERO_COPY = 64 * 1024
-"""pyzmq's own threshold between copying a frame and handing on its memory; the plain side observes it too."""
+"""pyzmq copies a frame of fewer bytes, and hands on the memory of a larger one. The plain side does the same."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """``count`` messages in one direction, ``window`` of them under way; ``megabytes`` where bytes are what counts.
+    """``count`` messages in one direction, of which at most ``window`` are under way.
 
-    ZeroMQ tells a sender only by the half queue (500 messages) what was read, so a window has to stay below that.
+    ``megabytes`` is the size of a message if bytes are counted, or None if messages are. A window has to stay below 500
+    messages, half a queue: ZeroMQ tells a sender of what was read in steps of that size.
     """
 
     title: str
@@ -85,7 +86,7 @@ CASES = {
 
 
 def ours(role: str, address: str, case: str, count: int) -> Callable[[], Sample]:
-    """One end over ``ZmqNetwork``, with messages encoded, decoded and validated one by one."""
+    """One end over ``ZmqNetwork``. Each message is encoded, decoded and validated."""
     end = _End(role, address, CASES[case], count)
     runner = asyncio.Runner()
     runner.run(end.open())
@@ -93,7 +94,7 @@ def ours(role: str, address: str, case: str, count: int) -> Callable[[], Sample]
 
 
 class _End:
-    """Counts what comes, acknowledges, and sends on as it is acknowledged."""
+    """One end: it counts and acknowledges what it receives, or sends whenever it gets an acknowledgement."""
 
     def __init__(self, role: str, address: str, case: Case, count: int) -> None:
         self._router = role == "router"
@@ -150,7 +151,7 @@ class _End:
                 self._finish()
 
     def _onward(self) -> None:
-        """An acknowledgement came; to a router the first one is only the peer's greeting."""
+        """Go on after an acknowledgement. The first one that a router gets is only the greeting of its peer."""
         if self._sent == 0:
             self._emit(4 * self._quarter)
             return
@@ -176,14 +177,14 @@ class _End:
 
 
 def plain(role: str, address: str, case: str, count: int) -> Callable[[], Sample]:
-    """One end over plain pyzmq in a loop that blocks, with the same frames encoded beforehand and never looked at."""
+    """One end over plain pyzmq, in a loop that blocks. The same frames are encoded beforehand and never decoded."""
     chosen = CASES[case]
     frames = encode(*chosen.make())
     router = role == "router"
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.ROUTER if router else zmq.DEALER)
     socket.setsockopt(zmq.RCVTIMEO, int(PATIENCE_SECONDS * 1000))
-    # A ROUTER whose queue is full drops what it is given; the window bounds the queue instead.
+    # A ROUTER whose queue is full drops messages. Here the window bounds the queue.
     socket.set_hwm(0)
     if router:
         socket.bind(address)

@@ -1,6 +1,6 @@
-"""Child processes that measure on request, so that each side has the environment and the imports that are its own.
+"""Child processes that measure on request, so that each side has its own environment and its own imports.
 
-A factory, named ``module:function``, is called with keyword arguments and returns what runs and measures once.
+A factory, named ``module:function``, is called with keyword arguments, and returns a function that measures once.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Measurement = Callable[[], Sample]
 
 
 class BenchmarkError(FedemuError):
-    """A benchmark could not be carried out."""
+    """A benchmark could not be measured."""
 
 
 class Worker:
-    """One measuring child. ``seconds`` bounds its start and every measurement."""
+    """A child process that measures. Its start and each measurement may take ``seconds`` at most."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class Worker:
         self.close()
 
     def ready(self) -> Worker:
-        """Wait until its factory has returned."""
+        """Wait until the child's factory has returned. Raises BenchmarkError if it fails or takes too long."""
         self._line()
         return self
 
     def request(self) -> None:
-        """Have it measure once; ``answer`` has the result."""
+        """Ask the child to measure once. ``answer`` returns the result."""
         assert self._child.stdin is not None
         try:
             self._child.stdin.write(b"measure\n")
@@ -71,14 +71,16 @@ class Worker:
             raise self._failure() from None
 
     def answer(self) -> Sample:
+        """The sample that was asked for. Raises BenchmarkError if the child fails or takes too long."""
         return Sample(**json.loads(self._line()))
 
     def measure(self) -> Sample:
+        """Ask the child to measure once, and wait for the sample."""
         self.request()
         return self.answer()
 
     def close(self) -> None:
-        """The end of its input ends it; what is still busy then is killed."""
+        """End the child by the end of its input. Kill it if it is still busy after two seconds."""
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         with suppress(BrokenPipeError):
@@ -110,14 +112,14 @@ class Worker:
 
 
 def together(workers: list[Worker]) -> list[Sample]:
-    """Measure in all workers at once."""
+    """Measure in all workers at the same time. Returns their samples."""
     for worker in workers:
         worker.request()
     return [worker.answer() for worker in workers]
 
 
 def at_once(workers: list[Worker]) -> Sample:
-    """The same as one sample: all their work, in the time of the slowest."""
+    """Measure in all workers at the same time. Returns one sample: all their work, in the time of the slowest."""
     samples = together(workers)
     return Sample(
         work=sum(sample.work for sample in samples),
@@ -127,7 +129,7 @@ def at_once(workers: list[Worker]) -> Sample:
 
 
 def _serve(factory: str, arguments: str) -> None:
-    # Whatever libraries print goes to stderr; the answers have a descriptor of their own.
+    # The prints of libraries go to stderr, and the answers have a descriptor of their own.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     module, _, name = factory.partition(":")

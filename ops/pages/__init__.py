@@ -1,1 +1,1 @@
-"""How pages and pictures look."""
+"""How pages and pictures look: templates, the parts of pages, and the style of figures."""

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fedemu.ops.pages.style import rendered
 
 Kind = Literal["words", "number", "code"]
-"""The kind of what a column holds. It is the CSS class of the column's cells."""
+"""What a column holds. The kind is also the CSS class of the column's cells."""
 
 
 @dataclass(frozen=True)

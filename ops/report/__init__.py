@@ -1,1 +1,1 @@
-"""One run as a page."""
+"""The page of one run: its figures, tables and plots."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.record.run import Line
 from fedemu.ops.figures import readable_bytes, span, time_unit
 from fedemu.ops.pages.parts import Table, numbers_by_name
 from fedemu.ops.report.periods import period_cards
@@ -16,16 +18,13 @@ _FACTS = ("seed", "model_digest", "wall_time", "virtual_time", "versions", "mach
 """The fields of the summary that the page shows as facts."""
 
 
-def cards(
-    rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], results: PeriodResults | None
-) -> list[tuple[str, str]]:
+def cards(rows: Sequence[Row], summary: Mapping[str, Any], results: PeriodResults | None) -> list[tuple[str, str]]:
     """Labels and figures of the whole run, with those of the periods first if the run has any."""
-    accuracies = [row["accuracy"] for row in rows if row.get("accuracy") is not None]
-    last = rows[-1] if rows else {}
-    virtual = float(last.get("virtual_time") or 0.0)
+    accuracies = [row.accuracy for row in rows if row.accuracy is not None]
+    virtual = (rows[-1].virtual_time or 0.0) if rows else 0.0
     divisor, unit = time_unit(virtual)
-    accepted = sum(int(row.get("accepted") or 0) for row in rows)
-    seconds = sum(float(row.get("round_seconds") or 0.0) for row in rows)
+    accepted = sum(row.accepted or 0 for row in rows)
+    seconds = sum(row.round_seconds or 0.0 for row in rows)
     return [
         *(period_cards(results) if results else []),
         ("final accuracy", f"{accuracies[-1]:.1%}" if accuracies else "–"),
@@ -35,23 +34,20 @@ def cards(
         ("device updates accepted", f"{accepted:,}"),
         ("updates per second", _rate(accepted / seconds) if seconds else "–"),
         ("time of the experiment", f"{virtual / divisor:.1f} {unit}"),
-        ("bytes down, emulated", readable_bytes(sum(float(row.get("bytes_down") or 0) for row in rows))),
-        ("bytes up, emulated", readable_bytes(sum(float(row.get("bytes_up") or 0) for row in rows))),
+        ("bytes down, emulated", readable_bytes(sum(row.bytes_down or 0 for row in rows))),
+        ("bytes up, emulated", readable_bytes(sum(row.bytes_up or 0 for row in rows))),
     ]
 
 
-def outcomes_table(rows: Iterable[Mapping[str, Any]]) -> Table:
+def outcomes_table(rows: Sequence[Row]) -> Table:
     """How many devices ended in each outcome, over all rounds, and their share of all selected devices."""
-    totals = dict.fromkeys(OUTCOMES, 0)
-    for row in rows:
-        for outcome in OUTCOMES:
-            totals[outcome] += int(row.get(outcome) or 0)
+    totals = {outcome: sum(row.outcomes[outcome] for row in rows) for outcome in OUTCOMES}
     selected = sum(totals.values())
     lines = [(name, f"{count:,}", f"{count / selected:.1%}" if selected else "–") for name, count in totals.items()]
     return numbers_by_name(("outcome", "devices", "share"), lines)
 
 
-def events_table(events: Iterable[Mapping[str, Any]]) -> Table:
+def events_table(events: Sequence[Line]) -> Table:
     """How often each event occurred, the most frequent first."""
     counts = Counter(str(event.get("event", "?")) for event in events)
     return numbers_by_name(("event", "count"), [(name, f"{count:,}") for name, count in counts.most_common()])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -10,6 +10,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.record.run import Line
 from fedemu.ops.pages.parts import Table, numbers_by_name
 from fedemu.ops.report.plots.generated import samples_of_task
 
@@ -29,12 +31,12 @@ def generated_plots(pages: Pages) -> dict[str, Callable[[Pages], Figure | None]]
     return {f"generated-{tasks[place]}": partial(_of_task, tasks[place]) for place in chosen}
 
 
-def generator_table(rows: Iterable[Mapping[str, Any]]) -> Table | None:
+def generator_table(rows: Sequence[Row]) -> Table | None:
     """A line for each task whose rows have remarks of a generator. None if no row has any."""
     told: dict[int, Mapping[str, Any]] = {}
     for row in rows:
-        if said := (row.get("remarks") or {}).get("generator"):
-            told.setdefault(int(row.get("task") or 0), said)
+        if said := row.remarks.get("generator"):
+            told.setdefault(row.task or 0, said)
     if not told:
         return None
     names = list(dict.fromkeys(name for said in told.values() for name in said))
@@ -42,7 +44,7 @@ def generator_table(rows: Iterable[Mapping[str, Any]]) -> Table | None:
     return numbers_by_name(("task", *(name.replace("_", " ") for name in names)), lines)
 
 
-def missing_pictures(events: Sequence[Mapping[str, Any]]) -> list[str]:
+def missing_pictures(events: Sequence[Line]) -> list[str]:
     """A sentence for each task whose pictures could not be kept."""
     failures = (event for event in events if event.get("event") == "pictures_failed")
     return [f"There are no pictures of task {failure.get('task')}: {failure.get('detail')}" for failure in failures]

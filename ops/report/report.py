@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fedemu.coordinator.record.run import Run, read_generated, read_run
 from fedemu.ops.pages.page import render
@@ -28,14 +27,14 @@ def write_report(directory: Path) -> Path:
     read, and FedemuError if the disk does not take the page.
     """
     run, pages = read_run(directory), read_generated(directory)
-    rows, results = _of_rounds(run.rows), period_results(run)
+    results = period_results(run)
     folder = directory / "plots"
     folder.mkdir(exist_ok=True)
     plots = {
         "Periods": draw_all(PERIOD_PLOTS, results, folder) if results else [],
-        "Replay": draw_all(REPLAY_PLOTS, rows, folder),
-        "Plots": draw_all(PLOTS, rows, folder),
-        "Diagnosed rounds": draw_all(DIAGNOSIS_PLOTS, _of_rounds(run.diagnosis), folder),
+        "Replay": draw_all(REPLAY_PLOTS, run.rows, folder),
+        "Plots": draw_all(PLOTS, run.rows, folder),
+        "Diagnosed rounds": draw_all(DIAGNOSIS_PLOTS, run.diagnosis, folder),
     }
     generated = {
         "generated": draw_all(generated_plots(pages), pages, folder),
@@ -66,8 +65,3 @@ def _context(
         "facts": facts_table(summary),
         "configuration": run.config,
     }
-
-
-def _of_rounds(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The rows that tell their round. No other row can be drawn."""
-    return [row for row in rows if row.get("round") is not None]

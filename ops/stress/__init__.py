@@ -1,1 +1,1 @@
-"""Named scenarios that try to break a real fleet, and the invariants that must hold all the same."""
+"""Named scenarios that try to break a real fleet, and the invariants that must hold nevertheless."""

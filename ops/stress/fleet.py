@@ -1,4 +1,4 @@
-"""A real fleet under observation: starts coordinator and supervisors as processes, finds and ends what it started."""
+"""A real fleet under observation: it starts a coordinator and supervisors as processes, finds them and ends them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from typing import Any
 
 import psutil
 
+from fedemu.coordinator.record.json_lines import read_lines
+from fedemu.coordinator.record.row import Row, read_rows
+
 POLL_SECONDS = 0.02
 
 
 class FleetTimeout(Exception):
-    """A condition did not come true in time; the text says which."""
+    """A condition did not become true in time. The text says which condition."""
 
 
 class LiveFleet:
     """One run directory with a coordinator and one or more supervisors that belong to this object.
 
-    Everything that it starts is ended by ``close``; ``leftovers`` then names what survived.
+    ``close`` ends everything that it started. ``leftovers`` then names the processes that still live.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class LiveFleet:
 
     def start_coordinator(self, *options: str) -> psutil.Popen:
         """Start a coordinator, or resume it if the run directory exists already."""
-        # Nobody reads a report of these runs, and drawing one takes two seconds.
+        # Nobody reads a report of these runs, and to draw one takes two seconds.
         arguments = ["coordinator", "--bind", self.address, "--set", "runtime.report=false", *options]
         if (self.run_directory / "config.toml").exists():
             arguments += ["--resume", str(self.run_directory)]
@@ -57,7 +60,10 @@ class LiveFleet:
         return self.coordinator
 
     def start_devices(self, count: int, *options: str, state: str = "0") -> psutil.Popen:
-        """Start a supervisor for ``count`` devices; the same ``state`` stands for the same machine come back."""
+        """Start a supervisor for ``count`` devices.
+
+        A second supervisor with the same ``state`` is the same machine, started again.
+        """
         supervisor = self._spawn(
             f"device-{state}",
             ["device", "--n", str(count), "--connect", self.address, "--state", str(self._state / state), *options],
@@ -78,29 +84,28 @@ class LiveFleet:
         self._seen[process.pid] = process
         return process
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The metrics rows written so far; a line that is being written is left out."""
-        return self._lines("metrics.jsonl")
+    def rounds(self) -> int:
+        """How many rounds are over."""
+        return finished_rounds(self.run_directory)
+
+    def rows(self) -> tuple[Row, ...]:
+        """The rows of the rounds that are over."""
+        return read_rows(self.run_directory)
 
     def events(self) -> list[dict[str, Any]]:
-        """The events told so far."""
-        return self._lines("events.jsonl")
-
-    def _lines(self, name: str) -> list[dict[str, Any]]:
-        path = self.run_directory / name
-        if not path.exists():
-            return []
-        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        """The events that the coordinator has written so far."""
+        return read_lines(self.run_directory / "events.jsonl")
 
     def summary(self) -> dict[str, Any]:
+        """The summary of the run, which has to be over."""
         return dict(json.loads((self.run_directory / "summary.json").read_text()))
 
     def setting(self, section: str, key: str) -> Any:
-        """A setting of the run as its frozen configuration has it."""
+        """A setting from the frozen configuration of the run."""
         return tomllib.loads((self.run_directory / "config.toml").read_text())[section][key]
 
     def processes(self, kind: str) -> list[psutil.Process]:
-        """Living processes of the supervisors of one kind: ``device``, ``trainer``, ``zygote``."""
+        """The living processes of one kind: ``device``, ``trainer`` or ``zygote``."""
         found = []
         for process in self._descendants():
             try:
@@ -121,7 +126,10 @@ class LiveFleet:
                 yield process
 
     def wait_until(self, condition: Callable[[], bool], what: str, seconds: float) -> None:
-        """Poll a condition; raises FleetTimeout naming it, with the end of the terminal output."""
+        """Wait until ``condition`` is true.
+
+        Raises FleetTimeout after ``seconds``, with ``what`` as its name and the end of the terminal output.
+        """
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
@@ -129,10 +137,11 @@ class LiveFleet:
             time.sleep(POLL_SECONDS)
 
     def wait_for_round(self, round: int, seconds: float = 120.0) -> None:
-        self.wait_until(lambda: len(self.rows()) >= round, f"round {round}", seconds)
+        """Wait until a round is over. Raises FleetTimeout after ``seconds``."""
+        self.wait_until(lambda: self.rounds() >= round, f"round {round}", seconds)
 
     def wait_for_end(self, seconds: float = 300.0) -> int:
-        """The coordinator's exit code."""
+        """Wait until the coordinator ends, and return its exit code. Raises FleetTimeout after ``seconds``."""
         assert self.coordinator is not None, "start the coordinator first"
         try:
             return int(self.coordinator.wait(seconds))
@@ -140,11 +149,11 @@ class LiveFleet:
             raise FleetTimeout(f"the coordinator did not end within {seconds:.0f} s\n{self.tail()}") from error
 
     def pause(self, seconds: float) -> None:
-        """Let the fleet go on for a moment, so that what follows strikes at an arbitrary instant."""
+        """Let the fleet go on for some seconds, so that the next disturbance comes at an arbitrary instant."""
         time.sleep(seconds)
 
     def signal(self, process: psutil.Process, number: int) -> None:
-        """Signal a process of this fleet, if it still lives."""
+        """Send a signal to a process of this fleet, if it still lives."""
         with suppress(psutil.NoSuchProcess):
             process.send_signal(number)
 
@@ -157,7 +166,7 @@ class LiveFleet:
         return "\n".join(parts)
 
     def close(self, seconds: float = 15.0) -> None:
-        """End everything: first kindly, then for certain."""
+        """End all processes: first by SIGTERM, then by SIGKILL. Each of the two gets ``seconds``."""
         list(self._descendants())
         roots = [process for process in [self.coordinator, *self.supervisors] if process is not None]
         for sign in (signal.SIGTERM, signal.SIGKILL):
@@ -167,7 +176,7 @@ class LiveFleet:
             psutil.wait_procs(alive, timeout=seconds)
 
     def leftovers(self, seconds: float = 5.0) -> list[str]:
-        """Processes that this fleet had started and that still live after ``close``."""
+        """The processes of this fleet that still live ``seconds`` after ``close``, each with its id and name."""
         _, alive = psutil.wait_procs(list(self._seen.values()), timeout=seconds)
         described = []
         for process in alive:
@@ -179,11 +188,17 @@ class LiveFleet:
         return described
 
 
+def finished_rounds(run_directory: Path) -> int:
+    """How many rounds of a run are over. This is cheap enough to be asked again and again."""
+    path = run_directory / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 @contextmanager
 def live_fleet(
     directory: Path, *, address: str, overrides: Sequence[str] = (), experiment: str = "digits"
 ) -> Iterator[LiveFleet]:
-    """A LiveFleet that is closed at the end, whatever happens."""
+    """A LiveFleet that is closed at the end of the block, also after an error."""
     fleet = LiveFleet(directory, address=address, overrides=overrides, experiment=experiment)
     try:
         yield fleet

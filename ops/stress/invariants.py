@@ -1,41 +1,39 @@
-"""What must hold of every run, however it was disturbed; a check returns its complaints, none if it holds."""
+"""What must hold of every run, whatever disturbed it. A check returns complaints, or an empty list if it passes."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from fedemu.protocol.messages import OUTCOMES
-
-Row = Mapping[str, Any]
+from fedemu.coordinator.record.row import Row
 
 
 def outcomes_add_up(rows: Sequence[Row]) -> list[str]:
-    """Every selected device ends in exactly one outcome, and every round is there once, in order."""
+    """Check that every selected device has exactly one outcome, and that every round is there once and in order."""
     complaints = []
-    if [row["round"] for row in rows] != list(range(1, len(rows) + 1)):
-        complaints.append(f"the rounds are {[row['round'] for row in rows]}, not 1 to {len(rows)} in order")
+    rounds = [row.round for row in rows]
+    if rounds != list(range(1, len(rows) + 1)):
+        complaints.append(f"the rounds are {rounds}, not 1 to {len(rows)} in order")
     for row in rows:
-        outcomes = sum(row[outcome] for outcome in OUTCOMES)
-        if outcomes != row["selected"]:
-            complaints.append(f"round {row['round']}: {row['selected']} devices selected but {outcomes} outcomes")
+        outcomes = sum(row.outcomes.values())
+        if outcomes != row.selected:
+            complaints.append(f"round {row.round}: {row.selected} devices selected but {outcomes} outcomes")
     return complaints
 
 
 def nothing_counted_twice(rows: Sequence[Row], per_round: int) -> list[str]:
-    """No round accepts more replies than were wanted over its attempts."""
+    """Check that no round accepts more replies than its attempts wanted, ``per_round`` each."""
     return [
-        f"round {row['round']}: {row['accepted']} replies accepted in {row['attempts']} attempts of {per_round}"
+        f"round {row.round}: {row.accepted} replies accepted in {row.attempts} attempts of {per_round}"
         for row in rows
-        if row["accepted"] > per_round * row["attempts"]
+        if row.outcomes["accepted"] > per_round * (row.attempts or 0)
     ]
 
 
 def clock_goes_forward(rows: Sequence[Row]) -> list[str]:
-    """The experiment's clock never goes back."""
-    times = [row["virtual_time"] for row in rows]
+    """Check that the experiment's clock never goes back."""
+    times = [row.virtual_time or 0.0 for row in rows]
     return [
         f"the clock went back from {before:.3f} to {after:.3f}"
         for before, after in itertools.pairwise(times)
@@ -52,7 +50,7 @@ class Usage:
     descriptors: list[int] = field(default_factory=list)
 
     def grows(self, *, slack_bytes: int = 48 * 2**20, slack_descriptors: int = 64) -> list[str]:
-        """Compares the last quarter of the samples with the second one; fewer than 16 say nothing."""
+        """Check that the last quarter of the samples is not above the second one. Fewer than 16 samples always pass."""
         if len(self.resident) < 16:
             return []
         complaints = []

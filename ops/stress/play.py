@@ -1,4 +1,4 @@
-"""Plays a scenario against a real fleet and holds the invariants against what happened."""
+"""Plays a scenario with a real fleet, and checks the invariants on what happened."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from fedemu.coordinator.record.row import Row
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, live_fleet
 from fedemu.ops.stress.invariants import Usage, clock_goes_forward, nothing_counted_twice, outcomes_add_up
 from fedemu.ops.stress.scenarios import Scale, Scenario
@@ -22,7 +23,7 @@ SAMPLE_SECONDS = 0.25
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a scenario; no complaints mean that it passed."""
+    """The result of a scenario. It passed if there are no complaints. ``facts`` are sums over the rows."""
 
     name: str
     what: str
@@ -38,7 +39,7 @@ class Verdict:
 
 
 SETTLED_ROUNDS = 3
-"""A process is watched once so many rounds have passed since it was first seen: by then everything is loaded."""
+"""The rounds between the first sight of a process and its first sample. After them it has loaded everything."""
 
 
 class _Watch(threading.Thread):
@@ -53,7 +54,7 @@ class _Watch(threading.Thread):
 
     def run(self) -> None:
         while not self._done.wait(SAMPLE_SECONDS):
-            rounds = len(self._fleet.rows())
+            rounds = self._fleet.rounds()
             for name, processes in (
                 ("coordinator", [self._fleet.coordinator]),
                 ("supervisor", self._fleet.supervisors),
@@ -91,12 +92,12 @@ def play(
 ) -> Verdict:
     """Run one scenario from start to end in ``directory``.
 
-    ``expected_digest`` is that of an undisturbed run of the same settings; it is wanted where the scenario says so.
-    No single wait is longer than ``seconds``; what takes longer is a complaint.
+    ``expected_digest`` is the model digest of an undisturbed run with the same settings. It is compared if the scenario
+    says so. No single wait is longer than ``seconds``: a longer one is a complaint.
     """
     began = time.monotonic()
     complaints: list[str] = []
-    rows: list[dict[str, Any]] = []
+    rows: tuple[Row, ...] = ()
     summary: dict[str, Any] = {}
     per_round = 0
     with live_fleet(
@@ -133,23 +134,24 @@ def play(
         rounds=len(rows),
         complaints=tuple(complaints),
         digest=str(summary.get("model_digest", "")),
-        facts={outcome: sum(row[outcome] for row in rows) for outcome in ("accepted", "dropped", "late", "rejected")},
+        facts={name: sum(row.outcomes[name] for row in rows) for name in ("accepted", "dropped", "late", "rejected")},
     )
 
 
 def _examine(
     scenario: Scenario,
-    rows: list[dict[str, Any]],
+    rows: Sequence[Row],
     summary: dict[str, Any],
     per_round: int,
     expected_digest: str | None,
 ) -> list[str]:
+    """The complaints about a run that has a summary."""
     if not summary:
         return []
     complaints = outcomes_add_up(rows) + clock_goes_forward(rows)
     complaints += nothing_counted_twice(rows, per_round)
     if summary["rounds"] != len(rows):
-        complaints.append(f"the summary speaks of {summary['rounds']} rounds, metrics.jsonl of {len(rows)}")
+        complaints.append(f"the summary has {summary['rounds']} rounds, but metrics.jsonl has {len(rows)}")
     if summary["perturbed"]:
         complaints.append("the run was perturbed: an unplanned absence decided an outcome")
     if scenario.shows is not None:

@@ -1,4 +1,4 @@
-"""The experiment that puts replay under stress, and what its devices then have on disk."""
+"""The experiment that puts replay under stress, and readers of what its devices have on disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedemu.protocol.ids import AskId
 
 BUDGET = 6
 EXCHANGES = (2, 4, 6)
-"""The last rounds of all periods but the last, after which devices select."""
+"""The last rounds of all periods but the last. After each of them devices select."""
 STEADY = Scale(
     experiment="digits-small",
     devices=16,
@@ -35,28 +35,31 @@ STEADY = Scale(
     rounds=8,
     disturbances=0,
 )
-"""Coordinated selection at the ends of periods of drifting labels."""
+"""A stream of drifting labels, with coordinated selection at the end of each period."""
 CHURN = (
     "availability={kind='exponential', mean_online=120.0, mean_offline=60.0}",
     "profile.seconds_per_sample={kind='lognormal', median=0.1, sigma=0.5}",
     "fleet.deadline=120.0",
     "faults.crash_rate=0.1",
 )
-"""So much coming and going that devices miss exchanges, and drop out of them."""
+"""Settings with so much churn that devices miss exchanges, and drop out of them."""
 ARRIVING = "stream={kind='drift', periods=4, rounds_per_period=2, alpha=0.5, arrivals='poisson', period_seconds=500.0}"
-"""Samples arrive as the rounds go, and all periods but the first are waited for."""
+"""A stream whose samples arrive while rounds go on, so that the run waits for each period but the first."""
 
 
 def published_plan(directory: Path) -> StreamPlan:
-    """What the devices of a run below the directory were told of the stream: one of the blobs they fetched."""
+    """The stream plan that the devices of a run got, from one of the blobs that they fetched.
+
+    ``directory`` is searched with its subfolders. Raises DataError if no blob in it is a stream plan.
+    """
     for path in sorted(directory.rglob("blobs/*")):
         with suppress(BlobError, DataError):
             return StreamPlan.from_arrays(decode_tree(path))
-    raise DataError(f"no device below {directory} has been told of a stream")
+    raise DataError(f"no device below {directory} has a stream plan")
 
 
 def newest_versions(directory: Path) -> dict[int, Path]:
-    """Every device's newest version of its own state, wherever it lies below the directory."""
+    """The file with the newest version of each device's own state, by device, from ``directory`` and its subfolders."""
     newest: dict[int, tuple[AskId, Path]] = {}
     for path in directory.rglob(f"{PREFIX}*{SUFFIX}"):
         device, version = int(path.parent.name), version_of(path)
@@ -66,17 +69,20 @@ def newest_versions(directory: Path) -> dict[int, Path]:
 
 
 def version_of(path: Path) -> AskId:
-    """The ask that made a version."""
+    """The ask that made the version in this file."""
     return AskId.parse(path.name.removeprefix(PREFIX).removesuffix(SUFFIX))
 
 
 def buffers(directory: Path) -> dict[int, Buffer]:
-    """Every device's replay buffer, by its newest version."""
+    """The replay buffer in the newest version of each device, by device."""
     return {device: split_own(read_own(path))[1] for device, path in newest_versions(directory).items()}
 
 
 def contents(directory: Path) -> dict[int, tuple[int, list[int], list[int]]]:
-    """What every device has come to and keeps: the first period not selected from; its samples, and their periods."""
+    """The content of each device's replay buffer, by device.
+
+    It is the first period that the device has not selected from, the samples that it keeps, and their periods.
+    """
     return {
         device: (buffer.period, buffer.indices.tolist(), buffer.periods.tolist())
         for device, buffer in buffers(directory).items()

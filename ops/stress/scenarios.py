@@ -1,7 +1,7 @@
-"""The scenarios: what is asked of the fleet, who disturbs it meanwhile, and what the run must show at its end.
+"""The scenarios: the settings of the fleet, what disturbs it meanwhile, and what the run must show at its end.
 
-Planned trouble (``faults``, ``availability``, ``profile``) is part of the experiment and shows in the outcomes.
-Unplanned trouble is made from outside and must not show: the model's digest has to be that of an undisturbed run.
+Planned failures (``faults``, ``availability``, ``profile``) are part of the experiment, and the outcomes show them.
+Unplanned ones come from outside and must leave no trace: the model digest has to be that of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from typing import Any
 
 import zmq
 
+from fedemu.coordinator.record.row import Row
 from fedemu.ops.stress.fleet import LiveFleet
-from fedemu.ops.stress.invariants import Row
 from fedemu.ops.stress.training import kill_job, wait_for_training
 
 Disturb = Callable[[LiveFleet, random.Random], None]
+"""Disturbs a fleet while its run goes on. The random source decides which processes are struck, and when."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a scenario is played."""
+    """The size of a scenario: its experiment, its number of devices, its rounds and its disturbances."""
 
     experiment: str
     devices: int
     overrides: tuple[str, ...]
     rounds: int
     disturbances: int
-    """How often a disturber strikes."""
+    """How often the fleet is disturbed."""
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -49,7 +50,7 @@ SHORT = Scale(
     rounds=25,
     disturbances=2,
 )
-"""20 devices, 25 rounds: what the tests play."""
+"""20 devices and 25 rounds. The tests play this scale."""
 FULL = Scale(
     experiment="digits",
     devices=300,
@@ -57,11 +58,16 @@ FULL = Scale(
     rounds=120,
     disturbances=5,
 )
+"""300 devices and 120 rounds: what ``fedemu stress`` plays."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """``shows`` checks the rows for what the trouble must have caused, ``same_digest`` the model for no trace of it."""
+    """One scenario. ``what`` describes it in a few words.
+
+    ``shows`` checks the rows for the outcomes that the failures must have caused. With ``same_digest`` the model must
+    be that of an undisturbed run.
+    """
 
     name: str
     what: str
@@ -75,8 +81,10 @@ class Scenario:
 
 
 def _total(outcome: str) -> Callable[[Sequence[Row]], list[str]]:
+    """A check that some device ended in this outcome."""
+
     def some(rows: Sequence[Row]) -> list[str]:
-        if any(row[outcome] for row in rows):
+        if any(row.outcomes[outcome] for row in rows):
             return []
         return [f"no device was {outcome}, though the scenario is made for it"]
 
@@ -84,7 +92,7 @@ def _total(outcome: str) -> Callable[[Sequence[Row]], list[str]]:
 
 
 def _strikes(fleet: LiveFleet, chance: random.Random, strike: Callable[[int], Any], *, scale: Scale) -> None:
-    """Strike at rounds spread over the run, each a little after the round was reached."""
+    """Call ``strike`` with 0, 1, 2 and so on, each time a little after one of some rounds spread over the run."""
     for number in range(scale.disturbances):
         fleet.wait_for_round(1 + (number + 1) * (scale.rounds - 4) // (scale.disturbances + 1))
         fleet.pause(chance.uniform(0.0, 0.05))
@@ -92,12 +100,14 @@ def _strikes(fleet: LiveFleet, chance: random.Random, strike: Callable[[int], An
 
 
 def _kill(fleet: LiveFleet, chance: random.Random, kind: str, share: float) -> None:
+    """Kill a share of the processes of one kind, one at least."""
     victims = fleet.processes(kind)
     for process in chance.sample(victims, max(1, round(share * len(victims)))) if victims else ():
         fleet.signal(process, signal.SIGKILL)
 
 
 def _kill_coordinator(fleet: LiveFleet, _: int) -> None:
+    """Kill the coordinator and resume its run."""
     assert fleet.coordinator is not None
     fleet.signal(fleet.coordinator, signal.SIGKILL)
     fleet.coordinator.wait(10)
@@ -105,6 +115,7 @@ def _kill_coordinator(fleet: LiveFleet, _: int) -> None:
 
 
 def _kill_supervisor(fleet: LiveFleet, devices: int) -> None:
+    """Kill a supervisor and start the same machine again."""
     supervisor = fleet.supervisors.pop()
     fleet.signal(supervisor, signal.SIGKILL)
     supervisor.wait(10)
@@ -112,7 +123,7 @@ def _kill_supervisor(fleet: LiveFleet, devices: int) -> None:
 
 
 def _strike_trainings(fleet: LiveFleet, chance: random.Random, rounds_per_task: int, tasks: int) -> None:
-    """As each task but the first begins, kill the training of the generator, devices, and then the coordinator."""
+    """At the beginning of each task but the first, kill the generator's training, some devices, and the coordinator."""
     for task in range(1, tasks):
         if process := wait_for_training(fleet, task * rounds_per_task + 1):
             kill_job(fleet, process)
@@ -121,7 +132,7 @@ def _strike_trainings(fleet: LiveFleet, chance: random.Random, rounds_per_task: 
 
 
 def _throw_garbage(fleet: LiveFleet, chance: random.Random) -> None:
-    """A few hundred messages of every broken kind at the coordinator's ROUTER."""
+    """Send a few hundred broken messages of many kinds to the coordinator's ROUTER."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 1000
         dealer.connect(fleet.address)
@@ -144,7 +155,7 @@ def scenarios(scale: Scale) -> dict[str, Scenario]:
     every = [
         Scenario(
             "mass-crash",
-            "a third of the devices asked crash in every round (SIGKILL)",
+            "a third of the devices that are asked crash in every round (SIGKILL)",
             ("faults.crash_rate=0.33", "fleet.quorum=0.2", "fleet.attempts=10"),
             shows=_total("dropped"),
         ),
@@ -179,7 +190,7 @@ def scenarios(scale: Scale) -> dict[str, Scenario]:
         ),
         Scenario(
             "corrupt-replies",
-            "replies with NaN, of wrong shape, cut off, or sent twice",
+            "replies have NaN or a wrong shape, are cut off, or come twice",
             ("faults.corrupt_rate=0.15", "faults.duplicate_rate=0.15", "fleet.quorum=0.2"),
             shows=_total("rejected"),
         ),
@@ -194,7 +205,7 @@ def scenarios(scale: Scale) -> dict[str, Scenario]:
         replace(
             unplanned,
             name="trainer-kills",
-            what="all trainers are killed in mid-round",
+            what="all trainers are killed in the middle of a round",
             disturb=often(lambda fleet, chance: _kill(fleet, chance, "trainer", 1.0)),
         ),
         replace(
@@ -218,13 +229,13 @@ def scenarios(scale: Scale) -> dict[str, Scenario]:
         replace(
             unplanned,
             name="garbage",
-            what="a stranger throws garbage at the coordinator",
+            what="a stranger sends garbage to the coordinator",
             disturb=often(_throw_garbage),
         ),
         replace(
             unplanned,
             name="training-kills",
-            what="a generator's training and the coordinator are killed as classes come",
+            what="the training of a generator and the coordinator are killed as new classes come",
             overrides=(
                 "algorithm.name='mfcl'",
                 "algorithm.options={iterations=400, generator_batch=2, synthetic_batch=4}",

@@ -23,7 +23,7 @@ TASKS = Scale(
     rounds=10,
     disturbances=0,
 )
-"""Four tasks of two or three digits and three rounds each, the last of one round."""
+"""Four tasks of two or three digits. Each has three rounds, but the last one is played for one round only."""
 CHURN = (
     "availability={kind='exponential', mean_online=600.0, mean_offline=300.0}",
     "stream.period_seconds=1000.0",

@@ -1,4 +1,4 @@
-"""The training of a generator at the coordinator of a fleet: what shows of it, and how it is struck."""
+"""The training of a generator at the coordinator of a fleet: how a scenario sees it, and how it kills it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _CHECKPOINT = re.compile(r"job-(\d+)\.\d+\.\d+\.(\d+)\.safetensors")
 
 
 def steps_on_disk(fleet: LiveFleet, round: int) -> int:
-    """How many steps of a round's server job its checkpoint holds; 0 without one."""
+    """How many steps the checkpoint of a round's server job holds. 0 if there is no checkpoint."""
     files = (fleet.run_directory / "checkpoint").glob(f"job-{round}.*")
     return max((int(match[2]) for file in files if (match := _CHECKPOINT.fullmatch(file.name))), default=0)
 
 
 def job_process(fleet: LiveFleet) -> psutil.Process | None:
-    """The process of the server job under way, the coordinator's only child."""
+    """The process of the server job that is running, the coordinator's only child. None if there is none."""
     assert fleet.coordinator is not None
     try:
         return next(iter(fleet.coordinator.children()), None)
@@ -28,7 +28,10 @@ def job_process(fleet: LiveFleet) -> psutil.Process | None:
 
 
 def wait_for_training(fleet: LiveFleet, round: int, seconds: float = 120.0) -> psutil.Process | None:
-    """Until a round's server job has a checkpoint; returns its process, or None where it is over already."""
+    """Wait until a round's server job has a checkpoint. Returns its process, or None if the job is over already.
+
+    Raises FleetTimeout after ``seconds``.
+    """
     fleet.wait_until(lambda: steps_on_disk(fleet, round) > 0, f"a checkpoint of the job of round {round}", seconds)
     return job_process(fleet)
 

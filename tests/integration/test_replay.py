@@ -149,7 +149,7 @@ def _wait_for_exchange(fleet: LiveFleet, round: int) -> None:
     pattern = f"state/*/*/*/devices/*/own-{round}.?.[1-9].safetensors"
     directory = fleet.run_directory.parent
     fleet.wait_until(
-        lambda: any(directory.glob(pattern)) or len(fleet.rows()) >= round, f"the exchange of round {round}", 100
+        lambda: any(directory.glob(pattern)) or fleet.rounds() >= round, f"the exchange of round {round}", 100
     )
 
 

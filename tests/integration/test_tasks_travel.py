@@ -68,7 +68,7 @@ def test_a_generator_travels_once_per_machine_and_heartbeats_go_on_while_it_is_t
     )
     fleet.start_coordinator()
     fleet.start_devices(DEVICES, "--trainers", "1")
-    fleet.wait_until(lambda: len(fleet.rows()) == 3 and job_process(fleet) is not None, "the training", 100)
+    fleet.wait_until(lambda: fleet.rounds() == 3 and job_process(fleet) is not None, "the training", 100)
     training = job_process(fleet)
     assert training is not None
     training.send_signal(signal.SIGSTOP)

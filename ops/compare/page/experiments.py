@@ -1,7 +1,7 @@
 """The pictures of a comparison: every experiment in one plot, its seeds as a mean and a band of one deviation.
 
-Each takes the comparison and is None for want of data. Figures are named of Aljahdali et al., "Understanding and
-Mitigating Forgetting in Federated Learning".
+Each takes the comparison, and is None if that lacks its data. The figures that are named are those of Aljahdali et al.,
+"Understanding and Mitigating Forgetting in Federated Learning".
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from fedemu.ops.pages.style import (
 
 _WIDTH = 6.6
 _SMOOTH_FROM = 20
-"""From so many rounds on, a jagged curve is drawn as a running mean."""
+"""A jagged curve of this number of rounds or more is drawn as a running mean."""
 
 
 def accuracy(comparison: Comparison) -> Figure | None:
+    """Accuracy by round, with the target accuracy as a line."""
     figure, axes = new_figure("Accuracy", height=_height(comparison))
     if comparison.target is not None:
         axes.axhline(comparison.target, color=GREY, linewidth=1.0, linestyle=":")
@@ -56,7 +57,7 @@ def accuracy(comparison: Comparison) -> Figure | None:
 
 
 def accuracy_by_bytes(comparison: Comparison) -> Figure | None:
-    """Accuracy against what all devices together have sent and received, as a real fleet would have moved it."""
+    """Accuracy by the bytes that all devices together sent and received, as a real fleet would have moved them."""
     figure, axes = new_figure("Accuracy by traffic", height=_height(comparison))
     _draw_accuracy_against(axes, comparison, MOVED, 1.0)
     axes.set_xlabel("bytes down and up, emulated")
@@ -65,7 +66,7 @@ def accuracy_by_bytes(comparison: Comparison) -> Figure | None:
 
 
 def accuracy_by_time(comparison: Comparison) -> Figure | None:
-    """Accuracy against the experiment's clock, which goes by the devices' emulated speed."""
+    """Accuracy by the experiment's clock, which depends on the emulated speed of the devices."""
     figure, axes = new_figure("Accuracy by time", height=_height(comparison))
     spans = [value for entry in comparison.entries for value in entry.figures["virtual_time"].known]
     divisor, unit = time_unit(max(spans, default=0.0))
@@ -75,7 +76,7 @@ def accuracy_by_time(comparison: Comparison) -> Figure | None:
 
 
 def forgetting_and_accuracy(comparison: Comparison) -> Figure | None:
-    """Bars: what each experiment reached in the end, and what it forgot on the way."""
+    """Two bars for each experiment: its final accuracy, and its forgetting."""
     figure = bare_figure(_WIDTH, float(np.clip(1.4 + 0.42 * len(comparison.entries), 2.4, 9.0)))
     places = np.arange(len(comparison.entries))
     colours = [look["color"] for _, look in _looks(comparison)]
@@ -114,15 +115,13 @@ def forgetting_and_accuracy(comparison: Comparison) -> Figure | None:
 
 
 def round_forgetting_ecdf(comparison: Comparison) -> Figure | None:
-    """The share of rounds, of all seeds, that forgot at most so much (Aljahdali et al., figure 4)."""
+    """The share of rounds, over all seeds, that forgot at most the amount on the horizontal axis.
+
+    Aljahdali et al., figure 4.
+    """
     figure, axes = new_figure("Distribution of round forgetting (ECDF)", height=_height(comparison))
     for entry, look in _looks(comparison):
-        values = [
-            float(row["round_forgetting"])
-            for run in entry.runs
-            for row in run.rows
-            if row.get("round_forgetting") is not None
-        ]
+        values = [row.round_forgetting for run in entry.runs for row in run.rows if row.round_forgetting is not None]
         if values:
             axes.ecdf(values, linewidth=1.8, **look)
     axes.xaxis.set_major_locator(round_ticks())
@@ -151,7 +150,7 @@ def round_forgetting(comparison: Comparison) -> Figure | None:
 
 
 def class_accuracy(comparison: Comparison) -> Figure | None:
-    """One heat map per experiment, the mean over its seeds; all of one scale (Aljahdali et al., figure 1b)."""
+    """One heat map per experiment, the mean over its seeds, all with the same scale (Aljahdali et al., figure 1b)."""
     maps = [(entry.label, *class_table(entry)) for entry in comparison.entries]
     maps = [(label, rounds, table) for label, rounds, table in maps if rounds]
     if not maps:
@@ -185,11 +184,13 @@ WIDE_COMPARISON_PLOTS: Mapping[str, Callable[[Comparison], Figure | None]] = {"c
 
 
 def _looks(comparison: Comparison) -> Iterator[tuple[Entry, dict[str, Any]]]:
+    """Every entry with the colour, line style and name of its line."""
     for place, entry in enumerate(comparison.entries):
         yield entry, {**line_look(place), "label": entry.label}
 
 
 def _draw(axes: Any, drawn: Curve, look: dict[str, Any]) -> None:
+    """Draw a curve as its mean and a band of one deviation."""
     if len(drawn.rounds):
         axes.plot(drawn.rounds, drawn.mean, linewidth=1.8, marker=marker(len(drawn.rounds)), **look)
         low, high = drawn.mean - drawn.deviation, drawn.mean + drawn.deviation
@@ -197,6 +198,7 @@ def _draw(axes: Any, drawn: Curve, look: dict[str, Any]) -> None:
 
 
 def _draw_accuracy_against(axes: Any, comparison: Comparison, key: str, divisor: float) -> None:
+    """Draw accuracy by the column ``key``, divided by ``divisor``, in the rounds that have both."""
     for entry, look in _looks(comparison):
         spent, reached = curve(entry, key), curve(entry, "accuracy")
         both, of_spent, of_reached = np.intersect1d(spent.rounds, reached.rounds, return_indices=True)
@@ -208,7 +210,7 @@ def _draw_accuracy_against(axes: Any, comparison: Comparison, key: str, divisor:
 
 
 def _scale_accuracy(axes: Any, comparison: Comparison) -> None:
-    """From 0 to a little above the best, so that what lies close together can be told apart."""
+    """Scale the vertical axis from 0 to a little above the best accuracy, so that close curves can be told apart."""
     best = [value for entry in comparison.entries for value in entry.figures["best_accuracy"].known]
     axes.set_ylim(0, min(1.02, 1.12 * max([*best, comparison.target or 0.0, 0.05])))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -216,13 +218,13 @@ def _scale_accuracy(axes: Any, comparison: Comparison) -> None:
 
 
 def _height(comparison: Comparison) -> float:
-    """Room for the plot and for the legend below it."""
+    """The height of a figure in inches, with room for the plot and for the legend below it."""
     named = [entry.label for entry in comparison.entries]
     return 3.7 + 0.21 * -(-len(named) // legend_columns(named))
 
 
 def _wrapped(label: str) -> str:
-    """A label on as many short lines as it needs."""
+    """The label, broken into short lines after its commas."""
     lines = [""]
     for word in label.split(", "):
         if lines[-1] and len(lines[-1]) + len(word) > 28:

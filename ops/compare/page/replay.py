@@ -1,7 +1,8 @@
-"""Replay compared: what each strategy changes by the samples that a device keeps, over all periods and by period.
+"""The pictures of replay: how each strategy does by the number of samples that a device keeps, and by period.
 
-Each takes the studies of a comparison and is None for want of data. The pictures are those of Good et al., "Coordinated
-Replay Sample Selection for Continual Federated Learning" (figures 2, 3 and 6), with the forgetting as it is.
+Each takes the studies of a comparison, and is None if they lack its data. The pictures are those of Good et al.,
+"Coordinated Replay Sample Selection for Continual Federated Learning" (figures 2, 3 and 6). Forgetting is shown as it
+is, not as a change.
 """
 
 from __future__ import annotations
@@ -32,29 +33,36 @@ from fedemu.ops.pages.style import (
 Studies = Sequence[ReplayStudy]
 Look = Mapping[str, Any]
 
-_NOTHING_TO_SET_AGAINST = " (no run without replay)"
+_NO_REFERENCE = " (no run without replay)"
 _APART = 0.02
-"""By how much of N the points of neighbouring strategies stand apart, so that their bars can be told apart."""
+"""The distance between points of neighbouring strategies, as a share of N, so that their bars can be told apart."""
 
 
 def perplexity_by_size(studies: Studies) -> Figure | None:
+    """The perplexity over all periods by N."""
     return _by_size(studies, {PERPLEXITY})
 
 
 def accuracy_by_size(studies: Studies) -> Figure | None:
+    """The accuracy by N."""
     return _by_size(studies, {ACCURACY})
 
 
 def loss_by_size(studies: Studies) -> Figure | None:
+    """The loss over all periods by N."""
     return _by_size(studies, {LOSS})
 
 
 def forgetting_by_size(studies: Studies) -> Figure | None:
+    """The forgetting by N: that of perplexity for language, that of accuracy for other data."""
     return _by_size(studies, {MEASURES[True][-1], MEASURES[False][-1]})
 
 
 def change_by_period(studies: Studies) -> Figure | None:
-    """Panels by N: the latest model on each period, a line per strategy; of the first study with more than a period."""
+    """A panel for each N: the latest model on each period, with a line per strategy.
+
+    It shows the first study whose stream has more than one period.
+    """
     study = next((study for study in studies if study.points[0].by_period.shape[1] > 1), None)
     if study is None:
         return None
@@ -95,13 +103,13 @@ WIDE_REPLAY_PLOTS: Mapping[str, Callable[[Studies], Figure | None]] = {"replay_b
 
 
 def _by_size(studies: Studies, wanted: set[Measure]) -> Figure | None:
-    """One line per study and strategy over N, with the deviation over the seeds; dashed what is without replay."""
+    """One line per study and strategy by N, with the deviation over the seeds. A dashed line is without replay."""
     shown = [(study, measure) for study in studies for measure in study.measures if measure in wanted]
     if not shown:
         return None
     measure = shown[0][1]
     changes = all(study.is_change(measure) for study, measure in shown)
-    # A change and a perplexity have no axis in common, so that either all or none are set against no replay.
+    # A change and a level have no axis in common. So all studies show their changes against no replay, or none does.
     values: Callable[[ReplayStudy, Point, Measure], Statistic] = (
         (lambda study, point, measure: study.value(point, measure))
         if changes
@@ -111,7 +119,7 @@ def _by_size(studies: Studies, wanted: set[Measure]) -> Figure | None:
     title = measure.name.capitalize()
     if not changes and measure.against != "absolute":
         some = any(study.reference for study, _ in shown)
-        title += " (not all with a run without replay)" if some else _NOTHING_TO_SET_AGAINST
+        title += " (not all with a run without replay)" if some else _NO_REFERENCE
     figure, axes = new_figure(title, height=3.6 + 0.21 * -(-len(looks) // 2))
     middle = (len(looks) - 1) / 2
     for study, own in shown:
@@ -138,7 +146,7 @@ def _by_size(studies: Studies, wanted: set[Measure]) -> Figure | None:
 
 
 def _draw_reference(axes: Any, study: ReplayStudy, measure: Measure, changes: bool, several: bool) -> None:
-    """Without replay: 0 where changes are drawn, or else its own level with its deviation."""
+    """Draw the runs without replay: as a line at 0 among changes, or else as their level with its deviation."""
     label = "no replay" if not several else f"{study.label}: no replay"
     if changes:
         axes.axhline(0, color=GREY, linewidth=1.2, linestyle="--", label="_" if several else label)
@@ -151,6 +159,7 @@ def _draw_reference(axes: Any, study: ReplayStudy, measure: Measure, changes: bo
 
 
 def _scale_sizes(axes: Any, sizes: Sequence[int]) -> None:
+    """Make the horizontal axis one of ``sizes``, logarithmic, with a tick at each."""
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(sizes))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -160,6 +169,7 @@ def _scale_sizes(axes: Any, sizes: Sequence[int]) -> None:
 
 
 def _scale_values(axes: Any, measure: Measure, changes: bool) -> None:
+    """Give the vertical axis the unit and the name of what is drawn."""
     if changes and measure.against == "relative":
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_ylabel("change against no replay")
@@ -174,7 +184,7 @@ def _scale_values(axes: Any, measure: Measure, changes: bool) -> None:
 
 
 def _draw_periods(axes: Any, point: Point, look: Look) -> Any:
-    """The mean over the runs and a band of one sample deviation; returns the line."""
+    """Draw the mean over the runs and a band of one sample deviation. Returns the line."""
     known = point.by_period[~np.isnan(point.by_period).all(axis=1)]
     mean: Floats = known.mean(axis=0) if len(known) else np.full(point.by_period.shape[1], np.nan)
     periods = np.arange(len(mean))
@@ -186,6 +196,7 @@ def _draw_periods(axes: Any, point: Point, look: Look) -> Any:
 
 
 def _scale_periods(axes: Any, study: ReplayStudy) -> None:
+    """Give both axes of a panel their ticks and units, and draw the line of no change."""
     over_rounds(axes)
     if study.reference is not None:
         axes.axhline(0, color=GREY, linewidth=1.0, linestyle="--")
@@ -197,15 +208,16 @@ def _scale_periods(axes: Any, study: ReplayStudy) -> None:
 
 
 def _title_by_period(study: ReplayStudy) -> str:
+    """The name of what the panels of ``change_by_period`` show."""
     if study.reference is None:
-        return f"{'perplexity' if study.language else 'accuracy'} of the latest model{_NOTHING_TO_SET_AGAINST}"
+        return f"{'perplexity' if study.language else 'accuracy'} of the latest model{_NO_REFERENCE}"
     if study.language:
         return "change in perplexity against no replay"
     return "accuracy, percentage points against no replay"
 
 
 def _looks(studies: Studies) -> dict[tuple[str, str], Look]:
-    """By study and strategy."""
+    """The colour, line style, marker and name of each line, by the label of its study and by its strategy."""
     several = len(studies) > 1
     keys = [(study.label, line) for study in studies for line in study.lines]
     return {

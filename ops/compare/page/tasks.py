@@ -1,4 +1,7 @@
-"""Class-incremental streams: accuracy over the classes so far, by tasks observed (Babakniya et al., figure 5)."""
+"""The picture of class-incremental streams: accuracy over the classes so far, by the number of tasks observed.
+
+As in figure 5 of Babakniya et al., "A Data-Free Approach to Mitigate Catastrophic Forgetting", 2023.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,14 @@ Studies = Sequence[TaskStudy]
 
 _MOST_ACROSS = 3
 _APART = 0.02
-"""By how many tasks the points of neighbouring methods stand apart, so that none hides another."""
+"""The distance between points of neighbouring methods, in tasks, so that none hides another."""
 
 
 def accuracy_by_task(studies: Studies) -> Figure | None:
-    """A panel for each data set and a line for each method, its seeds as a mean and a band of one deviation."""
+    """A panel for each data set and a line for each method. Its seeds are a mean and a band of one deviation.
+
+    None if there are no studies.
+    """
     if not studies:
         return None
     names = list(dict.fromkeys(method.label for study in studies for method in study.methods))
@@ -53,14 +59,14 @@ WIDE_TASK_PLOTS: Mapping[str, Callable[[Studies], Figure | None]] = {"tasks_accu
 
 
 def _draw(axes: Any, method: Method, place: int, apart: float) -> Any:
-    """Returns the line. A task counts as far as runs have come to it."""
+    """Draw a method's line and band, and return the line. A task shows the runs that have reached it."""
     reached = ~np.isnan(method.seen)
     tasks = np.flatnonzero(reached.any(axis=0))
     values = [method.seen[reached[:, task], task] for task in tasks]
     mean = np.array([column.mean() for column in values])
     deviation = np.array([column.std(ddof=1) if len(column) > 1 else 0.0 for column in values])
     look = line_look(place)
-    # Another marker where a colour comes again.
+    # A colour that is used again gets another marker.
     marker = MARKERS[(place + 3 * (place // len(MARKERS))) % len(MARKERS)]
     (line,) = axes.plot(tasks + 1 + apart, mean, marker=marker, markersize=4.5, linewidth=1.6, **look)
     axes.fill_between(
@@ -70,6 +76,7 @@ def _draw(axes: Any, method: Method, place: int, apart: float) -> Any:
 
 
 def _scale(axes: Any, study: TaskStudy) -> None:
+    """Name the panel and scale its axes, the vertical one from 0 to a little above the best accuracy."""
     axes.set_title(study.dataset)
     axes.set_xlabel("tasks observed")
     axes.xaxis.set_major_locator(round_ticks(20, integer=True))

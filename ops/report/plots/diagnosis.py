@@ -1,8 +1,9 @@
-"""The papers' pictures of what training and aggregation forget, drawn from the rows of ``diagnosis.jsonl``.
+"""The papers' pictures of what training and aggregation forget, drawn from the lines of ``diagnosis.jsonl``.
 
-Each takes the diagnosed rounds and is None for want of data. The papers: Aljahdali et al., "Understanding and
-Mitigating Forgetting in Federated Learning"; Lee et al., "Preservation of the Global Knowledge by Not-True Distillation
-in Federated Learning"; Legate et al., "Re-Weighted Softmax Cross-Entropy to Control Forgetting in Federated Learning".
+Each takes the lines of the diagnosed rounds, and is None if they lack its data. The papers: Aljahdali et al.,
+"Understanding and Mitigating Forgetting in Federated Learning"; Lee et al., "Preservation of the Global Knowledge by
+Not-True Distillation in Federated Learning"; Legate et al., "Re-Weighted Softmax Cross-Entropy to Control Forgetting in
+Federated Learning".
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from fedemu.coordinator.record.run import Line
 from fedemu.ops.pages.style import (
     BLUE,
     GREY,
@@ -21,16 +23,14 @@ from fedemu.ops.pages.style import (
     PURPLE,
     RED,
     Floats,
-    Row,
-    Rows,
     bare_figure,
     marker,
     new_figure,
     numbers,
     over_rounds,
-    series,
 )
 from fedemu.ops.report.plots.one_round import (
+    Lines,
     local_forgetting_of_last_round,
     local_forgetting_of_worst_round,
     rows_of_last_round,
@@ -38,15 +38,16 @@ from fedemu.ops.report.plots.one_round import (
 )
 
 
-def forgetting_by_stage(rows: Rows) -> Figure | None:
-    """What local training lost, what aggregation lost, and what the round lost in the end."""
+def forgetting_by_stage(lines: Lines) -> Figure | None:
+    """The accuracy that local training lost, that aggregation lost, and that the whole round lost."""
     figure, axes = new_figure("Forgetting: local, aggregation, round", height=3.9)
     for key, label, colour in (
         ("local_forgetting", "local: old global → local models", ORANGE),
         ("aggregation_forgetting", "aggregation: local models → new global", PURPLE),
         ("round_forgetting", "round: old global → new global", RED),
     ):
-        rounds, values = series(rows, key)
+        known = [line for line in _of_rounds(lines) if line.get(key) is not None]
+        rounds, values = [int(line["round"]) for line in known], [float(line[key]) for line in known]
         if rounds:
             axes.plot(rounds, values, color=colour, linewidth=1.8, marker=marker(len(rounds)), label=label)
     if not axes.lines:
@@ -57,14 +58,17 @@ def forgetting_by_stage(rows: Rows) -> Figure | None:
     return figure
 
 
-def loss_transition(rows: Rows) -> Figure | None:
-    """The global model's loss, the local models' mean loss, the next global model's (Aljahdali et al., figure 5)."""
+def loss_transition(lines: Lines) -> Figure | None:
+    """A path over the rounds: the loss of the global model, the local models' mean, that of the next global model.
+
+    Aljahdali et al., figure 5.
+    """
     path: list[tuple[float, float]] = []
     local_points, global_points = [], []
     last = None
-    for row in rows:
-        round, before, after = int(row["round"]), _loss(row.get("before")), _loss(row.get("after"))
-        between = mean_over_devices(row, "loss")
+    for line in _of_rounds(lines):
+        round, before, after = int(line["round"]), _loss(line.get("before")), _loss(line.get("after"))
+        between = mean_over_devices(line, "loss")
         if round - 1 != last and before is not None:
             path.append((round - 1, np.nan))  # rounds between the two were not diagnosed
             global_points.append((round - 1, before))
@@ -96,22 +100,23 @@ def loss_transition(rows: Rows) -> Figure | None:
     return figure
 
 
-def in_and_out_local(rows: Rows) -> Figure | None:
+def in_and_out_local(lines: Lines) -> Figure | None:
     """Accuracy on the devices' own classes, and on the others, before and after training (Lee et al., figure 7)."""
+    lines = _of_rounds(lines)
     figure = bare_figure(6.6, 3.6)
     for axes, part, title in zip(
         figure.subplots(1, 2, sharey=True), ("in_local", "out_local"), ("In-local", "Out-local"), strict=True
     ):
         axes.set_title(f"{title} accuracy")
         over_rounds(axes)
-        rounds = [int(row["round"]) for row in rows]
-        locals_ = [numbers((row.get("locals") or {}).get(part) or [None]) for row in rows]
+        rounds = [int(line["round"]) for line in lines]
+        locals_ = [numbers((line.get("locals") or {}).get(part) or [None]) for line in lines]
         means, spread = _means(locals_), _deviations(locals_)
         axes.fill_between(rounds, means - spread, means + spread, color=ORANGE, alpha=0.18, linewidth=0)
         for label, values, colour, style in (
-            ("old global model", _means([numbers(row.get(f"before_{part}") or [None]) for row in rows]), GREY, "--"),
+            ("old global model", _means([numbers(line.get(f"before_{part}") or [None]) for line in lines]), GREY, "--"),
             ("local models, ± deviation", means, ORANGE, "-"),
-            ("new global model", _means([numbers(row.get(f"after_{part}") or [None]) for row in rows]), BLUE, "-"),
+            ("new global model", _means([numbers(line.get(f"after_{part}") or [None]) for line in lines]), BLUE, "-"),
         ):
             if not np.isnan(values).all():
                 axes.plot(rounds, values, style, color=colour, linewidth=1.6, marker=marker(len(rounds)), label=label)
@@ -125,7 +130,7 @@ def in_and_out_local(rows: Rows) -> Figure | None:
     return figure
 
 
-DIAGNOSIS_PLOTS: Mapping[str, Callable[[Rows], Figure | None]] = {
+DIAGNOSIS_PLOTS: Mapping[str, Callable[[Lines], Figure | None]] = {
     "forgetting_by_stage": forgetting_by_stage,
     "loss_transition": loss_transition,
     "in_and_out_local": in_and_out_local,
@@ -136,9 +141,14 @@ DIAGNOSIS_PLOTS: Mapping[str, Callable[[Rows], Figure | None]] = {
 }
 
 
-def mean_over_devices(row: Row, key: str) -> float:
-    """Of one figure of the local models of a round; NaN where no device has it."""
-    return float(_means([numbers((row.get("locals") or {}).get(key) or [None])])[0])
+def mean_over_devices(line: Line, key: str) -> float:
+    """The mean of one figure over the local models of a round. NaN if no device has the figure."""
+    return float(_means([numbers((line.get("locals") or {}).get(key) or [None])])[0])
+
+
+def _of_rounds(lines: Lines) -> Lines:
+    """The lines that tell their round. No other line can be drawn."""
+    return [line for line in lines if line.get("round") is not None]
 
 
 def _loss(model: Mapping[str, Any] | None) -> float | None:
@@ -147,12 +157,13 @@ def _loss(model: Mapping[str, Any] | None) -> float | None:
 
 
 def _means(values: list[Floats]) -> Floats:
-    """Each array's mean over what it holds; NaN where that is nothing."""
-    return np.array([np.mean(row[~np.isnan(row)]) if not np.isnan(row).all() else np.nan for row in values])
+    """The mean of each array, without its NaN. NaN for an array that holds nothing else."""
+    return np.array([np.mean(each[~np.isnan(each)]) if not np.isnan(each).all() else np.nan for each in values])
 
 
 def _deviations(values: list[Floats]) -> Floats:
-    return np.array([np.std(row[~np.isnan(row)]) if not np.isnan(row).all() else np.nan for row in values])
+    """The standard deviation of each array, without its NaN. NaN for an array that holds nothing else."""
+    return np.array([np.std(each[~np.isnan(each)]) if not np.isnan(each).all() else np.nan for each in values])
 
 
 def _legend_below(axes: Any, columns: int) -> None:

@@ -1,5 +1,7 @@
-"""What a method generated, image by image: a real sample of every class above those that its generator made of it
-(as in figure 6 of Babakniya et al., "A Data-Free Approach to Mitigate Catastrophic Forgetting", 2023)."""
+"""The pictures of what a method generated: for each class a real sample, and below it the images of its generator.
+
+As in figure 6 of Babakniya et al., "A Data-Free Approach to Mitigate Catastrophic Forgetting", 2023.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +15,28 @@ from numpy.typing import NDArray
 from fedemu.ops.pages.style import GREY, INK
 
 FEW_CLASSES: Final = 10
-"""Up to so many columns fit beside another picture; more take the width of the page, 20 in a band."""
+"""Up to this number of classes a picture fits beside another one. More take the width of the page, 20 in a band."""
 MOST_ROWS: Final = 16
-"""Of generated samples in all bands together, as long as each band has two."""
+"""The largest number of rows of generated samples in all bands together. Each band has two at least."""
 LONGEST_NAME: Final = 14
+"""A longer name of a class is cut."""
 CELL: Final = 0.56
 """The width of an image, in inches."""
 LEFT, RIGHT, TOP, BOTTOM, SPACE = 0.75, 0.1, 0.42, 0.1, 0.06
+"""The margins of a picture, and the space between its bands, in inches."""
 
 Page = Mapping[str, NDArray[Any]]
+"""The arrays of ``generated/task-N.npz``, by name."""
 Image = NDArray[np.uint8]
 
 
 def is_broad(page: Page) -> bool:
-    """Whether its picture takes the width of the page."""
+    """Whether the picture of ``page`` takes the width of the HTML page."""
     return len(page["names"]) > FEW_CLASSES
 
 
 def samples_of_task(task: int, page: Page) -> Figure | None:
-    """A column for each class, in bands; ``page`` holds the arrays of ``generated/task-N.npz``."""
+    """A column for each class, in bands. None if nothing was generated."""
     classes = np.unique(page["y"])
     if not len(classes):
         return None
@@ -66,7 +71,7 @@ def samples_of_task(task: int, page: Page) -> Figure | None:
 
 
 def _mosaic(page: Page, band: NDArray[Any], columns: int, rows: int) -> Image:
-    """The band's images on white ``[pixels, pixels, 3]``: a real one on top of each column, generated ones below."""
+    """The band's images on white ``[pixels, pixels, 3]``: on top of each column a real one, below it generated ones."""
     height, width = page["x"].shape[2:]
     gap = max(1, round(0.06 * width))
     cells = np.full(((rows + 1), columns, height + 2 * gap, width + 2 * gap, 3), 255, dtype=np.uint8)
@@ -80,10 +85,11 @@ def _mosaic(page: Page, band: NDArray[Any], columns: int, rows: int) -> Image:
 
 
 def _interpolation(page: Page) -> str:
-    """Small images are enlarged pixel by pixel, large ones reduced without losing any."""
+    """How images are scaled: small ones are enlarged pixel by pixel, large ones are reduced smoothly."""
     return "nearest" if page["x"].shape[3] <= 64 else "antialiased"
 
 
 def _name(page: Page, label: int) -> str:
+    """The name of a class, cut if it is long, or its number if it has no name."""
     name = str(page["names"][label]) if label < len(page["names"]) else str(label)
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"

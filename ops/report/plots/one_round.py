@@ -1,4 +1,6 @@
-"""The heat maps of one diagnosed round, drawn from its row of ``diagnosis.jsonl``: of the worst round, and of the last.
+"""The heat maps of one diagnosed round, the worst or the last, drawn from its line of ``diagnosis.jsonl``.
+
+Each takes the lines of the diagnosed rounds, and is None if they lack its data.
 
 The papers: Aljahdali et al., "Understanding and Mitigating Forgetting in Federated Learning"; Legate et al.,
 "Re-Weighted Softmax Cross-Entropy to Control Forgetting in Federated Learning".
@@ -6,7 +8,7 @@ The papers: Aljahdali et al., "Understanding and Mitigating Forgetting in Federa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -14,43 +16,55 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from fedemu.ops.pages.style import ACCURACY_COLOURS, INK, Floats, Row, Rows, new_figure, numbers, round_ticks
+from fedemu.coordinator.record.run import Line
+from fedemu.ops.pages.style import ACCURACY_COLOURS, INK, Floats, new_figure, numbers, round_ticks
+
+Lines = Sequence[Line]
+"""The lines of ``diagnosis.jsonl``, one for each diagnosed round."""
 
 _READABLE_CLASSES, _READABLE_MODELS = 12, 20
-"""Up to so many classes and models a heat map has room for numbers in its cells."""
+"""With more classes or models than this, the cells of a heat map have no room for numbers."""
+_MODELS = ("before", "locals", "after")
+"""The keys of a line that hold the old global model, the local models and the new global model."""
 _DOT: Mapping[str, Any] = {"markersize": 3.4, "markeredgecolor": INK, "markeredgewidth": 0.6}
 
 
-def rows_of_worst_round(rows: Rows) -> Figure | None:
-    known = [row for row in _with_classes(rows) if row.get("round_forgetting") is not None]
+def rows_of_worst_round(lines: Lines) -> Figure | None:
+    """The accuracy by class of every model of the round that forgot most."""
+    known = [line for line in _with_classes(lines) if line.get("round_forgetting") is not None]
     if not known:
         return None
-    return _rows_of(max(known, key=lambda row: float(row["round_forgetting"])), "most forgotten")
+    return _rows_of(max(known, key=lambda line: float(line["round_forgetting"])), "most forgotten")
 
 
-def rows_of_last_round(rows: Rows) -> Figure | None:
-    known = _with_classes(rows)
+def rows_of_last_round(lines: Lines) -> Figure | None:
+    """The accuracy by class of every model of the last diagnosed round."""
+    known = _with_classes(lines)
     return _rows_of(known[-1], "last diagnosed") if known else None
 
 
-def local_forgetting_of_worst_round(rows: Rows) -> Figure | None:
-    known = [row for row in _with_matrix(rows) if row["validation"].get("mean_forgetting") is not None]
+def local_forgetting_of_worst_round(lines: Lines) -> Figure | None:
+    """What the devices' training lost on each other's validation data, in the round that forgot most."""
+    known = [line for line in _with_matrix(lines) if line["validation"].get("mean_forgetting") is not None]
     if not known:
         return None
-    return _local_forgetting(max(known, key=lambda row: float(row["validation"]["mean_forgetting"])), "most forgotten")
+    worst = max(known, key=lambda line: float(line["validation"]["mean_forgetting"]))
+    return _local_forgetting(worst, "most forgotten")
 
 
-def local_forgetting_of_last_round(rows: Rows) -> Figure | None:
-    known = _with_matrix(rows)
+def local_forgetting_of_last_round(lines: Lines) -> Figure | None:
+    """What the devices' training lost on each other's validation data, in the last diagnosed round."""
+    known = _with_matrix(lines)
     return _local_forgetting(known[-1], "last diagnosed") if known else None
 
 
-def _rows_of(row: Row, why: str) -> Figure:
+def _rows_of(line: Line, why: str) -> Figure:
     """Accuracies by class of the old global model, the local ones, the new one (Aljahdali et al., figure 2)."""
-    table = numbers([row["before"]["class_accuracy"], *row["locals"]["class_accuracy"], row["after"]["class_accuracy"]])
+    old, local, new = (line[which]["class_accuracy"] for which in _MODELS)
+    table = numbers([old, *local, new])
     models, classes = table.shape
     figure, axes = new_figure(
-        f"Round {row['round']}, model by model ({why})", height=float(np.clip(1.5 + 0.26 * models, 3.4, 8.0))
+        f"Round {line['round']}, model by model ({why})", height=float(np.clip(1.5 + 0.26 * models, 3.4, 8.0))
     )
     image = axes.imshow(table, aspect="auto", cmap=ACCURACY_COLOURS, vmin=0, vmax=1, interpolation="nearest")
     axes.grid(False)
@@ -58,8 +72,8 @@ def _rows_of(row: Row, why: str) -> Figure:
     axes.set_xlim(-0.5, classes - 0.5)
     axes.xaxis.set_major_locator(round_ticks(20, integer=True))
     axes.set_xlabel("class")
-    _name_ticks(axes.yaxis, ["old global", *(f"device {device}" for device in row["devices"]), "new global"])
-    counts = row.get("label_counts")
+    _name_ticks(axes.yaxis, ["old global", *(f"device {device}" for device in line["devices"]), "new global"])
+    counts = line.get("label_counts")
     if counts:
         axes.set_xlabel("class (a dot: the device holds samples of it)")
         device, held = np.nonzero(numbers(counts) > 0)
@@ -70,19 +84,19 @@ def _rows_of(row: Row, why: str) -> Figure:
     return figure
 
 
-def _local_forgetting(row: Row, why: str) -> Figure:
+def _local_forgetting(line: Line, why: str) -> Figure:
     """What each device's training lost on each other device's validation data (Legate et al., figure 3)."""
-    table = numbers(row["validation"]["forgetting"])
+    table = numbers(line["validation"]["forgetting"])
     devices = len(table)
     side = float(np.clip(1.6 + 0.3 * devices, 3.6, 6.0))
-    figure, axes = new_figure(f"Local forgetting, round {row['round']} ({why})", width=side + 1.8, height=side + 0.4)
+    figure, axes = new_figure(f"Local forgetting, round {line['round']} ({why})", width=side + 1.8, height=side + 0.4)
     limit = max(float(np.nanmax(np.abs(table), initial=0.0)), 0.05)
     colours = matplotlib.colormaps["RdBu_r"].with_extremes(bad="#e8ecef")
     image = axes.imshow(table, cmap=colours, vmin=-limit, vmax=limit, interpolation="nearest")
     axes.grid(False)
     axes.set_xlabel("validation data of device")
     axes.set_ylabel("local model of device")
-    names = [str(device) for device in row["devices"]]
+    names = [str(device) for device in line["devices"]]
     _name_ticks(axes.xaxis, names, rotation=90 if max(map(len, names)) > 2 else 0)
     _name_ticks(axes.yaxis, names)
     if devices <= _READABLE_CLASSES:
@@ -91,29 +105,28 @@ def _local_forgetting(row: Row, why: str) -> Figure:
     return figure
 
 
-def _with_classes(rows: Rows) -> Rows:
-    """The rounds that have their devices and the accuracy by class of every model."""
+def _with_classes(lines: Lines) -> Lines:
+    """The lines that have devices and the accuracy by class of every model."""
     return [
-        row
-        for row in rows
-        if row.get("devices")
-        and (row.get("locals") or {}).get("class_accuracy")
-        and all((row.get(which) or {}).get("class_accuracy") for which in ("before", "after"))
+        line
+        for line in lines
+        if line.get("devices") and all((line.get(which) or {}).get("class_accuracy") for which in _MODELS)
     ]
 
 
-def _with_matrix(rows: Rows) -> Rows:
-    """The rounds that have their devices, which had validation data."""
-    return [row for row in rows if row.get("devices") and (row.get("validation") or {}).get("forgetting")]
+def _with_matrix(lines: Lines) -> Lines:
+    """The lines that have devices with validation data."""
+    return [line for line in lines if line.get("devices") and (line.get("validation") or {}).get("forgetting")]
 
 
 def _name_ticks(axis: Any, names: list[str], rotation: int = 0) -> None:
-    """Every name, or as many as there is room for."""
+    """Write every name at the axis, or every second, third and so on if there is no room for all."""
     step = 1 + (len(names) - 1) // 40
     axis.set_ticks(range(0, len(names), step), names[::step], fontsize=8 if len(names) <= 24 else 6, rotation=rotation)
 
 
 def _write_into_cells(axes: Any, table: Floats, form: str, light: Any) -> None:
+    """Write the values of ``table`` into its cells, in white where ``light`` is true."""
     for (row, column), value in np.ndenumerate(table):
         if not np.isnan(value):
             colour = "white" if light[row, column] else INK

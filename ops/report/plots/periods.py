@@ -1,7 +1,7 @@
-"""A run on a stream of periods: how it did on each period's test set while it went on, and after each period.
+"""The plots of a run on a stream of periods: the model on each period's test set, in each round and after each period.
 
-Each takes what ``period_results`` found. The matrix is that of Lopez-Paz and Ranzato, "Gradient Episodic Memory for
-Continual Learning".
+Each takes the results that ``period_results`` finds. The matrix is that of Lopez-Paz and Ranzato, "Gradient Episodic
+Memory for Continual Learning".
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ from fedemu.ops.pages.style import (
 from fedemu.ops.results.periods import PeriodResults, perplexity_of
 
 _MOST_NUMBERED = 16
-"""Periods; more have no room for a number in each cell of the matrix."""
+"""With more periods than this, the cells of the matrix have no room for numbers."""
 
 
 def period_curves(results: PeriodResults) -> Figure | None:
-    """One line per period, thin before the period has begun, and the lines over all periods; lines part the periods."""
+    """One line per period, thin before the period begins, and lines over the periods so far and over all periods.
+
+    Vertical lines stand between the periods.
+    """
     figure, axes = new_figure(f"{_measure(results).capitalize()} by period", height=4.2)
-    rounds = np.array([int(row["round"]) for row in results.rows])
-    tasks = np.array([int(row["task"]) for row in results.rows])
+    rounds = np.array([row.round for row in results.rows])
+    tasks = np.array([row.task or 0 for row in results.rows])
     dots = marker(len(rounds))
     for period, (colour, values) in enumerate(zip(period_colours(results.periods), _by_period(results), strict=True)):
         begun = tasks >= period
@@ -64,7 +67,7 @@ def period_curves(results: PeriodResults) -> Figure | None:
 
 
 def period_matrix(results: PeriodResults) -> Figure | None:
-    """The model after each period on each period's test set, and beside it what came of it on the periods so far."""
+    """A matrix of the model after each period on each period's test set, and beside it measures of each model."""
     reached, periods = len(results.rounds), results.periods
     figure = bare_figure(6.6, float(np.clip(1.7 + 0.3 * reached, 3.2, 6.6)))
     matrix, level, change = figure.subplots(1, 3, sharey=True, width_ratios=[4.2, 1.3, 1.6])
@@ -113,15 +116,18 @@ def _measure(results: PeriodResults) -> str:
 
 
 def _by_period(results: PeriodResults) -> Floats:
-    """``[periods, evaluated rounds]``, NaN where a period has no value."""
+    """Accuracies or perplexities ``[periods, evaluated rounds]``, NaN if a period has no value in a round."""
     if not results.language:
-        return numbers([row["period_accuracy"] for row in results.rows]).T
+        return numbers([row.period_accuracy for row in results.rows]).T
     unknown = [None] * results.periods
-    return perplexity_of(numbers([row.get("period_loss") or unknown for row in results.rows])).T
+    return perplexity_of(numbers([row.period_loss or unknown for row in results.rows])).T
 
 
 def _beside(results: PeriodResults) -> tuple[list[tuple[str, Floats, str]], list[tuple[str, Floats, str]]]:
-    """What stands beside the matrix, by model: the levels, and the changes; each a label, values and a colour."""
+    """The lines beside the matrix, by model: those of levels, and those of changes.
+
+    Each line has a label, values ``[models]`` and a colour.
+    """
     if results.language:
         return (
             [("over all periods", perplexity_of(results.all_period_loss), BLUE)],
@@ -137,7 +143,7 @@ def _beside(results: PeriodResults) -> tuple[list[tuple[str, Floats, str]], list
 
 
 def _colours(results: PeriodResults, table: Floats) -> dict[str, Any]:
-    """An accuracy from 0 to 1; a perplexity by its logarithm, the better the brighter."""
+    """The colours of the matrix: accuracies from 0 to 1, or logarithms of perplexities. A better value is brighter."""
     known = table[~np.isnan(table)]
     if not results.language or not len(known):
         return {"cmap": ACCURACY_COLOURS, "norm": Normalize(0, 1)}
@@ -145,7 +151,7 @@ def _colours(results: PeriodResults, table: Floats) -> dict[str, Any]:
 
 
 def _number_cells(axes: Any, image: Any, table: Floats, language: bool) -> None:
-    """Accuracies as whole percentages, perplexities with three digits; dark on what is bright."""
+    """Write accuracies as whole percentages, perplexities with three digits; the text is dark on bright cells."""
     for (row, column), value in np.ndenumerate(table):
         if not np.isnan(value):
             red, green, blue, _ = image.cmap(image.norm(value))
@@ -155,12 +161,14 @@ def _number_cells(axes: Any, image: Any, table: Floats, language: bool) -> None:
 
 
 def _three_digits(value: float) -> str:
+    """A perplexity with three digits, or as a power of ten from 10,000 on."""
     if value >= 10_000:
         return f"{value:.0e}".replace("e+0", "e")
     return f"{value:.{max(0, 2 - int(np.floor(np.log10(max(value, 1.0)))))}f}"
 
 
 def _scale(axes: Any, results: PeriodResults) -> None:
+    """Scale the vertical axis. Perplexities that differ much get a logarithmic one."""
     if not results.language:
         axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))

@@ -1,4 +1,7 @@
-"""What a run's replay buffers hold after each period, and what coordination did, from the remarks in its rows."""
+"""The plots of replay: what the buffers hold after each period, and how coordination lowers its objective.
+
+They are drawn from the remarks in the rows.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,15 @@ from fedemu.ops.pages.style import (
 )
 
 _FEW_LABELS = 10
+"""Up to this number of labels, each has a colour of its own."""
 
 
 def buffers(rows: Rows) -> Figure | None:
-    """Stacked bars: the samples that the devices that answered keep after each period, by their period and label."""
-    held = {int(said["period"]): said for row in rows if (said := (row.get("remarks") or {}).get("replay"))}
+    """Stacked bars: the samples that devices keep after each period, by the samples' periods and labels.
+
+    They count the devices that answered.
+    """
+    held = {int(said["period"]): said for row in rows if (said := row.remarks.get("replay"))}
     if not held:
         return None
     told = [key for key in ("periods", "labels") if any(len(said.get(key) or ()) > 1 for said in held.values())]
@@ -61,16 +68,16 @@ def buffers(rows: Rows) -> Figure | None:
 
 
 def coordination(rows: Rows) -> Figure | None:
-    """The coordinated objective after each iteration, relative to the first of its period; a line per period."""
+    """A line per period: the coordinated objective after each iteration, relative to its first value."""
     found = {
-        int(row["task"]): numbers(said["objective"])
+        row.task or 0: numbers(said["objective"])
         for row in rows
-        if (said := (row.get("remarks") or {}).get("coordination")) and len(said.get("objective") or ()) > 1
+        if (said := row.remarks.get("coordination")) and len(said.get("objective") or ()) > 1
     }
     if not found:
         return None
     figure, axes = new_figure("Coordinated objective")
-    periods = max(*(len(row.get("period_accuracy") or ()) for row in rows), max(found) + 1)
+    periods = max(*(len(row.period_accuracy or ()) for row in rows), max(found) + 1)
     colours = period_colours(periods)
     for period, objective in found.items():
         if objective[0] > 0:
@@ -95,12 +102,13 @@ REPLAY_PLOTS: Mapping[str, Callable[[Rows], Figure | None]] = {"buffers": buffer
 
 
 def _counts(lists: list[list[float] | None]) -> Floats:
-    """Counts ``[kinds, periods]``; 0 where a period tells none of a kind, or nothing."""
+    """Counts ``[kinds, periods]`` of the lists, one for each period. A count that a list lacks is 0."""
     kinds = max(len(counts or ()) for counts in lists)
     return np.array([[*(counts or ()), *[0] * (kinds - len(counts or ()))] for counts in lists], dtype=np.float64).T
 
 
 def _stack(axes: Any, places: list[int], counts: Floats, colours: Any) -> None:
+    """Draw ``counts [kinds, places]`` as bars on top of each other, a colour for each kind."""
     base = np.zeros(len(places))
     for values, colour in zip(counts, colours, strict=True):
         axes.bar(places, values, bottom=base, color=colour, width=0.8, linewidth=0)
@@ -112,4 +120,5 @@ def _label_colours(labels: int) -> Any:
 
 
 def _short(total: float) -> str:
+    """A number of samples, in thousands from 10,000 on."""
     return f"{total:.0f}" if total < 10_000 else f"{total / 1000:.0f}k"

@@ -1,6 +1,7 @@
-"""The plots of one run, drawn from the rows of ``metrics.jsonl``; a plot is None for want of data.
+"""The plots of one run, drawn from the rows of ``metrics.jsonl``. A plot is None if the rows lack its data.
 
-Figures are named of Aljahdali et al., "Understanding and Mitigating Forgetting in Federated Learning".
+The figures that are named are those of Aljahdali et al., "Understanding and Mitigating Forgetting in Federated
+Learning".
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ from fedemu.ops.pages.style import (
 from fedemu.protocol.messages import OUTCOMES
 
 OUTCOME_COLOURS = dict(zip(OUTCOMES, (GREEN, GREY, ORANGE, BLUE, RED, PURPLE), strict=True))
+"""The colour of each outcome, in the order in which bars are stacked, from below."""
 
 
 def accuracy_and_loss(rows: Rows) -> Figure | None:
+    """Test accuracy and test loss by round. A dot marks the best accuracy."""
     rounds, accuracy = series(rows, "accuracy")
     if not rounds:
         return None
@@ -57,19 +60,20 @@ def accuracy_and_loss(rows: Rows) -> Figure | None:
 
 
 def class_accuracy(rows: Rows) -> Figure | None:
-    """A heat map: classes upwards, rounds to the right (Aljahdali et al., figure 1b)."""
-    rows = [row for row in rows if row.get("class_accuracy")]
+    """A heat map of the accuracy by class: classes upwards, rounds to the right (Aljahdali et al., figure 1b)."""
+    rows = [row for row in rows if row.class_accuracy]
     if not rows:
         return None
-    table = numbers([row["class_accuracy"] for row in rows]).T
+    table = numbers([row.class_accuracy for row in rows]).T
     figure, axes = new_figure("Accuracy by class", height=min(6.0, 2.2 + 0.13 * max(len(table), 9)))
-    image = class_map(axes, [int(row["round"]) for row in rows], table)
+    image = class_map(axes, [row.round for row in rows], table)
     axes.set_ylabel("class")
     figure.colorbar(image, ax=axes, format=PercentFormatter(1.0), pad=0.02)
     return figure
 
 
 def round_forgetting(rows: Rows) -> Figure | None:
+    """A bar for each round: the accuracy that classes lost in it, and the mean over the rounds as a line."""
     rounds, values = series(rows, "round_forgetting")
     if not rounds:
         return None
@@ -82,7 +86,7 @@ def round_forgetting(rows: Rows) -> Figure | None:
 
 
 def round_forgetting_ecdf(rows: Rows) -> Figure | None:
-    """The share of rounds that forgot at most so much (Aljahdali et al., figure 4)."""
+    """The share of rounds that forgot at most the amount on the horizontal axis (Aljahdali et al., figure 4)."""
     _, values = series(rows, "round_forgetting")
     if not values:
         return None
@@ -97,14 +101,15 @@ def round_forgetting_ecdf(rows: Rows) -> Figure | None:
 
 
 def outcomes(rows: Rows) -> Figure | None:
-    rows = [row for row in rows if row.get("selected")]
+    """Stacked bars for each round: how many of the selected devices ended in each outcome."""
+    rows = [row for row in rows if row.selected]
     if not rows:
         return None
     figure, axes = new_figure("Outcomes of the selected devices")
-    rounds = [int(row["round"]) for row in rows]
+    rounds = [row.round for row in rows]
     base = np.zeros(len(rows))
     for outcome, colour in OUTCOME_COLOURS.items():
-        counts = np.array([float(row.get(outcome) or 0) for row in rows])
+        counts = np.array([row.outcomes[outcome] for row in rows], dtype=np.float64)
         if counts.any():
             axes.bar(rounds, counts, bottom=base, width=1.0, color=colour, label=outcome, linewidth=0)
         base += counts
@@ -114,11 +119,11 @@ def outcomes(rows: Rows) -> Figure | None:
 
 
 def fleet_online(rows: Rows) -> Figure | None:
-    """Devices on-line when a round began, against the experiment's clock."""
-    known = [row for row in rows if row.get("online") is not None and row.get("virtual_time") is not None]
+    """How many devices were on-line when each round began, by the experiment's clock."""
+    known = [row for row in rows if row.online is not None and row.virtual_time is not None]
     if not known:
         return None
-    times, online = np.array([(float(row["virtual_time"]), float(row["online"])) for row in known]).T
+    times, online = numbers([(row.virtual_time, row.online) for row in known]).T
     divisor, unit = time_unit(float(times[-1]))
     figure, axes = new_figure("Fleet on-line")
     axes.xaxis.set_major_locator(round_ticks())
@@ -131,6 +136,7 @@ def fleet_online(rows: Rows) -> Figure | None:
 
 
 def traffic(rows: Rows) -> Figure | None:
+    """The bytes up to each round: emulated, as real devices would have moved them, and on the wire of this machine."""
     figure, axes = new_figure("Bytes, cumulative")
     drawn = False
     for key, label, colour, style in (
@@ -152,6 +158,7 @@ def traffic(rows: Rows) -> Figure | None:
 
 
 def duration(rows: Rows) -> Figure | None:
+    """The real time that each round took."""
     rounds, values = series(rows, "round_seconds")
     if not rounds:
         return None

@@ -63,10 +63,10 @@ def test_aggregation_is_measured_against_a_copy(monkeypatch: pytest.MonkeyPatch)
     assert told == ["aggregation: 30 replies of 40 kB, weighted mean"]
 
 
-@pytest.mark.parametrize(("task", "size", "updates"), [("digits", 1, 30), ("cifar", 2, 2)])
-def test_both_sides_of_training_make_the_same_number_of_updates(task: str, size: int, updates: int) -> None:
+@pytest.mark.parametrize(("workload", "size", "updates"), [("digits", 1, 30), ("cifar", 2, 2)])
+def test_both_sides_of_training_make_the_same_number_of_updates(workload: str, size: int, updates: int) -> None:
     for side in (ours, plain):
-        halves = [side(task, size, part, 2)() for part in range(2)]
+        halves = [side(workload, size, part, 2)() for part in range(2)]
         assert sum(half.work for half in halves) == updates
         assert all(half.wall > 0 for half in halves)
 

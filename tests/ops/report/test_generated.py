@@ -98,17 +98,17 @@ def test_of_a_long_stream_a_dozen_tasks_are_shown_and_the_last_of_them() -> None
 
 
 def test_a_line_tells_how_good_each_tasks_generator_is() -> None:
-    rows: list[dict[str, Any]] = [
-        {"round": 1, "task": 0, "remarks": {}},
-        {"round": 2, "task": 1, "remarks": {"generator": JUDGED}},
-        {"round": 3, "task": 1, "remarks": {"generator": JUDGED}},
-        {"round": 4, "task": 2, "remarks": {"generator": {"cross_entropy": None, "recognised": 0.5}}},
+    rows = [
+        Row(1, task=0),
+        Row(2, task=1, remarks={"generator": JUDGED}),
+        Row(3, task=1, remarks={"generator": JUDGED}),
+        Row(4, task=2, remarks={"generator": {"cross_entropy": None, "recognised": 0.5}}),
     ]
     table = generator_table(rows)
     assert table is not None
     assert [title for title, _ in table.columns] == ["task", "cross entropy", "diversity", "recognised"]
     assert table.rows == [("1", "0.5048", "-0.33", "78.9%"), ("2", "–", "–", "50.0%")]
-    assert generator_table([{"round": 1, "remarks": None}, {"round": 2}]) is None
+    assert generator_table([Row(1), Row(2)]) is None
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fedemu.coordinator.record.row import Row
 from fedemu.ops import figures
 from fedemu.ops.report import report
 from fedemu.ops.report.plots import rounds as plots
@@ -107,7 +108,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_plot_without_data_is_left_out() -> None:
-    bare = [{"round": 1, "accuracy": None, "virtual_time": 0.0}]
+    bare = [Row(1, virtual_time=0.0)]
     assert [name for name, draw in plots.PLOTS.items() if draw(bare) is not None] == []
 
 

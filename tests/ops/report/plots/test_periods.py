@@ -1,4 +1,4 @@
-"""What a run on a stream of periods is drawn and written as: curves, the matrix, the buffers and coordination."""
+"""What the page of a run on a stream of periods shows: curves, the matrix, the buffers and coordination."""
 
 import io
 import json
@@ -158,14 +158,14 @@ def test_pictures_are_drawn_of_few_periods_and_of_many(periods: int, reached: in
         assert (width, height > 350, height < 900) == (792, True, True)
 
 
-def replayed(period: int, **said: Any) -> dict[str, Any]:
+def replayed(period: int, **said: Any) -> Row:
     replay = {"period": period, "devices": 3, "samples": 6} | said
-    return {"round": 2 * period + 2, "task": period, "remarks": {"replay": replay}}
+    return Row(2 * period + 2, task=period, remarks={"replay": replay})
 
 
 def test_the_buffers_are_stacked_by_period_and_by_label() -> None:
     rows = [
-        {"round": 1, "task": 0, "remarks": {}},
+        Row(1, task=0),
         replayed(0, periods=[6, 0], labels=[1, 2, 3]),
         replayed(1, samples=7, periods=[2, 5], labels=[7, 0, 0]),
     ]
@@ -198,15 +198,15 @@ def test_a_single_label_is_no_picture_of_its_own() -> None:
 
 def test_the_coordinated_objective_is_relative_to_its_first_value() -> None:
     said = {"devices": 3, "objective": [8.0, 4.0, 2.0]}
-    figure = coordination([{"round": 2, "task": 0, "remarks": {"coordination": said}}])
+    figure = coordination([Row(2, task=0, remarks={"coordination": said})])
     assert figure is not None
     (line,) = figure.axes[0].lines
     assert line.get_xydata().tolist() == [[1.0, 1.0], [2.0, 0.5], [3.0, 0.25]]
 
 
-@pytest.mark.parametrize("remarks", [None, {}, {"coordination": {"objective": [3.0]}}, {"replay": {}}])
+@pytest.mark.parametrize("remarks", [{}, {"coordination": {"objective": [3.0]}}, {"replay": {}}])
 def test_rows_without_remarks_are_not_drawn(remarks: Any) -> None:
-    rows = [{"round": 1, "task": 0, "remarks": remarks}, {"round": 2}]
+    rows = [Row(1, task=0, remarks=remarks), Row(2)]
     assert [name for name, draw in REPLAY_PLOTS.items() if draw(rows) is not None] == []
 
 
