@@ -1,4 +1,4 @@
-"""Random changes of training samples, drawn in numpy per device and applied outside of the training step."""
+"""Random changes of training samples. They are drawn in numpy per device, and applied outside the training step."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fedemu.algorithms.interface import Augment
 from fedemu.protocol.errors import ConfigurationError
 
 CROP_PADDING = 4
-"""Pixels added on each side before a crop of the original size is taken."""
+"""The pixels that are added on each side before a crop of the original size is taken."""
 CUTOUT_SIDE = 16
-"""Pixels; the square may reach over the border."""
+"""The side of the square in pixels. The square may reach over the border."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Crop, mirror, then cut a square out, each where asked for, independently for each row of a batch.
+    """Crop, mirror and cut a square out, in this order, each if asked for, independently for each row of a batch.
 
-    ``fill`` is the value of a black pixel per channel, after normalisation: what a crop shows beyond the image. A
-    cut-out square becomes 0, the mean of all pixels.
+    ``fill`` is the value of a black pixel per channel, after normalisation; a crop shows it beyond the image. A cut-out
+    square becomes 0, the mean of all pixels.
     """
 
     crop: bool
@@ -37,7 +37,7 @@ class Augmentation:
     def draw(
         self, generator: np.random.Generator, rows: int, sample_shape: Sequence[int]
     ) -> Mapping[str, NDArray[Any]]:
-        """Random choices for so many rows; leaves ``[rows, ...]``."""
+        """Random choices for ``rows`` samples. Each leaf is ``[rows, ...]``."""
         draws: dict[str, NDArray[Any]] = {}
         if self.crop:
             draws["offset"] = generator.integers(-CROP_PADDING, CROP_PADDING + 1, (rows, 2))
@@ -48,7 +48,7 @@ class Augmentation:
         return draws
 
     def apply(self, x: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
-        """``x [rows, channels, height, width]``, normalised; a new tensor of the same layout."""
+        """A new tensor with the changed images of ``x [rows, channels, height, width]``, which is normalised."""
         rows, _, height, width = x.shape
         vertical = torch.arange(height, device=x.device).expand(rows, height)
         horizontal = torch.arange(width, device=x.device).expand(rows, width)
@@ -83,9 +83,10 @@ def augmentation(
     std: NDArray[np.float64],
     masked: int = 0,
 ) -> Augment | None:
-    """The augmentation of these names (``crop``, ``flip`` and ``cutout``, or ``mask``); None for none.
+    """The augmentation of these names: ``crop``, ``flip`` and ``cutout``, or ``mask``. None if there are no names.
 
-    ``masked`` is the size of the vocabulary where samples are those of masked language modelling, else 0.
+    ``masked`` is the size of the vocabulary for masked language modelling, and 0 for other data. Raises
+    ConfigurationError if a name is unknown, or does not fit the samples.
     """
     if not names:
         return None

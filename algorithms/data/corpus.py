@@ -1,7 +1,7 @@
 """The data of an experiment as every process sees it: memory-mapped samples, labels and named columns.
 
-How a data set is found and decoded is the business of ``fedemu.ops.data.corpora``; who holds which sample, that of
-``fedemu.algorithms.data.partition``.
+``fedemu.ops.data.corpora`` finds and decodes a data set. ``fedemu.algorithms.data.partition`` says who holds which
+sample.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NO_TARGET = -100
-"""In place of a token that is not to be predicted."""
+"""The target of a token that is not to be predicted."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """``x [n, *input_shape]`` and ``y [n]`` int64, both read-only and usually memory-mapped.
+    """Samples ``x [n, *input_shape]`` and labels ``y [n]`` int64, both read-only and usually memory-mapped.
 
-    ``x`` is uint8 or float32, and of language data int16 or int32.
-
-    ``columns`` are further values per sample, ``[n]`` each, such as the natural id by which to partition.
+    ``x`` is uint8 or float32; for language data it is int16 or int32. ``columns`` are further values per sample,
+    ``[n]`` each, such as the writer by whom a partition divides.
     """
 
     x: NDArray[Any]
@@ -42,13 +41,14 @@ class Split:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A data set of two splits. Images are channels-first, so ``input_shape`` is ``(channels, height, width)``.
+    """A data set of two splits. The ``input_shape`` of images is ``(channels, height, width)``.
 
-    ``mean`` and ``std`` (float64, one per entry of the first axis of a sample) are those of ``train``, in the units in
-    which ``x`` is stored. ``digest`` tells apart machines whose samples, labels, columns or vocabulary differ.
+    ``mean`` and ``std`` (float64, one for each entry of the first axis of a sample) are those of ``train``, in the
+    units in which ``x`` is stored. ``digest`` differs if samples, labels, columns or vocabulary differ, so that
+    machines can be compared.
 
-    A sample of language data is ``[2, length]``, int16 or int32: the tokens that a model reads, and those that it is to
-    predict, ``NO_TARGET`` where there are none. ``mean`` is then 0 and ``std`` 1.
+    A sample of language data is ``[2, length]``, int16 or int32: the tokens that a model reads, and the tokens that it
+    should predict, with ``NO_TARGET`` for none. ``mean`` is then 0 and ``std`` 1.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Corpus:
     std: NDArray[np.float64]
     digest: Digest
     vocabulary: tuple[str, ...] = ()
-    """Of language data: the tokens by number."""
+    """The tokens of language data by number. Empty for other data."""
 
     @property
     def classes(self) -> int:
@@ -68,26 +68,26 @@ class Corpus:
 
     @property
     def language(self) -> bool:
-        """Whether samples are tokens and what is to be predicted of them: ``x [2, length]``."""
+        """Whether the data are texts: samples ``[2, length]`` of tokens to read and to predict."""
         return bool(self.vocabulary)
 
     @property
     def outputs(self) -> int:
-        """What a model's last layer has: a logit for each token of the vocabulary, or for each class."""
+        """The width of a model's last layer: a logit for each token of the vocabulary, or for each class."""
         return len(self.vocabulary) or self.classes
 
     @property
     def labelled(self) -> bool:
-        """Whether labels tell samples apart; where there is one class only, ``y`` is 0 for all."""
+        """Whether there is more than one class. With a single class ``y`` is 0 for all samples."""
         return self.classes > 1
 
     def batch(self, split: Split, indices: NDArray[np.integer[Any]]) -> tuple[Tensor, Tensor]:
-        """The samples at ``indices [...]``: normalised float32 ``[..., *input_shape]`` and int64 ``[...]``.
+        """The samples and labels at ``indices [...]``: float32 ``[..., *input_shape]`` and int64 ``[...]``.
 
-        Normalised means ``(x - mean) / std``; tokens are left as they are, int64. An index of -1 is the last sample, so
-        padding reads something finite.
+        Samples are normalised, ``(x - mean) / std``; tokens stay as they are, int64. The index -1 is the last sample,
+        so that padding reads finite values.
         """
-        import torch  # kept out of the light processes that only look at labels and shapes
+        import torch  # Here, so that light processes, which only look at labels and shapes, do without it.
 
         y = torch.from_numpy(split.y.take(indices, axis=0))
         if self.language:

@@ -1,9 +1,9 @@
-"""Text as samples: the special tokens, the windows that texts are cut into, and what is to be predicted of them.
+"""Text as samples: the special tokens, the windows into which texts are cut, and the tokens to be predicted.
 
-A sample is ``[2, length]``: the tokens that a model reads, and those that it is to predict (``Corpus``). In *masked*
-language modelling some tokens are hidden, and a model names them from both sides, as in BERT (Devlin et al., 2019):
-15 % are chosen, at least one of each sample, of which 80 % become ``[MASK]``, 10 % a random token, and 10 % stay. In
-*next*-token prediction a model names each token from those before it.
+A sample is ``[2, length]``: the tokens that a model reads, and the tokens that it should predict (``Corpus``). In
+*masked* language modelling some tokens are hidden, and the model predicts them from both sides, as in BERT (Devlin et
+al., 2019). 15 % of the tokens are chosen, at least one of each sample; of these 80 % become ``[MASK]``, 10 % become a
+random token, and 10 % stay. In *next*-token prediction a model predicts each token from those before it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, UNKNOWN, BEGIN, END, MASK = range(len(SPECIAL_TOKENS))
 
 CHOSEN = 0.15
-"""Share of the tokens that are to be predicted."""
+"""The share of the tokens that are to be predicted."""
 HIDDEN, REPLACED = 0.8, 0.1
-"""Shares of the chosen ones that become ``[MASK]``, or a random token."""
+"""The shares of the chosen tokens that become ``[MASK]``, and that become a random token."""
 
 Objective = Literal["masked", "next"]
 
 
 def windows(tokens: Sequence[int], length: int, objective: Objective) -> NDArray[np.int64]:
-    """One text's tokens as ``[windows, 2, length]``, padded; nothing is chosen or hidden yet.
+    """The tokens of one text as ``[windows, 2, length]``, padded. No token is chosen or hidden yet.
 
-    Masked: pieces of ``length - 2`` tokens between ``[CLS]`` and ``[SEP]``, without targets. Next: ``length`` tokens at
-    a time, each to be predicted from those before it in its window; the first window reads ``[CLS]`` first and further
-    ones the token before them, and ``[SEP]`` is the last to be predicted.
+    For ``masked`` a window is a piece of ``length - 2`` tokens between ``[CLS]`` and ``[SEP]``, without targets. For
+    ``next`` a window has ``length`` targets, each to be predicted from the tokens before it in the window. The first
+    window begins with ``[CLS]``, each further one with the token before it, and the last target is ``[SEP]``.
     """
     rows: list[tuple[list[int], list[int]]]
     if objective == "masked":
@@ -52,17 +52,18 @@ def windows(tokens: Sequence[int], length: int, objective: Objective) -> NDArray
 
 
 def masked(tokens: NDArray[np.int64], random: np.random.RandomState, vocabulary: int) -> NDArray[np.int64]:
-    """``tokens [n, length]`` as samples ``[n, 2, length]`` with one masking, drawn from ``random``."""
+    """``tokens [n, length]`` as samples ``[n, 2, length]``, with one masking that is drawn from ``random``."""
     chance, fate = random.random_sample(tokens.shape), random.random_sample(tokens.shape)
     other = random.randint(len(SPECIAL_TOKENS), vocabulary, tokens.shape)
     return np.stack(hide(np, tokens, chance, fate, other), axis=1)
 
 
 def hide(library: Any, tokens: Any, chance: Any, fate: Any, other: Any) -> tuple[Any, Any]:
-    """What is read, and what is to be predicted, of ``tokens [n, length]``; arrays of ``library``, numpy or torch.
+    """The tokens to read and the tokens to predict, from ``tokens [n, length]``.
 
-    ``chance`` and ``fate`` are uniform on [0, 1), ``other`` random tokens, all ``[n, length]``. Special tokens are
-    never chosen; of other ones the one with the least ``chance`` always is.
+    All arrays belong to ``library``, numpy or torch. ``chance`` and ``fate`` are uniform on [0, 1), ``other`` are
+    random tokens, all ``[n, length]``. Special tokens are never chosen. The other token with the least ``chance`` is
+    always chosen.
     """
     plain = tokens >= len(SPECIAL_TOKENS)
     chance = library.where(plain, chance, 2.0)

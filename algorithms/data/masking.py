@@ -1,4 +1,4 @@
-"""Masking training texts anew in every batch, in place of the one masking that is stored."""
+"""A new masking of training texts in every batch, in place of the one that is stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedemu.algorithms.data.language import SPECIAL_TOKENS, hide
 
 @dataclass(frozen=True)
 class Masking:
-    """An Augment for samples of masked language modelling over so many tokens of a ``vocabulary``."""
+    """An Augment for samples of masked language modelling. ``vocabulary`` is the number of tokens."""
 
     vocabulary: int
 
@@ -33,9 +33,9 @@ class Masking:
         }
 
     def apply(self, x: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
-        """``x [rows, 2, length]``; the original tokens are the targets where there are any, and elsewhere what is read.
+        """A new tensor like ``x [rows, 2, length]``, with another masking.
 
-        Returns a new tensor of the same shape.
+        The original token is the target if there is one, and otherwise the token that is read.
         """
         read, targets = x.unbind(1)
         tokens = torch.where(targets == NO_TARGET, read, targets)

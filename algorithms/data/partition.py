@@ -1,6 +1,6 @@
-"""Who holds which training sample: the partition as flat arrays, ready to be published as a blob.
+"""Which device holds which training sample: the partition as flat arrays, ready for a blob.
 
-The ways of drawing one are in ``partitioners.py``.
+``partitioners.py`` draws partitions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Partition:
-    """Device ``i`` trains on ``train_indices[train_offsets[i]:train_offsets[i + 1]]``; likewise for validation.
+    """Device ``i`` trains on ``train_indices[train_offsets[i]:train_offsets[i + 1]]``, and validates likewise.
 
     Offsets are ``[devices + 1]``. Indices point into ``Corpus.train`` and ascend within a device.
     """
@@ -34,7 +34,7 @@ class Partition:
         return len(self.train_offsets) - 1
 
     def device(self, index: int) -> tuple[Indices, Indices]:
-        """Views of one device's training and validation indices."""
+        """One device's training and validation indices (views). Raises IndexError if there is no such device."""
         if not 0 <= index < len(self):
             raise IndexError(f"device {index} of {len(self)}")
         train = slice(self.train_offsets[index], self.train_offsets[index + 1])
@@ -42,11 +42,12 @@ class Partition:
         return self.train_indices[train], self.validation_indices[validation]
 
     def to_arrays(self) -> dict[str, Indices]:
+        """The partition as arrays for a blob."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Partition:
-        """The inverse of ``to_arrays``; raises DataError on anything that is no partition."""
+        """The inverse of ``to_arrays``. Raises DataError if the arrays are no partition."""
         missing = [field.name for field in fields(cls) if field.name not in arrays]
         if missing:
             raise DataError(f"the partition lacks {', '.join(missing)}")
@@ -62,9 +63,10 @@ class Partition:
 
     @classmethod
     def of(cls, shares: Sequence[Indices], validation: float, generator: np.random.Generator) -> Partition:
-        """Split each device's share: ``floor(validation * samples)`` go to validation, drawn at random.
+        """The partition of these shares, one ascending index array per device.
 
-        At least one sample of a device stays for training.
+        ``floor(validation * samples)`` samples of a device are drawn at random for validation. At least one stays for
+        training.
         """
         if not 0.0 <= validation < 1.0:
             raise ConfigurationError(f"the validation fraction is {validation}; it must be at least 0 and below 1")

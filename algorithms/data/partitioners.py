@@ -1,7 +1,7 @@
 """Ways to divide labelled samples over devices. Each returns one ascending int64 index array per device.
 
-Every sample goes to exactly one device, and the result is a function of the arguments and the generator's state.
-``docs/data.md`` tells which partitioners of flwr-datasets mean the same.
+Every sample goes to exactly one device. The result is a function of the arguments and the generator's state.
+``docs/data.md`` lists the partitioners of flwr-datasets that mean the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedemu.algorithms.data.partition import Indices
 from fedemu.protocol.errors import ConfigurationError, DataError
 
 MOST_DRAWS = 1000
-"""How often ``dirichlet(retry=True)`` draws before it gives up."""
+"""The number of draws after which ``dirichlet(retry=True)`` gives up."""
 
 Labels = NDArray[np.integer[Any]]
 Counts = NDArray[np.int64]
@@ -35,12 +35,12 @@ def dirichlet(
 ) -> list[Indices]:
     """Label skew with free sizes: each class is spread over the devices by proportions from Dir(alpha).
 
-    Drawn once (Yurochkin et al., arXiv:1905.12022); then, in index order, each device below ``min_samples`` takes
-    random samples from the device that is the largest at that moment (ties: lowest index). With ``retry``, as in
-    NIID-Bench (Li et al., arXiv:2102.02079), the proportions of all classes are drawn again instead until every device
-    has ``min_samples``, at most MOST_DRAWS times. With ``balanced``, a device that holds ``samples / devices`` or more
-    gets nothing of the classes that follow, and the other proportions are renormalised. FedNTD's partition is ``retry``
-    and ``balanced`` with ``min_samples`` 10.
+    The proportions are drawn once (Yurochkin et al., arXiv:1905.12022). Then, in index order, each device with fewer
+    than ``min_samples`` takes random samples from the device that is the largest at that moment (the lowest index of
+    equals). With ``retry``, as in NIID-Bench (Li et al., arXiv:2102.02079), the proportions of all classes are instead
+    drawn again until every device has ``min_samples``, at most MOST_DRAWS times; then it raises DataError. With
+    ``balanced``, a device that holds ``samples / devices`` or more gets nothing of the classes that follow, and the
+    other proportions are renormalised. FedNTD's partition has ``retry`` and ``balanced``, with ``min_samples`` 10.
     """
     _check_alpha(alpha)
     _check_minimum(len(labels), devices, min_samples)
@@ -60,11 +60,12 @@ def dirichlet(
 
 
 def dirichlet_equal(labels: Labels, devices: int, *, alpha: float, generator: np.random.Generator) -> list[Indices]:
-    """Label skew with equal sizes: each device draws its class proportions from Dir(alpha), then its samples by them.
+    """Label skew with equal sizes: each device draws class proportions from Dir(alpha), and then its samples by them.
 
-    Samples are drawn without replacement; a class that runs out is dropped and the rest renormalised, so later devices
-    take what is left (Hsu et al., arXiv:1909.06335, and the WSM paper's code). Where a device's proportions are zero in
-    all that is left, it draws from that by what there is. The first ``samples % devices`` hold one more.
+    Samples are drawn without replacement. A class without samples left is dropped, and the other proportions are
+    renormalised, so later devices take the rest (Hsu et al., arXiv:1909.06335, and the WSM paper's code). If a device's
+    proportions are zero for all classes that are left, it draws in proportion to their samples. The first ``samples %
+    devices`` devices hold one sample more.
     """
     _check_alpha(alpha)
     _check_minimum(len(labels), devices, 1)
@@ -86,11 +87,11 @@ def dirichlet_equal(labels: Labels, devices: int, *, alpha: float, generator: np
 
 
 def shards(labels: Labels, devices: int, *, shards_per_device: int, generator: np.random.Generator) -> list[Indices]:
-    """Pathological skew: each class is cut into equal shards, of which each device gets ``shards_per_device``.
+    """Pathological skew: each class is cut into equal shards, and each device gets ``shards_per_device`` of them.
 
-    Which ones is random, so a device may get two shards of one class (FedNTD's code, after McMahan et al.,
-    arXiv:1602.05629). Samples left over go one each to the first shards of their class. Where the shards don't divide
-    evenly among the classes, the lowest labels are cut into one more.
+    The choice is random, so a device may get two shards of one class (FedNTD's code, after McMahan et al.,
+    arXiv:1602.05629). If a class does not divide evenly, its first shards have one sample more. If the shards do not
+    divide evenly among the classes, the lowest labels have one shard more.
     """
     if shards_per_device < 1:
         raise ConfigurationError(f"shards_per_device is {shards_per_device}; it must be at least 1")
@@ -117,9 +118,9 @@ def shards(labels: Labels, devices: int, *, shards_per_device: int, generator: n
 
 
 def by_id(column: NDArray[Any], devices: int) -> list[Indices]:
-    """Natural devices: one per distinct value of the column, in sorted order.
+    """Natural devices: one for each distinct value of the column, in sorted order.
 
-    With fewer devices than values, neighbouring values share a device; the first groups hold one value more.
+    With fewer devices than values, neighbouring values share a device; the first devices then have one value more.
     """
     values, position = np.unique(column, return_inverse=True)
     if devices > len(values):
@@ -131,7 +132,7 @@ def by_id(column: NDArray[Any], devices: int) -> list[Indices]:
 
 
 def iid(samples: int, devices: int, *, generator: np.random.Generator) -> list[Indices]:
-    """Uniformly at random; sizes differ by at most one, the first devices hold the larger ones."""
+    """A uniformly random partition. Sizes differ by at most one; the first devices hold one sample more."""
     _check_minimum(samples, devices, 1)
     return [np.sort(part) for part in np.array_split(generator.permutation(samples), devices)]
 
@@ -146,7 +147,7 @@ def _spread(sizes: Counts, proportions: NDArray[np.float64], balanced: bool) -> 
         if balanced and sizes[label]:
             open_ = counts.sum(axis=1) < full
             share = np.where(open_, share, 0.0)
-            # All the mass may lie on devices that are full; then those that are not share the class evenly.
+            # If the proportions of all devices that are not full are 0, these share the class evenly.
             share = share / share.sum() if share.sum() > 0.0 else open_ / open_.sum()
         cuts = (np.cumsum(share) * sizes[label]).astype(np.int64)[:-1]
         counts[:, label] = np.diff(cuts, prepend=0, append=sizes[label])
@@ -154,7 +155,7 @@ def _spread(sizes: Counts, proportions: NDArray[np.float64], balanced: bool) -> 
 
 
 def _deal(labels: Labels, counts: Counts, generator: np.random.Generator) -> list[Indices]:
-    """Hand out each class's samples, shuffled, by ``counts [devices, classes]``."""
+    """Give each class's samples, shuffled, to the devices by ``counts [devices, classes]``."""
     owner = np.empty(len(labels), dtype=np.int64)
     devices = len(counts)
     for label in range(counts.shape[1]):
@@ -170,9 +171,9 @@ def _members(owner: Indices, devices: int) -> list[Indices]:
 
 
 def _fill_up(shares: Sequence[Indices], least: int) -> list[Indices]:
-    """Move last samples from the largest device to those below ``least``, in index order."""
+    """The shares, after devices below ``least`` took the last samples of the largest device, in index order."""
     held = [share.tolist() for share in shares]
-    # A device that was filled up has ``least`` samples, a giver always more: outdated entries never come to the top.
+    # A filled-up device has ``least`` samples, and a giver always has more. So an outdated entry never comes first.
     largest = [(-len(share), device) for device, share in enumerate(held)]
     heapq.heapify(largest)
     for share in held:

@@ -1,4 +1,4 @@
-"""Which training samples become public data. What is left is divided over devices by ``partitioners.py``."""
+"""Which training samples become public data. ``partitioners.py`` divides the rest over devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedemu.protocol.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class PublicSplit:
-    """Ascending indices into ``Corpus.train``: the two parts of the public data, and the rest, which devices hold."""
+    """Ascending indices into ``Corpus.train``: the two parts of the public data, and the rest for the devices."""
 
     train: Indices
     validation: Indices
@@ -31,8 +31,8 @@ def public_split(
 ) -> PublicSplit:
     """Draw ``round(fraction * samples)`` samples uniformly; ``floor(validation * drawn)`` of them are for validation.
 
-    With ``ids [samples]`` whole ids are drawn instead, ``round(fraction * distinct ids)`` but at least one, with all
-    their samples. Raises ConfigurationError where a part, or what is left for devices, would be empty.
+    With ``ids [samples]`` it draws ids instead, ``round(fraction * distinct ids)`` but at least one, and takes all
+    their samples. Raises ConfigurationError if one of the two parts or the rest would be empty.
     """
     if ids is None:
         public = np.zeros(samples, dtype=bool)
@@ -49,7 +49,7 @@ def public_split(
     takes = f"data.public.fraction = {fraction:g} takes {len(drawn)} of {samples} training samples"
     if not len(split.train) or not len(split.validation):
         raise ConfigurationError(
-            f"{takes}, {len(split.train)} to train on and {len(split.validation)} for validation, where both need one; "
+            f"{takes}, {len(split.train)} to train on and {len(split.validation)} for validation; both need one; "
             "raise it, or change data.public.validation"
         )
     if not len(rest):

@@ -1,9 +1,9 @@
-"""BERT for masked language modelling, as ``transformers`` has it, built from its configuration: nothing is downloaded.
+"""BERT for masked language modelling, from the package ``transformers``. It is built from a configuration, not loaded.
 
 ``tinybert`` has the size of TinyBERT's student (Jiao et al., "TinyBERT: Distilling BERT for Natural Language
 Understanding", 2020): 4 layers of 312 with 12 heads. ``tinybert_small`` is made for a CPU. Input and output embeddings
-are one leaf, and nothing is dropped out. Importing ``transformers`` takes seconds and some 150 MB, so it happens only
-where such a model is built.
+are the same leaf, and there is no dropout. The import of ``transformers`` takes seconds and about 150 MB, so it happens
+only when such a model is built.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _INSTALL = "install it with pip install 'fedemu[language]'"
 
 
 class MaskedBert:
-    """A ``BertForMaskedLM`` as pure functions; logits ``[batch, length, vocabulary]``, features those before them.
+    """A ``BertForMaskedLM`` as pure functions.
 
-    ``x [batch, 2, length]`` as in ``Corpus``, of which the first row is read. Nobody attends to ``[PAD]``.
+    Logits are ``[batch, length, vocabulary]``, features ``[batch, length, hidden]``. ``x [batch, 2, length]`` is as in
+    ``Corpus``; the model reads its first row. There is no attention to ``[PAD]``.
     """
 
     kind: Literal["sequence"] = "sequence"
@@ -53,7 +54,7 @@ class MaskedBert:
 
 
 class _Reader(nn.Module):
-    """Gives BERT all that it would else take from its buffers, which a recorded step can't use, or work out itself."""
+    """BERT with all of its inputs given, because a recorded step cannot use BERT's buffers or read values."""
 
     def __init__(self, bert: Any) -> None:
         super().__init__()
@@ -80,9 +81,10 @@ def tinybert(
     heads: PositiveInt = 12,
     feed_forward: PositiveInt = 1200,
 ) -> MaskedBert:
-    """TinyBERT's size: 4 layers, 312 wide, 12 heads, feed-forward layers of 1,200.
+    """BERT in TinyBERT's size: 4 layers, 312 wide, 12 heads, feed-forward layers of 1,200.
 
-    ConfigurationError where samples are no texts, ``transformers`` is missing, or heads don't divide the width.
+    ``outputs`` is the size of the vocabulary. Raises ConfigurationError if samples are not texts, if ``transformers``
+    is missing, or if the width cannot be divided by the number of heads.
     """
     length = token_length("tinybert", input_shape)
     if hidden % heads:
@@ -93,7 +95,7 @@ def tinybert(
         from transformers import BertConfig
     except ImportError:
         raise ConfigurationError(f"this model needs the package transformers; {_INSTALL}") from None
-    # Attention is written out (eager), because what torch has in its place knows no forward mode.
+    # Attention is written out (eager), because torch's own function has no forward mode.
     chosen: dict[str, Any] = {"attn_implementation": "eager"}
     return MaskedBert(
         BertConfig(
@@ -121,12 +123,12 @@ def tinybert_small(
     heads: PositiveInt = 2,
     feed_forward: PositiveInt = 256,
 ) -> MaskedBert:
-    """The same with 2 layers, 64 wide, 2 heads, feed-forward layers of 256: a tenth of the time of a step."""
+    """``tinybert`` with 2 layers, 64 wide, 2 heads, feed-forward layers of 256. A step takes a tenth of the time."""
     return tinybert(input_shape, outputs, layers, hidden, heads, feed_forward)
 
 
 def token_length(model: str, input_shape: tuple[int, ...]) -> int:
-    """The number of tokens of a sample; raises ConfigurationError where samples are no texts."""
+    """The number of tokens of a sample. Raises ConfigurationError if samples are not texts."""
     if len(input_shape) != 2 or input_shape[0] != 2:
         raise ConfigurationError(
             f"model {model!r} needs texts, but a sample has the shape {input_shape}; "

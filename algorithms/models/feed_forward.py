@@ -1,7 +1,7 @@
 """Small networks without normalisation layers: a perceptron, FedNTD's two-convolution CNN, and LeNet-5.
 
-All take ``projection``, the width of a projection head as MOON's authors put it before the classifier (256 there, 0 for
-none, as in FedNTD's comparison); the features that a model returns are then the head's output.
+All have the option ``projection``: the width of a projection head before the classifier, as MOON's authors use it (256
+there; 0 for no head, as in FedNTD's comparison). The features of a model with such a head are the head's output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedemu.protocol.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Projection:
-    """Two linear layers with ReLU in between, and none after them: ``[batch, inputs]`` to ``[batch, outputs]``."""
+    """Two linear layers with ReLU between them, and none after them: ``[batch, inputs]`` to ``[batch, outputs]``."""
 
     hidden: Linear
     output: Linear
@@ -35,7 +35,7 @@ class Projection:
 
 
 def projection_head(inputs: int, outputs: int) -> Projection | None:
-    """A hidden layer as wide as its input, then ``outputs``; None where they are 0."""
+    """A hidden layer as wide as its input, then a layer of ``outputs``. None if ``outputs`` is 0."""
     if not outputs:
         return None
     return Projection(Linear("projection.hidden", inputs, inputs), Linear("projection.output", inputs, outputs))
@@ -45,7 +45,7 @@ def projection_head(inputs: int, outputs: int) -> Projection | None:
 class FeedForward:
     """Convolutions, each followed by ReLU and 2×2 max-pooling, then linear layers with ReLU, then the classifier.
 
-    ``statistics`` says whether outputs carry mean and variance of what each layer before ReLU gives.
+    ``statistics`` says whether ``Outputs.statistics`` holds mean and variance of each layer's output before ReLU.
     """
 
     convolutions: tuple[Convolution, ...]
@@ -80,7 +80,7 @@ class FeedForward:
             return x
 
         for convolution in self.convolutions:
-            # ReLU and maximum commute, and after pooling there is a quarter to do.
+            # ReLU and maximum commute, and after pooling there is a quarter of the values.
             x = functional.max_pool2d(run(convolution, x), 2).relu()
         if x.dim() > 2:
             x = x.flatten(1)
@@ -91,14 +91,14 @@ class FeedForward:
         return Outputs(self.head(variables, x), x, statistics), {}
 
     def observed(self) -> FeedForward:
-        """The same with statistics."""
+        """The same network with ``Outputs.statistics``."""
         return replace(self, statistics=True)
 
 
 def mlp(
     input_shape: tuple[int, ...], classes: int, hidden: tuple[PositiveInt, ...] = (64,), projection: NonNegativeInt = 0
 ) -> FeedForward:
-    """A perceptron with ReLU; samples of any shape are flattened."""
+    """A perceptron with ReLU. Samples of any shape are flattened."""
     return _feed_forward((), prod(input_shape), hidden, projection, classes)
 
 
@@ -110,10 +110,10 @@ def cnn(input_shape: tuple[int, ...], classes: int, projection: NonNegativeInt =
 
 
 def lenet(input_shape: tuple[int, ...], classes: int, projection: NonNegativeInt = 0) -> FeedForward:
-    """LeNet-5 with ReLU and max-pooling. Images below 32 pixels are padded by 2 first, as is usual for MNIST.
+    """LeNet-5 with ReLU and max-pooling. Images below 32 pixels are first padded by 2, as is usual for MNIST.
 
-    The network of this name in the code for re-weighted softmax pads its second convolution too, and so does not fit
-    the 32×32 pixels of CIFAR-10, for which the paper reports it; this one does.
+    In the code for re-weighted softmax, the network of this name also pads its second convolution. So it does not fit
+    the 32×32 pixels of CIFAR-10, for which the paper reports it; this one fits.
     """
     channels, height, width = image_shape("lenet", input_shape, smallest=12)
     padding = 2 if min(height, width) < 32 else 0
@@ -123,7 +123,7 @@ def lenet(input_shape: tuple[int, ...], classes: int, projection: NonNegativeInt
 
 
 def image_shape(model: str, input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """Channels, height and width; raises ConfigurationError where samples are no images, or too small ones."""
+    """Channels, height and width. Raises ConfigurationError if samples are not images, or too small."""
     if len(input_shape) != 3:
         raise ConfigurationError(
             f"model {model!r} needs images, but a sample has the shape {input_shape}; choose model 'mlp'"
@@ -140,7 +140,7 @@ def image_shape(model: str, input_shape: tuple[int, ...], smallest: int) -> tupl
 def _feed_forward(
     convolutions: tuple[Convolution, ...], inputs: int, hidden: tuple[int, ...], projection: int, classes: int
 ) -> FeedForward:
-    """``inputs`` is the number of values per sample after the convolutions."""
+    """The network with these layers. ``inputs`` is the number of values per sample after the convolutions."""
     widths = (inputs, *hidden)
     linears = tuple(Linear(f"fc{i + 1}", widths[i], widths[i + 1]) for i in range(len(hidden)))
     head = Linear(f"fc{len(widths)}", projection or widths[-1], classes)

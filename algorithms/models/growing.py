@@ -1,9 +1,9 @@
 """Classifiers that grow with the tasks of a stream, for any model whose logits are linear in its features.
 
 The classifier has rows for all classes from the beginning, so that shapes never change. A buffer of the model,
-``classes_seen``, says which of them a task has brought so far; logits of the others are out of the running, and their
-rows get no gradient. A task's rows are drawn when it begins, by (seed, task). ``class_incremental_rounds.py`` holds
-what a method does about it.
+``classes_seen``, says which classes tasks have brought so far. The logits of the others are always the lowest, and
+their rows get no gradient. The rows of a task are drawn when it begins, by (seed, task).
+``incremental/task_by_task.py`` prepares a method for such a model.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
 
 SEEN: Final = "classes_seen"
-"""The buffer ``[classes]`` float32, 1 for a class that a task has brought, 0 for others."""
+"""The name of the buffer ``[classes]`` float32 that is 1 for a class that a task has brought, and 0 for others."""
 APART = 50.0
-"""By how much the logit of an unseen class lies below the highest of a seen one: out of a float32's sight, and finite,
-so that the loss of a sample whose class has yet to come stays a number that can be shown."""
+"""The distance of the logits of unseen classes below the highest logit of a seen class.
+
+It is so large that a float32 does not notice these classes. It is finite, so that the loss of a sample whose class has
+not come yet stays a number that can be shown.
+"""
 
 
 @dataclass(frozen=True)
 class Head:
-    """Names of a classifier's ``weight [classes, width]`` and, if it has one, its ``bias [classes]``."""
+    """The names of a classifier's ``weight [classes, width]`` and, if it has one, of its ``bias [classes]``."""
 
     weight: str
     bias: str | None
@@ -44,7 +47,7 @@ class Head:
 
 @dataclass(frozen=True, eq=False)
 class Growing:
-    """A model of the classes seen so far. A new one knows those of the first task."""
+    """A model of the classes seen so far. A new model knows those of the first task."""
 
     model: Model
     tasks: ClassTasks
@@ -76,15 +79,15 @@ class Growing:
         return among_seen(variables, self.head(variables, features))
 
     def observed(self) -> Growing:
-        """The same with statistics; ConfigurationError where the model has none to report."""
+        """The same model with ``Outputs.statistics``. Raises ConfigurationError if the inner model has none."""
         return replace(self, model=observed(self.model))
 
     def of_task(self, task: Tensor) -> Tensor:
-        """Which classes a task brings, ``[classes]`` bool; under ``vmap`` a different one for each device."""
+        """Whether the task brings each class, ``[classes]`` bool. Under ``vmap`` each device may have its own task."""
         return self.task_of.to(task.device) == task
 
     def entered(self, variables: Tree, task: int, seed: int) -> Tree:
-        """The variables when ``task`` begins: with the rows of all classes up to it, those of new ones just drawn."""
+        """The variables when ``task`` begins, with rows for all classes up to it. The rows of new classes are drawn."""
         after = dict(variables)
         for new in range(task + 1):
             rows = (self.task_of == new) & (variables[SEEN] == 0)
@@ -95,7 +98,7 @@ class Growing:
         return after
 
     def _drawn(self, variables: Tree, task: int, seed: int) -> Tree:
-        """A fresh classifier as torch would draw it, of which a task takes its rows."""
+        """A new classifier as torch would draw it. A task takes its rows from it."""
         generator = torch.Generator().manual_seed(seeds.integer(seed, purpose=f"head/{task}"))
         names = [self.head.weight] + ([] if self.head.bias is None else [self.head.bias])
         width = variables[self.head.weight].shape[1]
@@ -103,23 +106,23 @@ class Growing:
 
 
 def growing(model: Model, tasks: ClassTasks, input_shape: tuple[int, ...]) -> Growing:
-    """The model with a classifier that grows; ConfigurationError where its logits are not linear in its features.
+    """The model with a classifier that grows. ``input_shape`` is the shape of one sample.
 
-    ``input_shape`` is that of one sample.
+    Raises ConfigurationError if the model's logits are not linear in its features.
     """
     return Growing(model, tasks, head_of(model, len(tasks.order), input_shape))
 
 
 def head_of(model: Model, classes: int, input_shape: tuple[int, ...]) -> Head:
-    """The classifier of any model, found by comparing what it gives with what each candidate would.
+    """The classifier of any model. It is found by comparing the model's logits with those that each candidate gives.
 
-    ConfigurationError where the model can't be applied to such samples, gives other logits than one for each class, or
-    has no variables that make its logits of its features.
+    Raises ConfigurationError if the model cannot be applied to such samples, if it does not give one logit for each
+    class, or if none of its variables turn its features into its logits.
     """
     generator = torch.Generator().manual_seed(0)
 
     def stirred(leaf: Tensor) -> Tensor:
-        """So that a bias that starts at 0 is seen too."""
+        """The leaf with a little noise, so that a bias that starts at 0 is found too."""
         return leaf + 0.01 * torch.randn(leaf.shape, generator=generator) if leaf.is_floating_point() else leaf
 
     fixed = model.buffers
@@ -127,7 +130,7 @@ def head_of(model: Model, classes: int, input_shape: tuple[int, ...]) -> Head:
     logits, features = _outputs(model, variables, torch.randn(3, *input_shape, generator=generator))
     if logits.shape != (3, classes):
         raise ConfigurationError(
-            f"the model gives logits {list(logits.shape)} for 3 samples where the data have {classes} classes; "
+            f"the model gives logits {list(logits.shape)} for 3 samples, but the data have {classes} classes; "
             f"they must be [3, {classes}]"
         )
     weights = [
@@ -146,7 +149,7 @@ def head_of(model: Model, classes: int, input_shape: tuple[int, ...]) -> Head:
 
 
 def _outputs(model: Model, variables: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits and features, in evaluation."""
+    """Logits and features in evaluation mode. Raises ConfigurationError if the model fails."""
     try:
         with torch.no_grad():
             outputs, _ = model.apply(variables, x, False)
@@ -159,7 +162,7 @@ def _outputs(model: Model, variables: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def among_seen(variables: Tree, logits: Tensor) -> Tensor:
-    """The logits, with those of unseen classes ``APART`` below the highest of a seen one; they pass no gradient."""
+    """The logits, with those of unseen classes ``APART`` below the highest seen one. Unseen logits pass no gradient."""
     seen = variables[SEEN] > 0
     highest = torch.where(seen, logits, -torch.inf).amax(-1, keepdim=True).detach()
     return torch.where(seen, logits, highest - APART)

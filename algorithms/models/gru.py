@@ -1,7 +1,7 @@
 """A small recurrent network that predicts the next token, for characters on a CPU.
 
-A gated recurrent unit (Cho et al., 2014), in the form of ``torch.nn.GRU`` but written out, so that it runs under
-``torch.func.vmap`` and in forward mode. Trained by plain SGD it learns characters much faster than a small Transformer.
+It is a gated recurrent unit (Cho et al., 2014) in the form of ``torch.nn.GRU``, but written out, so that it runs under
+``torch.func.vmap`` and in forward mode. With plain SGD it learns characters much faster than a small Transformer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedemu.algorithms.models.layers import Linear, uniform
 
 @dataclass(frozen=True)
 class Gated:
-    """One layer: ``x [batch, length, inputs]`` to its states ``[batch, length, width]``, from a state of zeros."""
+    """One layer: ``x [batch, length, inputs]`` to its states ``[batch, length, width]``. The first state is zero."""
 
     name: str
     inputs: int
@@ -37,7 +37,7 @@ class Gated:
 
     def __call__(self, variables: Tree, x: Tensor) -> Tensor:
         weight, bias = variables[f"{self.name}.state.weight"].t(), variables[f"{self.name}.state.bias"]
-        # What the inputs bring to the reset and update gates and to the candidate, of all places at once.
+        # The contribution of the inputs to both gates and to the candidate, for all places at once.
         brought = x @ variables[f"{self.name}.input.weight"].t() + variables[f"{self.name}.input.bias"]
         state = torch.zeros_like(brought[:, 0, : self.width])
         states = []
@@ -52,9 +52,9 @@ class Gated:
 
 @dataclass(frozen=True)
 class Recurrent:
-    """Embeddings, gated layers, and a linear layer; logits ``[batch, length, vocabulary]``.
+    """Embeddings, gated layers, and a linear layer. Logits are ``[batch, length, vocabulary]``.
 
-    ``x [batch, 2, length]`` as in ``Corpus``, of which the first row is read.
+    ``x [batch, 2, length]`` is as in ``Corpus``; the model reads its first row.
     """
 
     vocabulary: int
@@ -86,7 +86,10 @@ def gru(
     hidden: PositiveInt = 128,
     layers: PositiveInt = 1,
 ) -> Recurrent:
-    """Embeddings of 32, one layer of 128; ConfigurationError where samples are no texts."""
+    """A recurrent network with embeddings of 32 and one layer of 128 by default.
+
+    ``outputs`` is the size of the vocabulary. Raises ConfigurationError if samples are not texts.
+    """
     token_length("gru", input_shape)
     widths = (embedding, *[hidden] * layers)
     gates = tuple(Gated(f"gru{i + 1}", widths[i], hidden) for i in range(layers))

@@ -1,12 +1,12 @@
 """Generators of images (MFCL; Babakniya et al., 2023, tables 6 and 7): noise to images, normalised as the data are.
 
-A linear layer makes small maps of the noise; blocks of doubling (nearest neighbour), 3×3 convolution, batch
-normalisation and LeakyReLU enlarge them; a last convolution, tanh and batch normalisation without parameters make
+A linear layer turns the noise into small maps. Blocks of doubling (nearest neighbour), 3×3 convolution, batch
+normalisation and LeakyReLU enlarge them. A last convolution, tanh and batch normalisation without parameters make
 channels of mean 0 and variance 1. The generators for 32, 64 and 224 pixels are the paper's; those for 8 and 28 pixels
-are smaller ones of the same kind.
+are smaller generators of the same kind.
 
-Table 6 has a batch normalisation of 3 channels after the third block's convolution for 64 pixels, which gives 64; here
-it has 64. The slope of LeakyReLU, on which the paper is silent, is 0.2.
+For 64 pixels, table 6 has a batch normalisation of 3 channels after the third block's convolution, which has 64 output
+channels; here it has 64. The paper does not give the slope of LeakyReLU; here it is 0.2.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from fedemu.algorithms.models.torch_module import from_module
 from fedemu.protocol.errors import ConfigurationError
 
 SLOPE = 0.2
+"""The slope of LeakyReLU."""
 AT_ONCE = 16
-"""Images that are made at once where they are only looked at, so that large ones fit into memory."""
-
+"""The number of images that are made at once for people to look at, so that large images fit into memory."""
 
 NoiseSize = Annotated[int, Field(ge=0, le=65_536)]
-"""How many values noise has; 0 is the size that the architecture was published with."""
+"""The number of values of the noise. 0 means the size with which the architecture was published."""
 
 
 class Plan(NamedTuple):
-    """``start`` pixels and ``widths[0]`` channels after the linear layer, then one block for each further width."""
+    """An architecture: maps of ``start`` pixels and ``widths[0]`` channels, then a block for each further width."""
 
     noise: int
     start: int
@@ -47,12 +47,12 @@ PLANS = {
     64: Plan(400, 8, (128, 128, 128, 64)),
     224: Plan(200, 7, (64, 64, 64, 64, 64, 64)),
 }
-"""By image size in pixels."""
+"""The architectures by the size of the images in pixels."""
 
 
 @dataclass(frozen=True)
 class Generator:
-    """Makes images ``[batch, channels, size, size]`` of noise ``z [batch, noise]``."""
+    """A network that makes images ``[batch, channels, size, size]`` from noise ``z [batch, noise]``."""
 
     size: int
     channels: int
@@ -69,18 +69,18 @@ class Generator:
 
     @property
     def idle(self) -> frozenset[str]:
-        """Biases that batch normalisation takes away again: their gradients are nothing but rounding."""
+        """The biases that batch normalisation cancels. Their gradients are only rounding errors."""
         return frozenset(f"blocks.{block}.0.bias" for block in range(len(PLANS[self.size].widths) - 1))
 
     def images(self, variables: Tree, z: Tensor) -> Tensor:
-        """In evaluation: an image depends on its own noise only."""
+        """The images of ``z`` in evaluation mode, in which an image depends only on its own noise."""
         return self.model.apply(variables, z, False)[0].logits
 
 
 def generator_for(input_shape: tuple[int, ...], noise: int = 0) -> Generator:
-    """The generator for samples of this shape; ``noise`` 0 is the size that the architecture was published with.
+    """The generator for samples of this shape. ``noise`` 0 means the size with which the architecture was published.
 
-    ConfigurationError where samples are no square images of a size that there is a generator for.
+    Raises ConfigurationError if samples are not square images of one of the sizes in ``PLANS``.
     """
     sizes = set(input_shape[1:])
     if len(input_shape) != 3 or len(sizes) != 1 or sizes - PLANS.keys():
@@ -93,7 +93,7 @@ def generator_for(input_shape: tuple[int, ...], noise: int = 0) -> Generator:
 
 
 def samples_of_equal_memory(generator: Generator) -> int:
-    """How many samples take no more memory than the generator's variables: a byte for each value and for the label."""
+    """The number of samples that take as much memory as the generator's variables: a byte per value and per label."""
     variables = generator.model.init(0)
     memory = sum(leaf.numel() * leaf.element_size() for leaf in variables.values())
     return memory // (generator.channels * generator.size**2 + 1)
@@ -122,11 +122,11 @@ class _Network(nn.Module):
 
 
 class _Doubling(nn.Conv2d):
-    """A 3×3 convolution, padded by 1, of images that nearest-neighbour interpolation has doubled, without these images.
+    """A 3×3 convolution, padded by 1, of images doubled by nearest-neighbour interpolation, without these images.
 
-    In a doubled image two of the three pixels in a row that the kernel meets are one pixel. So each of the four kinds
-    of pixels that come out, by even or odd row and column, is a 2×2 convolution of the small image, whose kernel has
-    sums in place of such pairs: 16 products for 36, and half the time for wide layers.
+    In a doubled image, two of the three pixels in a row under the kernel are the same pixel. So each of the four kinds
+    of output pixels, by even or odd row and column, is a 2×2 convolution of the small image. Its kernel has sums in
+    place of such pairs. This needs 16 products instead of 36, and half the time for wide layers.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -141,6 +141,6 @@ class _Doubling(nn.Conv2d):
 
 
 def _halves(weight: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
-    """What a kernel's three rows or columns come to on two pixels of the small image: for even and for odd places."""
+    """The kernel's three rows or columns as two, for pixels of the small image: at even places, and at odd places."""
     first, second, third = weight.unbind(dimension)
     return torch.stack([first, second + third], dimension), torch.stack([first + second, third], dimension)

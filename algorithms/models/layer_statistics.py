@@ -1,8 +1,8 @@
-"""Mean and variance of what runs through a model's layers: of a batch, and running ones over a device's batches.
+"""Mean and variance of the values in a model's layers: of one batch, and running ones over a device's batches.
 
-A model tells those of a batch in ``Outputs.statistics`` once it is ``observed``. Batch normalisation keeps running ones
-by itself; other layers of a ``Watched`` model get them in buffers of its own, so that devices report them as they do
-batch normalisation's.
+An ``observed`` model reports those of a batch in ``Outputs.statistics``. Batch normalisation keeps running statistics
+by itself. A ``Watched`` model keeps them for its other layers in additional buffers, so that devices report them like
+those of batch normalisation.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from fedemu.algorithms.models.layers import BATCH_NORM_MOMENTUM
 from fedemu.protocol.errors import ConfigurationError
 
 WATCHED: Final = "watched."
-"""How the names of a watched layer's buffers begin: ``watched.LAYER.mean``, ``watched.LAYER.var``."""
+"""The beginning of the names of a watched layer's buffers, ``watched.LAYER.mean`` and ``watched.LAYER.var``."""
 
 
 @runtime_checkable
 class Observable(Protocol):
+    """A model that can report statistics of its layers."""
+
     def observed(self) -> Model:
-        """The same model with ``Outputs.statistics``: ``LAYER.mean`` and ``LAYER.var`` ``[channels]``, biased."""
+        """The same model with ``Outputs.statistics``: ``LAYER.mean`` and the biased ``LAYER.var`` ``[channels]``."""
         ...
 
 
 def observed(model: Model) -> Model:
-    """The model with statistics; ConfigurationError where it is of a kind that reports none."""
+    """The model with ``Outputs.statistics``. Raises ConfigurationError if it is not ``Observable``."""
     if not isinstance(model, Observable):
         raise ConfigurationError(
             f"a generator is trained by statistics of the model's layers, and a {type(model).__name__} reports none; "
@@ -46,9 +48,9 @@ def observed(model: Model) -> Model:
 
 @dataclass(frozen=True, eq=False)
 class Watched:
-    """An observed model that keeps running statistics of ``layers``, by name and number of channels.
+    """An observed model that keeps running statistics of ``layers``, which are (name, number of channels).
 
-    The share of the newest batch is that of batch normalisation, and so is what they begin with: 0 and 1.
+    As in batch normalisation, means begin with 0 and variances with 1, and the newest batch has the same share.
     """
 
     model: Model
@@ -71,7 +73,7 @@ class Watched:
         return self.begun(self.model.init(seed))
 
     def begun(self, variables: Tree) -> Tree:
-        """The model's variables, and statistics of nothing yet."""
+        """The model's variables with the additional buffers at their beginning."""
         means = {f"{WATCHED}{name}.mean": torch.zeros(channels) for name, channels in self.layers}
         variances = {f"{WATCHED}{name}.var": torch.ones(channels) for name, channels in self.layers}
         return {**variables, **means, **variances}
@@ -88,9 +90,9 @@ class Watched:
 
 
 def watched(model: Model, input_shape: tuple[int, ...]) -> Watched:
-    """The model, observed, with running statistics of all layers that have none.
+    """The observed model, with running statistics of all layers that do not keep any by themselves.
 
-    ``input_shape`` is that of one sample. ConfigurationError where the model reports no layers at all.
+    ``input_shape`` is the shape of one sample. Raises ConfigurationError if the model reports no layers at all.
     """
     seen = observed(model)
     variables = seen.init(0)
@@ -107,7 +109,7 @@ def watched(model: Model, input_shape: tuple[int, ...]) -> Watched:
 
 
 def running_statistics(variables: Tree) -> Tree:
-    """``LAYER.mean`` and ``LAYER.var`` of batch normalisation's and of watched layers, by what the variables hold."""
+    """The running ``LAYER.mean`` and ``LAYER.var`` of all layers: of batch normalisation, and of watched layers."""
     found: dict[str, Tensor] = {}
     for name, leaf in variables.items():
         if name.startswith(WATCHED):
@@ -123,5 +125,5 @@ def _is_mean(name: str) -> bool:
 
 
 def unwatched(variables: Tree) -> Tree:
-    """The variables without running statistics that the model itself does not have."""
+    """The variables without the additional buffers of a ``Watched`` model."""
     return {name: leaf for name, leaf in variables.items() if not name.startswith(WATCHED)}

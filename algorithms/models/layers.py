@@ -1,6 +1,6 @@
-"""The building blocks of models: each knows its leaves, draws them as torch does by default, and applies them.
+"""The building blocks of models. Each draws its leaves as torch does by default, and applies them.
 
-All are pure functions of tensors that run alone, under ``torch.func.grad`` and under ``torch.func.vmap``.
+All are pure functions of tensors, which run alone, under ``torch.func.grad`` and under ``torch.func.vmap``.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch.nn import functional
 from fedemu.algorithms.interface import Tree
 
 BATCH_NORM_MOMENTUM = 0.1
-"""Share of the newest batch in the running statistics, as in torch."""
+"""The share of the newest batch in the running statistics, as in torch."""
 
 
 def uniform(shape: Sequence[int], fan_in: int, generator: Generator) -> Tensor:
-    """U(-1/sqrt(fan_in), 1/sqrt(fan_in)): what torch draws for weights and biases of linear and convolution layers."""
+    """A draw from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as torch draws weights and biases of linear layers and others."""
     bound = 1 / math.sqrt(fan_in)
     return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator)
 
 
 @dataclass(frozen=True)
 class Linear:
-    """``x [batch, inputs]`` to ``[batch, outputs]``."""
+    """A linear layer: ``x [..., inputs]`` to ``[..., outputs]``."""
 
     name: str
     inputs: int
@@ -45,7 +45,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Convolution:
-    """``x [batch, inputs, height, width]`` with a square kernel."""
+    """A convolution of ``x [batch, inputs, height, width]`` with a square kernel."""
 
     name: str
     inputs: int
@@ -70,6 +70,8 @@ class Convolution:
 
 @dataclass(frozen=True)
 class GroupNorm:
+    """Group normalisation with a weight and a bias per channel, of ``[batch, channels, height, width]``."""
+
     name: str
     channels: int
     groups: int
@@ -89,10 +91,10 @@ class GroupNorm:
 
 @dataclass(frozen=True)
 class BatchNorm:
-    """Normalises by the batch in training and by running statistics in evaluation; returns the next running statistics.
+    """Batch normalisation: by the batch in training, by running statistics in evaluation.
 
-    Padding rows count like others in a batch's statistics. They repeat samples of the same batch, so they shift the
-    weights of its samples but bring in no foreign data.
+    A call returns the output and the next running statistics. Padding rows count like others in a batch's statistics.
+    They repeat samples of the same batch, so they change the weights of its samples, but add no foreign data.
     """
 
     name: str
@@ -127,6 +129,6 @@ class BatchNorm:
 
 
 def batch_statistics(name: str, x: Tensor) -> Tree:
-    """``name.mean`` and ``name.var`` (biased) per channel of ``[batch, channels, ...]``."""
+    """``name.mean`` and the biased ``name.var``, each ``[channels]``, of ``x [batch, channels, ...]``."""
     variance, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
     return {f"{name}.mean": mean, f"{name}.var": variance}

@@ -1,10 +1,10 @@
-"""ResNet-18 (He et al., 2016), for small images with a 3×3 stem and no max-pooling; group or batch normalisation.
+"""ResNet-18 (He et al., 2016) for small images: a 3×3 stem, no max-pooling, and group or batch normalisation.
 
 ``stem="7x7"`` is the original for 224 pixels: a 7×7 stem of stride 2, and 3×3 max-pooling of stride 2.
 
 With ``norm="group"`` and ``conv_bias=True`` it has the 11,178,762 parameters of the network that the authors of
-re-weighted softmax use on CIFAR-10; without biases 11,173,962. Theirs ends in a 3×3 average pooling of stride 2, which
-leaves out a row and a column of the last 4×4 maps; here the mean is over all of each map.
+re-weighted softmax use on CIFAR-10; without biases it has 11,173,962. Their network ends with a 3×3 average pooling of
+stride 2, which ignores a row and a column of the last 4×4 maps. Here the mean is over the whole map.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Block:
-    """Two units and a shortcut around them, which has a unit of its own where the shape changes."""
+    """Two units and a shortcut around them. The shortcut has its own unit if the shape changes."""
 
     first: Unit
     second: Unit
@@ -54,9 +54,10 @@ class Block:
 
 @dataclass(frozen=True)
 class ResNet:
-    """``statistics`` says whether outputs carry mean and variance of each normalisation's input.
+    """A residual network.
 
-    ``pooled`` says whether max-pooling follows the stem.
+    ``statistics`` says whether ``Outputs.statistics`` holds mean and variance of each normalisation's input. ``pooled``
+    says whether max-pooling follows the stem.
     """
 
     stem: Unit
@@ -104,7 +105,7 @@ class ResNet:
         return Outputs(self.head(variables, features), features, statistics), buffers
 
     def observed(self) -> ResNet:
-        """The same with statistics."""
+        """The same network with ``Outputs.statistics``."""
         return replace(self, statistics=True)
 
     def _units(self) -> Iterator[Unit]:
@@ -123,9 +124,10 @@ def resnet18(
     projection: NonNegativeInt = 0,
     stem: Stem = "3x3",
 ) -> ResNet:
-    """``width`` is the number of channels after the stem; it doubles from stage to stage.
+    """ResNet-18. ``width`` is the number of channels after the stem; it doubles from stage to stage.
 
-    ``projection`` is the width of a projection head before the classifier, as in ``models``; 0 for none.
+    ``projection`` is the width of a projection head before the classifier, as in ``feed_forward.py``; 0 means no head.
+    Raises ConfigurationError if samples are not images, or too small.
     """
     large = stem == "7x7"
     channels, _, _ = image_shape("resnet18", input_shape, smallest=32 if large else 8)

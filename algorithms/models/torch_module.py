@@ -19,10 +19,10 @@ Kind = Literal["dense", "convolutional"]
 
 
 class ModuleModel:
-    """Runs a module with variables from outside; the module itself keeps no state that matters.
+    """Runs a module with variables from outside. The state of the module itself does not matter.
 
     The module returns logits ``[batch, classes]``, or (logits, features), or Outputs. It must not draw random numbers
-    (no dropout) nor branch on values.
+    (no dropout), and must not branch on values.
     """
 
     def __init__(self, module: nn.Module, kind: Kind, initial: Callable[[int], Tree]) -> None:
@@ -45,7 +45,7 @@ class ModuleModel:
         return Outputs(logits, features, {}), buffers
 
     def observed(self) -> ModuleModel:
-        """The same, whose outputs also carry mean and variance of what each batch normalisation is given."""
+        """The same model with ``Outputs.statistics``: mean and variance of each batch normalisation's input."""
         return _Observed(self._module, self.kind, self._initial)
 
 
@@ -68,9 +68,9 @@ class _Observed(ModuleModel):
 
 
 def from_module(build: Callable[[], nn.Module], kind: Kind | None = None) -> ModuleModel:
-    """A model from a function that builds a module: it is called under a fixed random seed for each ``init``.
+    """A model from a function that builds a module. Each ``init`` calls this function under its seed.
 
-    ``kind`` is found from the layers where it is not given.
+    If ``kind`` is None, it follows from the layers of the module.
     """
 
     def initial(seed: int) -> Tree:
@@ -88,5 +88,5 @@ def from_module(build: Callable[[], nn.Module], kind: Kind | None = None) -> Mod
 
 
 def _skeleton(module: nn.Module, train: bool) -> nn.Module:
-    """A copy in the given mode whose parameters ask for no gradient; functional_call replaces them all."""
+    """A copy in the given mode. Its parameters need no gradient, because functional_call replaces all of them."""
     return copy.deepcopy(module).train(train).requires_grad_(False)

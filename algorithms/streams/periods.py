@@ -1,15 +1,16 @@
 """Streams that divide a partition's training samples into periods: by an order, or by values that drift.
 
-Every maker returns who trains on what when, and what each period is tested on, as a function of its arguments and the
-generator's state; everything arrives at its period's beginning. ``column [samples]`` belongs to the whole training
-split, ``test_column`` to the test split. A partition's validation samples take no part.
+Every function returns the arrivals and the test samples of each period. Both are functions of the arguments and the
+generator's state. All samples arrive at the beginning of their period. ``column [samples]`` belongs to the whole
+training split, ``test_column`` to the test split. A partition's validation samples take no part.
 
-With ``cut = "device"`` each device's own samples are divided, whose numbers in the periods differ by at most one. The
-larger numbers go round: with n samples and T periods, the first ``n (t + 1) + r`` over T (rounded down) samples of
-device m are in periods 0 to t, where ``r = T - 1 - m mod T``. So a fleet of devices with fewer samples than there are
-periods has data in all of them. With ``cut = "fleet"`` the samples of all devices are divided as if there were one
-device, number 0; a device may then have nothing in many periods. A drift is the same for all devices, and for the test
-split, with ``cut = "fleet"``; with ``"device"`` a device that has few values has the same few in all of its periods.
+With ``cut = "device"`` the samples of each device are divided by themselves, and their numbers in the periods differ by
+at most one. Devices take turns with the larger numbers: with n samples and T periods, the first ``n (t + 1) + r`` over
+T (rounded down) samples of device m are in periods 0 to t, where ``r = T - 1 - m mod T``. So even if each device has
+fewer samples than there are periods, the fleet has data in all periods. With ``cut = "fleet"`` the samples of all
+devices are divided as if there were one device, number 0; a device may then have no samples in many periods. With ``cut
+= "fleet"`` a drift is the same for all devices and for the test split. With ``cut = "device"`` a device that has few
+values has the same few values in all of its periods.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Cut = Literal["device", "fleet"]
 def static(partition: Partition, test_samples: int) -> tuple[Arrivals, PeriodTests]:
     """One period, in which a device has all of its samples from the beginning, in the partition's order.
 
-    It is tested on the whole test split, of ``test_samples``.
+    It is tested on the whole test split; ``test_samples`` is the size of this split.
     """
     every, tested = np.arange(len(partition.train_indices)), np.arange(test_samples)
     return checked(
@@ -44,13 +45,14 @@ def static(partition: Partition, test_samples: int) -> tuple[Arrivals, PeriodTes
 def consecutive(
     column: NDArray[Any], partition: Partition, periods: int, *, cut: Cut = "device", test_fraction: float = 0.2
 ) -> tuple[Arrivals, PeriodTests]:
-    """Periods that follow each other in the order of a column of numbers; the last part of each is for testing.
+    """Periods that follow each other in the order of a column of numbers. The last part of each is for testing.
 
-    As in Good et al., "Coordinated Replay Sample Selection for Continual Federated Learning" (2023), section 5.2, where
-    four weeks of each period train and the fifth tests; but periods here hold equal numbers of samples, not equal
-    times. Equal values are in the order of the training split; missing ones (NaN) come last, in the same order. The
-    last ``test_fraction`` of a device's samples in a period (with ``cut = "fleet"``, of the fleet's) are held out,
-    rounded such that of each period devices 0 to m hold out ``floor(test_fraction * samples)`` of theirs together.
+    This follows Good et al., "Coordinated Replay Sample Selection for Continual Federated Learning" (2023), section
+    5.2, where four weeks of each period train and the fifth tests. But here periods hold equal numbers of samples, not
+    equal times. Equal values are in the order of the training split; missing values (NaN) come last, in the same order.
+    The last ``test_fraction`` of a device's samples in a period (with ``cut = "fleet"``, of the fleet's) are held out.
+    It is rounded so that in each period devices 0 to m together hold out ``floor(test_fraction * samples)`` of their
+    samples.
     """
     if not 0.0 < test_fraction < 1.0:
         raise ConfigurationError(f"the test fraction is {test_fraction}; it must be above 0 and below 1")
@@ -80,11 +82,12 @@ def dirichlet_drift(
     generator: np.random.Generator,
     cut: Cut = "fleet",
 ) -> tuple[Arrivals, PeriodTests]:
-    """Each period has weights of its own for the column's values (labels, domains), drawn from Dir(alpha).
+    """Each period has its own weights for the column's values (labels, domains), drawn from Dir(alpha).
 
-    Period after period takes its number of a device's samples that are left, one after another, each with a chance in
-    proportion to its value's weight; so the last period gets what no other wanted, and a small alpha makes periods of
-    few values. The test split is divided likewise, by the same weights, as one device. Order within a period is random.
+    One period after the other takes its number of a device's remaining samples. It draws them one by one, each with a
+    chance in proportion to the weight of its value. So the last period gets the rest, and a small alpha makes periods
+    of few values. The test split is divided in the same way, by the same weights, as one device. The order within a
+    period is random.
     """
     if not 0.0 < alpha < math.inf:
         raise ConfigurationError(f"the Dirichlet concentration alpha is {alpha}; it must be positive and finite")
@@ -111,11 +114,12 @@ def window_drift(
     generator: np.random.Generator,
     cut: Cut = "fleet",
 ) -> tuple[Arrivals, PeriodTests]:
-    """A window slides over the column's values (labels, domains), which the generator has put in an order.
+    """A window slides over the column's values (labels, domains). The generator draws the order of the values.
 
-    A sample's place is its value's position in that order plus a uniform draw from [0, width); periods follow each
-    other in the order of places. So the window covers ``width`` values at a time: at 1 one comes after another, and far
-    beyond the number of values all are mixed. The test split is divided likewise, in the same order, as one device.
+    The place of a sample is the position of its value in that order, plus a uniform draw from [0, width). Periods
+    follow each other in the order of places. So the window covers ``width`` values at a time: with 1 the values come
+    one after another, and with many more than there are values all are mixed. The test split is divided in the same
+    way, in the same order, as one device.
     """
     if not 1.0 <= width < math.inf:
         raise ConfigurationError(f"the window's width is {width} values; it must be at least 1 and finite")
@@ -134,7 +138,10 @@ def window_drift(
 
 
 def _groups(partition: Partition, periods: int, cut: Cut) -> Indices:
-    """Whose samples are divided together, ``[samples]``; ConfigurationError where they can't be enough."""
+    """The group of each sample, ``[samples]``: the samples of a group are divided together.
+
+    Raises ConfigurationError if there are fewer samples than periods.
+    """
     samples = len(partition.train_indices)
     if periods < 1:
         raise ConfigurationError(f"{periods} periods are asked for; there must be at least 1")
@@ -146,13 +153,13 @@ def _groups(partition: Partition, periods: int, cut: Cut) -> Indices:
 
 
 def _codes(column: NDArray[Any], test_column: NDArray[Any]) -> tuple[int, Indices]:
-    """The number of distinct values, and the rank of each sample's, training samples first."""
+    """The number of distinct values, and the rank of each sample's value, training samples first."""
     values, code = np.unique(np.concatenate([column, test_column]), return_inverse=True)
     return len(values), code
 
 
 def _sizes(group: Indices, periods: int) -> Indices:
-    """How many samples of each group go to each period: ``[groups, periods]``."""
+    """The number of samples of each group in each period: ``[groups, periods]``."""
     totals = np.bincount(group)[:, None]
     late = periods - 1 - np.arange(len(totals))[:, None] % periods
     sizes: Indices = np.diff((totals * np.arange(periods + 1) + late) // periods, axis=1)
@@ -160,7 +167,7 @@ def _sizes(group: Indices, periods: int) -> Indices:
 
 
 def _consecutive_periods(group: Indices, periods: int) -> Indices:
-    """The period of each sample, for samples in the order of their group and, within it, of their arrival."""
+    """The period of each sample, for samples that are sorted by group and, within a group, by arrival."""
     sizes = _sizes(group, periods)
     return np.repeat(np.tile(np.arange(periods), len(sizes)), sizes.ravel())
 
@@ -174,7 +181,7 @@ def _weighted_periods(
     period = np.full(len(group), periods - 1)
     left = np.arange(len(group))
     for number in range(periods - 1):
-        # The first of exponential waiting times are a draw without replacement in proportion to the rates.
+        # The samples with the shortest exponential waiting times are a draw without replacement by these rates.
         wait = generator.exponential(size=len(left))
         rate = np.maximum(weights[number, code[left]], 1e-300)
         left = left[np.lexsort((wait / rate, group[left]))]
@@ -185,7 +192,7 @@ def _weighted_periods(
 
 
 def _last_parts(group: Indices, period: Indices, fraction: float) -> NDArray[np.bool_]:
-    """Which samples are among the last of their group's period, for samples sorted by both."""
+    """Whether each sample is among the last of its group and period, for samples sorted by both."""
     periods = int(period.max()) + 1
     cell = group * periods + period
     counts = np.bincount(cell, minlength=(int(group.max()) + 1) * periods)
@@ -195,5 +202,5 @@ def _last_parts(group: Indices, period: Indices, fraction: float) -> NDArray[np.
 
 
 def _ranks(owner: Indices) -> Indices:
-    """Each sample's position among those of its owner, for samples sorted by owner."""
+    """The position of each sample among those of its owner, for samples sorted by owner."""
     return np.arange(len(owner)) - np.searchsorted(owner, owner)

@@ -1,4 +1,4 @@
-"""Class-incremental streams: each period is a task that brings classes which no other task has."""
+"""Class-incremental streams: each period is a task, which brings classes that no other task has."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class ClassTasks:
 
     @property
     def position(self) -> Indices:
-        """Each class's position in the order, ``[classes]``: its row in a head that grows task by task."""
+        """The position of each class in the order, ``[classes]``: its row in a head that grows task by task."""
         return np.argsort(self.order)
 
     @classmethod
     def of(cls, classes: int, tasks: int, order: Sequence[int] | Indices) -> ClassTasks:
-        """Consecutive runs of the order, even within one: the first ``classes % tasks`` tasks bring one class more.
+        """Tasks that bring consecutive parts of the order. The first ``classes % tasks`` tasks bring one class more.
 
         ``order`` is a permutation of all classes, given or drawn (``generator.permutation(classes)``). Raises
-        ConfigurationError where it is none, or where there are not enough classes.
+        ConfigurationError if it is not, or if there are not enough classes.
         """
         if not 1 <= tasks <= classes:
             raise ConfigurationError(
@@ -68,10 +68,11 @@ class ClassTasks:
 def class_incremental(
     labels: Labels, test_labels: Labels, partition: Partition, tasks: ClassTasks, *, generator: np.random.Generator
 ) -> tuple[Arrivals, PeriodTests]:
-    """A device's samples of a task's classes arrive in that task's period, in random order, all at its beginning.
+    """A stream whose periods are tasks. All samples of a task's classes arrive at the beginning of its period.
 
-    A period is tested on the test split's samples of its classes; ``PeriodTests.up_to`` are those of all classes so
-    far. Any partition will do, such as one of ``spread_by_task``.
+    A device's samples of a period are in random order. A period is tested on the test split's samples of its classes;
+    ``PeriodTests.up_to`` gives those of all classes so far. Any partition can be used, such as one of
+    ``spread_by_task``.
     """
     for part in (labels, test_labels):
         if len(part) and not 0 <= part.min() <= part.max() < len(tasks.order):
@@ -89,11 +90,11 @@ def class_incremental(
 def spread_by_task(
     labels: Labels, tasks: ClassTasks, devices: int, spread: Callable[[Labels], Sequence[Indices]]
 ) -> list[Indices]:
-    """Divide each task's samples by itself: one ascending index array per device, as partitioners return.
+    """Divide the samples of each task by themselves: one ascending index array per device, as partitioners return.
 
-    ``spread(labels of a task)`` returns positions among the task's samples for each device. No need of it for plain
-    Dir(alpha), of which MFCL (Babakniya et al., 2023, section 5) takes alpha = 1: ``dirichlet`` with ``min_samples``
-    0 and neither ``retry`` nor ``balanced`` spreads every class by itself, so it does the same for all tasks at once.
+    ``spread(labels of a task)`` returns positions among the task's samples for each device. Plain Dir(alpha) does not
+    need it (MFCL takes alpha = 1; Babakniya et al., 2023, section 5): ``dirichlet`` with ``min_samples`` 0, and without
+    ``retry`` and ``balanced``, spreads every class by itself, so it does the same for all tasks at once.
     """
     parts: list[list[Indices]] = [[] for _ in range(devices)]
     task_of = tasks.task[labels]

@@ -228,7 +228,7 @@ class Fewer(nn.Module):
     ("shape", "sentence"),
     [
         ((1, 8, 8), r"can't be applied to samples of the shape \(1, 8, 8\): RuntimeError: mat1 and mat2 shapes"),
-        (SHAPE, r"gives logits \[3, 3\] for 3 samples where the data have 4 classes; they must be \[3, 4\]"),
+        (SHAPE, r"gives logits \[3, 3\] for 3 samples, but the data have 4 classes; they must be \[3, 4\]"),
     ],
 )
 def test_a_model_that_does_not_fit_the_samples_is_refused(shape: tuple[int, ...], sentence: str) -> None:
