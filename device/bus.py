@@ -1,7 +1,7 @@
 """The messages between a supervisor, its device processes and its trainers, on one machine.
 
-They use the codec of the wire. Blobs and own states pass by path; only a device's samples, its own part of an ask and
-its payload travel as frames. A peer has to name the bus's token before anything else of it is heeded.
+They use the codec of the wire. Blobs and own states are named by path. Only a device's samples, its own part of an ask
+and its payload travel as frames. The supervisor ignores a process until it has attached with the bus's token.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from fedemu.protocol.messages import (
 FilePath = Annotated[str, Field(max_length=4096)]
 
 INDICES = "."
-"""The first tensor of a job: the device's samples of the period. Others have names unlike this."""
+"""The name of a job's first tensor: the indices of the device's samples in the present period."""
 SEALED = ".sealed."
-"""Begins the names of the tensors that follow: the samples of an earlier period, whose number ends the name, which the
-device has yet to select from. The rest is its own part of the ask."""
+"""How the names of the next tensors begin; the number of a period follows. Each has the indices of the samples of an
+earlier period from which the device has not yet selected. All other tensors are the device's own part of the ask."""
 LIMITS = Limits(header_bytes=64 * 2**20, frames=2**17, frame_bytes=2**40, message_bytes=2**40)
-"""Nobody but the supervisor's own processes is heeded on the bus, so the limits only have to hold the largest group."""
+"""Only the supervisor's own processes are heard on the bus, so these limits need only be above the largest group."""
 
 
 def abstract_address() -> str:
-    """An ipc address in the kernel's abstract namespace, which leaves no file behind however its owner ends."""
+    """A new ipc address in the kernel's abstract namespace. It leaves no file behind, however its owner ends."""
     return f"ipc://@fedemu-{secrets.token_hex(12)}"
 
 
 class SharedFile(Message):
-    """A blob where it lies on this machine."""
+    """A blob, and the path of its file on this machine."""
 
     key: Name
     digest: DigestText
@@ -54,7 +54,7 @@ class SharedFile(Message):
 
 
 class Attach(Message):
-    """The first message of a peer: process or trainer ``number`` of this supervisor."""
+    """The first message of device process ``number``, or of trainer ``number``."""
 
     type: Literal["attach"] = "attach"
     token: Name
@@ -63,7 +63,7 @@ class Attach(Message):
 
 
 class Joined(Message):
-    """The coordinator took the device in under this incarnation."""
+    """The coordinator has made the device a member, with this incarnation."""
 
     type: Literal["joined"] = "joined"
     device: Index
@@ -73,9 +73,9 @@ class Joined(Message):
 class Submit(Message):
     """A job: run ``program`` on the device's samples.
 
-    ``own`` is the state to start from, ``next_own`` where the next one goes. ``budget`` is how many samples the replay
-    buffer keeps, 0 where there is none. The tensors are ``INDICES`` ``[examples]``, those of ``SEALED`` periods (int64)
-    and the device's own part of the ask.
+    ``own`` is the file of the own state to start from, ``next_own`` the file for the next one. ``budget`` is the number
+    of samples that the replay buffer keeps, 0 without a buffer. The tensors are ``INDICES`` (int64 ``[examples]``),
+    those of ``SEALED`` periods (int64 ``[samples]``) and the device's own part of the ask.
     """
 
     type: Literal["submit"] = "submit"
@@ -91,7 +91,7 @@ class Submit(Message):
 
 
 class Withdraw(Message):
-    """Nobody waits for this job any more."""
+    """The device does not wait for this job any more."""
 
     type: Literal["withdraw"] = "withdraw"
     device: Index
@@ -102,7 +102,7 @@ class Withdraw(Message):
 
 
 class TrainJob(Message):
-    """One device of a group; ``tensors`` of the group's tensors, after those of the jobs before it, are its own."""
+    """One job of a group. ``tensors`` is how many of the group's tensors belong to it; they follow the former job's."""
 
     device: Index
     own: FilePath | None
@@ -112,7 +112,7 @@ class TrainJob(Message):
 
 
 class Train(Message):
-    """A group of jobs of one ask. The tensors are those of its jobs, one job after the other, named ``device/name``."""
+    """A group of jobs of one ask. The tensors are those of its jobs, job after job; each is named ``device/name``."""
 
     type: Literal["train"] = "train"
     group: Index
@@ -125,7 +125,7 @@ class Train(Message):
 
 
 class Ready(Message):
-    """The trainer is warm. ``capacity`` is how many jobs of a program make a group; ``default`` that of all others."""
+    """The trainer can take jobs. A group has at most ``capacity[program]`` jobs, or ``default`` for other programs."""
 
     type: Literal["ready"] = "ready"
     capacity: Annotated[dict[Name, Annotated[int, Field(ge=1)]], Field(max_length=256)]
@@ -133,14 +133,14 @@ class Ready(Message):
 
 
 class Unusable(Message):
-    """The trainer can't start, and no other one would: ``detail`` says why."""
+    """The trainer cannot start, and no other trainer could either; ``detail`` says why."""
 
     type: Literal["unusable"] = "unusable"
     detail: Sentence
 
 
 class Finished(Message):
-    """All jobs of a group are answered."""
+    """All jobs of a group are answered. The group took ``seconds`` of real time."""
 
     type: Literal["finished"] = "finished"
     group: Index
@@ -148,11 +148,11 @@ class Finished(Message):
 
 
 class Done(Message):
-    """What became of one job; from a trainer, and passed on to the device as it is.
+    """The result of one job. A trainer sends it; the supervisor passes it on to the device unchanged.
 
-    ``seconds`` is the job's share of the real time that its group took, None where nobody measured. ``wrote_own`` says
-    whether ``next_own`` was put in place: programs without own state write none. ``buffered`` and
-    ``buffered_bytes`` are what the device's replay buffer, if it has one, holds now: samples, and bytes as stored.
+    ``seconds`` is the job's share of the real time that its group took, None if it was not measured. ``wrote_own`` says
+    whether ``next_own`` was written; programs without own state write none. ``buffered`` and ``buffered_bytes`` are
+    the number of samples in the device's replay buffer and their size as stored, None without a buffer.
     """
 
     type: Literal["done"] = "done"
@@ -170,7 +170,11 @@ class Done(Message):
 
 
 class JobFailed(Message):
-    """The program failed on this device's data (``reason`` ``training``), or the job ended trainer after trainer."""
+    """A job has no result; ``detail`` says why.
+
+    ``reason`` is ``training`` if the program failed on this device's data, ``trainer`` if trainers died over the job or
+    left it unanswered, ``blob`` if a blob that it needs cannot be had.
+    """
 
     type: Literal["job_failed"] = "job_failed"
     device: Index
@@ -183,7 +187,7 @@ class JobFailed(Message):
 
 
 class Quit(Message):
-    """Say goodbye and end."""
+    """The receiver is to end. A device process first says goodbye to the coordinator."""
 
     type: Literal["quit"] = "quit"
     reason: Name = ""

@@ -1,4 +1,7 @@
-"""The messages between a supervisor and its children over pipes: a length, then the message's header."""
+"""The messages between a supervisor and its children over pipes.
+
+Each is a length (4 bytes, big-endian), and then the header that the message would have on the wire.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,12 @@ _LENGTH = 4
 
 
 class Setup(Message):
-    """What all device processes of a machine share; the first message to a zygote."""
+    """What all device processes of a machine need to know; the first message to a zygote.
+
+    ``coordinator`` and ``bus`` are addresses. ``behaviours`` names a function that opens the devices' behaviours.
+    ``experiment`` and ``partition`` are the files of blobs, ``devices`` is the folder of the devices' own folders.
+    ``logs`` is the folder for log files, None for the standard error output.
+    """
 
     type: Literal["setup"] = "setup"
     coordinator: Name
@@ -27,12 +35,11 @@ class Setup(Message):
     experiment: FilePath
     partition: FilePath
     devices: FilePath
-    """The folder of the devices' own folders."""
     logs: FilePath | None
 
 
 class Fork(Message):
-    """Start process ``number`` with these devices, each as (device, incarnation)."""
+    """Start device process ``number``. A life is a device and the first incarnation that it may use."""
 
     type: Literal["fork"] = "fork"
     number: Index
@@ -40,19 +47,21 @@ class Fork(Message):
 
 
 class ZygoteReady(Message):
-    """Everything is imported."""
+    """The zygote has imported everything, and can fork."""
 
     type: Literal["zygote_ready"] = "zygote_ready"
 
 
 class Forked(Message):
+    """Device process ``number`` has started, with process id ``pid``."""
+
     type: Literal["forked"] = "forked"
     number: Index
     pid: Index
 
 
 class Ended(Message):
-    """A device process ended; ``code`` is its exit code, or the negative number of the signal that killed it."""
+    """A device process has ended. ``code`` is its exit code, or minus the number of the signal that killed it."""
 
     type: Literal["ended"] = "ended"
     number: Index
@@ -61,14 +70,14 @@ class Ended(Message):
 
 
 class Broken(Message):
-    """The zygote can't work: ``detail`` says why."""
+    """The zygote cannot fork devices; ``detail`` says why."""
 
     type: Literal["broken"] = "broken"
     detail: Sentence
 
 
 class TrainerSetup(Message):
-    """What a trainer has to know; the only message on its standard input, which stays open as long as it is wanted."""
+    """What a trainer needs to know. It is the only message on its standard input, which closes when it is to end."""
 
     type: Literal["trainer_setup"] = "trainer_setup"
     number: Index
@@ -85,18 +94,20 @@ TO_TRAINER: Final = Decoder(TrainerSetup)
 
 
 def pack_message(message: Message) -> bytes:
+    """The bytes of a message as they go into a pipe."""
     header = bytes(encode(message)[0])
     return len(header).to_bytes(_LENGTH, "big") + header
 
 
 class Unpacker:
-    """Cuts a stream of bytes into messages."""
+    """Cuts the bytes that come out of a pipe into messages."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
+        """The messages that are complete with ``data``. Raises ProtocolError for one that cannot be decoded."""
         self._buffer += data
         messages = []
         while len(self._buffer) >= _LENGTH:

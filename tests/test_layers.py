@@ -320,6 +320,17 @@ def test_no_algorithm_is_named_outside_the_algorithms_and_the_tables_that_offer_
     assert wrong == []
 
 
+def test_what_device_processes_are_forked_from_stays_small() -> None:
+    """The zygote imports the first module, and the second one by its name. All device processes share both."""
+    large = (*HEAVY, "psutil", "rich", "typer", "prometheus_client")
+    code = (
+        "import sys, fedemu.device.process.zygote, fedemu.ops.assembly.behaviours\n"
+        f"print(*(name for name in {large!r} if name in sys.modules))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.strip() == ""
+
+
 @pytest.mark.parametrize("module", LIGHT_MODULES)
 def test_a_light_process_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(*(name for name in {HEAVY!r} if name in sys.modules))"

@@ -1,6 +1,6 @@
 """The bus of a machine: takes jobs from device processes, hands them to trainers in groups, and brings answers back.
 
-Payloads are passed on as they came, never decoded here.
+Payloads are passed on as they came and never decoded here. ``jobs.py`` decides which trainer runs which jobs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class Broker:
-    """``want`` has a blob fetched; ``failed`` hears of what ends the machine."""
+    """Calls ``want`` with a blob that a job needs, and ``failed`` with an error that ends the machine."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class Broker:
         failed: Callable[[FedemuError], None],
     ) -> None:
         self.joined: Callable[[int, int], None] = lambda device, incarnation: None
-        """Called when the coordinator took a device in."""
+        """Called with a device and its incarnation when the coordinator has made it a member."""
         self.trainer_ready: Callable[[int], None] = lambda number: None
-        """Called when a trainer can take jobs."""
+        """Called with the number of a trainer that can take jobs."""
         self._router = network.bind(address, TO_SUPERVISOR, self._received, self._rejected)
         self._token = token
         self._store = store
@@ -76,27 +76,28 @@ class Broker:
         return self._router.address
 
     def needed(self) -> Iterable[Digest]:
-        """The blobs that jobs still wait for."""
+        """The blobs of all jobs that are queued or running."""
         return self._queue.needed()
 
     def arrived(self, digest: Digest) -> None:
-        """A blob is at hand."""
+        """A blob is here now: jobs that waited for it may begin."""
         self._queue.arrived(digest)
         self._pump()
 
     def lost(self, digest: Digest, error: BlobError) -> None:
-        """A blob can't be had."""
+        """A blob cannot be had: jobs that need it fail."""
         for job in self._queue.lost(digest):
             self._give_up(job, "blob", str(error))
 
     def process_ended(self, number: int) -> None:
+        """A device process has ended: its jobs that have not begun are forgotten."""
         peer = self._processes.pop(number, None)
         if peer is not None:
             del self._roles[peer]
             self._queue.abandon(peer)
 
     def trainer_ended(self, number: int) -> None:
-        """Its jobs are done by another trainer, or by itself in its next life."""
+        """A trainer has ended: its jobs are queued again, or fail if too many trainers died over them."""
         peer = self._trainers.pop(number, None)
         if peer is not None:
             del self._roles[peer]
@@ -105,7 +106,7 @@ class Broker:
         self._pump()
 
     def quit_processes(self) -> None:
-        """Have all device processes say goodbye, those too that have yet to attach."""
+        """Tell all device processes to end, also those that attach later."""
         self._quitting = True
         for peer in self._processes.values():
             self._router.send(peer, Quit())
@@ -142,7 +143,7 @@ class Broker:
             case Finished() if role == "trainer":
                 self._finished(number, message)
             case _:
-                # Mostly the last words of a process that has ended meanwhile.
+                # Mostly the last message of a process that has ended meanwhile.
                 log.debug("ignored %s from a %s on the bus", type(message).__name__, role or "stranger")
 
     def _rejected(self, peer: bytes, error: ProtocolError) -> None:
@@ -178,7 +179,7 @@ class Broker:
 
     def _finished(self, trainer: int, finished: Finished) -> None:
         for job in self._queue.finished(trainer, finished.group):
-            self._give_up(job, "trainer", "the trainer did not answer it")
+            self._give_up(job, "trainer", "the trainer left it unanswered")
         done, failed = self._tally.pop(trainer, (0, 0))
         self._observer.trained(finished.seconds, done, failed)
         self._pump()
@@ -210,7 +211,7 @@ class Broker:
 
 
 def train_message(group: Group, store: BlobStore) -> tuple[Train, list[memoryview]]:
-    """What a trainer is told of a group; the frames are those of its jobs, one after the other."""
+    """The message that gives a group to its trainer, and its frames: those of the jobs, one job after the other."""
     first = group.jobs[0].submit
     message = Train(
         group=group.number,

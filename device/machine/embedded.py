@@ -1,6 +1,6 @@
-"""A whole machine of devices within the running event loop: the same devices, jobs and trainer, without processes.
+"""A machine within one process: the same devices, bus and trainer as a supervisor has, on the running event loop.
 
-Training runs in a thread, so that heartbeats go on. A planned crash throws the device's machine away and begins anew.
+Training runs in a thread, so that heartbeats go on. A planned crash ends a device's life and begins the next one here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ class EmbeddedPlan(MachinePlan):
 
 
 async def embed(plan: EmbeddedPlan) -> None:
-    """Run the devices until the coordinator says Stop; raises what ``supervise`` does. Cancel it to end them early."""
+    """Run the devices until the coordinator says Stop. Cancel this to end them early.
+
+    Raises ConfigurationError, DataError, RefusedError, UnreachableError or BlobError with one sentence to show, and
+    whatever a trainer raises.
+    """
     try:
         async with AsyncExitStack() as stack:
             await _run(plan, stack)
@@ -105,6 +109,7 @@ async def _run(plan: EmbeddedPlan, stack: AsyncExitStack) -> Never:
 
 
 def _count_joined(observer: MachineObserver, total: int) -> Callable[[int, int], None]:
+    """A function that is called with every device that joins, and tells ``observer`` how many of ``total`` have."""
     joined: set[int] = set()
 
     def count(device: int, incarnation: int) -> None:
@@ -115,7 +120,7 @@ def _count_joined(observer: MachineObserver, total: int) -> Callable[[int, int],
 
 
 class ThreadTrainer(TrainerShell):
-    """A trainer whose computing happens in ``thread``; ``failed`` hears of what goes wrong there."""
+    """A trainer that computes in ``thread``. Calls ``failed`` with an exception from there."""
 
     def __init__(
         self,
@@ -130,6 +135,8 @@ class ThreadTrainer(TrainerShell):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open_in_thread(self, setup: TrainerSetup, open_runner: Callable[[TrainerSetup], Runner]) -> None:
+        """Make the runner in the thread, and say Ready on the bus when it is there. Returns at once."""
+
         async def get_ready() -> None:
             runner = await asyncio.get_running_loop().run_in_executor(self._thread, open_runner, setup)
             self.open(setup, lambda _: runner)
@@ -137,6 +144,8 @@ class ThreadTrainer(TrainerShell):
         self._start(get_ready())
 
     def train(self, train: Train, frames: Sequence[memoryview]) -> None:
+        """Run a group of jobs in the thread and answer them on the bus. Returns at once."""
+
         async def compute() -> None:
             assert self.runner is not None, "work comes after Ready"
             runner, began = self.runner, time.monotonic()

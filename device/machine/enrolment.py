@@ -1,6 +1,6 @@
-"""A supervisor's place at the coordinator as a machine without I/O: enrolment, heartbeats, and coming back.
+"""A machine's membership at the coordinator, without I/O: enrolment, heartbeats, and coming back after silence.
 
-``now`` is the monotonic clock in seconds. The machine raises the error that ends the supervisor.
+``now`` is always the monotonic clock in seconds. Methods return what is to be done, and raise what ends the machine.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ from fedemu.protocol.messages import Enroll, Granted, Heartbeat, Refused
 AGAIN = 2.0
 """Seconds between two tries to enrol on one connection."""
 FULL_AGAIN = 10.0
-"""The same while all devices of the run are taken."""
+"""Seconds between two tries while all devices of the run are taken."""
 
 EnrolAction = Connect | Enroll | Heartbeat
 
 
 class Enrolment:
-    """``leases`` are those that an earlier life on this machine may still hold; they are tried first, in order."""
+    """Enrols ``count`` devices as machine ``host`` at ``address``. Times are in seconds.
+
+    ``leases`` are tokens that an earlier life on this machine may still hold; they are tried first, in their order.
+    Within ``connect_seconds`` the coordinator must have granted a lease. After ``lost_seconds`` of its silence this
+    machine gives up.
+    """
 
     def __init__(
         self,
@@ -47,7 +52,7 @@ class Enrolment:
         self._beat_due = math.inf
         self._taken = ""
         self.idle = False
-        """Whether all devices of the run are taken; this machine then waits for one to become free, or for the end."""
+        """Whether all devices of the run are taken. This machine then waits until one is free, or the run ends."""
 
     @property
     def due(self) -> float:
@@ -61,15 +66,16 @@ class Enrolment:
         return min(self._beat_due, self._heard + self._expiry, self._lost)
 
     def start(self, now: float) -> list[EnrolAction]:
+        """Connect and ask for a lease."""
         self._began = self._heard = now
         return self._reconnect(now)
 
     def heard(self, now: float) -> None:
-        """Anything came from the coordinator."""
+        """A message came from the coordinator, of whatever kind."""
         self._heard = now
 
     def accept(self, granted: Granted, now: float) -> bool:
-        """Says whether this is the first grant. Raises RefusedError if the address has come to be another run's."""
+        """Take a grant. Returns whether it is the first one. Raises RefusedError if it is that of another run."""
         first, self.state, self.idle = self.granted is None, "member", False
         if self.granted is not None and (granted.run, granted.lease) != (self.granted.run, self.granted.lease):
             raise self._other_run(granted.run)
@@ -78,10 +84,10 @@ class Enrolment:
         return first
 
     def refuse(self, refused: Refused, now: float) -> list[EnrolAction]:
-        """Raises RefusedError where asking again would not help."""
+        """React to a refusal. Raises RefusedError if asking again would not help."""
         match refused.reason:
             case "unknown_peer" if self.granted is not None:
-                # The coordinator has started again. Several messages may be refused for it; one answer is enough.
+                # The coordinator has started again. It may refuse several messages; one answer is enough.
                 if self.state == "seeking":
                     return []
                 self.state, self._sought = "seeking", now
@@ -90,9 +96,9 @@ class Enrolment:
                 self._leases.popleft()
                 return self._enroll(now)
             case "lease_unknown" if self.granted is None:
-                return []  # said of an earlier try, of which several may have waited for the coordinator to come
+                return []  # about an earlier try: several may have waited for the coordinator to come
             case "lease_taken":
-                # It may be held by this machine's own former life, which is not yet known to be dead.
+                # This machine's own former life may hold it, if the coordinator does not know yet that it is dead.
                 self._taken = refused.detail
                 return []
             case "fleet_full":
@@ -108,7 +114,10 @@ class Enrolment:
                 )
 
     def tick(self, now: float) -> list[EnrolAction]:
-        """Raises UnreachableError, or RefusedError for a lease that stays taken, when the wait is over."""
+        """Time has passed: ask again, say a heartbeat, or connect anew.
+
+        Raises UnreachableError when the wait for the coordinator is over, or RefusedError if the lease stays taken.
+        """
         if self.granted is None and not self.idle:
             if now >= self._began + self._connect_seconds:
                 raise self._never_enrolled()
@@ -134,7 +143,7 @@ class Enrolment:
 
     @property
     def _lost(self) -> float:
-        """When the coordinator is given up: silent, or refusing to take this machine back, for too long."""
+        """When this machine gives up: the coordinator was silent for too long, or did not take it back."""
         refused_since = self._sought if self.granted is not None and self.state == "seeking" else math.inf
         return min(self._heard, refused_since) + self._lost_seconds
 

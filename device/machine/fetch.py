@@ -1,4 +1,7 @@
-"""Blobs on their way from the coordinator to this machine: which chunks to ask for next, without I/O."""
+"""Blobs on their way from the coordinator to this machine: which chunks to ask for next, without I/O.
+
+``now`` is always the monotonic clock in seconds.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,17 @@ from fedemu.protocol.ids import Digest
 from fedemu.protocol.messages import Blob, BlobRef, Need
 
 WINDOW = 4
-"""Chunks of one blob that are asked for ahead."""
+"""How many chunks of one blob are asked for before the first of them has come."""
 PATIENCE = 5.0
-"""Seconds until a chunk that did not come is asked for again."""
+"""Seconds after which a chunk that has not come is asked for again."""
 TRIES = 5
-"""How often a blob may turn out broken before it is given up."""
+"""A blob that was broken this often is given up."""
 MOST_WAITS = 12
-"""How often in a row a blob's chunks may fail to come before it is given up."""
+"""A blob is given up if its chunks failed to come more often than this in a row."""
 
 
 class Step(NamedTuple):
-    """What to ask for now, which blobs have arrived, and which are given up."""
+    """What to ask the coordinator for now, which blobs have arrived, and which are given up, each with the reason."""
 
     needs: list[Need]
     arrived: list[Digest]
@@ -40,7 +43,7 @@ class _Fetch:
 
 
 class Fetches:
-    """Every blob that is wanted and not here is fetched at the same time, ``WINDOW`` chunks ahead each."""
+    """The blobs that are wanted and not here. All are fetched at the same time."""
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
@@ -51,12 +54,12 @@ class Fetches:
 
     @property
     def due(self) -> float | None:
-        """When a chunk has to be asked for again; None with nothing under way."""
+        """When a chunk has to be asked for again; None if no chunk is under way."""
         asked = [min(fetch.asked.values()) for fetch in self._fetches.values() if fetch.asked]
         return min(asked) + PATIENCE if asked else None
 
     def want(self, ref: BlobRef, now: float) -> Step:
-        """A blob is needed; nothing is asked for if it is here or under way."""
+        """A blob is needed. It arrives at once if it is here, and is not asked for twice."""
         digest = Digest(ref.digest)
         if self._store.has(digest):
             return Step([], [digest], [])
@@ -65,7 +68,7 @@ class Fetches:
         return Step(self._ask(digest, now), [], [])
 
     def receive(self, blob: Blob, data: Buffer, now: float) -> Step:
-        """A chunk came; one that nobody asked for is ignored."""
+        """A chunk has come; it is ignored if it was not asked for."""
         digest = Digest(blob.digest)
         fetch = self._fetches.get(digest)
         if fetch is None or fetch.asked.pop(blob.offset, None) is None:
@@ -89,11 +92,11 @@ class Fetches:
         return Step(self._ask(digest, now), [], [])
 
     def restart(self, now: float) -> Step:
-        """The connection is a new one: what was asked on the old one will not come."""
+        """The connection is a new one, so ask again for all chunks that have not come on the old one."""
         return self._again(float("inf"), now)
 
     def tick(self, now: float) -> Step:
-        """Ask again for what did not come, unless it was to no avail too often."""
+        """Ask again for chunks that have not come in time, and give up blobs that failed to come too often."""
         lost: list[tuple[Digest, BlobError]] = []
         for digest, fetch in list(self._fetches.items()):
             if any(asked <= now - PATIENCE for asked in fetch.asked.values()):

@@ -1,4 +1,4 @@
-"""The device processes of a machine as their supervisor sees them: started by the zygote, and again when they end."""
+"""The device processes of a machine, as their supervisor sees them: the zygote starts them, and again when they end."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from fedemu.protocol.errors import ConfigurationError, FedemuError
 log = logging.getLogger(__name__)
 
 BIRTH_STRIDE = 16
-"""A life that ends before it is heard of may have used a few incarnations; the next one begins above them."""
+"""The next life begins this many incarnations above the last known one, since the former life may have used some."""
 MOST_FAILURES = 8
-"""A process that fails this often in a row, without joining in between, won't come right."""
+"""A process that ends this often in a row without joining is given up, and the machine with it."""
 ZYGOTE_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-"""Without threads of a numerical library, and with one heap, so that children stay small."""
+"""No threads of a numerical library and one heap only, so that the children stay small."""
 
 
 @dataclass
 class _Process:
-    """``devices`` and the last incarnation known of each."""
+    """One device process, with the last known incarnation of each of its devices."""
 
     devices: Sequence[int]
     incarnations: dict[int, int]
@@ -40,9 +40,10 @@ class _Process:
 
 
 class Fleet:
-    """``died`` is called with (device, incarnation) for every life that ended, ``process_ended`` with its number.
+    """All device processes of one machine, with ``per_process`` devices in each.
 
-    ``failed`` hears of what can't be mended.
+    Calls ``died`` with (device, incarnation) for every life that has ended, ``process_ended`` with the number of every
+    process that has ended, and ``failed`` with an error that another start would not mend.
     """
 
     def __init__(
@@ -76,16 +77,16 @@ class Fleet:
         self._timers: set[asyncio.TimerHandle] = set()
 
     def __len__(self) -> int:
-        """The number of processes."""
+        """How many processes there are, dead ones included."""
         return len(self._processes)
 
     @property
     def pids(self) -> Mapping[int, int]:
-        """Process ids by number, of the processes that live."""
+        """The process ids of the living device processes, by their number."""
         return {number: p.pid for number, p in enumerate(self._processes) if p.pid is not None}
 
     async def prepare(self) -> None:
-        """Start the zygote and wait until it can fork. Raises ConfigurationError if it can't."""
+        """Start the zygote and wait until it can fork. Raises ConfigurationError if it cannot."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._zygote = await asyncio.create_subprocess_exec(
@@ -105,13 +106,13 @@ class Fleet:
         await self._ready
 
     def launch(self) -> None:
-        """Have all processes forked."""
+        """Have the zygote fork all processes."""
         for number in range(len(self._processes)):
             self._fork(number)
         self._count()
 
     def joined(self, device: int, incarnation: int) -> None:
-        """The coordinator took the device in."""
+        """The coordinator has made the device a member."""
         process = self._processes[self._number_of[device]]
         process.incarnations[device] = max(incarnation, process.incarnations[device])
         process.joined.add(device)
@@ -119,7 +120,10 @@ class Fleet:
         self._count()
 
     async def stop(self, farewell: Callable[[], None] | None, seconds: float) -> None:
-        """End all processes: at once, or after a ``farewell`` for which they have so many seconds."""
+        """End all processes and the zygote.
+
+        ``farewell`` is called first, if given; then the processes have ``seconds`` to end by themselves.
+        """
         self._stopping = True
         for timer in self._timers:
             timer.cancel()
@@ -131,9 +135,9 @@ class Fleet:
             try:
                 await asyncio.wait_for(self._all_ended.wait(), seconds)
             except TimeoutError:
-                log.warning("%d device processes did not say goodbye in time", len(self.pids))
+                log.warning("%d device processes did not end in time; they are killed", len(self.pids))
         if self._writer is not None:
-            self._writer.close()  # the zygote takes this for its end, and its children's
+            self._writer.close()  # the zygote then kills its children and ends
         if self._zygote is not None:
             try:
                 await asyncio.wait_for(self._zygote.wait(), 5.0)
@@ -179,11 +183,11 @@ class Fleet:
             self._failed(error)
 
     async def _restart_zygote(self) -> None:
-        """The kernel has killed its children with it: all of them are started again by a new one."""
+        """Start a new zygote and all processes. The kernel has killed the children of the old one with it."""
         assert self._zygote is not None
         code = await self._zygote.wait()
         if not self._ready.done():
-            self._fail(ConfigurationError(f"The device processes can't be started: the zygote ended with code {code}."))
+            self._fail(ConfigurationError(f"No device process can be started: the zygote ended with code {code}."))
             return
         log.warning("the zygote ended with code %d; starting it again", code)
         self._observer.restarted("zygote")
@@ -221,7 +225,7 @@ class Fleet:
         process.pid = None
         process.joined.clear()
         self._process_ended(number)
-        if not process.retired:  # or else it has said goodbye
+        if not process.retired:  # a retired one has said goodbye itself
             for device in process.devices:
                 self._died(device, process.incarnations[device])
         self._count()
@@ -236,7 +240,7 @@ class Fleet:
         if self._stopping or process.retired:
             return
         self._observer.restarted("device")
-        if as_planned:  # or someone killed it, which makes no difference
+        if as_planned:  # or killed by someone, which makes no difference
             self._fork(number)
             return
         process.failures += 1

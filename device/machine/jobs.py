@@ -1,6 +1,7 @@
 """Which trainer runs which jobs: a queue that groups the jobs of one ask, without I/O.
 
-How jobs are grouped never changes a result, only how fast it comes: executors pad to a fixed size.
+Grouping changes how fast results come, and never a result, because executors pad to a fixed size. ``now`` is always
+the monotonic clock in seconds.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ from fedemu.device.bus import Submit
 from fedemu.protocol.ids import Digest
 
 MAX_DEATHS = 3
-"""A job that was running when this many trainers died is given up. For its last try it is set apart from others."""
+"""A job that was running when this many trainers died is given up. Its last try is in a group of its own."""
 
 JobKey = tuple[int, str]
-"""(device, ask): a device has at most one job of an ask."""
+"""The name of a job: (device, ask). A device has at most one job of an ask."""
 
 
 @dataclass
 class QueuedJob:
-    """A device's job with its tensors' frames. ``origin`` is who wants the answer, if anybody still does."""
+    """A device's job with the frames of its tensors.
+
+    ``origin`` is the peer that gets the answer, None if no peer wants it any more. ``deaths`` counts the trainers that
+    died while they ran it.
+    """
 
     submit: Submit
     frames: Sequence[Any]
@@ -35,7 +40,7 @@ class QueuedJob:
 
     @property
     def kind(self) -> Hashable:
-        """Jobs of one kind may run as a group; one that has outlived trainers runs alone."""
+        """Jobs of an equal kind may run as a group. A job in its last try equals no other."""
         submit = self.submit
         alone = self.key if self.deaths >= MAX_DEATHS - 1 else None
         return (submit.ask, submit.program, submit.task, submit.shared, alone)
@@ -43,7 +48,7 @@ class QueuedJob:
 
 @dataclass
 class Group:
-    """Jobs of one kind that one trainer runs together; ``running`` are those not yet answered."""
+    """Jobs of one kind that one trainer runs together. ``running`` are those that are not answered yet."""
 
     number: int
     trainer: int
@@ -61,10 +66,10 @@ class _Trainer:
 
 
 class JobQueue:
-    """Jobs in order of arrival. A job waits until its blobs are at hand, a trainer is idle and the burst is over.
+    """Jobs in order of arrival. A job waits until its blobs are here, a trainer is idle and the burst of jobs is over.
 
-    ``linger`` (seconds) is how long the queue must be quiet before a group leaves that could still grow; a burst that
-    never ends is cut after five times that.
+    A burst is over when no job has come for ``linger`` seconds, or after five times ``linger`` in any case. Groups are
+    formed only then, because they could still grow.
     """
 
     def __init__(self, linger: float = 0.001) -> None:
@@ -80,10 +85,14 @@ class JobQueue:
 
     @property
     def idle(self) -> int:
+        """How many trainers have no group."""
         return sum(trainer.group is None for trainer in self._trainers.values())
 
     def submit(self, job: QueuedJob, now: float, lacking: Sequence[Digest] = ()) -> None:
-        """Queue a job. If the very same is running, its answer goes to the new origin; another is replaced."""
+        """Queue a job. ``lacking`` are its blobs that are not here yet.
+
+        If an equal job is running, its answer goes to the new origin. A different one of the same key is replaced.
+        """
         running = self._running(job.key)
         if running is not None and running.submit == job.submit:
             running.origin = job.origin
@@ -99,14 +108,14 @@ class JobQueue:
             self._lacking[job.key] = set(lacking)
 
     def arrived(self, digest: Digest) -> None:
-        """A blob is at hand."""
+        """A blob is here now."""
         for key in list(self._lacking):
             self._lacking[key].discard(digest)
             if not self._lacking[key]:
                 del self._lacking[key]
 
     def lost(self, digest: Digest) -> list[QueuedJob]:
-        """A blob can't be had; returns the jobs that waited for it."""
+        """A blob cannot be had. Returns the jobs that waited for it, which are no longer queued."""
         keys = [key for key, lacking in self._lacking.items() if digest in lacking]
         jobs = [self._jobs[key] for key in keys]
         for key in keys:
@@ -114,20 +123,21 @@ class JobQueue:
         return jobs
 
     def withdraw(self, key: JobKey) -> None:
-        """Forget a job that has not begun; a running one is left to end."""
+        """Forget a job that has not begun. A running job goes on to its end."""
         self._jobs.pop(key, None)
         self._lacking.pop(key, None)
 
     def abandon(self, origin: Hashable) -> None:
-        """Whoever wanted these answers is gone."""
+        """A peer is gone, so forget its jobs that have not begun."""
         for job in [job for job in self._jobs.values() if job.origin == origin]:
             self.withdraw(job.key)
 
     def add_trainer(self, trainer: int, capacity: Callable[[str], int]) -> None:
+        """A trainer can take jobs. ``capacity`` tells how many jobs of a program it takes as one group."""
         self._trainers[trainer] = _Trainer(capacity)
 
     def remove_trainer(self, trainer: int) -> list[QueuedJob]:
-        """A trainer died: its jobs go back to the head of the queue. Returns those that are given up."""
+        """A trainer has died. Its jobs go back to the head of the queue, except those returned, which are given up."""
         gone = self._trainers.pop(trainer, None)
         if gone is None or gone.group is None:
             return []
@@ -142,12 +152,12 @@ class JobQueue:
         return given_up[::-1]
 
     def answered(self, trainer: int, key: JobKey) -> QueuedJob | None:
-        """One job of the trainer's group came back; None if nobody asked for it."""
+        """The trainer has answered one job of its group. Returns the job, None if it is not running there."""
         group = self._trainers[trainer].group if trainer in self._trainers else None
         return group.running.pop(key, None) if group else None
 
     def finished(self, trainer: int, group: int) -> list[QueuedJob]:
-        """The trainer is done with the group and idle. Returns jobs it has left unanswered, which is its fault."""
+        """The trainer is done with its group, and idle. Returns the jobs that it has wrongly left unanswered."""
         known = self._trainers.get(trainer)
         if known is None or known.group is None or known.group.number != group:
             return []
@@ -156,15 +166,16 @@ class JobQueue:
         return unanswered
 
     def due(self) -> float | None:
-        """When ``dispatch`` has something to do; None if there is nothing to wait for."""
+        """When ``dispatch`` has something to do; None if no job can begin before something else happens."""
         if not self.idle or len(self._lacking) == len(self._jobs):
             return None
         return min(self._last + self.linger, self._first + 5 * self.linger)
 
     def dispatch(self, now: float) -> list[Group]:
-        """The groups to send off now.
+        """The groups that begin now; their jobs leave the queue.
 
-        An idle trainer gets min(capacity, ceil(ready jobs of the kind / idle trainers)) jobs, oldest kind first.
+        An idle trainer gets min(capacity, ceil(ready jobs of the kind / idle trainers)) jobs. The kind that has waited
+        longest comes first.
         """
         groups: list[Group] = []
         due = self.due()

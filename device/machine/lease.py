@@ -1,4 +1,4 @@
-"""A supervisor's lease on disk, by which its next life finds its devices and their own states again.
+"""A supervisor's lease on disk, where the supervisor's next life finds its devices and their own states again.
 
 ``state/RUN/LEASE/`` holds ``lease.json``, the blobs and a folder per device. It is locked while its supervisor lives,
 so that two supervisors with one state folder never take the same devices.
@@ -22,14 +22,14 @@ from fedemu.protocol.host.files import write_whole
 from fedemu.protocol.messages import Granted
 
 KEPT = 8
-"""Leases of other runs that are kept; the folders of older ones are removed."""
+"""How many leases are kept in a state folder. The folders of older ones are removed."""
 LIFE_BITS = 20
-"""A supervisor's lives are counted above these bits of an incarnation, its devices' lives within them."""
+"""The lowest bits of an incarnation count a device's lives. The bits above, up to 31, count its supervisor's lives."""
 
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """``life`` counts the supervisors that have held the lease."""
+    """The content of ``lease.json``. ``life`` counts the supervisors that have held the lease."""
 
     lease: str
     run: str
@@ -38,7 +38,7 @@ class LeaseRecord:
 
 
 class LeaseFolder:
-    """A locked folder; ``close`` unlocks it."""
+    """The folder of a lease, locked until ``close``."""
 
     def __init__(self, folder: Path, record: LeaseRecord, lock: int) -> None:
         self.folder = folder
@@ -47,7 +47,7 @@ class LeaseFolder:
 
     @property
     def first_incarnation(self) -> int:
-        """Above every incarnation of earlier supervisors."""
+        """The first incarnation of this life, above all that devices of earlier supervisors have used."""
         return self.record.life << LIFE_BITS
 
     @property
@@ -59,10 +59,12 @@ class LeaseFolder:
         return self.folder / "blobs"
 
     def begin(self) -> None:
-        """Another life with this lease."""
+        """Begin another life with this lease. Raises ConfigurationError if there were too many."""
         life = self.record.life + 1
         if life >= 2 ** (31 - LIFE_BITS):
-            raise ConfigurationError(f"The lease in {self.folder} was taken up too often; remove the folder.")
+            raise ConfigurationError(
+                f"The lease in {self.folder} was taken up {life} times, which is too often; remove the folder."
+            )
         self.record = LeaseRecord(self.record.lease, self.record.run, self.record.count, life)
         write_whole(self.folder / "lease.json", json.dumps(self.record.__dict__, indent=1))
 
@@ -88,23 +90,26 @@ def find_leases(state: Path, count: int) -> list[LeaseFolder]:
 
 
 def create_lease(state: Path, granted: Granted, count: int) -> LeaseFolder:
-    """The folder of a new lease, locked; raises ConfigurationError if it can't be made."""
+    """The folder of a new lease, locked. Raises ConfigurationError if it cannot be made."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", granted.run)[:64].strip(".") or "run"
     folder = state / name / hashlib.sha256(granted.lease.encode()).hexdigest()[:16]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
-            f"The state folder {state} can't be used ({error.strerror}); choose another."
+            f"The state folder {state} cannot be used ({error.strerror}); choose another one."
         ) from error
     lock = _lock(folder)
     if lock is None:
-        raise ConfigurationError(f"Another supervisor works in {folder}.")
+        raise ConfigurationError(f"Another supervisor works in {folder}; stop it, or choose another state folder.")
     return LeaseFolder(folder, _read(folder / "lease.json") or LeaseRecord(granted.lease, granted.run, count, 0), lock)
 
 
 def claim_lease(leases: list[LeaseFolder], state: Path, granted: Granted, count: int) -> LeaseFolder:
-    """The folder of the lease that was granted, for another life with it; the other ``leases`` are let go."""
+    """Begin another life with the granted lease, in its old folder or a new one. The other ``leases`` are unlocked.
+
+    Raises ConfigurationError if the folder cannot be used.
+    """
     own = next((lease for lease in leases if lease.record.lease == granted.lease), None)
     for lease in leases:
         if lease is not own:
@@ -117,7 +122,7 @@ def claim_lease(leases: list[LeaseFolder], state: Path, granted: Granted, count:
 
 
 def prune(state: Path) -> None:
-    """Remove the folders of all but the newest leases that nobody holds."""
+    """Remove the folders of all leases but the newest ones, unless a supervisor holds them."""
     for path in sorted(state.glob("*/*/lease.json"), key=_age)[KEPT:]:
         lock = _lock(path.parent)
         if lock is not None:
@@ -128,6 +133,7 @@ def prune(state: Path) -> None:
 
 
 def _lock(folder: Path) -> int | None:
+    """A descriptor that holds the lock of the folder; None if another process has it, or there is no folder."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -141,6 +147,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _read(path: Path) -> LeaseRecord | None:
+    """None if there is no such file, or it is not one of ours."""
     try:
         fields: dict[str, Any] = json.loads(path.read_text())
         return LeaseRecord(str(fields["lease"]), str(fields["run"]), int(fields["count"]), int(fields["life"]))
@@ -149,6 +156,7 @@ def _read(path: Path) -> LeaseRecord | None:
 
 
 def _age(path: Path) -> float:
+    """A key that sorts files from the newest to the oldest."""
     try:
         return -path.stat().st_mtime
     except OSError:

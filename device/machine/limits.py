@@ -1,4 +1,4 @@
-"""Whether this machine can hold a fleet: file descriptors, processes and memory, asked before anything is started."""
+"""Whether this machine can hold a fleet: file descriptors, processes and memory, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import psutil
 from fedemu.protocol.errors import ConfigurationError
 
 PROCESS_BYTES = 6 * 2**20
-"""Memory that a device process takes for itself, with some of its kernel structures."""
+"""The private memory of a device process, with the kernel's memory for it."""
 DEVICE_BYTES = 2**18
-"""What each further device of a process adds."""
+"""The memory that each further device of a process adds."""
 TRAINER_BYTES = 400 * 2**20
 THREADS = 3
-"""Threads of a device process: its own, and two of ZeroMQ."""
+"""Threads of a device process: its own one, and two of ZeroMQ."""
 SPARE_FILES = 128
 FILES_PER_DEVICE = 4
-"""Descriptors of a device within its process, while an old connection still lingers beside the new one."""
+"""Descriptors of one device, counted while its old connection still lingers beside the new one."""
 
 
 @dataclass(frozen=True)
 class MachineLimits:
-    """What is there; None where the system does not tell. Bytes for memory, counts for the rest."""
+    """What this machine has for a fleet; None where the system does not tell. Memory is in bytes."""
 
     files_hard: int
     threads: int | None
@@ -34,7 +34,7 @@ class MachineLimits:
 
 
 def demand(count: int, per_process: int, trainers: int) -> tuple[int, int, int]:
-    """What a fleet needs: descriptors in its largest process, processes and threads in all, and bytes."""
+    """What a fleet needs: file descriptors in its largest process, threads of all processes, and bytes of memory."""
     processes = -(-count // per_process)
     files = SPARE_FILES + max(2 * (processes + trainers), FILES_PER_DEVICE * min(per_process, count))
     threads = THREADS * processes + 8 * trainers + 16
@@ -42,7 +42,7 @@ def demand(count: int, per_process: int, trainers: int) -> tuple[int, int, int]:
 
 
 def check(count: int, per_process: int, trainers: int, machine: MachineLimits) -> None:
-    """Raises ConfigurationError with what is too little and how to get more."""
+    """Raises ConfigurationError, which says what is too little and how to get more."""
     files, threads, memory = demand(count, per_process, trainers)
     if files > machine.files_hard:
         raise ConfigurationError(
@@ -63,7 +63,10 @@ def check(count: int, per_process: int, trainers: int, machine: MachineLimits) -
 
 
 def prepare_machine(count: int, per_process: int, trainers: int) -> None:
-    """Check the machine and raise this process's, and so its children's, soft limit of open files."""
+    """Check this machine, and raise the soft limit of open files for this process and its children.
+
+    Raises ConfigurationError if the machine cannot hold the fleet.
+    """
     machine = this_machine()
     check(count, per_process, trainers, machine)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -73,12 +76,13 @@ def prepare_machine(count: int, per_process: int, trainers: int) -> None:
 
 
 def this_machine() -> MachineLimits:
+    """The limits of the machine that this process runs on."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MachineLimits(2**31 if hard == resource.RLIM_INFINITY else hard, _threads(), _memory())
 
 
 def _threads() -> int | None:
-    """The tightest of the user's limit, the container's and the kernel's, less what they have in use."""
+    """How many threads can still be started: the least that a limit of the user, container or kernel leaves."""
     left = []
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft != resource.RLIM_INFINITY and os.geteuid() != 0:
@@ -100,7 +104,7 @@ def _threads_of_user() -> int:
 
 
 def _memory() -> int:
-    """The smaller of what the machine has available and what the container has left."""
+    """Free memory in bytes: what the machine has available, or what the container has left if that is less."""
     left = [int(psutil.virtual_memory().available)]
     for folder in _control_groups():
         if (most := _number(folder / "memory.max")) is not None:
@@ -109,7 +113,7 @@ def _memory() -> int:
 
 
 def _control_groups() -> list[Path]:
-    """The folders of this process's control group and those above it (version 2)."""
+    """The folders of this process's control group and of the groups above it (version 2)."""
     root = Path("/sys/fs/cgroup")
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -123,7 +127,8 @@ def _control_groups() -> list[Path]:
 
 
 def _number(path: Path) -> int | None:
+    """The number in a file of the kernel; None if there is no such file, or it says ``max``."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
-        return None  # absent, or "max"
+        return None

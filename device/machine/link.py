@@ -1,4 +1,4 @@
-"""A machine's connection to the coordinator: performs the enrolment, fetches blobs, and tells of deaths."""
+"""A machine's connection to the coordinator: it carries out the enrolment, fetches blobs, and reports deaths."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from fedemu.protocol.transport.interface import Dealer, Network
 T = TypeVar("T")
 
 KEPT_ROUNDS = 2
-"""Blobs that were offered this many rounds ago are removed, unless someone still needs them."""
+"""Blobs that were offered this many rounds ago are removed, unless a job still needs them."""
 
 
 class RunOver(Exception):
-    """The coordinator said Stop; the text is its reason."""
+    """The coordinator has said Stop. The text is its reason."""
 
 
 class CoordinatorLink:
-    """``ended`` raises RunOver after the coordinator's Stop, or else what makes going on impossible."""
+    """The link of one machine. The future ``ended`` raises RunOver after the coordinator's Stop, or the error that
+    makes it impossible to go on."""
 
     def __init__(self, network: Network, address: str, enrolment: Enrolment) -> None:
         self.arrived: Callable[[Digest], None] = lambda digest: None
-        """Called with each blob that is at hand."""
+        """Called with each blob that has arrived."""
         self.lost: Callable[[Digest, BlobError], None] = lambda digest, error: None
-        """Called with each blob that could not be had."""
+        """Called with each blob that was given up, and the reason."""
         self.needed: Callable[[], Iterable[Digest]] = tuple
-        """Names the blobs that must stay for now, however old they are."""
+        """Called to learn which blobs must stay for now, however old they are."""
         self._network = network
         self._address = address
         self._enrolment = enrolment
@@ -52,12 +53,12 @@ class CoordinatorLink:
         self.ended: asyncio.Future[Never] = self._loop.create_future()
 
     async def enrol(self) -> Granted:
-        """Wait for a place, within the enrolment's bound."""
+        """Wait for the coordinator's grant. Raises what ends the link, at the latest when the enrolment gives up."""
         self._perform(self._enrolment.start(self._loop.time()))
         return await self.unless_ended(self._granted)
 
     async def unless_ended(self, work: Awaitable[T]) -> T:
-        """The result of ``work``, which is cancelled if the link ends before."""
+        """Wait for ``work`` and return its result. If the link ends first, cancel it and raise what ended the link."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait((task, self.ended), return_when=asyncio.FIRST_COMPLETED)
@@ -71,11 +72,11 @@ class CoordinatorLink:
                 await asyncio.wait((task,))
 
     def keep_blobs(self, store: BlobStore) -> None:
-        """Where blobs go; until then none can be fetched."""
+        """Fetch blobs into ``store``. Before this call none can be fetched."""
         self._store, self._fetches = store, Fetches(store)
 
     async def fetch(self, ref: BlobRef) -> Path:
-        """The blob's file, which is kept for good. Raises BlobError, or whatever ends the link."""
+        """Wait for a blob and return its file, which is never removed. Raises BlobError, or what ends the link."""
         self._pinned.add(Digest(ref.digest))
         future: asyncio.Future[Path] = self._loop.create_future()
         self._waiting.setdefault(Digest(ref.digest), []).append(future)
@@ -83,16 +84,17 @@ class CoordinatorLink:
         return await self.unless_ended(future)
 
     def want(self, ref: BlobRef) -> None:
-        """Fetch a blob unless it is here or under way."""
+        """Begin to fetch a blob, unless it is here or under way."""
         if self._fetches is not None:
             self._step(self._fetches.want(ref, self._loop.time()))
 
     def died(self, device: int, incarnation: int) -> None:
+        """Tell the coordinator that a life of a device has ended."""
         if self._dealer is not None:
             self._dealer.send(Died(device=device, incarnation=incarnation))
 
     def say_bye(self, reason: str) -> None:
-        """Leave; what comes after that is not heeded."""
+        """Tell the coordinator that this machine leaves, and close the connection."""
         if self._dealer is not None:
             self._dealer.send(Bye(reason=reason))
             self._dealer.close()
@@ -103,8 +105,9 @@ class CoordinatorLink:
             self.ended.set_exception(RunOver(reason))
 
     def close(self) -> None:
+        """Say goodbye, and give up all downloads."""
         self.say_bye("stopped")
-        self.ended.exception()  # whoever wanted to know has been told
+        self.ended.exception()  # asyncio would else complain that nobody looked at it
         self._granted.cancel()
         if self._store is not None:
             self._store.close()

@@ -1,4 +1,4 @@
-"""What a machine's metrics are made of, and who hears of it."""
+"""What a machine tells about itself, for metrics and for people."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from typing import Protocol
 
 
 class MachineObserver(Protocol):
-    """``devices`` counts them by state (connected, starting, stopped); ``kind`` is device, trainer or zygote."""
+    """Is told what happens on a machine, and changes nothing."""
 
-    def devices(self, counts: Mapping[str, int]) -> None: ...
+    def devices(self, counts: Mapping[str, int]) -> None:
+        """The numbers of devices that are ``connected``, ``starting`` and ``stopped`` have changed."""
 
-    def restarted(self, kind: str) -> None: ...
+    def restarted(self, kind: str) -> None:
+        """A process has ended and is started again; ``kind`` is device, trainer or zygote."""
 
-    def queue_depth(self, depth: int) -> None: ...
+    def queue_depth(self, depth: int) -> None:
+        """The number of jobs that wait for a trainer has changed."""
 
     def trained(self, seconds: float, done: int, failed: int) -> None:
-        """A trainer took so long for a group of jobs."""
+        """A trainer has answered a group of jobs after ``seconds`` of real time."""
 
     def buffered(self, device: int, samples: int, size: int) -> None:
-        """What a device's replay buffer holds after a job, in samples and bytes."""
+        """After a job, a device's replay buffer holds so many samples, of ``size`` bytes together."""
 
 
 class Silent:
-    """An observer that keeps nothing."""
+    """A ``MachineObserver`` that does nothing."""
 
     def devices(self, counts: Mapping[str, int]) -> None: ...
 

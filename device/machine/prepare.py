@@ -1,4 +1,4 @@
-"""Has this machine's copy of the data made, in a process of its own, which takes what decoding costs with it."""
+"""Prepares this machine's copy of the data, in a process of its own, whose end frees the memory that decoding takes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from fedemu.protocol.host.kernel import end_with_parent
 from fedemu.protocol.host.named import load
 
 _SAID = 1
+"""The exit code after an error whose sentence is on stdout."""
 _NOTHING_TO_SAY = 70
+"""The exit code after a bug, whose traceback is on stderr."""
 
 
 async def prepare_data(prepare: str, experiment: Path, expected: str) -> None:
-    """Run ``prepare`` on the experiment. Raises DataError if it fails or finds other data than the coordinator has."""
+    """Call the function named ``prepare`` with the bytes of the file ``experiment``, in another process.
+
+    Raises DataError if it raises a FedemuError, or if its digest is not ``expected``, that of the coordinator's data.
+    Raises ConfigurationError if it ends in another way.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -38,12 +44,14 @@ async def prepare_data(prepare: str, experiment: Path, expected: str) -> None:
     if process.returncode == _SAID:
         raise DataError(text[0])
     if process.returncode != 0:
-        raise ConfigurationError(f"Preparing the data ended with code {process.returncode}; see the output above.")
+        raise ConfigurationError(
+            f"The process that prepares the data ended with code {process.returncode}; see the output above."
+        )
     compare_data(text[0], expected)
 
 
 def compare_data(found: str, expected: str) -> None:
-    """Raises DataError unless this machine's data are the coordinator's."""
+    """Raises DataError unless the digest that was ``found`` here is ``expected``, the coordinator's."""
     if found != expected:
         raise DataError(
             f"This machine's data are not the coordinator's: digest {found[:12]} here, {expected[:12]} there. "
@@ -52,6 +60,7 @@ def compare_data(found: str, expected: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
+    """Run the process: ``arguments`` are the function's name, the experiment's file and the parent's process id."""
     prepare, experiment, parent = arguments
     end_with_parent(int(parent))
     try:

@@ -1,4 +1,4 @@
-"""The supervisor of a machine: enrols, prepares, starts the zygote and the trainers, and sees everything to its end."""
+"""The supervisor of a machine: it enrols, prepares the data, starts the zygote and the trainers, and ends them all."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from fedemu.protocol.transport.zeromq import ZmqNetwork
 log = logging.getLogger(__name__)
 
 FAREWELL_SECONDS = 3.0
+"""How long device processes have at the end to say goodbye to the coordinator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +44,10 @@ class SupervisorPlan(MachinePlan):
 
 
 async def supervise(plan: SupervisorPlan) -> None:
-    """Run a machine's devices until the coordinator says Stop; nothing is left behind, however it ends.
+    """Run a machine's devices until the coordinator says Stop. No process or file of the bus outlives it.
 
-    Raises ConfigurationError, RefusedError or UnreachableError with one sentence to show, Interrupted after SIGINT or
-    SIGTERM (only heeded in the main thread).
+    Raises ConfigurationError, DataError, RefusedError, UnreachableError or BlobError with one sentence to show, and
+    Interrupted after SIGINT, SIGTERM or SIGHUP if it runs in the main thread.
     """
     trainers = plan.trainers or default_trainers(plan.device_type)
     prepare_machine(plan.count, plan.per_process, trainers)
@@ -75,6 +76,7 @@ class Supervision:
         self._bus, self._token = abstract_address(), secrets.token_hex(16)
 
     async def run(self) -> Never:
+        """Arrive, start all processes, and wait for the end. Raises RunOver or an error, never returns."""
         plan, stack = self._plan, self._stack
         if plan.logs is not None:
             plan.logs.mkdir(parents=True, exist_ok=True)
@@ -104,7 +106,7 @@ class Supervision:
         )
         broker.joined, broker.trainer_ready = fleet.joined, trainers.ready
         stack.push_async_callback(trainers.stop)
-        trainers.launch()  # they take seconds to import what they need, so they come first
+        trainers.launch()  # before the devices, as trainers take seconds to import what they need
         stack.push_async_callback(fleet.stop, broker.quit_processes, FAREWELL_SECONDS)
         await link.unless_ended(fleet.prepare())
         fleet.launch()
@@ -143,7 +145,7 @@ class Supervision:
 
 @contextmanager
 def _signals(work: asyncio.Task[object]) -> Iterator[list[str]]:
-    """SIGINT and SIGTERM cancel the work, once; the list then names the signal."""
+    """The first SIGINT, SIGTERM or SIGHUP cancels ``work``; its name is then in the list."""
     received: list[str] = []
     loop = asyncio.get_running_loop()
 
@@ -158,7 +160,7 @@ def _signals(work: asyncio.Task[object]) -> Iterator[list[str]]:
             try:
                 loop.add_signal_handler(number, stop, number)
             except (RuntimeError, ValueError):
-                break  # not the main thread: whoever owns it cancels us
+                break  # not the main thread, which alone gets signals
             taken.append(number)
         yield received
     finally:

@@ -1,4 +1,4 @@
-"""The trainer processes of a machine as their supervisor sees them: started, watched, and started again."""
+"""The trainer processes of a machine, as their supervisor sees them: started, watched, and started again."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from fedemu.protocol.errors import FedemuError
 log = logging.getLogger(__name__)
 
 COMMAND = ("-m", "fedemu.device.compute.process")
-"""What the interpreter runs as a trainer."""
+"""The arguments of the Python interpreter that make a trainer of it."""
 MOST_FAILURES = 5
-"""A trainer that ends this often in a row before it is ready won't come right."""
+"""A trainer that ends this often in a row before it is ready is given up, and the machine with it."""
 
 
 class Trainers:
-    """``ended`` is called with the number of a trainer whose process is gone, ``failed`` with what can't be mended."""
+    """The trainers of one machine, numbered from 0.
+
+    Calls ``ended`` with the number of a trainer whose process has ended, ``restarted`` when it is started again, and
+    ``failed`` with an error that another start would not mend.
+    """
 
     def __init__(
         self,
@@ -46,19 +50,19 @@ class Trainers:
 
     @property
     def pids(self) -> Mapping[int, int]:
-        """Process ids by number, of the trainers that live."""
+        """The process ids of the living trainers, by their number."""
         return {number: p.pid for number, p in self._processes.items() if p.returncode is None}
 
     def launch(self) -> None:
-        """Start them all; each says by the bus when it is ready."""
+        """Start all trainers. Each says on the bus when it is ready."""
         self._watchers = [self._loop.create_task(self._keep(number)) for number in range(self._count)]
 
     def ready(self, number: int) -> None:
-        """The trainer can take jobs."""
+        """Trainer ``number`` can take jobs."""
         self._ready.add(number)
 
     async def stop(self) -> None:
-        """End them all at once: whatever they are doing, nobody waits for it, and they keep nothing."""
+        """Kill all trainers. What they are computing is lost, and they leave nothing behind."""
         self._stopping = True
         for process in self._processes.values():
             if process.returncode is None:
@@ -105,12 +109,12 @@ class Trainers:
 
 
 def default_trainers(device_type: str) -> int:
-    """One per GPU, or per core that this process may use."""
+    """How many trainers a machine has: one per GPU, or one per core without GPUs, of those this process may use."""
     return (len(_gpus()) if device_type != "cpu" else 0) or len(os.sched_getaffinity(0))
 
 
 def _gpus() -> list[str]:
-    """What CUDA calls the GPUs that this process may use; told without loading CUDA."""
+    """CUDA's names of the GPUs that this process may use, found without loading CUDA."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip() and name.strip() != "-1"]
@@ -118,6 +122,6 @@ def _gpus() -> list[str]:
 
 
 def _one_gpu(number: int) -> dict[str, str]:
-    """Trainers take the GPUs in turn, each only one."""
+    """The environment that shows a trainer one GPU only. Trainers take the GPUs in turn."""
     gpus = _gpus()
     return {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}

@@ -1,4 +1,4 @@
-"""What it takes to bring a device to life on this machine, and what it leaves behind for its next life."""
+"""How a device comes to life on this machine, and what it leaves on disk for its next life."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from fedemu.device.runtime.membership import Membership
 from fedemu.device.runtime.runtime import DeviceRuntime
 from fedemu.protocol.ids import DeviceId
 
-OpenBehaviours = Callable[[bytes], Callable[[int], Behaviour]]
-
 
 @dataclass(frozen=True)
 class Birthplace:
-    """``folder`` holds a folder for each device."""
+    """What all devices of a machine begin with. ``folder`` holds a folder for each device."""
 
     lease: str
     heartbeat_seconds: float
@@ -30,7 +28,7 @@ class Birthplace:
     folder: Path
 
     def runtime(self, device: int, incarnation: int) -> DeviceRuntime:
-        """A new life, which finds the own state of the former ones."""
+        """A new life of a device. It finds the own state that its former lives have left."""
         return DeviceRuntime(
             Membership(DeviceId(device), incarnation, self.lease, self.heartbeat_seconds, self.patience),
             self.behaviour(device),
@@ -39,21 +37,21 @@ class Birthplace:
         )
 
     def send_away(self, device: int, seconds: float) -> None:
-        """The next life is to begin in so many real seconds, whoever starts it."""
+        """Note on disk that the device's next life is to begin ``seconds`` of real time from now."""
         if seconds > 0:
             path = self._away(device)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(repr(time.time() + seconds))
 
     def away(self, device: int) -> float:
-        """How many real seconds the device still has to stay away."""
+        """The real seconds for which the device still has to stay away."""
         path = self._away(device)
         try:
             left = float(path.read_text()) - time.time()
         except FileNotFoundError:
             return 0.0
         except ValueError:
-            left = 0.0  # cut off by the crash that it was to tell of
+            left = 0.0  # the crash cut off the file
         if left <= 0:
             path.unlink(missing_ok=True)
         return max(0.0, left)

@@ -1,4 +1,4 @@
-"""A device on a running event loop: does what its machine says, with a connection and a timer of its own."""
+"""A device on an event loop: it carries out the actions of its ``DeviceRuntime``, with its own connection and timer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ TellSupervisor = Callable[[Joined | Submit | Withdraw, Sequence[Any]], None]
 
 
 class DevicePeer:
-    """``tell`` reaches the supervisor. ``ended`` is called once, when this life is over and the connection closed."""
+    """One life of a device, whose coordinator is at ``address`` of ``network``.
+
+    Calls ``tell`` with messages for the supervisor and their frames. Calls ``ended`` once, with the action that ended
+    the life, after its connection is closed.
+    """
 
     def __init__(
         self,
@@ -47,14 +51,15 @@ class DevicePeer:
         self._perform(self.runtime.start(self._loop.time(), away))
 
     def trained(self, answer: Done | JobFailed, frames: Sequence[Any]) -> None:
+        """A trainer has answered a job of this device."""
         self._perform(self.runtime.trained(answer, frames, self._loop.time()))
 
     def quit(self) -> None:
-        """Say goodbye; ``ended`` is called."""
+        """Say goodbye to the coordinator and end. ``ended`` is called."""
         self._perform(self.runtime.quit())
 
     def close(self) -> None:
-        """End without a word, and without calling ``ended``."""
+        """End without a message to anybody. ``ended`` is not called."""
         self._over = True
         self._disconnect()
         if self._timer is not None:
@@ -64,7 +69,7 @@ class DevicePeer:
         self._perform(self.runtime.receive(envelope.message, envelope.frames, self._loop.time()))
 
     def _rejected(self, error: ProtocolError) -> None:
-        """What the coordinator sends and this device can't read is as good as lost."""
+        """A message that this device cannot read counts as lost."""
 
     def _tick(self) -> None:
         self._timer = None
@@ -98,7 +103,10 @@ class DevicePeer:
             self._dealer = None
 
     def _arm(self) -> None:
-        """One timer that fires no later than the machine wants; firing early does no harm, re-arming often would."""
+        """Set the one timer, so that it fires no later than the runtime is due.
+
+        An earlier timer is left as it is: to fire early does no harm, to set timers often costs time.
+        """
         due = self.runtime.due
         if self._over or due == math.inf:
             return

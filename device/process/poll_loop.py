@@ -21,7 +21,7 @@ LONGEST_SLEEP = 3600.0
 
 
 class Timer:
-    """Like ``asyncio.TimerHandle``."""
+    """A callback and the time at which it is due; with the methods of ``asyncio.TimerHandle``."""
 
     __slots__ = ("_arguments", "_callback", "_cancelled", "_when")
 

@@ -1,6 +1,7 @@
-"""A device process: one device, or several, on an event loop of their own. No torch here.
+"""A device process: one device or several, on one event loop, without torch.
 
-It is forked from the zygote and ends with it. Exit codes: 0 to be born again, ``RETIRED`` to stay away, 1 after a bug.
+The zygote forks it, and it ends with the zygote. Its exit code is 0 if it is to be started again, ``RETIRED`` if its
+devices are not wanted any more, and ``FAILED`` after a bug.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ log = logging.getLogger("fedemu.device")
 
 
 def kill_this_process(device: int, incarnation: int) -> None:
-    """A crash as it is: no handler, no farewell, no clean-up."""
+    """Crash as a real process does: no handler runs, nothing is said, nothing is cleaned up."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class DeviceProcess:
-    """Devices that share an event loop. ``over`` is called with an exit code when none of them is left here.
+    """Devices that share an event loop. Calls ``over`` with an exit code when none of them is left.
 
-    ``crash`` is called with (device, incarnation) when a device is to crash; if it returns, the device begins a new
-    life right here. The bus may be on another network than the coordinator.
+    ``lives`` are pairs of a device and its first incarnation. ``crash`` is called with (device, incarnation) when a
+    device is to crash; if it returns, the device begins a new life in this process. The bus may be on another network
+    than the coordinator.
     """
 
     def __init__(
@@ -69,13 +71,13 @@ class DeviceProcess:
             self._bear(device, incarnation)
 
     def close(self) -> None:
-        """End all devices without a word."""
+        """End all devices without a message to anybody."""
         for peer in self._peers.values():
             peer.close()
         self._bus.close()
 
     def quit(self) -> None:
-        """Have all devices say goodbye."""
+        """Have all devices say goodbye to the coordinator and end."""
         for peer in list(self._peers.values()):
             peer.quit()
 
@@ -127,7 +129,7 @@ class DeviceProcess:
 
 
 def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple[int, int]]) -> int:
-    """Live until the devices' lives are over; returns the exit code."""
+    """Run the devices until the last of their lives is over. Returns the exit code of the process."""
     _log_to(Path(setup.logs) / f"device-{number}.log" if setup.logs else None)
     codes: list[int] = []
 
@@ -136,7 +138,7 @@ def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple
         loop.stop()
 
     def fail(error: Exception) -> None:
-        # A device that goes on after an error would only be silent; its next life starts from its own state.
+        # A device that went on after an error might only be silent. Its next life starts from its own state.
         log.error("device process %d ends", number, exc_info=error)
         end(FAILED)
 
@@ -151,6 +153,6 @@ def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple
 
 
 def _log_to(path: Path | None) -> None:
-    """A file that comes to be only when there is something to say."""
+    """Log warnings into a file, which is made with the first one, or to the standard error output."""
     handler = logging.FileHandler(path, delay=True) if path else logging.StreamHandler()
     logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(asctime)s %(levelname)s %(message)s")

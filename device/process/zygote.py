@@ -1,8 +1,9 @@
-"""The zygote: imports everything once, forks device processes on command, and reports every death.
+"""The zygote: it imports everything once, forks device processes on command, and reports when one has ended.
 
-It has no thread and no ZeroMQ context, so that forking is safe, and it ends with its supervisor: when its pipe closes
-it kills its children, and should it be killed itself, the kernel kills them. ``fleet.py`` starts it as ``python -m
-fedemu.device.process.zygote FD PARENT``.
+It has no thread and no ZeroMQ context, so that forking is safe. It ends with its supervisor: when its pipe closes, it
+kills its children and exits. If it is killed itself, the kernel kills its children. ``device/machine/fleet.py`` starts
+it as ``python -m fedemu.device.process.zygote FD PARENT``, where FD is the descriptor of its end of the pipe and PARENT
+the supervisor's process id.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ READ_BYTES = 2**16
 
 
 class Zygote:
-    """``pipe`` leads to the supervisor."""
+    """Obeys the messages that come from the supervisor through ``pipe``."""
 
     def __init__(self, pipe: socket.socket) -> None:
         self._pipe = pipe
@@ -50,7 +51,7 @@ class Zygote:
         self._selector.register(self._wake, selectors.EVENT_READ)
 
     def serve(self) -> None:
-        """Until the supervisor closes the pipe."""
+        """Obey and report until the supervisor closes the pipe, then kill all children."""
         try:
             while True:
                 for key, _ in self._selector.select():
@@ -90,7 +91,7 @@ class Zygote:
             self._say(Broken(detail=str(error)[:2000]))
             return
         self._setup = setup
-        # What is there now is shared by all children: the collector must not write into it.
+        # All children share the memory of what exists now, as long as the garbage collector does not write into it.
         gc.collect()
         gc.freeze()
         self._say(ZygoteReady())
@@ -104,7 +105,7 @@ class Zygote:
         self._say(Forked(number=fork.number, pid=pid))
 
     def _live(self, fork: Fork, parent: int) -> NoReturn:
-        """The child's whole life; never returns into the zygote's loop."""
+        """Be the child, and exit. This never returns into the zygote's loop."""
         code = process.FAILED
         try:
             end_with_parent(parent)
@@ -142,6 +143,7 @@ class Zygote:
 
 
 def main(arguments: list[str]) -> int:
+    """Run the zygote and return its exit code. ``arguments`` are the pipe's descriptor and the supervisor's id."""
     descriptor, parent = map(int, arguments)
     end_with_parent(parent)
     name_process("fedemu-zygote")

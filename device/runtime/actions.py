@@ -1,4 +1,4 @@
-"""What a device's machine asks of the shell around it."""
+"""What a ``DeviceRuntime`` asks of the ``DevicePeer`` around it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedemu.protocol.messages import Up
 
 @dataclass(frozen=True)
 class Send:
-    """To the coordinator."""
+    """Send a message to the coordinator."""
 
     message: Up
     frames: Sequence[Any] = ()
@@ -20,7 +20,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Tell:
-    """To the supervisor, over the bus."""
+    """Send a message to the supervisor, over the bus."""
 
     message: Joined | Submit | Withdraw
     frames: Sequence[Any] = ()
@@ -28,31 +28,31 @@ class Tell:
 
 @dataclass(frozen=True)
 class Connect:
-    """Open a fresh connection; an old one is closed, what it still has to send is let go."""
+    """Open a new connection. An old one is closed first."""
 
 
 @dataclass(frozen=True)
 class Disconnect:
-    """Close the connection once what was sent has left."""
+    """Close the connection. Messages that were sent before still leave."""
 
 
 @dataclass(frozen=True)
 class Crash:
-    """End as a crash does: at once and without a word. The next life begins ``away`` real seconds later."""
+    """End at once, without a message to anybody. The next life begins ``away`` real seconds later."""
 
     away: float = 0.0
 
 
 @dataclass(frozen=True)
 class Leave:
-    """End this life in order. The next one begins ``away`` real seconds later."""
+    """End this life in an orderly way. The next one begins ``away`` real seconds later."""
 
     away: float = 0.0
 
 
 @dataclass(frozen=True)
 class Retire:
-    """This device is not wanted any more: the run is over, or a later incarnation has its place."""
+    """End this device for good: the run is over, or a later incarnation has taken its place."""
 
     reason: str
 

@@ -1,6 +1,6 @@
-"""A device's place in the fleet as a machine without I/O: Hello, heartbeats, silence, and coming back.
+"""A device's membership in the fleet, as a state machine without I/O: Hello, heartbeats, silence, and coming back.
 
-``now`` is the monotonic clock in seconds. What a member does with its Work is in ``runtime.py``.
+``now`` is always the monotonic clock in seconds. What a member does with its work is in ``runtime.py``.
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Heartbeat, Hello, Refused, Welcome
 
 SILENCE = 1.5
-"""Half-open silence lasts this many times what it takes to be named dead."""
+"""A planned silence lasts at least this many times as long as the coordinator waits before it calls a device dead."""
 MOST_PATIENCE = 4
-"""An unanswered Hello is repeated after what it takes to be named dead, later after up to so many times that.
+"""An unanswered Hello is repeated after ``expiry`` seconds. This wait doubles up to so many times ``expiry``.
 
-A coordinator that is only slow must not be buried under the Hellos of thousands.
+A coordinator that is only slow must not be flooded with the Hellos of thousands of devices.
 """
 GOLDEN_RATIO = 0.6180339887
+"""Its multiples, without their whole parts, lie evenly between 0 and 1, for any number of devices."""
 
 Mode = Literal["joining", "member", "silent", "away", "retired"]
 
 
 class Membership:
-    """``incarnation`` is the first number that this life may use; every Hello takes the next one."""
+    """The membership of ``device`` in one life. ``incarnation`` is the first one that it may use; each Hello takes one.
+
+    A peer counts as dead after ``patience`` times ``heartbeat_seconds`` without a message. A Welcome may change both.
+    """
 
     def __init__(self, device: DeviceId, incarnation: int, lease: str, heartbeat_seconds: float, patience: int) -> None:
         self.device = device
@@ -41,7 +45,7 @@ class Membership:
 
     @property
     def expiry(self) -> float:
-        """Seconds without a word after which the other side is taken for dead."""
+        """Seconds without a message after which the other side counts as dead."""
         return self._interval * self._patience
 
     @property
@@ -60,6 +64,7 @@ class Membership:
                 assert_never(self.mode)
 
     def tick(self, now: float) -> list[Action]:
+        """Time has passed: say a heartbeat, or connect anew if the coordinator was silent or the absence is over."""
         if now < self.due:
             return []
         if self.mode == "member" and now < self._heard + self.expiry:
@@ -68,29 +73,29 @@ class Membership:
         return [Connect(), *self._hello(now)]
 
     def said(self, now: float) -> None:
-        """Something goes out, which does for a heartbeat."""
+        """A message goes out. It counts as a heartbeat."""
         self._beat_due = now + self._interval
 
     def heard(self, now: float) -> bool:
-        """Something came in; says whether this device listens."""
+        """A message has come in. Returns whether this device listens to it."""
         if self.mode in ("silent", "away", "retired"):
             return False
         self._heard = now
         return True
 
     def welcomed(self, welcome: Welcome, now: float) -> bool:
-        """Says whether this made the device a member; a second copy does not."""
+        """Take a Welcome. Returns whether it made the device a member; a second copy does not."""
         if self.mode != "joining":
             return False
         self.mode = "member"
         self._hellos = 0
         self._interval, self._patience = welcome.heartbeat_seconds, welcome.patience
-        # Spread evenly over the interval, so that a fleet that came at once does not beat at once.
+        # Spread over the interval, so that devices that came at the same moment do not beat at the same moment.
         self._beat_due = now + self._interval * (self.device * GOLDEN_RATIO % 1.0)
         return True
 
     def refused(self, refused: Refused, now: float) -> list[Action]:
-        """What is not answered here is tried again on a fresh connection when patience is over."""
+        """React to a refusal. After others than these, ``tick`` connects anew when the coordinator stays silent."""
         if refused.reason == "superseded":
             return self.retire("superseded")
         if refused.reason == "unknown_peer" and self.mode == "member":
@@ -98,14 +103,15 @@ class Membership:
         return []
 
     def stay_away(self, seconds: float, now: float) -> None:
-        """Without a connection for so long, then back on a fresh one."""
+        """Stay without a connection for ``seconds``, then come back on a new one."""
         self.mode, self._back = "away", now + seconds
 
     def fall_silent(self, seconds: float, now: float) -> None:
-        """Keep the connection open and say nothing, for as long at least as it takes to be named dead."""
+        """Keep the connection open and say nothing for ``seconds``, and long enough for the coordinator to notice."""
         self.mode, self._back = "silent", now + max(seconds, SILENCE * self.expiry)
 
     def retire(self, reason: str) -> list[Action]:
+        """End this device for good."""
         self.mode = "retired"
         return [Retire(reason)]
 

@@ -1,7 +1,7 @@
-"""One device as a machine without I/O: events in, actions out, the clock passed in.
+"""One device as a state machine without I/O: events go in, actions come out, and the caller tells the time.
 
-It performs each Work as its behaviour says and keeps the result until the coordinator has answered it. ``now`` is the
-monotonic clock in seconds. Connection and heartbeats are in ``membership.py``.
+It does each work as its behaviour says, and keeps the result until the coordinator has given its verdict. ``now`` is
+always the monotonic clock in seconds. Connection and heartbeats are in ``membership.py``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from fedemu.protocol import messages as wire
 from fedemu.protocol.ids import AskId
 
 MAX_INTERVALS = 65_536
+"""The largest number of on-line intervals in one Presence."""
 REMEMBERED = 64
-"""How many early Proceeds are remembered."""
+"""How many asks are remembered that may proceed before their work has come."""
 
 
 class DeviceRuntime:
-    """The events are ``start``, ``receive``, ``trained``, ``tick`` and ``quit``; each returns actions, in order."""
+    """One life of a device. Its events are ``start``, ``receive``, ``trained``, ``tick`` and ``quit``.
+
+    Each event returns the actions that it causes, in their order.
+    """
 
     def __init__(self, member: Membership, behaviour: Behaviour, stream: DeviceStream, store: OwnStore) -> None:
         self.member = member
@@ -35,7 +39,7 @@ class DeviceRuntime:
         self._store = store
         self._wall: WallClock | None = None
         self._in_hand: dict[str, WorkInHand] = {}
-        self._early: dict[str, None] = {}  # asks told to proceed before their Work came; a transport may reorder
+        self._early: dict[str, None] = {}  # asks that may proceed before their work came, as transports may reorder
 
     @property
     def due(self) -> float:
@@ -49,12 +53,12 @@ class DeviceRuntime:
         return due
 
     def start(self, now: float, away: float = 0.0) -> list[Action]:
-        """Begin this life, after ``away`` seconds."""
+        """Begin this life after ``away`` seconds."""
         self.member.stay_away(away, now)
         return self.tick(now)
 
     def tick(self, now: float) -> list[Action]:
-        """Time passed."""
+        """Time has passed."""
         actions = self.member.tick(now)
         if self.member.mode == "member" and self._wall is not None and now >= self._wall.end_of_presence(now):
             return self._go_offline(self._wall.seconds_to_return(now), now)
@@ -64,7 +68,7 @@ class DeviceRuntime:
         return actions
 
     def receive(self, message: wire.Down, frames: Sequence[Any], now: float) -> list[Action]:
-        """A message of the coordinator, on the present connection."""
+        """A message has come from the coordinator, on the present connection."""
         if not self.member.heard(now):
             return []
         match message:
@@ -90,7 +94,7 @@ class DeviceRuntime:
                 assert_never(message)
 
     def trained(self, answer: Done | JobFailed, frames: Sequence[Any], now: float) -> list[Action]:
-        """A trainer ran the job, or it can't be done."""
+        """A trainer has done the job of this device, or the job failed."""
         held = self._in_hand.get(answer.ask)
         if isinstance(answer, Done) and answer.wrote_own:
             self._store.written(AskId.parse(answer.ask))
@@ -101,7 +105,7 @@ class DeviceRuntime:
         return self._send(held, now) if self.member.mode == "member" and self._over(held, now) else []
 
     def quit(self) -> list[Action]:
-        """The supervisor ends; say goodbye."""
+        """The supervisor ends: say goodbye and retire."""
         connected = self.member.mode in ("joining", "member")
         goodbye: list[Action] = [Send(wire.Bye(reason="stopped"))] if connected else []
         return goodbye + self.member.retire("stopped")
@@ -132,13 +136,13 @@ class DeviceRuntime:
         return Send(wire.Presence(until=until, intervals=intervals))
 
     def _go_offline(self, seconds: float, now: float) -> list[Action]:
-        """Say so and close the connection. What was to be done is let go, but results that are made are kept."""
+        """Say goodbye and close the connection for ``seconds``. Only work with a result is kept."""
         self._in_hand = {ask: held for ask, held in self._in_hand.items() if held.phase == "trained"}
         self.member.stay_away(seconds, now)
         return [Send(wire.Bye(reason="offline")), Disconnect()]
 
     def _unreadable(self, detail: str) -> list[Action]:
-        """The coordinator can't read a message. It does not say which; only a result spoilt by plan can be meant."""
+        """The coordinator could not read a message. It does not say which one, but only a corrupted result can be."""
         return [
             Send(wire.Failed(ask=ask, reason="malformed", detail=detail, planned=True))
             for ask, held in self._in_hand.items()
@@ -154,11 +158,11 @@ class DeviceRuntime:
             self._wall.set(work.start, now)
         held = self._in_hand.get(work.ask)
         if held is None or not held.asks_the_same(work):
-            # Either new, or asked anew by a coordinator that had lost its latest round.
+            # It is new, or a coordinator that has lost its latest round asks for it again.
             held = take_in_hand(work, frames, self._behaviour, self._stream, self._store)
             others = self._in_hand.values()
             stale = [other for other in others if other.phase == "scheduled" and other.ask < held.ask]
-            for other in stale:  # their verdicts were lost on the way
+            for other in stale:  # their verdicts were lost on the way here
                 del self._in_hand[other.work.ask]
             self._in_hand[work.ask] = held
         if held.schedule.reply == "decline":
@@ -181,7 +185,7 @@ class DeviceRuntime:
         return self._begin(held, now) if held.schedule.event == "finish" else self._drop_out(held, now)
 
     def _begin(self, held: WorkInHand, now: float) -> list[Action]:
-        """Have the work done; if it is done already, send what came of it again."""
+        """Have the work done. If it is done already, send its result again."""
         match held.phase:
             case "training":
                 return []
@@ -198,7 +202,7 @@ class DeviceRuntime:
                 assert_never(held.phase)
 
     def _over(self, held: WorkInHand, now: float) -> bool:
-        """Whether the emulated work has taken its time, which only the wall clock waits for."""
+        """Whether the emulated time of the work is over. Under the virtual clock it always is."""
         return self._wall is None or now >= self._wall.real(held.schedule.at)
 
     def _send(self, held: WorkInHand, now: float) -> list[Action]:
@@ -207,7 +211,7 @@ class DeviceRuntime:
         return list(held.replies)
 
     def _drop_out(self, held: WorkInHand, now: float) -> list[Action]:
-        """Do what the schedule holds: go off-line, crash, leave or fall silent."""
+        """Drop out as the schedule says: go off-line, crash, leave or fall silent."""
         schedule = held.schedule
         del self._in_hand[held.work.ask]
         away = 0.0
@@ -227,10 +231,10 @@ class DeviceRuntime:
                 assert_never(schedule.cause)
 
     def _settle(self, ask: str) -> list[Action]:
-        """The coordinator has decided, so this work is over. Later verdicts on the same work change nothing.
+        """The coordinator has given its verdict, so this work is over. Another verdict on it changes nothing.
 
-        Whether the new own state counts is told by later Work alone: a coordinator that has started again calls late
-        what it had accepted before, if the answer was lost with its former life.
+        Only later work tells whether the new own state counts: a coordinator that has started again may call late what
+        it had accepted in its former life.
         """
         held = self._in_hand.pop(ask, None)
         if held is None or held.phase != "training":

@@ -1,4 +1,4 @@
-"""The wall clock of a device: when, in real time, the experiment's moments are, and when its presence changes."""
+"""The wall clock of a device: when, in real time, a moment of the experiment is, and when the device is on-line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ FOREVER = 1000 * 365 * DAY
 
 
 class WallClock:
-    """Translates between the experiment's seconds and the monotonic clock, and reads the device's timetable."""
+    """Translates between the experiment's clock and the monotonic clock (both in seconds), and reads the timetable.
+
+    At ``now`` on the monotonic clock, ``elapsed`` seconds of the experiment are over.
+    """
 
     def __init__(self, behaviour: Behaviour, elapsed: float, now: float) -> None:
         self._behaviour = behaviour
@@ -19,24 +22,24 @@ class WallClock:
         self._until = -math.inf
 
     def set(self, elapsed: float, now: float) -> None:
-        """The coordinator told the time again."""
+        """The coordinator has told the experiment's time again."""
         self._offset = now - elapsed
 
     def real(self, moment: float) -> float:
-        """When a moment of the experiment is, on the monotonic clock."""
+        """A moment of the experiment, on the monotonic clock."""
         return moment + self._offset
 
     def elapsed(self, now: float) -> float:
-        """The experiment's time."""
+        """``now``, on the experiment's clock."""
         return now - self._offset
 
     @property
     def due(self) -> float:
-        """When the presence that was looked up last ends, on the monotonic clock."""
+        """When the on-line time that was looked up last ends, on the monotonic clock."""
         return self.real(self._until)
 
     def end_of_presence(self, now: float) -> float:
-        """When the device goes off-line next, on the monotonic clock; not after ``now`` if it is off-line."""
+        """When the device goes off-line next, on the monotonic clock. It is not after ``now`` if it is off-line now."""
         moment = self.elapsed(now)
         if self._until <= moment:
             intervals = self._behaviour.presence(moment + DAY)
@@ -44,7 +47,7 @@ class WallClock:
         return self.due
 
     def seconds_to_return(self, now: float) -> float:
-        """How long until the device is on-line again; infinite if it never is."""
+        """Seconds until the device is on-line; infinite if it never is again."""
         moment = self.elapsed(now)
         horizon = moment + DAY
         while horizon < FOREVER:

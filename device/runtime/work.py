@@ -1,4 +1,4 @@
-"""One Work at a device, from its arrival to the coordinator's verdict, and the messages that it turns into."""
+"""One work at a device, from its arrival to the coordinator's verdict, and the messages that come of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from fedemu.protocol.messages import Failed, Result, Scheduled, TensorSpec, Work
 
 @dataclass
 class WorkInHand:
-    """``holding`` are the device's samples at the time of the Work."""
+    """A work that has come, what the device plans for it, and how far it is.
+
+    ``frames`` are the device's own part of the ask, ``holding`` the samples that it has at the start of the work.
+    """
 
     ask: AskId
     work: Work
@@ -32,19 +35,19 @@ class WorkInHand:
     holding: Holding
     phase: Literal["scheduled", "training", "trained"] = "scheduled"
     replies: list[Send] = field(default_factory=list)
-    """What is sent when the work is done, and again until it is answered."""
+    """The messages that are sent when the work is done, and again until the coordinator gives its verdict."""
     due: float = math.inf
-    """Real time of the next step: a planned drop-out, the end of the emulated work, or sending again."""
+    """When something is to be done next, on the monotonic clock: to drop out as planned, or to send the result."""
 
     def asks_the_same(self, work: Work) -> bool:
-        """Whether ``work`` is this one over again; what is durable may have moved on meanwhile."""
+        """Whether ``work`` is this one again. The coordinator's durable round may have advanced meanwhile."""
         return self.work is work or self.work == work.model_copy(update={"durable_round": self.work.durable_round})
 
 
 def take_in_hand(
     work: Work, frames: Sequence[Any], behaviour: Behaviour, stream: DeviceStream, store: OwnStore
 ) -> WorkInHand:
-    """What will come of a Work, by the device's data and behaviour."""
+    """Plan a work by the device's samples and behaviour."""
     ask = AskId.parse(work.ask)
     holding = Holding.at(stream, Path(store.path(work.state)) if work.state else None, ask.round, work.start)
     assignment = Assignment(
@@ -59,6 +62,7 @@ def take_in_hand(
 
 
 def announcement(held: WorkInHand) -> Send:
+    """The device's answer to a work: when it will finish, or when and how it will drop out."""
     schedule = held.schedule
     return Send(
         Scheduled(ask=held.work.ask, event=schedule.event, at=schedule.at, cause=schedule.cause, back=schedule.back)
@@ -66,7 +70,7 @@ def announcement(held: WorkInHand) -> Send:
 
 
 def submission(held: WorkInHand, device: DeviceId, stream: DeviceStream, store: OwnStore) -> Tell:
-    """The job for a trainer."""
+    """The job that the work gives a trainer."""
     work, holding = held.work, held.holding
     samples = {INDICES: holding.fresh, **{f"{SEALED}{period}": part for period, part in holding.sealed.items()}}
     specs = [TensorSpec(name=name, dtype="int64", shape=part.shape) for name, part in samples.items()]
@@ -86,7 +90,7 @@ def submission(held: WorkInHand, device: DeviceId, stream: DeviceStream, store: 
 
 
 def replies(held: WorkInHand, answer: Done | JobFailed, frames: Sequence[Any]) -> list[Send]:
-    """What the coordinator is told, with the reply's planned faults."""
+    """The messages that tell the coordinator how a job ended, with the planned faults of the schedule."""
     if isinstance(answer, JobFailed):
         return [Send(Failed(ask=answer.ask, reason=answer.reason, detail=answer.detail))]
     result = Result(
