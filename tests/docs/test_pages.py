@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 import time
@@ -13,9 +15,9 @@ import pytest
 import warm
 from pages import ROOT, Page, dead_links, mistakes
 
+LAYERS = ("protocol", "algorithms", "device", "coordinator", "ops")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-NOT_YET = {"docs/architecture.md"}
-NAMES = [name for path in PAGES if (name := str(path.relative_to(ROOT))) not in NOT_YET]
+NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,3 +54,26 @@ def test_the_blocks_of_a_page_run_in_order(name: str, commands: Path, tmp_path: 
     page = Page.read(ROOT / name)
     runnable = [block for block in page.blocks() if block.language in ("console", "python") and block.not_run is None]
     assert player.play(page, tmp_path, player.environment(commands)) == len(runnable)
+
+
+def test_the_tree_of_the_page_for_contributors_is_that_of_the_code() -> None:
+    told = re.findall(r"^\| `([\w/]+)/` \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
+    rooms = [path.parent for floor in LAYERS for path in (ROOT / floor).rglob("__init__.py")]
+    assert sorted(told) == sorted(str(room.relative_to(ROOT)) for room in rooms)
+
+
+def test_the_order_of_rooms_on_the_page_is_the_one_that_holds() -> None:
+    [order] = [
+        node.value
+        for node in ast.parse((ROOT / "tests" / "test_layers.py").read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "ORDER"
+    ]
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `(\w+)` \| (.*\\\|.*) \|$", page, re.MULTILINE))
+    assert {floor: columns(text, r"\|", ",") for floor, text in told.items()} == {
+        floor: columns(text, "|") for floor, text in ast.literal_eval(order).items()
+    }
+
+
+def columns(text: str, bar: str, comma: str | None = None) -> list[set[str]]:
+    return [{room.strip() for room in column.split(comma)} for column in text.split(bar)]
