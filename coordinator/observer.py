@@ -1,4 +1,4 @@
-"""What the coordinator tells those who watch it (progress, metrics, logs). None of them can change a run."""
+"""Observers of a coordinator, such as the display and the logs. They are told what happens and change nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Direction = Literal["down", "up"]
 
 
 class RunObserver(Protocol):
-    """Calls come on the event loop and have to return at once. Times are seconds of the experiment."""
+    """Watches a run. Calls come on the event loop and have to return at once. Times are seconds of the experiment."""
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None: ...
 
@@ -21,7 +21,7 @@ class RunObserver(Protocol):
         ...
 
     def device_result(self, outcome: str) -> None:
-        """A selected device came to its outcome."""
+        """The work of a selected device ended with this outcome."""
         ...
 
     def fleet(self, counts: Mapping[str, int]) -> None:
@@ -29,24 +29,24 @@ class RunObserver(Protocol):
         ...
 
     def server_job(self, name: str, round: int, step: int, steps: int) -> None:
-        """``step`` of at most ``steps`` steps of a job at the coordinator are done; told a few times a second."""
+        """``step`` of at most ``steps`` steps of a server job are done. This is told a few times a second."""
         ...
 
     def event(self, name: str, **fields: Any) -> None:
-        """What ``events.jsonl`` gets."""
+        """Something happened that ``events.jsonl`` records."""
         ...
 
     def rejected(self, reason: str) -> None:
-        """A message that could not be used."""
+        """A message could not be used."""
         ...
 
     def traffic(self, kind: str, direction: Direction, size: int) -> None:
-        """``size`` bytes more, ``kind`` being ``emulated`` or ``wire``."""
+        """``size`` more bytes were sent. ``kind`` is ``emulated`` or ``wire``."""
         ...
 
 
 class Observers:
-    """Passes everything on to several observers; without any it is silent."""
+    """Passes everything on to several observers. Without observers it is silent."""
 
     def __init__(self, observers: Sequence[RunObserver] = ()) -> None:
         self._observers = tuple(observers)
@@ -85,7 +85,7 @@ class Observers:
 
 
 class EventLog(Observers):
-    """An observer that hands every event to ``write``, with the times at which it happened. It ignores all else.
+    """An observer that hands every event to ``write``, with the times at which it happened.
 
     ``write`` has the form of ``RunDirectory.event``. Times are seconds since the run's start.
     """

@@ -1,4 +1,4 @@
-"""Everything that a coordinator is given: one frozen object, made by ``ops``."""
+"""Everything that a coordinator is given, as one frozen object. ``ops/assembly`` makes it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from fedemu.protocol.transport.interface import Network
 
 
 class Evaluates(Protocol):
-    """What judges a model after a round of a period; ``evaluate.Evaluator`` does."""
+    """Evaluates a model after a round of a period. ``evaluate.Evaluator`` is one."""
 
     def evaluate(self, variables: Tree, period: int | None = None) -> Evaluation: ...
 
 
 @dataclass(frozen=True)
 class CoordinatorPlan:
-    """``experiment``, ``partition`` and ``data`` are what the fleet has to agree on.
+    """The plan of one run. The fleet has to agree on ``experiment``, ``partition`` and ``data``.
 
     ``directory`` has been claimed: it holds a ``config.toml``, and the rounds that the run has played before, if any.
-    ``signals`` says whether SIGINT and SIGTERM end the run.
-    ``opened`` is called once, when all has been put together and devices are waited for.
+    ``signals`` says whether SIGINT and SIGTERM end the run. ``opened`` is called once, when everything has been put
+    together and the wait for devices begins.
     """
 
     address: str

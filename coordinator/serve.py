@@ -1,4 +1,4 @@
-"""A coordinator from its plan to its summary: gathers the fleet, plays the rounds, and ends in good order."""
+"""A coordinator from its plan to its summary: it gathers the fleet, plays the rounds, and ends in good order."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ from fedemu.protocol.messages import Granted
 
 
 async def serve(plan: CoordinatorPlan) -> Summary:
-    """Run an experiment to its end, or go on with one. A run that diverges ends with a summary that says so.
+    """Run an experiment to its end, from its beginning or from where its run directory left it.
 
-    Raises UnreachableError if the fleet does not come, QuorumError if too few reply after every try, Interrupted after
-    SIGINT or SIGTERM; ConfigurationError for an address or a directory that cannot be used. Once rounds can be played,
-    each of these leaves a summary and a checkpoint.
+    A run that diverges ends with a summary that says so. Raises UnreachableError if the fleet does not come,
+    QuorumError if too few devices reply in every attempt, Interrupted after SIGINT or SIGTERM, ConfigurationError for
+    an address or a directory that cannot be used. Once rounds can be played, all of these leave a summary and a
+    checkpoint.
     """
     with (
         RunDirectory(plan.directory, diagnosed=plan.diagnosis is not None) as run,
@@ -55,7 +56,7 @@ class Coordinator:
         initial = plan.algorithm.init(plan.variables, context)
         loaded = checkpoint.load(run.checkpoint, initial)
         if loaded is None and len(run.rows()) > 1:
-            # One row may have been written just before the first checkpoint; more than one had checkpoints before them.
+            # One row may have been written just before the first checkpoint. A second row has a checkpoint before it.
             raise ConfigurationError(
                 f"The run in {plan.directory} has played {len(run.rows())} rounds, but its checkpoint is gone; "
                 "start it anew in another folder."
@@ -67,7 +68,7 @@ class Coordinator:
         journal = LeaseJournal(run.checkpoint / "leases.jsonl")
         granted_before = list(journal.entries())
         roster = Roster(settings, journal.write, resumed=bool(granted_before))
-        # Whoever was there before is given a while to come back before its places can go to others.
+        # A supervisor that was there before gets a while to come back before its indices can go to others.
         grace = min(settings.give_up, settings.start_timeout / 4)
         roster.leases.replay(granted_before, self._timeline.now() + grace - settings.give_up)
         if loaded is not None:
@@ -93,7 +94,7 @@ class Coordinator:
         self._rounds = Rounds(plan, run, self._service, standing, numerics, self._observers)
 
     async def run(self) -> Summary:
-        """See ``serve``."""
+        """Run to the end, as ``serve`` describes it."""
         try:
             self._service.open(self._plan.network, self._plan.address)
             with _stop_signals(self._plan.signals) as stopped:
@@ -121,7 +122,7 @@ class Coordinator:
         self._observers.event("fleet_complete", devices=settings.devices)
 
     async def _unless(self, stopped: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work until it is done, a signal comes, or this side breaks."""
+        """Do the work until it is done, a signal comes, or the coordinator itself has a fault."""
         task = asyncio.create_task(work)
         signalled = asyncio.create_task(stopped.wait())
         try:
@@ -144,7 +145,7 @@ class Coordinator:
         )
 
     async def _end(self, error: Exception | None) -> Summary:
-        """Leave the results, tell the fleet, and raise the error unless the summary says it all."""
+        """Write the results, tell the fleet, and raise the error unless the summary says everything."""
         outcome: RunOutcome
         match error:
             case None:
@@ -167,7 +168,7 @@ class Coordinator:
             model_digest=model_digest(variables),
             perturbed=self._rounds.perturbed,
         )
-        # A fleet that never came leaves nothing to be told of.
+        # Without a fleet there is nothing to summarise.
         if not isinstance(error, UnreachableError):
             self._run.finish(summary, variables)
         await self._service.stop(outcome)
@@ -178,7 +179,7 @@ class Coordinator:
 
 @contextlib.contextmanager
 def _stop_signals(wanted: bool) -> Iterator[asyncio.Event]:
-    """An event that SIGINT and SIGTERM set. Only the main thread can be told of signals."""
+    """An event that SIGINT and SIGTERM set. Only the main thread can hear signals."""
     stopped = asyncio.Event()
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield stopped

@@ -1,4 +1,4 @@
-"""What the coordinator has to know of an experiment to run it: plain numbers, no configuration objects."""
+"""What the coordinator has to know of an experiment to run it. These are plain numbers, no configuration objects."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ class Settings:
     rounds: int
     devices: int
     per_round: int
-    """K: how many replies a selected ask takes."""
+    """K: how many replies an ask to a drawn cohort accepts."""
     over_selection: float = 1.3
     deadline: float = 600.0
     quorum: float = 0.5
-    """Share of K that has to be accepted for a round to count."""
+    """The share of K that has to be accepted for a round to count."""
     attempts: int = 3
     clock: Literal["virtual", "wall"] = "virtual"
     evaluate_every: int = 1
     diagnose_every: int = 0
-    """Rounds between two diagnoses, where the plan has one; 0 is never."""
+    """The number of rounds from one diagnosis to the next, if the plan has one. 0 means that there is none."""
     task_of_round: Callable[[int], int] = lambda round: 0
     task_begins: Callable[[int], float] = lambda task: 0.0
-    """When the task's data begin to arrive; its first round does not begin earlier."""
+    """The time at which the data of a task begin to arrive. Its first round does not begin earlier."""
     heartbeat_seconds: float = 2.0
-    """Real; a peer that is silent for ``heartbeat_seconds × patience`` is named dead."""
+    """Real. A peer that is silent for ``heartbeat_seconds × patience`` counts as dead."""
     patience: int = 5
     start_timeout: float = 60.0
     """Real: how long the fleet may take to be complete."""
     give_up: float = 60.0
     """Real: how long a device may be away without a plan before its outcome is ``failed``."""
     answer_timeout: float = 600.0
-    """Real: how long the first result of an ask may take while its device is connected."""
+    """Real: how long the first result of an ask may take while the device is connected."""
     payload_bytes: int = 2**30
-    """The largest payload that is taken."""
+    """The size of the largest payload that is accepted, in bytes."""
     max_norm: float = math.inf
-    """The largest Euclidean norm of a payload that is taken."""
+    """The largest Euclidean norm of a payload that is accepted."""
     replay: bool = False
-    """Devices have replay buffers, which every accepted reply may have changed."""
+    """Whether devices have replay buffers. Any accepted reply may have changed one."""
     threads: int = 1
-    """Threads of the coordinator's tensor work; their number changes the last bits."""
+    """The number of threads for the coordinator's tensor work. It changes the last bits of results."""
 
     @property
     def selected(self) -> int:
-        """How many devices a selected ask draws: ``ceil(over_selection × K)``."""
+        """How many devices are drawn for a cohort: ``ceil(over_selection × K)``."""
         return ceil_share(self.over_selection, self.per_round)
 
     def due(self, round: int, every: int) -> bool:
-        """Whether the round is one of ``every`` so many, or the last; 0 is never."""
+        """Whether it is the turn of this round: true for every ``every``-th round and for the last. 0 means never."""
         return every > 0 and (round % every == 0 or round == self.rounds)
 
 
 def ceil_share(share: float, count: int) -> int:
-    """``ceil(share × count)``, where a product that is whole but for rounding (1.1 × 30) counts as whole."""
+    """``ceil(share × count)``. A product that only rounding keeps from being whole (1.1 × 30) counts as whole."""
     return math.ceil(round(share * count, 9))

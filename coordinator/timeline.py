@@ -1,4 +1,4 @@
-"""The experiment's clock and the real one: virtual time moves by decisions, wall time by itself."""
+"""The experiment's clock and the real clock. Virtual time moves by decisions, wall time by itself."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Literal
 
 
 class Timeline:
-    """``time`` is seconds of the experiment; ``now()`` real seconds, monotonic; ``spent`` real seconds of the run.
+    """The times of one run, in seconds.
 
-    ``began`` and ``spent_before`` are what an earlier life of the coordinator had reached of the first and the last.
+    ``time`` is the experiment's time, ``now()`` the real time of a monotonic clock, ``spent`` the real time that the
+    run has taken. An earlier life of the coordinator had reached ``began`` of ``time`` and ``spent_before`` of
+    ``spent``.
     """
 
     def __init__(
@@ -36,6 +38,9 @@ class Timeline:
         return self._spent_before + (self.now() - self._origin)
 
     def advance(self, time: float) -> None:
-        """An ask ended at ``time``, or nothing can happen before it: nobody is on-line, no data are there. The virtual
-        clock never goes back; wall time goes by itself."""
+        """Move the virtual clock to ``time``, unless it is there already. Wall time moves by itself.
+
+        This is called when an ask has ended at ``time``, or when nothing can happen before it because nobody is on-line
+        or no data have arrived.
+        """
         self._virtual = max(self._virtual, time)

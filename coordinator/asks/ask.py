@@ -1,6 +1,6 @@
-"""The fate of one ask, told apart from sockets and clocks: events in, actions out.
+"""How one ask is decided, without sockets and clocks: events go in, actions come out.
 
-Here is what both clocks share; ``ask_virtual.py`` and ``ask_wall.py`` decide. Real times are seconds of a monotonic
+Here is what both kinds of clock share. ``virtual.py`` and ``wall.py`` decide. Real times are seconds of a monotonic
 clock.
 """
 
@@ -17,13 +17,13 @@ from fedemu.protocol.messages import Accepted, Cancel, DropCause, Invalid, Late,
 
 
 class Give(NamedTuple):
-    """Send the device its Work."""
+    """An action: send the device its Work."""
 
     device: DeviceId
 
 
 class Tell(NamedTuple):
-    """Send the device a message that needs no frames."""
+    """An action: send the device a message that needs no frames."""
 
     device: DeviceId
     message: Accepted | Cancel | Invalid | Late | Proceed
@@ -34,7 +34,7 @@ Action = Give | Tell
 
 @dataclass(frozen=True)
 class Terms:
-    """What an ask is decided by. ``start`` and ``deadline`` are seconds of the experiment, other times real seconds."""
+    """The rules of one ask. ``start`` and ``deadline`` are seconds of the experiment, other times are real seconds."""
 
     ask: AskId
     cohort: tuple[DeviceId, ...]
@@ -45,17 +45,18 @@ class Terms:
     give_up: float = 60.0
     answer_timeout: float = 600.0
     resend: float = 2.0
-    """After how long without an answer a message is sent again; doubles up to 16 times that."""
+    """A message without an answer is sent again after this time. The time doubles each time, up to 16 times."""
     optional: bool = False
-    """The ask is over as soon as nobody is left who could still reply, instead of at the deadline."""
+    """If true, the ask is over as soon as nobody is left who could still reply. Otherwise it waits for the deadline."""
 
 
 class AskMachine(ABC):
     """One ask from its Work to its last outcome.
 
-    ``end`` is None while it is open, then the time of the experiment at which it ended. ``away`` says until when
-    dropped devices stay away, ``causes`` why by their own word; ``given_up`` are those that were away, or silent,
-    without a plan for too long; ``perturbed`` says that such an accident decided an outcome.
+    ``verdicts`` holds the outcomes. ``end`` is None while the ask is open, then the time of the experiment at which it
+    ended. ``away`` says until when each dropped device stays away, ``causes`` which cause the device told. ``given_up``
+    are the devices that were away or silent for too long, and not by plan. ``perturbed`` says that such an accident
+    decided an outcome.
     """
 
     def __init__(self, terms: Terms, connected: Iterable[DeviceId]) -> None:
@@ -81,10 +82,11 @@ class AskMachine(ABC):
         return tuple(device for device in self.terms.cohort if device in self._accepted)
 
     def counts(self) -> Counter[Verdict]:
+        """How many devices ended in each outcome."""
         return Counter(self.verdicts.values())
 
     def check(self) -> None:
-        """Raises AssertionError unless every device has at most one outcome and a closed ask left none without."""
+        """AssertionError if a device has two outcomes, or has none after the ask was closed."""
         cohort = self._members
         assert set(self.verdicts) <= cohort, "an outcome of a device that was not asked"
         assert len(self._accepted) <= self.terms.wanted, "more accepted than wanted"
@@ -99,22 +101,23 @@ class AskMachine(ABC):
 
     @abstractmethod
     def open(self, now: float) -> list[Action]:
-        """Start: gives the Work out."""
+        """Start the ask: the Work is given out."""
 
     @abstractmethod
     def expects(self, device: DeviceId) -> bool:
-        """Whether a Result of this device would be judged now; otherwise it is answered or ignored unread."""
+        """Whether a Result of this device would be judged now. If not, it is not read."""
 
     @abstractmethod
     def result(self, device: DeviceId, now: float) -> list[Action]:
-        """A good contribution, from a device that is expected to send one."""
+        """A good contribution came from a device that is expected to send one."""
 
     @abstractmethod
     def rejected(self, device: DeviceId, reason: str, detail: str, now: float) -> list[Action]:
-        """A contribution that can't be used, from a device that is expected to send one."""
+        """A contribution that cannot be used came from a device that is expected to send one."""
 
     @abstractmethod
-    def scheduled(self, device: DeviceId, message: Scheduled, now: float) -> list[Action]: ...
+    def scheduled(self, device: DeviceId, message: Scheduled, now: float) -> list[Action]:
+        """The device says when it will finish, or drop out."""
 
     @abstractmethod
     def failed(self, device: DeviceId, now: float) -> list[Action]:
@@ -122,11 +125,11 @@ class AskMachine(ABC):
 
     @abstractmethod
     def joined(self, device: DeviceId, now: float) -> list[Action]:
-        """The device (or its next incarnation) is connected."""
+        """The device or its next incarnation is connected."""
 
     @abstractmethod
     def left(self, device: DeviceId, now: float) -> list[Action]:
-        """The device's connection is gone: it died, said Bye, or fell silent."""
+        """The device is no longer connected: it died, said Bye, or fell silent."""
 
     @abstractmethod
     def tick(self, now: float) -> list[Action]:

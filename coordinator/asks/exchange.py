@@ -1,4 +1,4 @@
-"""One ask between the fleet and its machine: gives the Work out, checks what comes back, and keeps it."""
+"""The exchange of one ask with the fleet: it gives the Work out, checks what comes back, and keeps it."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ from fedemu.protocol.messages import (
 )
 
 REPEATABLE = frozenset({"training", "malformed"})
-"""Reasons for which a device fails in every run of the experiment; any other failure is an accident."""
+"""The reasons for which a device fails in every run of the experiment. Any other failure is an accident."""
 
 Part = tuple[tuple[TensorSpec, ...], Sequence[Buffer]]
+"""The tensors that one device gets and no other, as specs and frames."""
 Send = Callable[[DeviceId, Message, Sequence[Buffer]], None]
 
 
 @dataclass(frozen=True)
 class AskParts:
-    """What the devices of an ask are given, and what may come back."""
+    """The parts of one ask: what its devices are given, all of them or one alone, and what may come back."""
 
     ask: AskId
     program: str
@@ -51,14 +52,14 @@ class AskParts:
     template: PayloadTemplate
     keeps_state: bool
     label_counts: int | None
-    """How many label counts the program declares, None if it declares none."""
+    """The number of label counts that a reply declares, None if it declares none."""
     max_norm: float
     spill: Path
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """One accepted reply. ``seconds`` is the real time that it took the device, as it says; no algorithm sees it."""
+    """One accepted reply. ``seconds`` is the real time that the device says it took. No algorithm sees it."""
 
     reply: DeviceReply
     payload: Payload
@@ -66,7 +67,7 @@ class Contribution:
 
 
 class Exchange:
-    """Performs what the machine decides. ``closed`` is done when every device has its outcome."""
+    """Performs what the machine decides. The future ``closed`` is done when every device has its outcome."""
 
     def __init__(self, parts: AskParts, machine: AskMachine, roster: Roster, send: Send, observers: Observers) -> None:
         self.parts = parts
@@ -74,12 +75,12 @@ class Exchange:
         self.text = str(parts.ask)
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.exploded = 0
-        """Replies rejected because their values are not finite, or beyond the largest norm."""
+        """The number of replies that were rejected because their values are not finite, or beyond the largest norm."""
         self.bytes_down = 0
-        """What the devices are charged for downloading."""
+        """The emulated bytes that the devices have to download."""
         self.bytes_up = 0
         self.failures: Counter[str] = Counter()
-        """What devices that failed without a plan said."""
+        """The reasons of the devices that failed, and not by plan, and how often each was given."""
         self._contributions: dict[DeviceId, Contribution] = {}
         self._roster = roster
         self._send = send
@@ -87,6 +88,7 @@ class Exchange:
         self._works: dict[DeviceId, Work] = {}
 
     def start(self, now: float) -> None:
+        """Give the Work out."""
         for device in self.machine.terms.cohort:
             self._works[device] = self._work(device)
         self._perform(self.machine.open(now))
@@ -98,7 +100,7 @@ class Exchange:
         frames: Sequence[memoryview],
         now: float,
     ) -> None:
-        """A device's message about this ask."""
+        """Handle a device's message about this ask."""
         match message:
             case Result():
                 self._result(device, message, frames, now)
@@ -118,11 +120,11 @@ class Exchange:
 
     @property
     def contributions(self) -> list[Contribution]:
-        """The accepted ones, in cohort order."""
+        """The accepted contributions, in cohort order."""
         return [self._contributions[device] for device in self.machine.accepted]
 
     def commit(self) -> None:
-        """Remember in the roster what the closed ask changed: versions of own states, drop-outs, downloads."""
+        """Write into the roster what the closed ask changed: versions of own states, dropouts, downloads."""
         members = self._roster.members
         for device, verdict in self.machine.verdicts.items():
             if verdict == "accepted" and self.parts.keeps_state:
@@ -145,7 +147,7 @@ class Exchange:
             self._send(device, Duplicate(ask=self.text, verdict=verdict), ())
         elif device not in self._works:
             self._send(device, Late(ask=self.text), ())
-        elif self.machine.expects(device):  # or else it came before its Proceed, and will come again
+        elif self.machine.expects(device):  # if not, it came before its Proceed, and will come again
             self._judge(device, result, frames, now)
 
     def _judge(self, device: DeviceId, result: Result, frames: Sequence[memoryview], now: float) -> None:
@@ -155,7 +157,7 @@ class Exchange:
             counts = _label_counts(result, parts.label_counts)
             check(result.tensors, frames, parts.template, parts.max_norm)
         except PayloadError as error:
-            # A model that diverges step by step passes the largest norm before it stops being finite.
+            # A model that diverges step by step exceeds the largest norm before it stops being finite.
             self.exploded += error.reason in ("nonfinite", "norm")
             self._observers.rejected(error.reason)
             self._perform(self.machine.rejected(device, error.reason, str(error), now))
@@ -167,7 +169,7 @@ class Exchange:
 
     def _failed(self, device: DeviceId, message: Failed | Declined, now: float) -> None:
         if isinstance(message, Failed) and message.reason == "malformed" and self.machine.expects(device):
-            # Its result could not even be decoded, so the device was told so and says here which one it was.
+            # Its result could not be decoded. The device was told so, and says here which result that was.
             self._perform(self.machine.rejected(device, "malformed", message.detail, now))
             return
         if isinstance(message, Failed) and not message.planned:
@@ -212,7 +214,10 @@ class Exchange:
 
 
 def _label_counts(result: Result, expected: int | None) -> tuple[int, ...] | None:
-    """What the program declares, and nothing more: label counts that were not asked for are not looked at."""
+    """The label counts of a result if the program declares some. PayloadError if they do not fit.
+
+    Label counts that were not asked for are ignored.
+    """
     if expected is None:
         return None
     counts = result.label_counts

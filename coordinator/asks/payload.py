@@ -1,4 +1,4 @@
-"""The payload of one reply: what it must look like, whether it may be used, and where it rests until its ask closes."""
+"""The payload of one reply: its form, the checks that it has to pass, and where it is kept until its ask closes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fedemu.protocol.messages import TensorSpec
 from fedemu.protocol.tensors import DTYPES
 
 FILE_THRESHOLD = 1 << 20
-"""Payloads of more bytes than this rest in a mapped file, smaller ones in memory."""
+"""A payload of more bytes than this is kept in a mapped file, a smaller one in memory."""
 
 _ALIGNMENT = 64
 _BLOCK = 8192
-"""Elements per block of the check: float64 scratch that stays in the first cache levels, and few enough that no BLAS
-splits a dot product among threads."""
+"""Elements per block of the check. A block in float64 stays in the first cache levels, and is so small that no BLAS
+splits its dot product among threads."""
 
 
 class PayloadError(ProtocolError):
@@ -39,14 +39,14 @@ class PayloadError(ProtocolError):
 
 @dataclass(frozen=True)
 class Leaf:
-    """What one tensor of a payload must be."""
+    """The dtype and shape that one tensor of a payload must have."""
 
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -63,7 +63,7 @@ class PayloadTemplate:
 
     @classmethod
     def of(cls, forest: Forest) -> PayloadTemplate:
-        """The template of a forest's names, dtypes and shapes; its values do not matter."""
+        """The template with a forest's names, dtypes and shapes. TypeError for a dtype that cannot travel."""
         leaves = {}
         for key, tree in forest.items():
             for name, tensor in tree.items():
@@ -79,7 +79,7 @@ def check(
 ) -> None:
     """Raise PayloadError unless the tensors are exactly those of the template, finite, and within ``max_norm``.
 
-    The norm is the Euclidean one over all floating-point leaves together; integers have no part in it.
+    The norm is the Euclidean norm over all floating-point leaves together. Integers do not count.
     """
     _check_names(specs, template)
     if len(frames) != len(specs):
@@ -104,7 +104,7 @@ def check(
 
 
 class Payload:
-    """An accepted reply's tensors, owned by the coordinator. Arrays taken from it stay valid after ``discard``."""
+    """The tensors of an accepted reply, in memory of the coordinator. Arrays stay valid after ``discard``."""
 
     def __init__(self, device: DeviceId, leaves: Mapping[str, Leaf], memory: NDArray[np.uint8]) -> None:
         self.device = device
@@ -112,7 +112,7 @@ class Payload:
         self._memory: NDArray[np.uint8] | None = memory
 
     def load(self) -> dict[str, NDArray[Any]]:
-        """Read-only arrays over the payload's memory by wire name; bfloat16 leaves as the uint16 of their bits."""
+        """Read-only arrays over the payload's memory, by wire name. A bfloat16 leaf is the uint16 of its bits."""
         if self._memory is None:
             raise ValueError(f"the payload of device {self.device} was discarded")
         arrays = {}
@@ -123,15 +123,15 @@ class Payload:
         return arrays
 
     def discard(self) -> None:
-        """Let go of the memory or the mapped file; idempotent."""
+        """Let go of the memory or the mapped file. A second call does nothing."""
         self._memory = None
 
 
 def spill(directory: Path, device: int, specs: tuple[TensorSpec, ...], frames: Sequence[memoryview]) -> Payload:
-    """Own a checked payload's bytes: small ones in memory, large ones in a mapped file in ``directory``.
+    """Copy a checked payload: a small one into memory, a large one into a mapped file in ``directory``.
 
-    The file has no name any more when this returns, so the disk space is free again as soon as nobody maps it, however
-    the process ends.
+    The file has no name any more when this returns. So its disk space is free again as soon as nobody maps it, however
+    the process ends. FedemuError if the disk is full.
     """
     leaves = {spec.name: Leaf(spec.dtype, spec.shape) for spec in specs}
     buffers = {spec.name: frame for spec, frame in zip(specs, frames, strict=True)}
@@ -152,7 +152,7 @@ def as_tensor(array: NDArray[Any], leaf: Leaf) -> torch.Tensor:
 
 
 class Subtree:
-    """One device's tensors under one payload key (``interface.Handle``); independent of the payload's ``discard``."""
+    """One device's tensors under one payload key (``interface.Handle``), valid also after the payload's ``discard``."""
 
     def __init__(self, payload: Payload, key: str) -> None:
         self.device = payload.device
@@ -178,7 +178,10 @@ def _check_names(specs: tuple[TensorSpec, ...], template: PayloadTemplate) -> No
 
 
 def _sum_of_squares(name: str, dtype: str, values: NDArray[Any]) -> float:
-    """In float64; a NaN or an infinity anywhere makes the sum non-finite, so one pass looks for both."""
+    """The sum of squares in float64. PayloadError if a value or its square is not finite.
+
+    A NaN or an infinity anywhere makes the sum non-finite, so one pass finds both.
+    """
     scratch = np.empty(min(_BLOCK, values.size))
     total = 0.0
     for start in range(0, values.size, _BLOCK):
@@ -202,7 +205,7 @@ def widened(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 
 def _layout(leaves: Mapping[str, Leaf]) -> Iterator[tuple[str, Leaf, int]]:
-    """Name, leaf and byte offset; aligned, so that every leaf can be viewed in its dtype."""
+    """Name, leaf and byte offset of each tensor. Offsets are aligned, so that every leaf can be viewed in its dtype."""
     offset = 0
     for name, leaf in leaves.items():
         yield name, leaf, offset
@@ -219,7 +222,7 @@ def _mapped(directory: Path, size: int, parts: Sequence[tuple[memoryview, int]])
                     file.seek(offset)
                     _write_all(file.fileno(), frame.cast("B"))
                 os.ftruncate(file.fileno(), size)
-            # torch's mapping keeps no file descriptor open, numpy's keeps one per payload.
+            # torch's mapping keeps no file descriptor open; numpy's keeps one for each payload.
             return torch.from_file(path, shared=False, size=size, dtype=torch.uint8).numpy()
         finally:
             os.unlink(path)

@@ -1,8 +1,8 @@
-"""Folding the payloads of one ask into what the script receives: per leaf, block by block, in float64.
+"""The reduction of the payloads of one ask into what the script receives: leaf by leaf, block by block, in float64.
 
 Every element is folded on its own, ``((n_1 x_1) + n_2 x_2) + ...``, in the given order, by separate multiplications
-and additions, then divided once. So the bits depend on the order of the payloads alone: not on the size of the
-blocks, the number of threads, or whether the machine fuses multiply and add.
+and additions, then divided once. So the bits depend on the order of the payloads alone. They do not depend on the size
+of the blocks, on the number of threads, or on whether the machine fuses multiply and add.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from fedemu.algorithms.interface import Handle, Reducer
 from fedemu.coordinator.asks.payload import Leaf, Payload, Subtree, as_tensor, widened
 
 BLOCK = 16384
-"""Elements per block. Accumulator, scratch and input are 320 KiB together, which stays in a core's second-level cache;
-8 Ki elements cost more in calls and 64 Ki in cache misses."""
+"""Elements per block. Accumulator, scratch and input are 320 KiB together, which stays in a core's second-level cache.
+Blocks of 8 Ki elements cost more in calls, and those of 64 Ki cost more in cache misses."""
 
 
 def reduce_replies(
     reducers: Mapping[str, Reducer], payloads: Sequence[Payload], examples: Sequence[int], block: int = BLOCK
 ) -> dict[str, Any]:
-    """One Tree, or a list of Handles for ``collect``, per key of ``reducers``.
+    """For each key of ``reducers`` one Tree, or a list of Handles if it is ``collect``.
 
-    ``payloads`` are in cohort order, ``examples`` beside them. Where nobody has examples, ``weighted_mean`` is the
-    even mean. Results have the leaf's dtype. Integer leaves: a mean is rounded half to even; a total is exact in 64
-    bits and saturates at the limits of the dtype. A bool counts as 0 or 1: a mean is the majority, a total says
-    whether any was true.
+    ``payloads`` are in cohort order, and ``examples`` are their numbers of examples. If nobody has examples,
+    ``weighted_mean`` is the even mean. Results have the leaf's dtype. For integers, a mean is rounded half to even, and
+    a total is exact in 64 bits and saturates at the limits of the dtype. A bool counts as 0 or 1: a mean is the
+    majority, a total says whether any was true. ValueError without payloads, or for a key without tensors.
     """
     if not payloads or len(payloads) != len(examples):
         raise ValueError(f"{len(payloads)} payloads and {len(examples)} numbers of examples cannot be reduced")
@@ -58,7 +58,7 @@ def reduce_replies(
 
 
 def _weights(reducer: Reducer, examples: Sequence[int]) -> tuple[Sequence[int], int | None]:
-    """Whole-number weights and what the sum is divided by; products with float32 values are then exact in float64."""
+    """The weights and the divisor of the sum. Weights are whole, so products with float32 are exact in float64."""
     if reducer.kind == "weighted_mean" and sum(examples) > 0:
         return examples, sum(examples)
     return [1] * len(examples), None if reducer.kind == "total" else len(examples)
@@ -81,7 +81,7 @@ def _fold(
             if place > 0 and weight == 1:
                 np.add(total, part, out=total)
                 continue
-            # Widened first: numpy multiplies a float32 array by a Python number in float32.
+            # The copy comes first, because numpy multiplies a float32 array by a Python number in float32.
             term = product if place else total
             np.copyto(term, part)
             np.multiply(term, weight, out=term)
@@ -99,7 +99,7 @@ def _fold(
 
 
 def _into_integers(rounded: NDArray[np.float64], out: NDArray[Any]) -> None:
-    """A mean lies within the range of its terms, save that the largest int64 values round up to 2**63 in float64."""
+    """Store rounded means. They fit into the dtype, but the largest int64 values round up to 2**63 in float64."""
     if out.dtype == np.int64:
         np.minimum(rounded, np.nextafter(2.0**63, 0.0), out=rounded)
     np.copyto(out, rounded, casting="unsafe")
@@ -113,7 +113,7 @@ def _exact_total(leaf: Leaf, values: Sequence[NDArray[Any]]) -> Tensor:
     for array in values:
         before = total
         total = before + array
-        # Both of one sign and the sum of the other: 64 bits were too few.
+        # Both terms have one sign and the sum has the other: 64 bits were too few.
         wrapped = ((before ^ total) & (array.astype(np.int64) ^ total)) < 0
         total = np.where(wrapped, np.where(before < 0, np.iinfo(np.int64).min, np.iinfo(np.int64).max), total)
     clipped = np.clip(total, limits.min, limits.max).astype(values[0].dtype)

@@ -1,7 +1,8 @@
-"""One ask under the virtual clock: the schedules decide, never the order in which anything arrives.
+"""One ask under the virtual clock. The schedules of the devices decide it, never the order in which anything arrives.
 
-Devices say when they would finish or drop out. Once all have, the first K by (finish, index) may proceed, one more for
-each that fails. Real time only bounds the waits: who is away without a plan, or silent, for too long has failed.
+Every device says when it would finish or drop out. Then the first K by (finish, index) may proceed, and one more for
+each of them that fails. Real time only bounds the waits: a device that is away or silent for too long, and not by plan,
+has failed.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Invalid, Scheduled
 
 LIVES = 20
-"""How often a device may come back in one ask before it is given up."""
+"""A device that comes back more often than this in one ask is given up."""
 
 
 @dataclass(slots=True)
 class _Wait:
-    """A step that a device owes: since when (real), and when what asks for it is sent again."""
+    """A wait for the next step of a device: since when, and when the request is sent again, in real seconds."""
 
     since: float
     again: float
@@ -31,7 +32,7 @@ class _Wait:
 
 
 class VirtualAsk(AskMachine):
-    """Accepts the first ``wanted`` by (finish, index) of those that finish before the deadline."""
+    """Accepts the first ``wanted`` devices by (finish, index) that finish before the deadline."""
 
     def __init__(self, terms: Terms, connected: Iterable[DeviceId]) -> None:
         super().__init__(terms, connected)
@@ -71,7 +72,7 @@ class VirtualAsk(AskMachine):
         self._progress = now
         self._settle(device, "accepted")
         thanks: list[Action] = [Tell(device, self._thanks)]
-        # While others run, one acceptance changes nothing for them: it was reckoned with when this device proceeded.
+        # While others run, an acceptance changes nothing for them: it was expected when this device proceeded.
         return thanks if self._running else thanks + self._advance(now)
 
     def rejected(self, device: DeviceId, reason: str, detail: str, now: float) -> list[Action]:
@@ -81,9 +82,10 @@ class VirtualAsk(AskMachine):
         return [Tell(device, answer), *self._advance(now)]
 
     def failed(self, device: DeviceId, now: float) -> list[Action]:
-        """Without a schedule, or when it runs, the device has failed; before its turn it will fail when its turn comes.
+        """The device failed or declined.
 
-        So a device whose turn never comes is ``late`` or ``cancelled`` whenever its failure was heard.
+        A device that runs, or has no schedule yet, has failed now. Any other device fails when its turn comes, so its
+        outcome does not depend on when the failure was heard. If its turn never comes, it is ``late`` or ``cancelled``.
         """
         if self._unscheduled.pop(device, None) or self._running.pop(device, None):
             self._settle(device, "failed")
@@ -125,9 +127,10 @@ class VirtualAsk(AskMachine):
         return actions
 
     def _gone(self, device: DeviceId, wait: _Wait, now: float) -> bool:
-        """Absent or unscheduled for ``give_up``, or training for longer than can be explained without a result.
+        """Whether a device is to be given up.
 
-        The first result of an ask may take ``answer_timeout``, every other four times the longest gap so far.
+        That is so if it was absent or without a schedule for ``give_up``, or if its result takes too long. The first
+        result of an ask may take ``answer_timeout``, every other four times the longest gap between results so far.
         """
         if wait.lives > LIVES:
             return True
@@ -143,7 +146,7 @@ class VirtualAsk(AskMachine):
         return [Give(device)]
 
     def _advance(self, now: float) -> list[Action]:
-        """Let go on whom the schedules name, and close the ask when nothing can change it any more."""
+        """Let those devices proceed whose turn it is, and close the ask when nothing can change it any more."""
         if self._unscheduled or self.end is not None:
             return []
         actions: list[Action] = []
@@ -172,12 +175,15 @@ class VirtualAsk(AskMachine):
         return actions
 
     def _last_word(self) -> float:
-        """When the last device has replied or is known to be gone; one that falls silent keeps all waiting."""
+        """The time at which every device has replied or is known to be gone, the deadline at most.
+
+        A device that falls silent is not known to be gone.
+        """
         drops = [math.inf if drop.cause == "silence" else drop.at for drop in self._drop.values()]
         return min(max([self.terms.start, *self._finish.values(), *drops]), self._limit)
 
     def _let_drop(self, bound: float) -> list[Action]:
-        """The ask lasts until ``bound`` at least: who drops out before really does."""
+        """The ask lasts until ``bound`` at least, so the devices that drop out before have dropped."""
         actions: list[Action] = []
         for device, drop in self._drop.items():
             if drop.at <= bound and device not in self.verdicts:
@@ -188,7 +194,7 @@ class VirtualAsk(AskMachine):
         return actions
 
     def _settle_rest(self, verdict: Literal["late", "cancelled"]) -> list[Action]:
-        """Everyone who neither runs nor has an outcome gets this one."""
+        """Give this outcome to every device that neither runs nor has one."""
         message = self._late if verdict == "late" else self._cancel
         actions: list[Action] = []
         for device in self.terms.cohort:

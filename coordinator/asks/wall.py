@@ -1,7 +1,7 @@
-"""One ask under the wall clock: what arrives first decides.
+"""One ask under the wall clock: what arrives first is accepted.
 
-Devices start on their Work. The first K good results are accepted, a timer is the deadline, and who disconnects has
-dropped out.
+Devices start their Work at once. The first K good results are accepted, a timer is the deadline, and a device that
+disconnects has dropped out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedemu.protocol.messages import Invalid, Scheduled
 
 
 class WallAsk(AskMachine):
-    """Accepts the first ``wanted`` results to arrive before the deadline; every absence is a drop-out."""
+    """Accepts the first ``wanted`` results that arrive before the deadline. Every absence is a dropout."""
 
     _opened = 0.0
 
@@ -27,7 +27,7 @@ class WallAsk(AskMachine):
         return actions + self._advance(now)
 
     def scheduled(self, device: DeviceId, message: Scheduled, now: float) -> list[Action]:
-        """Schedules mean nothing here."""
+        """Schedules are ignored under the wall clock."""
         return []
 
     def expects(self, device: DeviceId) -> bool:
@@ -49,7 +49,7 @@ class WallAsk(AskMachine):
         return self._advance(now)
 
     def joined(self, device: DeviceId, now: float) -> list[Action]:
-        """Whoever was connected when asked and comes back has dropped out before: ``left`` said so."""
+        """A device that comes back has dropped out before, so nothing changes."""
         return []
 
     def left(self, device: DeviceId, now: float) -> list[Action]:

@@ -1,4 +1,4 @@
-"""The leases granted and taken back, one line each, so that they outlive the coordinator from the first one on."""
+"""The journal of leases: one line for each that is granted or released, so that leases outlive the coordinator."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 
 
 class LeaseJournal:
-    """A file that grows. A line that was cut off by a kill was never answered, so it does not count."""
+    """A file that grows. A line that a kill cut off does not count, because no peer has been answered yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def write(self, entry: Mapping[str, Any]) -> None:
+        """Append one change, in the form of JSON."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
             file.write(json.dumps(entry).encode() + b"\n")
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """What was written before; cuts off what was not written to its end."""
+        """The changes that were written before. A last line that is not whole is removed from the file."""
         if not self._path.is_file():
             return
         text = self._path.read_bytes()

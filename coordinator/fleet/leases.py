@@ -1,4 +1,4 @@
-"""Which supervisor holds which device indices, and the tokens that prove it."""
+"""The leases: which supervisor holds which device indices, and the tokens that prove it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fedemu.protocol.errors import RefusedError
 from fedemu.protocol.ids import DeviceId
 
 Ranges = tuple[tuple[int, int], ...]
-"""Half-open index ranges, ascending."""
+"""Half-open ranges of indices, ascending."""
 
 
 @dataclass
 class Lease:
-    """Indices granted to one supervisor. ``peer`` is None while it is away, since ``left`` (real seconds)."""
+    """The indices that one supervisor holds. ``peer`` is None while it is away, since ``left`` (real seconds)."""
 
     token: str
     indices: tuple[DeviceId, ...]
@@ -32,11 +32,11 @@ class Lease:
 
 @dataclass
 class Leases:
-    """Grants of ``devices`` indices.
+    """Leases the indices below ``devices`` to supervisors.
 
-    A lease whose supervisor and devices all stayed away longer than ``hold`` real seconds is given to others when
-    indices run out; ``present`` tells whether a device is connected. Every change goes to ``journal``, as JSON knows
-    it, before its holder hears of it; ``replay`` takes it back.
+    If indices run out, a lease goes to others when its supervisor and all its devices have been away longer than
+    ``hold`` real seconds. ``present`` says whether a device is connected. Every change goes to ``journal``, in the form
+    of JSON, before its holder hears of it. ``replay`` reads the journal back.
     """
 
     devices: int
@@ -53,10 +53,11 @@ class Leases:
         self._free = list(range(self.devices))
 
     def enroll(self, peer: bytes, count: int, token: str | None, host: str, now: float) -> Lease | None:
-        """The lease named ``token`` back, or the ``count`` lowest free indices (fewer if there are no more).
+        """The lease with this ``token``, or a new one with the ``count`` lowest free indices, or fewer if they run out.
 
-        Asking twice on one connection gives one lease. None means to ask again later: there are too few, but absent
-        holders may lose theirs soon. Raises RefusedError: lease_unknown, lease_taken, fleet_full.
+        A second request on the same connection gives the same lease. None means that the supervisor has to ask again
+        later: there are too few indices, but absent holders may lose theirs soon. Raises RefusedError: lease_unknown,
+        lease_taken, fleet_full.
         """
         held = self._by_peer.get(peer)
         if token is not None and (held is None or held.token != token):
@@ -83,6 +84,7 @@ class Leases:
         return lease
 
     def holds(self, token: str, device: int) -> bool:
+        """Whether the lease with this token contains the device."""
         lease = self._holder.get(DeviceId(device))
         return lease is not None and lease.token == token
 
@@ -92,6 +94,7 @@ class Leases:
         return lease is not None and lease.peer is not None
 
     def of_peer(self, peer: bytes) -> Lease | None:
+        """The lease of a connected supervisor, None for any other peer."""
         return self._by_peer.get(peer)
 
     def peers_of(self, devices: Iterable[DeviceId]) -> dict[bytes, None]:
@@ -100,7 +103,7 @@ class Leases:
         return {lease.peer: None for lease in holders if lease is not None and lease.peer is not None}
 
     def leave(self, peer: bytes, now: float) -> None:
-        """The supervisor is gone; its lease waits for it."""
+        """The supervisor is gone. Its lease waits for it."""
         lease = self._by_peer.pop(peer, None)
         if lease is not None:
             lease.peer, lease.left = None, now
@@ -112,10 +115,11 @@ class Leases:
 
     @property
     def granted(self) -> int:
+        """The number of indices that are leased."""
         return len(self._holder)
 
     def replay(self, entries: Iterable[Mapping[str, Any]], left: float) -> None:
-        """Take back what an earlier life of the coordinator granted; the holders are away since ``left``."""
+        """Restore the leases of an earlier life of the coordinator. Their holders are away since ``left``."""
         for entry in entries:
             if "release" in entry:
                 self._drop(self._by_token[entry["release"]])
@@ -132,7 +136,7 @@ class Leases:
         self._by_peer[peer] = lease
 
     def _reclaim(self, now: float) -> bool:
-        """Take back what was abandoned; says whether other holders are away."""
+        """Free the leases that were abandoned. True if other holders are away, but not for long enough."""
         waiting = False
         for lease in list(self._by_token.values()):
             if lease.left is None or any(map(self.present, lease.indices)):
@@ -155,7 +159,7 @@ class Leases:
 
 
 def compress(indices: Iterable[int]) -> Ranges:
-    """Ascending indices as half-open ranges: (0, 1, 2, 5) becomes ((0, 3), (5, 6))."""
+    """Ascending indices as half-open ranges. For example, (0, 1, 2, 5) becomes ((0, 3), (5, 6))."""
     ranges: list[tuple[int, int]] = []
     for index in indices:
         if ranges and ranges[-1][1] == index:

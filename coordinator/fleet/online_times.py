@@ -1,4 +1,4 @@
-"""When a device is on-line by its own announcement, under the virtual clock."""
+"""The on-line times of a device under the virtual clock, as the device announced them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FARTHEST = 3_650 * DAY
 
 
 class OnlineTimes:
-    """On-line intervals [start, end) of one device, known up to ``until``; times in seconds of the experiment."""
+    """The on-line intervals [start, end) of one device, known up to ``until``. Times are seconds of the experiment."""
 
     __slots__ = ("_ends", "_starts", "until")
 
@@ -30,11 +30,12 @@ class OnlineTimes:
         self._ends = [end for _, end in intervals]
 
     def online(self, time: float) -> bool:
+        """Whether the device is on-line at ``time``."""
         place = bisect_right(self._starts, time) - 1
         return place >= 0 and time < self._ends[place]
 
     def arrival(self, time: float) -> float | None:
-        """The first moment at or after ``time`` when the device is on-line, None if none is known."""
+        """The first time from ``time`` on at which the device is on-line, None if none is known."""
         place = bisect_right(self._starts, time) - 1
         if place >= 0 and time < self._ends[place]:
             return time
@@ -42,7 +43,7 @@ class OnlineTimes:
 
 
 def horizon(time: float) -> float:
-    """Up to when devices announce their on-line times, so that ``time`` is covered: one day, or two, or four, ..."""
+    """The time up to which devices announce their on-line times, to cover ``time``: one day, two, four, and so on."""
     reached = DAY
     while reached < min(time, FARTHEST):
         reached *= 2

@@ -1,6 +1,6 @@
-"""Who is in the fleet: leases, sessions and incarnations, what every device announced, and what is remembered of it.
+"""The members of the fleet: their sessions and incarnations, what they announced, and what is remembered of them.
 
-A machine without I/O. ``now`` is a monotonic clock in real seconds; peers are opaque names of connections.
+This is a machine without I/O. ``now`` is a monotonic clock in real seconds. Peers are opaque names of connections.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fedemu.protocol.messages import BlobRef, Hello
 class Member:
     """One device. ``incarnation`` is -1 before its first Hello; ``peer`` is None while it is not connected.
 
-    ``state`` names the version of its own state that counts, ``charged`` what it was last charged for by shared key.
-    ``away`` is the time of the experiment until which it stays away after a drop-out. ``lost`` means that it was given
-    up: it is not asked again before its next Hello, so that a machine that is gone for good delays one round, not all.
+    ``state`` names the version of its own state that counts. ``charged`` is the blob that it downloaded last, by shared
+    key. ``away`` is the time of the experiment until which it stays away after a dropout. ``lost`` means that it was
+    given up: it is not asked again before its next Hello, so a machine that is gone for good delays one round, not all.
     """
 
     device: DeviceId
@@ -39,7 +39,7 @@ class Member:
 
 
 class Seated(NamedTuple):
-    """What came of a Hello: ``replaced`` is the peer of the life that it ended, ``anew`` is False for a second copy."""
+    """The result of a Hello. ``replaced`` is the peer whose session it ended, ``anew`` is False for a second copy."""
 
     member: Member
     replaced: bytes | None
@@ -47,7 +47,7 @@ class Seated(NamedTuple):
 
 
 class Roster:
-    """The members of one run, ``settings.devices`` at most."""
+    """The members of one run, one for each of ``settings.devices`` indices."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Roster:
         journal: Callable[[Mapping[str, Any]], None] = lambda entry: None,
         resumed: bool = False,
     ) -> None:
-        """``journal`` as in Leases; ``resumed`` says whether an earlier life of the coordinator knew this fleet."""
+        """``journal`` is that of Leases. ``resumed`` says that an earlier life of the coordinator knew this fleet."""
         self.members = [Member(DeviceId(index)) for index in range(settings.devices)]
         self.connected: dict[DeviceId, bytes] = {}
         """The peers of the devices that have a session."""
@@ -68,21 +68,21 @@ class Roster:
     # ── sessions ──────────────────────────────────────────────────────────────
 
     def heard(self, peer: bytes, now: float) -> bool:
-        """Anything came from the peer; False for one without a session, who has to enrol or say Hello first."""
+        """Something came from the peer. False if it has no session, so that it has to enrol or say Hello first."""
         if peer not in self._liveness:
             return False
         self._liveness.heard(peer, now)
         return True
 
     def enroll(self, peer: bytes, count: int, token: str | None, host: str, now: float) -> Lease | None:
-        """See ``Leases.enroll``."""
+        """Give a supervisor a lease and a session. ``Leases.enroll`` explains arguments, result and errors."""
         lease = self.leases.enroll(peer, count, token, host, now)
         if lease is not None:
             self._liveness.heard(peer, now)
         return lease
 
     def hello(self, peer: bytes, hello: Hello, now: float) -> Seated:
-        """Seat a device. Raises RefusedError: lease_unknown, or superseded where a newer incarnation is connected."""
+        """Give a device a session. Raises RefusedError: lease_unknown, superseded (by a newer incarnation)."""
         if not self.leases.holds(hello.lease, hello.device):
             raise RefusedError("lease_unknown", f"Device {hello.device} is not granted by this lease; enrol first.")
         member = self.members[hello.device]
@@ -102,10 +102,11 @@ class Roster:
         return Seated(member, replaced, anew=True)
 
     def device_of(self, peer: bytes) -> DeviceId | None:
+        """The device that has its session on this connection, None if there is none."""
         return self._by_peer.get(peer)
 
     def died(self, device: int, incarnation: int, peer: bytes) -> DeviceId | None:
-        """A supervisor saw the process of a device end; returns the device if that ended its session."""
+        """A supervisor saw the process of a device end. The result is the device if that ended its session."""
         lease = self.leases.of_peer(peer)
         if lease is None or not self.leases.holds(lease.token, device):
             return None
@@ -116,7 +117,7 @@ class Roster:
         return member.device
 
     def leave(self, peer: bytes, now: float) -> DeviceId | None:
-        """The peer said Bye or fell silent; returns the device whose session that ended."""
+        """The peer said Bye or fell silent. The result is the device whose session that ended."""
         device = self._by_peer.get(peer)
         if device is not None:
             self._unseat(peer)
@@ -125,12 +126,12 @@ class Roster:
         return device
 
     def expire(self, now: float) -> list[tuple[bytes, DeviceId | None]]:
-        """End the sessions of those who fell silent; returns the peers and their devices."""
+        """End the sessions of the peers that fell silent. The result is these peers and their devices."""
         return [(peer, self.leave(peer, now)) for peer in self._liveness.expired(now)]
 
     @property
     def peers(self) -> list[bytes]:
-        """Everyone with a session: devices, then the supervisors that are no devices."""
+        """All peers with a session: devices, then the supervisors that are no devices."""
         return [*self._by_peer, *(peer for peer in self.leases.peers if peer not in self._by_peer)]
 
     def _unseat(self, peer: bytes) -> None:
@@ -158,17 +159,17 @@ class Roster:
     # ── who can be asked ──────────────────────────────────────────────────────
 
     def lacking(self, until: float) -> list[Member]:
-        """Members whose announced on-line times do not reach ``until``; the lost ones do not count."""
+        """The members whose announced on-line times do not reach ``until``. Lost members do not count."""
         return [m for m in self.members if not m.lost and (m.online_times is None or m.online_times.until < until)]
 
     def online(self, time: float) -> list[DeviceId]:
-        """Those on-line at ``time`` by what they announced (virtual clock), or connected (wall clock); by index."""
+        """The devices that are on-line at ``time`` (virtual clock), or connected (wall clock), in index order."""
         if self._virtual:
             return [m.device for m in self.members if m.online_times is not None and m.online_times.online(time)]
         return sorted(self.connected)
 
     def eligible(self, time: float) -> list[DeviceId]:
-        """Those on-line who are neither away after a drop-out nor lost, in index order."""
+        """The on-line devices that are neither away after a dropout nor lost, in index order."""
         if not self._virtual:
             return self.online(time)
         members = self.members
@@ -187,25 +188,28 @@ class Roster:
     # ── what is remembered ────────────────────────────────────────────────────
 
     def download_bytes(self, device: DeviceId, shared: Sequence[BlobRef]) -> int:
-        """What the device has to download of these blobs by what it was charged for before."""
+        """The bytes of these blobs that the device has to download, because it did not download them before."""
         charged = self.members[device].charged
         return sum(blob.size for blob in shared if charged.get(blob.key) != blob.digest)
 
     def charge(self, device: DeviceId, shared: Iterable[BlobRef]) -> None:
+        """Remember that the device has downloaded these blobs."""
         self.members[device].charged.update((blob.key, Digest(blob.digest)) for blob in shared)
 
     def states(self) -> list[AskId | None]:
-        """The versions of the devices' own states, to be put back with ``restore_states``."""
+        """The versions of the devices' own states. ``restore_states`` puts them back."""
         return [member.state for member in self.members]
 
     def restore_states(self, states: Iterable[AskId | None]) -> None:
+        """Put back what ``states`` gave."""
         for member, state in zip(self.members, states, strict=True):
             member.state = state
 
     def to_record(self) -> dict[str, Any]:
-        """What a round's checkpoint keeps, as JSON knows it; sessions and on-line times come back with the devices.
+        """What a checkpoint keeps of the roster, in the form of JSON.
 
-        Digests are many and few are distinct, so they are listed once.
+        Sessions and on-line times are not kept, because they come back with the devices. There are many digests, but
+        few distinct ones, so each is listed once.
         """
         digests: dict[Digest, int] = {}
         charged = [
@@ -220,7 +224,7 @@ class Roster:
         }
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Take what ``to_record`` gave."""
+        """Restore what ``to_record`` gave."""
         digests = record["digests"]
         rows: Iterator[tuple[Member, float, str | None, dict[str, int]]] = zip(
             self.members, record["away"], record["states"], record["charged"], strict=True

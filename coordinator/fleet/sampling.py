@@ -1,4 +1,4 @@
-"""Which devices are asked: a draw that depends on the seed, the ask and who is eligible, and on nothing else."""
+"""The draw of a cohort. It depends on the seed, the ask and the eligible devices, and on nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from fedemu.protocol.seeds import generator
 
 
 def draw_cohort(eligible: Sequence[DeviceId], count: int, *, seed: int, ask: AskId) -> tuple[DeviceId, ...]:
-    """``min(len(eligible), count)`` of the eligible (given in index order), without replacement, in index order."""
+    """``count`` of the eligible devices, or all if there are fewer. They are drawn without replacement.
+
+    ``eligible`` is in index order, and so is the cohort.
+    """
     if count >= len(eligible):
         return tuple(eligible)
     random = generator(seed, round=ask.round, purpose=f"cohort/{ask.attempt}/{ask.ordinal}")

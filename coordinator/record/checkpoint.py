@@ -1,8 +1,8 @@
-"""The newest resumable state of a run, one per round, and the state of server jobs within a round.
+"""The checkpoint of a run, from which it can continue after a round, and those of server jobs within a round.
 
-A checkpoint is ``state-R.safetensors`` (every tensor of the algorithm's state) and ``record-R.json`` (the state's
-outline, and what the coordinator wants to remember); the record's rename is the commit. A process may be killed at any
-instant; loss of power is not covered, so nothing waits for the disk.
+A checkpoint is ``state-R.N.safetensors`` (every tensor of the algorithm's state) and ``record-R.json`` (the state's
+outline, and what the coordinator has to remember). The round is durable when the record has been renamed to its name. A
+process may be killed at any instant. A loss of power is not covered, so nothing waits for the disk.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _JOB = re.compile(r"job-(\d+)\.\d+\.\d+\.(\d+)\.safetensors")
 
 @dataclass(frozen=True)
 class Loaded(Generic[S]):
-    """A checkpoint: the run goes on with round ``round + 1``."""
+    """A checkpoint that was loaded. The run goes on with round ``round + 1``."""
 
     round: int
     state: S
@@ -43,7 +43,7 @@ class Loaded(Generic[S]):
 
 @dataclass(frozen=True)
 class JobState:
-    """A server job after ``step`` steps; ``finished`` jobs are fed back and not run again."""
+    """A server job after ``step`` steps. A ``finished`` job is not run again; its carry is the result."""
 
     step: int
     carry: Tree
@@ -51,16 +51,16 @@ class JobState:
 
 
 def save(directory: Path, round: int, state: Any, record: dict[str, Any]) -> None:
-    """Make ``round`` durable, then drop older checkpoints and the jobs of rounds up to this one.
+    """Make ``round`` durable, then remove older checkpoints and the jobs of rounds up to this one.
 
-    ``state`` is the algorithm's frozen dataclass; ``record`` anything that JSON holds exactly (keys are strings,
-    numbers may be infinite).
+    ``state`` is the algorithm's frozen dataclass. ``record`` is anything that JSON holds exactly: keys are strings,
+    numbers may be infinite. FedemuError if the disk does not take it.
     """
     tensors: dict[str, Tensor] = {}
     outline = taken_apart(state, tensors)
     with named_failure(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    # A name that no committed record points to, so that saving a round again never harms what is there.
+    # No durable record names this file, so saving a round again never harms the checkpoint that is there.
     name = next(name for n in range(1 << 30) if not (directory / (name := f"state-{round}.{n}.safetensors")).exists())
     write_whole(directory / name, serialize(tensors))
     text = json.dumps({"format": _FORMAT, "round": round, "tensors": name, "state": outline, "record": record})
@@ -69,9 +69,9 @@ def save(directory: Path, round: int, state: Any, record: dict[str, Any]) -> Non
 
 
 def load(directory: Path, example_state: S) -> Loaded[S] | None:
-    """The newest checkpoint, or None where there is none. ``example_state`` tells the types to build.
+    """The newest checkpoint, None if there is none. ``example_state`` tells the types to build.
 
-    Raises ConfigurationError where files are there and none can be read, or where they belong to another kind of state.
+    Raises ConfigurationError if there are files but none can be read, or if they belong to another kind of state.
     """
     rounds = sorted(_rounds(directory), reverse=True)
     for round in rounds:
@@ -93,11 +93,11 @@ def load(directory: Path, example_state: S) -> Loaded[S] | None:
 def save_job(
     directory: Path, round: int, ordinal: int, step: int, carry: Tree, *, finished: bool = False, attempt: int = 0
 ) -> None:
-    """Keep a server job's carry after ``step`` steps, then drop the ones before."""
+    """Keep a server job's carry after ``step`` steps, then remove earlier ones."""
     with named_failure(directory):
         directory.mkdir(parents=True, exist_ok=True)
     older = _job_files(directory, round, attempt, ordinal)
-    # Every step has a file name of its own: to rename over a file would have the disk waited for on some file systems.
+    # Every step has a file name of its own, because some file systems wait for the disk when a file is replaced.
     path = directory / f"job-{round}.{attempt}.{ordinal}.{step}.safetensors"
     facts = {"step": step, "finished": finished, "names": list(carry)}
     write_whole(path, serialize(dict(canonical(carry)), metadata={"job": json.dumps(facts)}))
@@ -107,7 +107,7 @@ def save_job(
 
 
 def load_job(directory: Path, round: int, ordinal: int, *, attempt: int = 0) -> JobState | None:
-    """The newest that is known of one server job, or None."""
+    """The newest state of one server job, None if there is none that can be read."""
     for path in reversed(_job_files(directory, round, attempt, ordinal)):
         with contextlib.suppress(OSError, safetensors.SafetensorError):
             tensors, metadata = _read_tensors(path)
@@ -117,12 +117,12 @@ def load_job(directory: Path, round: int, ordinal: int, *, attempt: int = 0) -> 
 
 
 def canonical(tree: Tree) -> Tree:
-    """The tree as a load would give it back: detached, dense, in memory of its own."""
+    """The tree as a load would give it back: detached, dense, each tensor in memory of its own."""
     return {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tree.items()}
 
 
 def _job_files(directory: Path, round: int, attempt: int, ordinal: int) -> list[Path]:
-    """Ascending by step."""
+    """The files of one server job, ascending by step."""
     names = directory.glob(f"job-{round}.{attempt}.{ordinal}.*.safetensors")
     steps = {int(match[2]): path for path in names if (match := _JOB.fullmatch(path.name))}
     return [steps[step] for step in sorted(steps)]
@@ -130,7 +130,7 @@ def _job_files(directory: Path, round: int, attempt: int, ordinal: int) -> list[
 
 def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     with safetensors.safe_open(path, framework="pt") as file:
-        # Cloned into memory that torch aligns; a mapped file's offsets are odd.
+        # The clone lies in memory that torch aligns. Offsets in a mapped file are not aligned.
         return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
@@ -141,7 +141,7 @@ def _rounds(directory: Path) -> list[int]:
 
 
 def _drop_others(directory: Path, round: int, tensors: str) -> None:
-    """A record goes before its tensors, so that no record is ever without them."""
+    """Remove all other checkpoints, each record before its tensors, so that no record is ever without them."""
     keep = {tensors, f"record-{round}.json"}
     names = os.listdir(directory)
     for name in sorted((name for name in names if name not in keep), key=lambda name: not _RECORD.fullmatch(name)):

@@ -1,8 +1,8 @@
-"""Taking a state apart into named tensors and a JSON outline, and putting it together again, bit for bit.
+"""A state is taken apart into named tensors and a JSON outline, and put together again, equal to the bit.
 
 A state is a frozen dataclass whose fields are tensors, scalars, text, None, tuples, lists, mappings with text or
-whole-number keys, named tuples and dataclasses, nested as one likes. The outline says what stands where; the classes to
-build are found at an example of the state and at the type hints of its fields. Nothing is ever unpickled.
+whole-number keys, named tuples and dataclasses, nested to any depth. The outline says what stands where. The classes to
+build are found in an example of the state and in the type hints of its fields. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ S = TypeVar("S")
 
 
 def taken_apart(value: Any, tensors: dict[str, Tensor], path: str = "state") -> Any:
-    """The outline of ``value``; its tensors are added to ``tensors`` under their path, each in memory of its own."""
+    """The outline of ``value``. Its tensors are added to ``tensors`` under their path, each in memory of its own.
+
+    ConfigurationError for a value or a key that a checkpoint cannot hold.
+    """
     match value:
         case None | bool() | int() | str():
             return value
@@ -52,7 +55,7 @@ def taken_apart(value: Any, tensors: dict[str, Tensor], path: str = "state") -> 
 
 
 def put_together(outline: Any, tensors: Mapping[str, Tensor], example: S) -> S:
-    """The value that ``taken_apart`` took apart; ConfigurationError where it is not of the example's classes."""
+    """The value that ``taken_apart`` took apart. ConfigurationError if it is not of the example's classes."""
     classes: dict[str, type] = {}
     _collect(type(example), classes)
     _collect_values(example, classes)
@@ -105,14 +108,14 @@ def _fields(kind: Any) -> tuple[str, ...]:
 
 
 def _collect(hint: Any, classes: dict[str, type]) -> None:
-    """Add the dataclasses and named tuples that a type hint speaks of."""
+    """Add the dataclasses and named tuples that a type hint names."""
     if isinstance(hint, type) and _is_record(hint):
         if hint.__qualname__ in classes:
             return
         classes[hint.__qualname__] = hint
         try:
             hints: Iterable[Any] = typing.get_type_hints(hint).values()
-        except NameError:  # a class that lives in a function cannot be looked up; the example's values have to do
+        except NameError:  # a class inside a function cannot be looked up; the values of the example show it
             hints = ()
         for inner in hints:
             _collect(inner, classes)
@@ -121,7 +124,7 @@ def _collect(hint: Any, classes: dict[str, type]) -> None:
 
 
 def _collect_values(value: Any, classes: dict[str, type]) -> None:
-    """Add the classes of what an example holds."""
+    """Add the classes of the values that an example holds."""
     if isinstance(value, Mapping):
         for item in value.values():
             _collect_values(item, classes)

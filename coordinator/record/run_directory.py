@@ -57,7 +57,7 @@ class RunDirectory:
         self.path = path
         self.checkpoint = path / "checkpoint"
         self.spill = path / "spill"
-        """Where large payloads rest while their ask is open; nothing in it is worth keeping."""
+        """Where large payloads are kept while their ask is open. Nothing in it is needed later."""
         if not (path / CONFIG).is_file():
             raise ConfigurationError(f"There is no run to resume in {path}: it has no {CONFIG}.")
         with _usable(path):
@@ -72,15 +72,15 @@ class RunDirectory:
         self._append("metrics", row.to_json())
 
     def diagnosis(self, line: Mapping[str, Any]) -> None:
-        """Append what one round's diagnosis found."""
+        """Append what the diagnosis of one round found."""
         self._append("diagnosis", line)
 
     def event(self, name: str, virtual_time: float, wall_time: float, /, **fields: Any) -> None:
-        """Append one event; times in seconds since the run's start."""
+        """Append one event. Times are seconds since the run's start."""
         self._append("events", {"event": name, "virtual_time": virtual_time, "wall_time": wall_time, **fields})
 
     def generated(self, task: int, page: Mapping[str, NDArray[Any]]) -> None:
-        """Write the pictures of what is generated in a task; again the same where the task begins again."""
+        """Write the pictures of what is generated in a task. A task that begins again writes the same file again."""
         written = io.BytesIO()
         arrays: dict[str, Any] = dict(page)
         np.savez_compressed(written, **arrays)
@@ -94,11 +94,14 @@ class RunDirectory:
         return read_rows(self.path)
 
     def cursor(self) -> dict[str, int]:
-        """How far the logs reach, in bytes; belongs into the round's checkpoint."""
+        """The sizes of the logs in bytes. A round's checkpoint keeps them."""
         return {log: os.fstat(file.fileno()).st_size for log, file in self._logs.items()}
 
     def rewind(self, cursor: Mapping[str, int]) -> None:
-        """Forget what was written after ``cursor`` (all, where it is empty), and the results of an earlier end."""
+        """Remove the lines after ``cursor`` (all, if it is empty), and the results of an earlier end.
+
+        ConfigurationError if a log is shorter than the cursor says.
+        """
         reached = self.cursor()
         for log, size in reached.items():
             wanted = cursor.get(log, 0)
@@ -113,8 +116,8 @@ class RunDirectory:
             (self.path / name).unlink(missing_ok=True)
 
     def finish(self, summary: Summary, variables: Tree) -> None:
-        """Write ``model.safetensors``, then ``summary.json``: whoever sees the summary sees the model."""
-        from safetensors.torch import save  # reports read this module without torch
+        """Write ``model.safetensors``, then ``summary.json``, so that the model is there once the summary is."""
+        from safetensors.torch import save  # light processes import this module without torch
 
         model = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in variables.items()})
         write_whole(self.path / "model.safetensors", model)
@@ -122,6 +125,7 @@ class RunDirectory:
         write_whole(self.path / "summary.json", text + "\n")
 
     def close(self) -> None:
+        """Close the logs and give up the lock."""
         for file in (*self._logs.values(), self._lock):
             file.close()
 
@@ -139,7 +143,7 @@ class RunDirectory:
         with named_failure(self.path / f"{log}.jsonl"):
             before = os.fstat(file.fileno()).st_size
             if file.write(line) != len(line):
-                os.ftruncate(file.fileno(), before)  # a full disk took only a part
+                os.ftruncate(file.fileno(), before)  # a full disk has taken only a part
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -153,7 +157,7 @@ def _usable(path: Path) -> Iterator[None]:
 
 
 def _locked(path: Path) -> BinaryIO:
-    """The open lock file of a run, held by this process and by none of its children."""
+    """The open lock file of a run. This process holds the lock, and none of its children does."""
     lock = open(path / ".lock", "ab", buffering=0)  # noqa: SIM115 - held open for the whole run
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What ``summary.json`` says of a run, and the digest of a model."""
+"""The summary of a run, as ``summary.json`` holds it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOTALS = tuple(column for column in COLUMNS if column in _COUNTS)
 
 
 def versions() -> dict[str, str]:
-    """Of everything that may change a result."""
+    """The versions of Python and of the packages that may change a result."""
     found = {"python": platform.python_version()}
     for package in ("torch", "numpy", "pyzmq", "fedemu"):
         try:
@@ -49,10 +49,10 @@ def machine() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Summary:
-    """One run's end. Accuracies are shares of 1, times seconds, NaN or None where nothing was evaluated.
+    """A run at its end. Accuracies are shares of 1, times are seconds. NaN or None means that nothing was evaluated.
 
-    ``rounds`` counts finished rounds, ``totals`` adds up the rounds' outcomes and bytes (``TOTALS``), ``periods`` is
-    what ``summarize_periods`` says.
+    ``rounds`` counts finished rounds, ``totals`` has the sums over the rounds of the columns ``TOTALS``, ``periods`` is
+    the result of ``summarize_periods``.
     """
 
     name: str
@@ -105,10 +105,10 @@ def summarize(
 
 
 def summarize_periods(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """How the model that each period ended with does on the test sets of all periods; None without periods.
+    """The results of each period's model on the test sets of all periods. None without periods.
 
-    ``docs/run_directory.md`` explains the keys. A period's model is that of its last evaluated round, and a period that
-    has none yet is not there. Rows that have a perplexity are of language data.
+    ``docs/run_directory.md`` explains the keys. A period's model is that of its last evaluated round. A period without
+    an evaluated round is left out. Rows that have a perplexity belong to language data.
     """
     ends = {row.task or 0: row for row in rows if row.period_accuracy}
     if not ends:
@@ -136,7 +136,7 @@ def summarize_periods(rows: Sequence[Row]) -> dict[str, Any] | None:
 
 
 def _array(rows: Sequence[Row], column: str) -> Floats:
-    """``[rows, ...]``, NaN for null."""
+    """A column as an array ``[rows, ...]``; NaN where nothing was measured."""
     return np.array([getattr(row, column) for row in rows], dtype=np.float64)
 
 

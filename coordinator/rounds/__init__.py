@@ -1,1 +1,1 @@
-"""A method's script is driven round by round; its rows are written and its server jobs are run."""
+"""The rounds of a run: a script is driven, server jobs are run, rows and checkpoints are written."""

@@ -1,4 +1,4 @@
-"""From a script's Ask to its Reply: who is asked, what they get, and what their replies fold into."""
+"""From a script's Ask to its Reply: which devices are asked, what they get, and how their replies are reduced."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from fedemu.protocol.ids import AskId, DeviceId
 
 
 class TooFewReplies(Exception):
-    """Too few replies. ``diverged`` says that there would have been enough if all had been finite and within the norm.
+    """Too few devices replied. ``diverged`` says that enough did, but not all were finite and within the norm.
 
-    ``failure`` is what a device said that failed without a plan, if one did.
+    ``failure`` is the reason that devices gave most often for failures that were not planned, None if there were none.
     """
 
     def __init__(self, accepted: int, needed: int, diverged: bool, failure: str | None = None) -> None:
@@ -63,7 +63,7 @@ class Asking:
         self._observers = observers
 
     async def exchange(self, ask_id: AskId, ask: Ask, context: Context, tally: Tally) -> Reply:
-        """Raises TooFewReplies if too few replied."""
+        """Carry out an ask and reduce its replies. Raises TooFewReplies if too few devices reply."""
         settings, timeline = self._settings, self._service.timeline
         with self._waiting(tally):
             cohort, wanted = await self._cohort(ask_id, ask, tally)
@@ -102,7 +102,7 @@ class Asking:
 
     @contextmanager
     def _waiting(self, tally: Tally) -> Iterator[None]:
-        """The devices are what takes time."""
+        """The time of this block counts as a wait for devices."""
         began = self._service.timeline.spent
         try:
             yield
@@ -110,7 +110,7 @@ class Asking:
             tally.waited += self._service.timeline.spent - began
 
     async def _cohort(self, ask_id: AskId, ask: Ask, tally: Tally) -> tuple[tuple[DeviceId, ...], int]:
-        """The devices to ask and how many replies are wanted; waits, or moves the clock, until there is someone."""
+        """The devices to ask, and how many replies are wanted. Waits or moves the clock until a device is there."""
         among = None if isinstance(ask.cohort, str) else tuple(dict.fromkeys(ask.cohort))
         virtual = self._settings.clock == "virtual"
         eligible = await (self._arrive(among, tally) if virtual else self._connect(among))
@@ -127,7 +127,7 @@ class Asking:
         return cohort, max(1, len(cohort))
 
     async def _arrive(self, among: Sequence[DeviceId] | None, tally: Tally) -> list[DeviceId]:
-        """Who is eligible now, or, if there is nobody, at the next arrival, to which the clock jumps."""
+        """The eligible devices. If there are none, the clock jumps to the next arrival; QuorumError without one."""
         service, timeline = self._service, self._service.timeline
         wanted = None if among is None else set(among)
         while True:
@@ -147,7 +147,7 @@ class Asking:
                 )
 
     async def _connect(self, among: Sequence[DeviceId] | None) -> list[DeviceId]:
-        """Who is connected, after waiting for someone for ``deadline`` at most."""
+        """The connected devices. If there is none, wait for one, ``deadline`` at most."""
         roster = self._service.roster
         wanted = None if among is None else set(among)
 
@@ -158,7 +158,7 @@ class Asking:
         return there()
 
     def _prepare(self, ask_id: AskId, ask: Ask, context: Context, cohort: Sequence[DeviceId]) -> AskParts:
-        """The tensor work of an ask, done apart from the event loop."""
+        """The parts of an ask. This is the tensor work before it, so it runs apart from the event loop."""
         try:
             program = self._algorithm.programs[ask.program]
         except KeyError:
@@ -189,7 +189,7 @@ class Asking:
         )
 
     def _conclude(self, exchange: Exchange, tally: Tally) -> None:
-        """The ask is closed: the roster, the clock and the tally learn of it."""
+        """Tell the roster, the clock, the tally and the observers of the closed ask."""
         machine = exchange.machine
         assert machine.end is not None
         exchange.commit()
@@ -209,7 +209,7 @@ class Asking:
             tally.count(contribution)
 
     async def _diagnose(self, exchange: Exchange, ask: Ask, diagnosis: RoundDiagnosis) -> None:
-        """Examine the accepted devices' models, each in a turn of its own, so that a signal is not kept waiting."""
+        """Examine the accepted devices' models, one per step, so that a signal does not have to wait for all."""
         program = self._algorithm.programs[ask.program]
         if isinstance(program, Revealing):
             contributions = exchange.contributions
@@ -224,7 +224,7 @@ def _keeps_own_state(program: LocalProgram | Query, ask: Ask) -> bool:
 
 def _fold(exchange: Exchange, ask: Ask) -> Reply:
     contributions = exchange.contributions
-    if not contributions:  # of an ask that is optional
+    if not contributions:  # only an optional ask may have none
         return Reply({}, ())
     replies = tuple(contribution.reply for contribution in contributions)
     payloads = [contribution.payload for contribution in contributions]

@@ -1,4 +1,4 @@
-"""Running a ServerJob in a process of its own, off the event loop, so that it can be killed and resumed."""
+"""A ServerJob runs in a process of its own, so that the event loop goes on, and the job can be killed and resumed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fedemu.coordinator.rounds.server_job_worker import Place, work
 from fedemu.protocol.errors import FedemuError
 
 ReportStep = Callable[[int, int], None]
-"""(steps done, steps at most), called on the event loop; the last call tells the steps that the job took."""
+"""Gets the steps that are done and the steps at most, on the event loop. The last call tells how many the job took."""
 
 _TRIES = 2
 _LOOK_MILLISECONDS = 500
-"""How often a silent child is looked at. Its end is normally seen at once, by the end of its pipe."""
+"""The time between two looks at a silent child. Normally its end is seen at once, because its pipe ends."""
 
 
 async def run_server_job(
@@ -39,17 +39,17 @@ async def run_server_job(
     threads: int = 1,
     died: Callable[[str], None] = lambda cause: None,
 ) -> Tree:
-    """The job's last carry, from the start or from where an earlier process left it in ``directory``.
+    """Run the job to its end, from its beginning or from where an earlier process left it in ``directory``.
 
-    A finished job is not run again. A process that dies is replaced once; FedemuError if the second dies too or if the
-    job raises. ``died`` is told the cause of each death. Cancelling kills the process and keeps its checkpoint.
-    ``threads`` are torch's in that process.
+    The result is the job's last carry. A finished job is not run again. A process that dies is replaced once.
+    FedemuError if the second dies too, or if the job raises. ``died`` gets the cause of each death. Cancellation kills
+    the process and keeps its checkpoint. ``threads`` is the number of torch's threads in that process.
 
-    The process is forked, because a job is made of closures that no other start method can carry over. What makes that
-    safe beside the threads of ZeroMQ and OpenMP: the child is born of a thread that has never computed, so OpenMP finds
-    no worker pool to wait for; the event loop stands still meanwhile, so it holds no lock; the child touches no
-    inherited socket, and leaves by ``_exit``, so no inherited object is torn down. The child can use CUDA only where
-    the coordinator has not.
+    The process is forked, because a job is made of closures, which no other start method can carry over. This is safe
+    beside the threads of ZeroMQ and OpenMP for three reasons. The thread that forks has never computed, so OpenMP finds
+    no worker pool to wait for. The event loop stands still meanwhile, so it holds no lock. The child uses no inherited
+    socket and ends by ``_exit``, so no inherited object is torn down. The child can use CUDA only if the coordinator
+    has not used it.
     """
     place = Place(directory, round, attempt, ordinal)
     loop = asyncio.get_running_loop()
@@ -87,7 +87,7 @@ class _End(NamedTuple):
 
 
 class _Child:
-    """A forked process and the thread that is its parent: on Linux the child dies with that thread, and so with us."""
+    """A forked process and the thread that is its parent. On Linux the child dies with that thread."""
 
     def __init__(self, job: ServerJob, place: Place, threads: int, stepped: Callable[[int], None]) -> None:
         self._job = job
@@ -99,7 +99,7 @@ class _Child:
         self._reaping = threading.Lock()
 
     async def run(self, loop: asyncio.AbstractEventLoop) -> _End:
-        """Live the child's life; on cancellation end it first."""
+        """Run the child to its end. A cancellation kills it first."""
         result: asyncio.Future[_End] = loop.create_future()
         forked = threading.Event()
 
@@ -115,7 +115,7 @@ class _Child:
 
         thread = threading.Thread(target=live, name=f"server-job-{self._job.name}", daemon=True)
         thread.start()
-        forked.wait()  # milliseconds, and on purpose not awaited
+        forked.wait()  # takes milliseconds, and the event loop has to stand still meanwhile
         try:
             return await asyncio.shield(result)
         finally:
@@ -132,19 +132,19 @@ class _Child:
             forked.set()
             error = None
             for line in self._lines(reading):
-                with contextlib.suppress(ValueError):  # cut short by a kill
+                with contextlib.suppress(ValueError):  # a kill has cut the line short
                     message = json.loads(line)
                     error = message.get("error", error)
                     if "step" in message:
                         self._stepped(message["step"])
             while not self._reap():
-                time.sleep(0.001)  # its pipe is closed, so it is about to end
+                time.sleep(0.001)  # its pipe is closed, so the child is about to end
             return _End(self._status, error)
         finally:
             os.close(reading)
 
     def _lines(self, reading: int) -> Iterator[bytes]:
-        """What the child says, until it has ended."""
+        """The lines that the child writes, until it has ended."""
         poll = select.poll()
         poll.register(reading, select.POLLIN)
         rest = b""
@@ -159,7 +159,7 @@ class _Child:
                 return
 
     def _reap(self) -> bool:
-        """Whether the child has ended. From then on its process id may be another's."""
+        """Whether the child has ended. Its process id may belong to another process from then on."""
         with self._reaping:
             if self._pid is not None:
                 pid, status = os.waitpid(self._pid, os.WNOHANG)
@@ -175,7 +175,7 @@ class _Child:
     def _fork(self, writing: int) -> int:
         parent = os.getpid()
         with warnings.catch_warnings():
-            # From Python 3.12 on a fork beside threads warns; run_server_job tells why it is safe here.
+            # From Python 3.12 on, a fork beside threads gives a warning. run_server_job says why it is safe here.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:

@@ -1,4 +1,4 @@
-"""The inside of a server job's process: its steps, their checkpoints, and what it tells its parent by a pipe."""
+"""The process of a server job from inside: its steps, their checkpoints, and the pipe to its parent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REPORT_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Place:
-    """Where a job's carry is kept, and under which name."""
+    """The place of a server job in a run, by which its checkpoint is named."""
 
     directory: Path
     round: int
@@ -33,7 +33,7 @@ class Place:
 
 
 def work(job: ServerJob, place: Place, threads: int, pipe: int, parent: int) -> NoReturn:
-    """Live as the child of process ``parent``: run the job, report by lines of JSON on ``pipe``, and exit."""
+    """The life of the child of process ``parent``: run the job, report by lines of JSON on ``pipe``, and exit."""
     code = 1
     try:
         settle(pipe, parent)
@@ -47,10 +47,10 @@ def work(job: ServerJob, place: Place, threads: int, pipe: int, parent: int) -> 
 
 
 def run(job: ServerJob, place: Place, stepped: Callable[[int], None]) -> None:
-    """Take the job from its newest checkpoint, or its beginning, to its end.
+    """Run the job to its end, from its newest checkpoint or from its beginning.
 
-    After every checkpoint the carry goes on as a load would give it back, so a job that was killed and one that was
-    not compute on equal bits in equal memory layout.
+    After every checkpoint the carry is replaced by what a load would give back. So a job that was killed computes with
+    the same bits in the same memory layout as one that was not.
     """
 
     def keep(finished: bool) -> None:
@@ -78,20 +78,21 @@ def run(job: ServerJob, place: Place, stepped: Callable[[int], None]) -> None:
 
 
 def settle(pipe: int, parent: int) -> None:
-    """Become a process of its own: die with the parent, hear no signals of its loop, hold none of its connections."""
+    """Separate this process from its parent's event loop, signals and connections, and let it die with the parent."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of the group, and the parent decides
     end_with_parent(parent, code=1)
     _let_go_of_sockets(pipe)
-    gc.freeze()  # what the parent made is never collected here
+    gc.freeze()  # objects of the parent are never collected here
 
 
 def _let_go_of_sockets(pipe: int) -> None:
-    """Point inherited sockets at the null device: peers see a killed coordinator go at once, its port is free again.
+    """Replace inherited sockets by the null device.
 
-    They are not closed, because a file that the job opens would then get a number that inherited objects still use.
+    So peers see at once when the coordinator is killed, and its port is free again. The sockets are not closed, because
+    a file that the job opens would then get a number that inherited objects still use.
     """
     folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
     null = os.open(os.devnull, os.O_RDWR)
@@ -99,7 +100,7 @@ def _let_go_of_sockets(pipe: int) -> None:
         try:
             if descriptor > 2 and descriptor != pipe and stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 os.dup2(null, descriptor)
-        except OSError:  # the folder's own descriptor, gone by now
+        except OSError:  # this is the descriptor of the folder itself, which is closed by now
             continue
 
 

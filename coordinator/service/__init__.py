@@ -1,1 +1,1 @@
-"""The shell around the machines: what each peer is answered."""
+"""The shell around the machines: it receives every message and answers each peer."""

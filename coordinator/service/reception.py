@@ -1,6 +1,7 @@
-"""What the coordinator answers to every message: the machines are asked, and nothing that a peer sends can end a run.
+"""The answers of the coordinator to every message. Nothing that a peer sends can end a run.
 
-A fault of this side (a full disk) is kept in ``broken`` instead. No sockets here: ``send`` is given.
+The roster and the open ask decide. An internal fault, such as a full disk, is kept in ``broken``. There are no sockets
+here: ``send`` is given.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _BEAT = wire.Beat()
 class Reception:
     """Answers peers by the roster and by the open ask, of which there is at most one.
 
-    ``changed`` is set when something happened that somebody may wait for; ``stopping`` is what every peer is told once
-    the run is over.
+    ``changed`` is set when something happened that somebody may wait for. ``stopping`` is the message that every peer
+    gets once the run is over. ``broken`` gets the exception if the coordinator itself has a fault.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Reception:
         self.verdicts = Verdicts()
         self.refusals = Refusals()
         self.horizon = horizon(timeline.time + settings.deadline)
-        """Up to when devices are asked to announce their on-line times."""
+        """The time up to which devices are asked to announce their on-line times."""
         self.durable_round = 0
         self.exchange: Exchange | None = None
         self.stopping: wire.Stop | None = None
@@ -63,7 +64,7 @@ class Reception:
         self._send = send
 
     def received(self, peer: bytes, envelope: Envelope) -> None:
-        """A message that could be decoded."""
+        """Handle a message that could be decoded."""
         now = self.timeline.now()
         try:
             self._dispatch(peer, envelope.message, envelope.frames, now)
@@ -78,14 +79,14 @@ class Reception:
                 self.broken.set_exception(error)
 
     def rejected(self, peer: bytes, error: ProtocolError) -> None:
-        """A message that could not."""
+        """Refuse a message that could not be decoded."""
         now = self.timeline.now()
         self.roster.heard(peer, now)
         reason = "version" if error.reason == "version" else "malformed"
         self._refuse(peer, reason, str(error), now, counted_as=error.reason)
 
     def expire(self, now: float) -> None:
-        """End the sessions of those who fell silent."""
+        """End the sessions of the peers that fell silent."""
         for peer, device in self.roster.expire(now):
             self._gone(peer, device, "silence", now)
 

@@ -1,4 +1,4 @@
-"""The coordinator's shell: a router, a timer, and the waits of those who drive the rounds. It decides nothing."""
+"""The coordinator's shell: a router, a timer, and the waits of a run. It decides nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedemu.protocol.transport.interface import Network, Router
 
 TICK_SECONDS = 0.25
 DRAIN_SECONDS = 0.5
-"""How long peers may take to say Bye after Stop."""
+"""The time that peers may take to say Bye after Stop."""
 
 
 class Service:
@@ -48,7 +48,7 @@ class Service:
         self._stalled = -math.inf
 
     def open(self, network: Network, address: str) -> Router:
-        """Raises ConfigurationError for an address that cannot be used."""
+        """Bind the address and begin to answer. Raises ConfigurationError for an address that cannot be used."""
         limit = self._settings.payload_bytes
         decoder = Decoder(wire.Up, Limits(frame_bytes=limit, message_bytes=limit))
         self._router = network.bind(address, decoder, self.reception.received, self.reception.rejected)
@@ -57,20 +57,21 @@ class Service:
         return self._router
 
     def close(self) -> None:
+        """Stop to answer, and free the address."""
         if self._timer is not None:
             self._timer.cancel()
         if self._router is not None:
             self._router.close()
 
     async def stop(self, reason: str) -> None:
-        """Tell everyone that the run is over, and wait a little until they have gone."""
+        """Tell all peers that the run is over, and wait a little until they have gone."""
         self.reception.stopping = stop = wire.Stop(reason=reason)
         for peer in [*self.roster.peers, *self.reception.refusals.idle]:
             self._send(peer, stop)
         await self.until(lambda: not self.roster.peers, DRAIN_SECONDS)
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait for what messages bring about, ``seconds`` real ones at most; says whether it came about."""
+        """Wait until messages make the condition true, ``seconds`` (real) at most. The result says whether they did."""
         end = self.timeline.now() + seconds
         changed = self.reception.changed
         while not condition():
@@ -85,14 +86,14 @@ class Service:
         return True
 
     async def gather(self) -> bool:
-        """Wait for the whole fleet, ``start_timeout`` at most; says whether it came."""
+        """Wait for the whole fleet, ``start_timeout`` at most. The result says whether it came."""
         return await self._announced(self.roster.missing, self._settings.start_timeout)
 
     async def extend(self, until: float) -> bool:
-        """Have every device announce its on-line times up to ``until``, unless it did before; wait ``give_up`` at most.
+        """Ask every device to announce its on-line times up to ``until``, and wait ``give_up`` at most.
 
-        A device that cannot look so far ahead stays as it was announced. One that does not answer is lost, and the
-        result is False.
+        A device that cannot look so far ahead keeps the times that it announced. A device that does not answer is lost,
+        and then the result is False.
         """
         if until <= self.reception.horizon:
             return True
@@ -111,7 +112,7 @@ class Service:
         return False
 
     async def perform(self, exchange: Exchange) -> None:
-        """Carry an exchange to its end; its machine bounds the wait."""
+        """Carry an exchange to its end. Its machine bounds the wait."""
         parts = exchange.parts
         if parts.shared:
             offer = wire.Offer(blobs=parts.shared, round=parts.ask.round)
@@ -126,17 +127,17 @@ class Service:
             self.reception.verdicts.remember(parts.ask, exchange.machine.verdicts)
 
     def tell(self, device: DeviceId, message: Message, frames: Sequence[Buffer] = ()) -> None:
-        """Send to a device if it is connected; what does not arrive is sent again when it comes back."""
+        """Send to a device if it is connected. A message that does not arrive is sent again when the device is back."""
         peer = self.roster.connected.get(device)
         if peer is not None:
             self._send(peer, message, frames)
 
     def traffic(self) -> tuple[int, int]:
-        """Bytes sent and received over the wire so far."""
+        """The bytes that were sent and received over the wire so far."""
         return (0, 0) if self._router is None else (self._router.bytes_sent, self._router.bytes_received)
 
     def counts(self) -> Mapping[str, int]:
-        """Devices by state."""
+        """The number of devices by state: ``enrolled``, ``connected``, ``online`` and ``busy``."""
         exchange = self.reception.exchange
         busy = 0 if exchange is None else len(exchange.machine.terms.cohort) - len(exchange.machine.verdicts)
         return {
@@ -147,7 +148,7 @@ class Service:
         }
 
     async def _announced(self, silent: Callable[[], list[DeviceId]], seconds: float) -> bool:
-        """Ask those who are silent for their on-line times, again and again, until nobody is."""
+        """Ask the silent devices for their on-line times until none is silent. False if the time ran out."""
         end = self.timeline.now() + seconds
         while left := silent():
             extend = wire.Extend(until=self.reception.horizon)
@@ -165,7 +166,7 @@ class Service:
 
     def _tick(self) -> None:
         now = self.timeline.now()
-        # After a long stall of this process everyone seems silent; what they said meanwhile has to be read first.
+        # After a long stall of this process every peer seems silent. Their messages have to be read first.
         if now - self._ticked > TICK_SECONDS + self._settings.heartbeat_seconds:
             self._stalled = now
         if now - self._stalled >= self._settings.heartbeat_seconds:

@@ -1,4 +1,4 @@
-"""Trees as blobs: what an ask shares is published by digest, and what peers need of it is read back in chunks."""
+"""Trees as blobs: the shared trees of an ask are published by digest, and peers fetch them in chunks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedemu.protocol.tensors import pack
 
 
 def to_arrays(tree: Tree) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """The tensors as numpy has them, and which of them are bfloat16 by their bits."""
+    """The tensors as numpy arrays. The second result names those that are the bits of bfloat16 values."""
     arrays: dict[str, NDArray[Any]] = {}
     dtypes: dict[str, str] = {}
     for name, tensor in tree.items():
@@ -33,12 +33,12 @@ def to_arrays(tree: Tree) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
 
 
 def pack_tree(tree: Tree) -> tuple[tuple[TensorSpec, ...], list[memoryview]]:
-    """A tree as specs and frames."""
+    """A tree as specs and frames of a message."""
     return pack(*to_arrays(tree))
 
 
 class Shelf:
-    """The blobs of a run: some stay, an ask's go when it and the one before it are over."""
+    """The blobs of a run. Some are kept to its end, others as long as they belong to one of the last two asks."""
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
@@ -46,7 +46,7 @@ class Shelf:
         self._recent: list[frozenset[Digest]] = []
 
     def close(self) -> None:
-        """Remove every blob; a run that is resumed publishes them again."""
+        """Remove every blob. A run that is resumed publishes them again."""
         self._store.evict(())
         with contextlib.suppress(OSError):
             self._store.directory.rmdir()
@@ -58,7 +58,7 @@ class Shelf:
         return BlobRef(key=key, digest=digest, size=len(data))
 
     def publish(self, shared: Forest) -> tuple[BlobRef, ...]:
-        """Publish the trees of one ask, one blob per key, and let go of those of old asks."""
+        """Publish the trees of one ask, one blob per key, and remove those of old asks."""
         refs = []
         for key, tree in shared.items():
             data = encode_tree(*to_arrays(tree))
@@ -70,7 +70,7 @@ class Shelf:
         return tuple(refs)
 
     def answer(self, need: Need) -> tuple[Blob, bytes]:
-        """The chunk that a peer asks for; BlobError if there is no such blob."""
+        """The chunk that a peer asks for. BlobError if there is no such blob."""
         digest = Digest(need.digest)
         if digest not in self._kept and not any(digest in recent for recent in self._recent):
             raise BlobError(f"The blob {digest} is not of this run, or its ask is over.")

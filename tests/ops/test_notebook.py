@@ -29,7 +29,7 @@ async def test_a_run_works_beside_a_running_loop_and_gives_its_results(capfd: py
     """Whatever the notebook's loop does; this test has one."""
     results = fedemu.run(TINY, out="here", transport="memory", rounds=1, local__epochs=1)
     assert results.summary["outcome"] == "completed"
-    assert [row["accepted"] for row in results.rows] == [2]
+    assert [row.accepted for row in results.rows] == [2]
     assert results.accuracy == results.rows[0].accuracy
     assert results.model.exists()
     assert results.report.exists()
