@@ -1,4 +1,4 @@
-"""What an experiment is, and where it comes from. This face hands on the experiment, its tables and the runtime."""
+"""What an experiment is, and where it comes from. These names are for other rooms: the experiment and its tables."""
 
 from fedemu.ops.experiment.experiment import Experiment
 from fedemu.ops.experiment.runtime import Runtime

@@ -1,7 +1,8 @@
-"""What an experiment is: one frozen, fully checked object, and the settings of a machine that don't belong to it.
+"""What an experiment is: one frozen object, all of whose settings have been checked.
 
-``config_sources.py`` reads both from files, presets, the environment and the command line; ``docs/configuration.md``
-explains every key. Times are seconds, rates probabilities, bandwidths kbps (1,000 bit/s) unless a key says otherwise.
+``sources.py`` reads it from files, presets, the environment and the command line, and ``docs/configuration.md``
+explains every key. Times are in seconds, rates are probabilities, and bandwidths are in kbps (1,000 bit/s), unless a
+key says otherwise.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from fedemu.protocol.ids import Digest, digest_of
 
 
 class Experiment(Section):
-    """All that decides the outcome of a run; two experiments of one ``digest`` are the same science."""
+    """Everything that decides the outcome of a run. Two experiments with the same ``digest`` have the same outcome."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = "experiment"
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
@@ -89,7 +90,7 @@ class Experiment(Section):
 
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> Experiment:
-        """Check a table as read from TOML; raises ConfigurationError with one sentence."""
+        """Check a table that was read from TOML. Raises ConfigurationError with one sentence if a setting is wrong."""
         plain = _resolve(plain_table(table))
         try:
             return cls.model_validate_json(json.dumps(plain))
@@ -98,7 +99,7 @@ class Experiment(Section):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Experiment:
-        """The inverse of ``to_bytes``."""
+        """Read what ``to_bytes`` has written. Raises ConfigurationError if the bytes are anything else."""
         try:
             return cls.model_validate_json(data)
         except ValidationError:
@@ -107,31 +108,38 @@ class Experiment(Section):
             ) from None
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON: sorted keys, no spaces; self-contained, traces included."""
+        """The experiment as canonical JSON, with sorted keys and without spaces.
+
+        It includes the content of trace files.
+        """
         return json.dumps(self.table() | {"traces": self.traces.model_dump(mode="json")}, **_CANONICAL).encode()
 
     @property
     def digest(self) -> Digest:
+        """The SHA-256 of ``to_bytes``."""
         return digest_of(self.to_bytes())
 
     def table(self) -> dict[str, Any]:
-        """Every setting with its value, as plain tables; what was read from trace files is left out."""
+        """Every setting with its value, as plain tables. The content of trace files is left out."""
         return self.model_dump(mode="json", exclude={"traces"})
 
     def named_files(self) -> dict[str, AvailabilityTrace | ComputeTrace | NetworkTrace]:
-        """The tables that follow a trace file: ``availability``, or a key of the profile."""
+        """The tables that name a trace file, by the key ``availability`` or by their key in the profile."""
         tables = {"availability": self.availability, **dict(self.profile)}
         followers = AvailabilityTrace | ComputeTrace | NetworkTrace
         return {key: table for key, table in tables.items() if isinstance(table, followers)}
 
     @property
     def lacks_traces(self) -> bool:
-        """Whether a trace file is named whose content was not read."""
+        """Whether the experiment names a trace file whose content has not been read."""
         held = {*self.traces.profile, *(["availability"] if self.traces.availability else [])}
         return not self.named_files().keys() <= held
 
     def to_toml(self) -> str:
-        """A readable file with every default written out; trace files are named, not contained."""
+        """The experiment as TOML, with every default written out.
+
+        Trace files are named, but their content is not included.
+        """
         return toml_text(self.table())
 
 
@@ -139,7 +147,11 @@ _CANONICAL: dict[str, Any] = {"sort_keys": True, "separators": (",", ":"), "allo
 
 
 def _resolve(table: dict[str, Any]) -> dict[str, Any]:
-    """Replace other ways to say a setting: ``fleet.participation``, and the column of a natural partition."""
+    """Replace what is only another way to write a setting.
+
+    ``fleet.participation`` becomes ``fleet.per_round``, and a natural partition without a column gets
+    ``data.id_column``. Changes ``table`` and returns it.
+    """
     if "traces" in table:
         raise ConfigurationError("traces is no setting; it is filled from the files that availability and profile name")
     fleet, data = table.get("fleet"), table.get("data")

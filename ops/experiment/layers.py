@@ -1,4 +1,4 @@
-"""Settings over settings: how a preset, a method, a file, the environment and the command line become one table."""
+"""Lays settings over settings: a preset, a method, a file, the environment and the command line become one table."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Settings of ``above`` over those of ``below``, table by table.
+    """Lay the settings of ``above`` over those of ``below``, table by table.
 
-    A table that becomes another kind (or a model or method that becomes another) starts from its own defaults, and
-    ``per_round`` and ``participation`` displace each other: so one setting on the command line is enough to change
-    them.
+    One setting on the command line has to be enough to choose another kind of table, another model or another method.
+    So a table whose kind or name changes loses the settings that it had. Likewise ``per_round`` and ``participation``
+    remove each other. ``path`` is the full key of the two tables.
     """
     kept = dict(below)
     if "kind" in above and above["kind"] != below.get("kind"):

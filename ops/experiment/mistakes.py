@@ -1,4 +1,4 @@
-"""Turns what is wrong with a configuration into one sentence: full key, value, permitted range, nearest right key."""
+"""Turns a mistake in a configuration into one sentence: the full key, the value, its range, the nearest right key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from fedemu.protocol.errors import ConfigurationError
 
 
 def plain_table(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """A deep copy; anything but text, bools, integers, finite floats, lists and tables raises ConfigurationError."""
+    """Copy a table deeply. ``path`` is its full key.
+
+    Raises ConfigurationError if it holds anything but texts, bools, integers, finite floats, lists and tables.
+    """
     return {str(key): _plain(value, f"{path}.{key}" if path else str(key)) for key, value in table.items()}
 
 
@@ -37,9 +40,12 @@ def _plain(value: Any, path: str) -> Any:
 def refuse(
     error: ValidationError, table: Mapping[str, Any], root: type[BaseModel], prefix: str = ""
 ) -> ConfigurationError:
-    """The error to raise: the first thing wrong, and how many more there are."""
+    """Make the error to raise. It names the first mistake, and says how many more there are.
+
+    ``table`` is what was checked against the model ``root``, and ``prefix`` is its full key.
+    """
     details = error.errors(include_url=False)
-    # An unknown key is named first: the other complaints often follow from it.
+    # An unknown key is named first, because the other mistakes often follow from it.
     details.sort(key=lambda detail: detail["type"] != "extra_forbidden")
     text = _sentence(details[0], table, root, prefix)
     if len(details) > 1:
@@ -75,7 +81,7 @@ def _sentence(detail: ErrorDetails, table: Mapping[str, Any], root: type[BaseMod
         case kind if kind.startswith(("greater_than", "less_than")):
             return f"{said} must be {_range(field) or detail['msg'].removeprefix('Input should be ')}"
         case kind if kind in _TYPES:
-            # The bounds of a list are those of its items.
+            # For a list the range is left out: it is that of its items.
             return f"{said} must be {_TYPES[kind]}{'' if kind == 'tuple_type' else _with_range(field)}"
         case "string_pattern_mismatch":
             return f"{said} must be made of letters, digits, dots, dashes and underscores, 100 at most"
@@ -104,7 +110,7 @@ _SYNONYMS = {"learning_rate": "lr", "batch": "batch_size", "clients": "devices",
 
 
 def unknown_key(path: str, holder: type[BaseModel], root: type[BaseModel], prefix: str = "") -> str:
-    """Names the nearest right key: beside it, or else the same word in another table."""
+    """Say that a key does not exist, and name the nearest one: in the same table, or the same word in another table."""
     *parents, key = path.split(".")
     known = [*holder.model_fields, *(["participation"] if "per_round" in holder.model_fields else [])]
     known = [name for name in known if name != "traces"]
@@ -127,7 +133,7 @@ def unknown_key(path: str, holder: type[BaseModel], root: type[BaseModel], prefi
 
 
 def _keys(loc: Sequence[int | str], table: Any) -> list[str | int]:
-    """The keys of a location as the user wrote them: the tags of unions are left out."""
+    """The keys of a location, as the user wrote them. Pydantic also names the tags of unions; they are left out."""
     keys: list[str | int] = []
     here = table
     for place, part in enumerate(loc):
@@ -148,7 +154,7 @@ def _path(keys: Sequence[str | int]) -> str:
 
 
 def _walk(root: type[BaseModel], loc: Sequence[int | str]) -> tuple[type[BaseModel], FieldInfo | None]:
-    """The model that holds the last key of a location, and that key's field if there is one."""
+    """The model that holds the last key of a location, and the field of that key. None if there is no such field."""
     holder, field = root, None
     for place, part in enumerate(loc):
         models = list(_models(field)) if field is not None else [root]
@@ -168,7 +174,7 @@ def _walk(root: type[BaseModel], loc: Sequence[int | str]) -> tuple[type[BaseMod
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Every model in an annotation, looking through unions and ``Annotated``."""
+    """Every model in an annotation, also inside unions and ``Annotated``."""
     if isinstance(annotation, FieldInfo):
         annotation = annotation.annotation
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -199,7 +205,7 @@ def _choices(annotation: Any) -> list[Any]:
 
 
 def _range(field: Any) -> str:
-    """What the bounds of a field permit, in words; empty if it has none."""
+    """The range of a field, in words. Empty if it has no bounds."""
     words = []
     for mark in _marks(field):
         match mark:
@@ -236,7 +242,7 @@ def _nearest(given: str, choices: Sequence[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a user would write it, shortened to 80 characters."""
+    """A value as a user would write it, in at most 80 characters."""
     text = repr(value) if not isinstance(value, str) else f'"{value}"'
     text = {"True": "true", "False": "false"}.get(text, text)
     return text if len(text) <= 80 else f"{text[:77]}..."
@@ -253,5 +259,5 @@ def _all_paths(root: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def setting_paths(root: type[BaseModel]) -> list[str]:
-    """Every key of a model by its full path, each once."""
+    """The full keys of all settings of a model, each once."""
     return list(dict.fromkeys(_all_paths(root)))

@@ -1,9 +1,9 @@
-"""The experiments that come with fedemu, ``experiments/NAME.toml``, and the methods to put into one of them.
+"""The experiments that come with fedemu, ``shipped/NAME.toml``, and the methods, ``shipped/methods/NAME.toml``.
 
-``SETTING+METHOD`` is a setting (data, model, local training, fleet) with ``experiments/methods/METHOD.toml`` over it;
-there may be several, each over what is before it. Every file is described by its first comment line and may begin with
-``extends = "NAME"``, another of its folder, over which it then lies. A setting's tables ``[methods.METHOD]`` lie over
-that method: so it says what its paper changes for it.
+``SETTING+METHOD`` is a setting (data, model, local training, fleet) with the settings of a method laid over it. Several
+methods may follow each other; each is laid over what comes before it. The first line of every file is a comment that
+describes it. With ``extends = "NAME"`` a file is laid over another file of its folder. A setting may have tables
+``[methods.METHOD]``, which are laid over that method: they say what a paper changes for it.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _JOINT = "+"
 
 
 def presets() -> list[tuple[str, str]]:
-    """Name and one-line description of every setting, by name, the default one first."""
+    """The name and the description of every setting, sorted by name. The default setting comes first."""
     return sorted(_described(FOLDER), key=lambda preset: preset[0] != DEFAULT)
 
 
 def methods() -> list[tuple[str, str]]:
-    """Name and one-line description of all that may follow a setting after ``+``, by name."""
+    """The name and the description of everything that may follow a setting after ``+``, sorted by name."""
     return _described(METHODS)
 
 
 def is_preset(name: str) -> bool:
-    """Whether the name is that of a setting, or a setting's with methods."""
+    """Whether there is a preset of this name: a setting, alone or with methods."""
     setting, *parts = name.split(_JOINT)
     return setting in _names(FOLDER) and {*parts} <= {*_names(METHODS)}
 
 
 def preset(name: str) -> dict[str, Any]:
-    """The settings of ``SETTING`` or ``SETTING+METHOD+...``, called by the parts joined with dashes.
+    """The table of ``SETTING`` or ``SETTING+METHOD+...``. Its ``name`` consists of the parts, joined by dashes.
 
-    A part that does not exist raises ConfigurationError with the nearest names.
+    Raises ConfigurationError with the nearest names if a part does not exist.
     """
     setting, *parts = name.split(_JOINT)
     table: dict[str, Any] = {}
@@ -56,7 +56,7 @@ def preset(name: str) -> dict[str, Any]:
 
 
 def preset_path(name: str) -> Path:
-    """The file of a setting; an unknown name raises ConfigurationError with the nearest ones."""
+    """The file of a setting. Raises ConfigurationError with the nearest names if there is none."""
     if name not in (known := [known for known, _ in presets()]):
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}?" if near else f"the presets are {', '.join(known)}"
@@ -73,7 +73,7 @@ def _method_path(name: str) -> Path:
 
 
 def _chain(path: Path) -> list[Path]:
-    """The file and those it extends, the last one first."""
+    """A file and the files that it extends, in the order in which they are laid over each other."""
     below = _parsed(path).get("extends")
     return [*(_chain(path.with_name(f"{below}.toml")) if below else []), path]
 

@@ -1,4 +1,4 @@
-"""The settings of a machine: they never change what a run computes, and are no part of an experiment."""
+"""The settings of one machine. They are no part of an experiment, and never change what a run computes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedemu.ops.experiment.tables.section import Section, Text
 
 
 class Runtime(Section):
-    """How this machine takes part in a run; free to differ between machines and between a run and its resumption.
+    """How this machine takes part in a run. Machines may have other settings, and so may a run that is resumed.
 
-    ``trainers = 0`` means one per core, or per GPU; ``metrics_port = 0`` means none; ``report`` says whether a run
-    draws its plots and writes its page when it ends.
+    ``trainers = 0`` means one trainer per core, or per GPU. ``metrics_port = 0`` means no metrics. ``report`` says
+    whether a run draws its plots and writes its page when it ends.
     """
 
     bind: Text = "tcp://127.0.0.1:5577"
@@ -31,7 +31,7 @@ class Runtime(Section):
 
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> Runtime:
-        """Check the table ``[runtime]``; raises ConfigurationError with one sentence."""
+        """Check the table ``[runtime]``. Raises ConfigurationError with one sentence if a setting is wrong."""
         plain = plain_table(table, "runtime")
         try:
             return cls.model_validate_json(json.dumps(plain))

@@ -1,6 +1,6 @@
-"""Where an experiment comes from: a file or a preset, then the environment, then the command line, each over the last.
+"""Reads an experiment: from a file or a preset, then from the environment, then from the command line.
 
-Also writes and reads the frozen experiment of a run directory.
+Each source is laid over the one before it. The frozen experiment of a run directory is written and read here, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedemu.protocol.host.files import write_whole
 
 PREFIX = "FEDEMU_"
 NOT_SETTINGS = frozenset({"FEDEMU_DATA", "FEDEMU_CACHE", "FEDEMU_STATE"})
-"""Folders, not settings: where data and trace files are looked for, where decoded data and devices' state are kept."""
+"""Variables that name folders, and no settings: of data and trace files, of decoded data, of the devices' state."""
 CONFIG_FILE = "config.toml"
 
 _ROUNDS = "rounds"
@@ -31,11 +31,11 @@ _ROUNDS = "rounds"
 def load_experiment(
     source: str | Path | Mapping[str, Any] | None, overrides: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[Experiment, Runtime]:
-    """Read an experiment and this machine's settings from a TOML file, a preset, a table, or None for ``digits``.
+    """Read an experiment and this machine's settings. ``source`` is a file, a preset, a table, or None (``digits``).
 
-    ``overrides`` are ``section.key=value`` with a TOML value (a bare word is text). Files that the experiment names
-    are looked for beside the TOML (beside the working directory for a preset), then in FEDEMU_DATA. Raises
-    ConfigurationError.
+    ``overrides`` are ``section.key=value`` with a TOML value; a bare word is text. Trace files that the experiment
+    names are looked for beside the TOML file (for a preset: in the working directory), then in FEDEMU_DATA. Raises
+    ConfigurationError if a file is missing or a setting is wrong.
     """
     folder, table = _open(source)
     layers = [_from_environment(environment), _from_overrides(overrides)]
@@ -50,14 +50,17 @@ def load_experiment(
 
 
 def write_frozen(experiment: Experiment, directory: Path) -> None:
-    """Write ``config.toml``, and ``traces.json`` where the experiment follows trace files; loading reads both."""
+    """Write ``config.toml``, and ``traces.json`` if the experiment names trace files.
+
+    ``load_experiment`` reads both.
+    """
     if experiment.named_files():
         write_whole(directory / TRACES_FILE, traces_text(experiment))
     write_whole(directory / CONFIG_FILE, experiment.to_toml())
 
 
 def read_frozen(directory: Path) -> Experiment:
-    """The experiment of a run directory, exactly as it was written."""
+    """Read the experiment of a run directory. Raises ConfigurationError if there is none."""
     path = directory / CONFIG_FILE
     if not path.is_file():
         raise ConfigurationError(f"{directory} is no run directory: it has no {CONFIG_FILE}")
@@ -68,9 +71,10 @@ def read_frozen(directory: Path) -> Experiment:
 def check_resume(
     frozen: Experiment, overrides: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[Experiment, Runtime]:
-    """What a resumed run goes by: the frozen experiment, at most with more rounds, and this machine's settings anew.
+    """The experiment of a resumed run, and this machine's settings, which are read anew.
 
-    Any other setting that differs raises ConfigurationError: it would make another experiment.
+    The experiment is the frozen one, perhaps with more rounds. Any other setting that differs raises
+    ConfigurationError, because it would make another experiment.
     """
     table = merge(merge(frozen.table(), _from_environment(environment)), _from_overrides(overrides))
     runtime = Runtime.parse(_section(table.pop("runtime", {}), "runtime"))
@@ -93,9 +97,9 @@ def _shown(value: Any) -> str:
 
 
 def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, dict[str, Any]]:
-    """The settings, and the folder of their file where that is the user's own.
+    """The table of an experiment, and the folder of its file. A preset or a table has no folder (None).
 
-    A preset's bare name goes before a file or a folder of that name.
+    The name of a preset means the preset, even if there is a file or a folder of that name.
     """
     if isinstance(source, Mapping):
         return None, dict(source)
@@ -125,7 +129,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """``FEDEMU_LOCAL__LR=0.05`` is ``local.lr``: two underscores part a table from its key."""
+    """The settings in the environment. ``FEDEMU_LOCAL__LR=0.05`` is ``local.lr``: two underscores stand for the dot."""
     layer: dict[str, Any] = {}
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in NOT_SETTINGS:
@@ -156,7 +160,10 @@ def _from_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(text: str, name: str) -> Any:
-    """A TOML value; what is none, and does not look like one, is text."""
+    """A TOML value.
+
+    Text that is no TOML value is taken as text, unless it begins like a table, a list or a quotation.
+    """
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:

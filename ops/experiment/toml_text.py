@@ -1,4 +1,4 @@
-"""Writes plain tables as TOML: sections in their order, tables inside a section inline."""
+"""Writes plain tables as TOML. Sections keep their order, and tables inside a section are written inline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def toml_text(table: Mapping[str, Any]) -> str:
-    """TOML of strings, bools, ints, finite floats, lists and tables; keys without a value (None) are left out."""
+    """A table as TOML. Values are texts, bools, ints, finite floats, lists and tables; None leaves its key out."""
     scalars = [
         f"{_key(key)} = {_value(value)}"
         for key, value in table.items()
@@ -34,7 +34,7 @@ def _value(value: Any) -> str:
         case int() | float():
             return repr(value)
         case str():
-            # JSON's escapes are TOML's, except that TOML wants the delete character escaped too.
+            # JSON and TOML have the same escapes, except that TOML escapes the delete character too.
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case Mapping():
             inner = ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items() if item is not None)

@@ -1,8 +1,8 @@
 """Reads recorded availability, network and compute profiles from CSV files, plain or gzip.
 
-Columns of an availability trace: ``device`` or ``device_id``, ``start`` or ``start_s``, ``end`` or ``end_s``
-(seconds; an empty end means that the device stayed), and optionally ``policy``, ``state`` and ``bootstrap``, by which
-rows are filtered.
+An availability trace has the columns ``device`` or ``device_id``, ``start`` or ``start_s``, and ``end`` or ``end_s``.
+Times are in seconds, and an empty end means that the device stayed on-line. It may have the columns ``policy``,
+``state`` and ``bootstrap``, by which rows are chosen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ KILOBITS_PER_KILOBYTE = 8.0
 
 @dataclass(frozen=True)
 class AvailabilityTrace:
-    """Per device start, end, start, end, ... in seconds, without the last end where the device stayed."""
+    """Recorded times on-line. ``devices`` holds for each device start, end, start, end, ... in seconds.
+
+    The last end is missing if the device stayed on-line. ``last_event`` is the latest time in the file.
+    """
 
     devices: tuple[tuple[float, ...], ...]
     last_event: float
@@ -30,7 +33,7 @@ class AvailabilityTrace:
 
 @dataclass(frozen=True)
 class Rows:
-    """One value per recorded device, its spread, and how often such a device occurs."""
+    """For each recorded device a value, the standard deviation of that value, and how often such a device occurs."""
 
     values: tuple[float, ...]
     deviations: tuple[float, ...]
@@ -38,9 +41,10 @@ class Rows:
 
 
 def read_availability(path: Path, policy: str = "", state: str = "train", bootstrap: bool = False) -> AvailabilityTrace:
-    """Devices in the order in which the file first names them, also those that no row is left of.
+    """Read a trace. Devices are in the order in which the file first names them, even if none of their rows is chosen.
 
-    ``policy`` must be given where the file has several; ``bootstrap`` keeps the rows that are marked as artificial.
+    ``policy`` must be given if the file has several. ``bootstrap`` also chooses rows that are marked as artificial.
+    Raises ConfigurationError if the file cannot be read, or if no row is chosen.
     """
     header, rows = _read(path)
     device = _column(path, header, "device_id", "device")
@@ -77,7 +81,10 @@ def _differs(header: list[str], row: list[str], column: str, wanted: str) -> boo
 
 
 def _flat(spells: list[tuple[float, float]]) -> tuple[float, ...]:
-    """Ascending, overlaps joined, an endless last spell without its end."""
+    """The spells as start, end, start, end, ... ascending.
+
+    Overlaps are joined; a last spell without an end has no end.
+    """
     joined: list[list[float]] = []
     for start, end in sorted(spells):
         if joined and start <= joined[-1][1]:
@@ -88,7 +95,11 @@ def _flat(spells: list[tuple[float, float]]) -> tuple[float, ...]:
 
 
 def read_network(path: Path, column: str, deviation: str = "", weight: str = "") -> Rows:
-    """Speeds in kbps; a column whose name ends in ``kBps`` is in 1,000 byte/s and converted, any other is in kbps."""
+    """Read speeds in kbps. A column whose name ends in ``kBps`` is in 1,000 byte/s and is converted.
+
+    ``deviation`` and ``weight`` name the columns of the standard deviations and of the weights; empty means none.
+    Raises ConfigurationError if the file cannot be read, or a speed is not above 0.
+    """
     header, rows = _read(path)
     values = _scaled(path, header, rows, column)
     deviations = _scaled(path, header, rows, deviation) if deviation else (0.0,) * len(values)
@@ -97,9 +108,10 @@ def read_network(path: Path, column: str, deviation: str = "", weight: str = "")
 
 
 def read_compute(path: Path, column: str, median: float, weight: str = "") -> Rows:
-    """Seconds per sample from benchmark scores (higher is faster): the device of the median score takes ``median``.
+    """Turn benchmark scores, of which higher ones are faster, into seconds per sample.
 
-    With a ``weight`` column the median is that of the weighted population.
+    The median score takes ``median`` seconds. With a column ``weight`` the median is that of the weighted population.
+    Raises ConfigurationError if the file cannot be read, or a score is not above 0.
     """
     header, rows = _read(path)
     scores = _numbers(path, header, rows, column)
@@ -110,12 +122,15 @@ def read_compute(path: Path, column: str, median: float, weight: str = "") -> Ro
 
 
 def columns(path: Path) -> list[str]:
-    """The names in the header."""
+    """The names in the header of a file."""
     return _read(path)[0]
 
 
 def _median(values: Sequence[float], weights: Sequence[float]) -> float:
-    """The lowest value below or at which lies half of the weight or more; the mean of two where it is exactly half."""
+    """The weighted median: the lowest value up to which more than half of the weight lies.
+
+    If exactly half of the weight lies up to a value, it is the mean of that value and the next one.
+    """
     half = sum(weights) / 2
     below = 0.0
     pairs = sorted((value, weight) for value, weight in zip(values, weights, strict=True) if weight > 0)
@@ -168,7 +183,10 @@ def _column(path: Path, header: list[str], *names: str) -> int:
 
 
 def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The header, and each row with its line number."""
+    """The header of a file, and its rows, each with its line number.
+
+    Raises ConfigurationError if it is no such table.
+    """
     try:
         table = [(line, row) for line, row in _lines(path) if row]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The trace files that an experiment names: found, read, and made part of it, so that its bytes stand alone."""
+"""Finds and reads the trace files that an experiment names. Their content becomes part of the experiment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedemu.ops.experiment.tables.section import AUTO
 from fedemu.protocol.errors import ConfigurationError
 
 TRACES_FILE = "traces.json"
-"""Beside the ``config.toml`` of a run directory: the content of the trace files, as the run began with it."""
+"""The file beside the ``config.toml`` of a run directory that holds the content of its trace files."""
 
 _NETWORK_COLUMNS = {
     "down_kbps": ("down_mean_kBps", "down_std_kBps"),
@@ -25,9 +25,10 @@ _NETWORK_COLUMNS = {
 
 
 def with_traces(experiment: Experiment, folders: Sequence[Path], frozen: Path | None = None) -> Experiment:
-    """The experiment with the content of the files that it names, which are looked for in ``folders`` in turn.
+    """The experiment with the content of its trace files, which are looked for in ``folders``, in this order.
 
-    A ``traces.json`` that was ``frozen`` from the same tables goes first.
+    ``frozen`` is a ``traces.json``. It is taken instead, if it was written from the same settings. Raises
+    ConfigurationError if a file is missing or cannot be read.
     """
     named = _named_tables(experiment)
     if not named:
@@ -37,7 +38,7 @@ def with_traces(experiment: Experiment, folders: Sequence[Path], frozen: Path | 
 
 
 def traces_text(experiment: Experiment) -> str:
-    """The content of ``traces.json``: what was read, and from which settings."""
+    """The text of ``traces.json``: the content of the trace files, and the settings that named them."""
     content = {"of": _named_tables(experiment), "traces": experiment.traces.model_dump(mode="json")}
     return json.dumps(content, allow_nan=False)
 

@@ -1,4 +1,4 @@
-"""The tables of an experiment that say who learns: fleet, availability, profile, faults, and recorded traces."""
+"""The tables that describe the devices: fleet, availability, profile, faults, and the content of trace files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from fedemu.ops.experiment.tables.section import AUTO, Count, NotNegative, Positive, Rate, Section, Text
 
 Spell = Annotated[float, Field(ge=0.1)]
-"""The length of a spell in seconds; far shorter ones would make more intervals than anyone can announce."""
+"""The length of a spell in seconds. Much shorter ones would make more intervals than a device can announce."""
 
 
 class Fleet(Section):
-    """``deadline`` is on the experiment's clock; ``start_timeout`` and ``give_up`` are real seconds."""
+    """How many devices there are, how many are asked, and how long they are waited for.
+
+    ``deadline`` is in seconds of the experiment's clock, ``start_timeout`` and ``give_up`` are in real seconds.
+    """
 
     devices: Count = 300
     per_round: Count = 30
@@ -28,17 +31,21 @@ class Fleet(Section):
 
 
 class Always(Section):
+    """Every device is always on-line."""
+
     kind: Literal["always"] = "always"
 
 
 class Exponential(Section):
+    """Spells are drawn from exponential distributions with these means."""
+
     kind: Literal["exponential"] = "exponential"
     mean_online: Spell = 3600.0
     mean_offline: Spell = 1800.0
 
 
 class Weibull(Section):
-    """Spells drawn from Weibull(shape, scale); a shape below 1 makes many short and few very long ones."""
+    """Spells are drawn from Weibull(shape, scale). A shape below 1 makes many short spells and a few very long ones."""
 
     kind: Literal["weibull"] = "weibull"
     shape: Annotated[float, Field(ge=0.1, le=100)] = 0.7
@@ -47,7 +54,10 @@ class Weibull(Section):
 
 
 class Diurnal(Section):
-    """On-line with a probability that follows the hour; a device decides anew every ``spell`` seconds on average."""
+    """A device is on-line with a probability that follows the hour.
+
+    It draws anew every ``spell`` seconds on average.
+    """
 
     kind: Literal["diurnal"] = "diurnal"
     mean: Rate = 0.5
@@ -67,7 +77,7 @@ class Diurnal(Section):
 
 
 class AvailabilityTrace(Section):
-    """Recorded intervals from a CSV of device, start, end; ``docs/configuration.md`` tells the columns."""
+    """Devices follow recorded intervals from a CSV file. ``docs/configuration.md`` describes its columns."""
 
     kind: Literal["trace"] = "trace"
     file: Text
@@ -81,11 +91,15 @@ Availability = Annotated[Always | Exponential | Weibull | Diurnal | Availability
 
 
 class Fixed(Section):
+    """All devices have this value."""
+
     kind: Literal["fixed"] = "fixed"
     value: NotNegative
 
 
 class Uniform(Section):
+    """Values are drawn evenly between ``low`` and ``high``."""
+
     kind: Literal["uniform"] = "uniform"
     low: NotNegative
     high: Positive
@@ -100,7 +114,7 @@ class Uniform(Section):
 
 
 class Normal(Section):
-    """Truncated: drawn again until within [low, high]."""
+    """Values are drawn from a truncated normal distribution: again and again, until one lies within [low, high]."""
 
     kind: Literal["normal"] = "normal"
     mean: Positive
@@ -119,13 +133,18 @@ class Normal(Section):
 
 
 class Lognormal(Section):
+    """Values are drawn from a lognormal distribution. ``sigma`` is the standard deviation of their logarithm."""
+
     kind: Literal["lognormal"] = "lognormal"
     median: Positive
     sigma: NotNegative
 
 
 class ComputeTrace(Section):
-    """Scores from a file: the phone of the median score takes ``median`` seconds per sample, twice the score half."""
+    """Seconds per sample follow scores in a file.
+
+    The median score takes ``median`` seconds, twice the score half of it.
+    """
 
     kind: Literal["trace"] = "trace"
     file: Text
@@ -135,7 +154,7 @@ class ComputeTrace(Section):
 
 
 class NetworkTrace(Section):
-    """Speeds from a file; columns ``*_kBps`` are in 1,000 byte/s. ``deviation`` is the spread from round to round."""
+    """Speeds from a file. Columns ``*_kBps`` are in 1,000 byte/s. ``deviation`` is the spread from round to round."""
 
     kind: Literal["trace"] = "trace"
     file: Text
@@ -145,7 +164,7 @@ class NetworkTrace(Section):
 
 
 def _which(value: Any) -> str | None:
-    """The tag of a quantity: a bare number is the fixed value."""
+    """The tag by which pydantic chooses the kind of a quantity. A bare number is a fixed value."""
     if isinstance(value, Mapping):
         kind = value.get("kind")
         return kind if isinstance(kind, str) else None
@@ -172,7 +191,7 @@ Network = Annotated[
 
 
 class Profile(Section):
-    """What a device is capable of; ``latency`` is one way."""
+    """How fast a device computes and transfers. ``latency`` is that of one direction."""
 
     seconds_per_sample: Compute = 0.01
     down_kbps: Network = 20000.0
@@ -191,7 +210,7 @@ class Profile(Section):
 
 
 class Faults(Section):
-    """Planned misbehaviour, per selected device and round. A device that drops out is back after ``downtime``."""
+    """Planned failures. Rates are per selected device and round. A device that drops out is back after ``downtime``."""
 
     crash_rate: Rate = 0.0
     leave_rate: Rate = 0.0
@@ -217,7 +236,10 @@ class Faults(Section):
 
 
 class ProfileRows(Section):
-    """One row per recorded device, in the unit of the key; quantities from one ``file`` are drawn as one row."""
+    """The content of a trace file: one value per recorded device, in the unit of the key.
+
+    A device draws one row for all quantities that come from the same ``file``.
+    """
 
     file: str
     values: tuple[Positive, ...]
@@ -226,10 +248,10 @@ class ProfileRows(Section):
 
 
 class Traces(Section):
-    """The content of trace files, so that an experiment's bytes stand alone. Not part of the TOML.
+    """The content of trace files, so that the bytes of an experiment need no files. It is not part of the TOML.
 
-    ``availability`` holds start, end, start, end, ... per recorded device, ascending; the last end is left out where
-    a device never went away again. ``last_event`` is the latest time in the file, whichever device it belongs to.
+    ``availability`` holds start, end, start, end, ... for each recorded device, ascending. The last end is left out if
+    the device stayed on-line. ``last_event`` is the latest time in the file, of whichever device.
     """
 
     availability: tuple[tuple[NotNegative, ...], ...] = ()

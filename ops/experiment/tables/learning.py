@@ -1,4 +1,4 @@
-"""The tables of an experiment that say what is learnt: data, model, algorithm, local training."""
+"""The tables that describe what is learnt: data, model, algorithm, local training."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fedemu.ops.experiment.tables.section import AUTO, Count, NotNegative, Posit
 
 
 class Dirichlet(Section):
-    """Each label's samples are shared out among the devices by a draw from Dirichlet(alpha).
+    """The samples of each label are divided among the devices by a draw from Dirichlet(alpha).
 
-    ``balanced`` gives nothing more to a device that already holds an even part of all samples; ``retry`` draws again
-    until every device has ``min_samples``, instead of moving samples to those that lack some.
+    With ``balanced`` a device that already holds an even part of all samples gets no more. If a device has fewer than
+    ``min_samples``, it gets samples of others; with ``retry`` everything is drawn again instead.
     """
 
     kind: Literal["dirichlet"] = "dirichlet"
@@ -24,32 +24,34 @@ class Dirichlet(Section):
 
 
 class DirichletEqual(Section):
-    """Every device holds the same number of samples, with its own label shares from Dirichlet(alpha)."""
+    """Every device has the same number of samples. Its shares of the labels are drawn from Dirichlet(alpha)."""
 
     kind: Literal["dirichlet_equal"] = "dirichlet_equal"
     alpha: Positive = 0.1
 
 
 class Shards(Section):
-    """Samples sorted by label and cut into shards, ``per_device`` of them to each device."""
+    """Samples are sorted by label and cut into shards. Each device gets ``per_device`` of them."""
 
     kind: Literal["shards"] = "shards"
     per_device: Count = 2
 
 
 class Natural(Section):
-    """One device per value of a column (a writer, a speaker)."""
+    """Each value of a column, such as a writer or a speaker, is a device."""
 
     kind: Literal["natural"] = "natural"
     column: Text
 
 
 class Iid(Section):
+    """Samples are divided evenly and at random."""
+
     kind: Literal["iid"] = "iid"
 
 
 class Flwr(Section):
-    """A partitioner of flwr-datasets by its class name; ``options`` are the arguments of its constructor."""
+    """A partitioner of the optional package flwr-datasets by its class name; ``options`` go to its constructor."""
 
     kind: Literal["flwr"] = "flwr"
     partitioner: Text
@@ -60,10 +62,10 @@ PartitionSpec = Annotated[Dirichlet | DirichletEqual | Shards | Natural | Iid | 
 
 
 class Public(Section):
-    """Public data at the coordinator: ``fraction`` of the training samples, drawn at random before devices get theirs.
+    """The public data: ``fraction`` of the training samples, drawn at random before devices get theirs.
 
-    Under a natural partition it is ``fraction`` of the column's values, with all their samples. ``validation`` of it
-    is kept for stopping early. (Flashback takes 2.5 % and splits it 75 to 25.)
+    With a natural partition it is ``fraction`` of the values of its column, with all their samples. ``validation`` of
+    the public data is not trained on, and tells when to stop. (Flashback takes 2.5 % and splits it 75 to 25.)
     """
 
     fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -71,9 +73,9 @@ class Public(Section):
 
 
 class Texts(Section):
-    """What is to be predicted of texts: ``masked`` tokens, the ``next`` one, or nothing (``none``), as of images.
+    """Which tokens of texts are predicted: ``masked`` ones, the ``next`` one, or none, if the data are no texts.
 
-    ``length`` is the number of tokens of a sample, ``vocabulary`` how many different ones there are at most.
+    ``length`` is the number of tokens of a sample, ``vocabulary`` the largest number of different tokens.
     """
 
     kind: Literal["none", "masked", "next"] = "none"
@@ -84,12 +86,12 @@ class Texts(Section):
 
 
 class Data(Section):
-    """``validation`` is the part of each device's samples that is kept from training.
+    """The data set, and how its samples are divided. ``validation`` is the share of a device's samples not trained on.
 
-    ``train_split`` may join splits with ``+``. ``test_fraction`` applies where the data set has no test split of its
-    own, to each label or to each value of the id column (``test_by``). Values of that column with fewer than
-    ``id_min_samples`` are left out, with all their samples. ``image_size`` is what all images are brought to, in
-    pixels; with 0 they stay as they are, and must be of one size. ``regroup`` makes other classes of ImageNet's.
+    ``train_split`` may join splits with ``+``. A data set without a test split gives ``test_fraction`` of each label to
+    it, or of each value of the id column, as ``test_by`` says. Values of the id column with fewer than
+    ``id_min_samples`` are left out, with all their samples. ``image_size`` is the width and height of all images in
+    pixels; with 0 they stay as they are, and must have one size. ``regroup`` makes other classes of those of ImageNet.
     """
 
     dataset: Text = "digits"
@@ -109,7 +111,10 @@ class Data(Section):
 
     @property
     def ids(self) -> str | None:
-        """The column that tells people apart: ``id_column``, or else that of a natural partition."""
+        """The column that tells people apart: ``id_column``, or the one of a natural partition.
+
+        None if there is neither.
+        """
         if self.id_column != AUTO:
             return self.id_column
         return self.partition.column if isinstance(self.partition, Natural) else None
@@ -123,7 +128,10 @@ class Data(Section):
 
 
 class ModelSpec(Section):
-    """A model by name, or as ``module:Name``; every other key is an option, checked by the model's builder."""
+    """A model by its name, or as ``module:Name``.
+
+    Every other key is an option, which the builder of the model checks.
+    """
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, JsonValue]
@@ -136,7 +144,7 @@ class ModelSpec(Section):
 
 
 class AlgorithmSpec(Section):
-    """A method by name, or as ``module:Name``; ``options`` are checked by the method."""
+    """A method by its name, or as ``module:Name``. The method checks its ``options``."""
 
     name: Text = "fedavg"
     loss: Text = "cross_entropy"
@@ -144,9 +152,9 @@ class AlgorithmSpec(Section):
 
 
 class Local(Section):
-    """Training at a device: SGD, whose learning rate is multiplied by ``lr_decay`` after each round.
+    """Training at a device, by SGD. The learning rate is multiplied by ``lr_decay`` after each round.
 
-    With ``lr_restart`` it is ``lr`` again at the beginning of each period of the stream.
+    With ``lr_restart`` it begins again at ``lr`` in each period of the stream.
     """
 
     epochs: Count = 5

@@ -1,4 +1,4 @@
-"""The tables that say how a run is played: its clock, its evaluation, and its limits."""
+"""The tables that describe how a run is played: its clock, its evaluation, and its limits."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from fedemu.ops.experiment.tables.section import Count, Positive, Section
 
 
 class Clock(Section):
+    """The clock of the experiment: virtual time that jumps from event to event, or real time."""
+
     kind: Literal["virtual", "wall"] = "virtual"
 
 
 class Evaluate(Section):
-    """Every so many rounds; the last round of the run and of each period of the stream is always evaluated."""
+    """Every ``every``-th round is evaluated. So are the last round of the run and the last one of each period."""
 
     every: Count = 1
 
 
 class Diagnose(Section):
-    """Every so many rounds each selected device's model is tested before aggregation; 0 is never.
+    """In every ``every``-th round the model of each selected device is tested before aggregation; 0 means never.
 
-    ``samples`` of the test split are used, evenly spaced; 0 is all of them.
+    ``samples`` is the number of test samples, evenly spaced in the test split; 0 means all of them.
     """
 
     every: Annotated[int, Field(ge=0)] = 0
@@ -30,20 +32,20 @@ class Diagnose(Section):
 
 
 class Liveness(Section):
-    """Real seconds; a peer that was silent for ``heartbeat_seconds × patience`` is dead."""
+    """When a peer counts as dead: after ``heartbeat_seconds × patience`` real seconds of silence."""
 
     heartbeat_seconds: Positive = 2.0
     patience: Count = 5
 
 
 class Server(Section):
-    """Threads of the coordinator's own torch work; their number changes the last bits."""
+    """The coordinator's own work with torch. The number of its threads changes the last bits of a result."""
 
     threads: Annotated[int, Field(ge=1, le=256)] = 1
 
 
 class Limits(Section):
-    """What a reply may be at most: bytes of its tensors, and the Euclidean norm over all of them."""
+    """The largest reply that is accepted: in bytes of its tensors, and as the Euclidean norm over all of them."""
 
     max_payload_bytes: Annotated[int, Field(ge=1, le=2**40)] = 2**30
     max_norm: Positive = 1e6

@@ -1,7 +1,7 @@
-"""The tables of an experiment that say what devices see when, and what they keep of it: stream and replay.
+"""The tables ``[stream]`` and ``[replay]``: which samples devices see in which period, and which of them they keep.
 
-Every kind of stream has ``period_count``, ``rounds_each``, ``seconds``, ``arrivals``, ``cumulative`` and ``columns``
-(those of the data set that it reads), whatever its own keys are called.
+Whatever its own keys are called, every kind of stream has ``period_count``, ``rounds_each`` (rounds of a period),
+``seconds`` (of a period), ``arrivals``, ``cumulative``, and ``columns`` (those of the data set that it reads).
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from pydantic import Field, model_validator
 from fedemu.ops.experiment.tables.section import Count, NotNegative, Positive, Section, Text
 
 LABEL = "label"
-"""Stands for the labels, where a column of values is named."""
+"""The name of the labels, where a setting names a column."""
 LONGEST = 1e8
-"""Seconds, some three years, that all periods may take: devices tell of 65,536 spells on-line at most, and that of half
-an hour each."""
+"""Seconds that all periods may take together, some three years. A device can announce 65,536 spells at most."""
 INDEX = "index"
-"""Stands for the order of the training split, where a column of times is named."""
+"""The name of the order of the training split, where a setting names a column of times."""
 
 Cut = Literal["device", "fleet"]
 Strategy = Literal[
@@ -38,7 +37,7 @@ Strategy = Literal[
 
 
 class Static(Section):
-    """A device has all of its samples from the beginning to the end."""
+    """A stream of one period: a device has all of its samples from the beginning to the end."""
 
     kind: Literal["static"] = "static"
 
@@ -68,10 +67,10 @@ class Static(Section):
 
 
 class _Periodic(Section):
-    """What streams of several periods share.
+    """What streams of several periods have in common.
 
-    A period begins ``period_seconds`` of the experiment's clock after the one before it, or as soon as that one's
-    rounds are over if this is later. With ``cumulative`` nothing that has arrived is ever gone.
+    A period begins ``period_seconds`` after the one before it, on the experiment's clock. If the rounds of that one
+    take longer, it begins when they are over. With ``cumulative`` samples stay at a device after their period.
     """
 
     period_seconds: NotNegative = 0.0
@@ -101,6 +100,8 @@ class _Periodic(Section):
 
 
 class _Divided(_Periodic):
+    """A stream that is cut into a number of periods."""
+
     periods: Count = 10
     rounds_per_period: Count = 5
 
@@ -114,9 +115,9 @@ class _Divided(_Periodic):
 
 
 class Periods(_Divided):
-    """Samples in an order, that of a column of numbers or of the training split, cut into periods.
+    """Samples come in an order, which is cut into periods. It is that of a column of numbers, or of the training split.
 
-    The last ``test_fraction`` of each period is what it is tested on.
+    The last ``test_fraction`` of each period is used to test it.
     """
 
     kind: Literal["periods"] = "periods"
@@ -130,6 +131,8 @@ class Periods(_Divided):
 
 
 class _Drifting(_Divided):
+    """A stream whose periods differ in the values of a column, or in the labels."""
+
     column: Text = LABEL
     cut: Cut = "fleet"
 
@@ -139,21 +142,27 @@ class _Drifting(_Divided):
 
 
 class Drift(_Drifting):
-    """Each period has its own shares of a column's values, drawn from Dirichlet(alpha)."""
+    """Each period has its own shares of the values of a column. They are drawn from Dirichlet(alpha)."""
 
     kind: Literal["drift"] = "drift"
     alpha: Positive = 0.3
 
 
 class Window(_Drifting):
-    """A window over a column's values, in a random order, slides from period to period; it covers ``width`` values."""
+    """The values of a column are put in a random order.
+
+    A window over ``width`` of them slides from period to period.
+    """
 
     kind: Literal["window"] = "window"
     width: Annotated[float, Field(ge=1)] = 2.0
 
 
 class Classes(_Periodic):
-    """Every period is a task that brings classes of its own; ``order`` names all of them, or is drawn where empty."""
+    """Every period is a task that brings classes of its own.
+
+    ``order`` names all classes; if it is empty, it is drawn.
+    """
 
     kind: Literal["classes"] = "classes"
     tasks: Count = 5
@@ -180,7 +189,7 @@ Stream = Annotated[Static | Periods | Drift | Window | Classes, Field(discrimina
 
 
 def in_words(stream: Stream, rounds: int) -> str:
-    """The stream in a few words, and how far so many rounds come in it if that is not to its end."""
+    """Describe a stream in a few words. If ``rounds`` do not reach its last period, say how far they reach."""
     if stream.period_count == 1:
         return "1 period"
     reached = min(-(-rounds // stream.rounds_each), stream.period_count)
@@ -189,7 +198,10 @@ def in_words(stream: Stream, rounds: int) -> str:
 
 
 class Replay(Section):
-    """What a device keeps of periods that are over: ``capacity`` in samples, ``memory_mib`` of a trainer's memory."""
+    """Which samples of earlier periods a device keeps. ``capacity`` and ``budget`` are numbers of samples.
+
+    ``memory_mib`` is the memory of a trainer that a selection may use.
+    """
 
     strategy: Strategy = "none"
     capacity: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
@@ -204,7 +216,7 @@ class Replay(Section):
 
     @property
     def kept(self) -> int:
-        """How many samples a device keeps after a period: the budget that applies, 0 without a strategy."""
+        """The number of samples that a device keeps after a period. 0 without a strategy."""
         return 0 if self.strategy == "none" else self.budget or self.capacity
 
     @model_validator(mode="after")
