@@ -36,7 +36,7 @@ lint: $(VENV)/.linted ## Check style (ruff) and types (mypy --strict, on the pac
 
 docs: $(VENV)/.documented ## Build the documentation as a site: build/site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
-	@echo "build/site/index.html"
+	@echo "build/site/index.html; to search it: python3 -m http.server --directory build/site"
 
 wheel: $(VENV)/.installed ## Build dist/fedemu-*.whl
 	@rm -rf build/lib build/bdist* dist

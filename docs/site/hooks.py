@@ -1,5 +1,6 @@
-"""Hooks of mkdocs: pages that lie beside ``docs/``, and the packages as the API pages look for them."""
+"""Hooks of mkdocs: pages that lie beside ``docs/``, and what the API pages need: packages and names."""
 
+import ast
 import posixpath
 import re
 import tomllib
@@ -13,6 +14,8 @@ from mkdocs.structure.pages import Page
 
 BESIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Pages beside ``docs/``, and their places on the site. The first page of the site stands in for the README."""
+NAMES = re.compile(r"NAMES_FROM\(([\w/.]+)\)")
+"""In an API page: the names that a package hands on from other modules than those of its own folder ``interface``."""
 LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)")
 
 
@@ -42,9 +45,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links to pages beside ``docs/`` lead to where these are on the site."""
+    """Links to pages beside ``docs/`` lead to where these are on the site; API pages list what a package hands on."""
     if page.file.generated_by is not None:
         return markdown
+    markdown = NAMES.sub(
+        lambda found: str(_handed_on(Path(page.file.abs_src_path or "").parents[2] / found[1])), markdown
+    )
     return _with_links_on_the_site(markdown, posixpath.join("docs", posixpath.dirname(page.file.src_uri)))
 
 
@@ -58,3 +64,16 @@ def _with_links_on_the_site(markdown: str, folder: str) -> str:
         return "](" + (link[1] if folder else link[1].removeprefix("docs/"))
 
     return LINK.sub(moved, markdown)
+
+
+def _handed_on(package: Path) -> list[str]:
+    """The names that type checkers see in a package, apart from its interface, which has a page of its own."""
+    tree = ast.parse(package.read_text(encoding="utf-8"))
+    lazy = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module != "typing"]
+    return sorted(
+        name.name
+        for node in lazy
+        if not (node.module or "").endswith((".interface", ".protocol"))
+        for name in node.names
+        if name.asname is not None
+    )
