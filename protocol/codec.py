@@ -1,7 +1,7 @@
 """Messages to frames and back: a MessagePack header, then raw buffers that are never copied.
 
-Nothing here knows which unions exist: a ``Decoder`` is made for any union of messages. Whatever the bytes are, decoding
-ends in an ``Envelope`` or in a ``ProtocolError``, and takes memory in proportion to what arrived.
+A ``Decoder`` can be made for any union of messages. For any bytes, decoding ends with an ``Envelope`` or with a
+``ProtocolError``, and its memory is in proportion to the bytes that arrived.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ ITEM_BYTES: Final[dict[str, int]] = {
     "uint8": 1,
     "bool": 1,
 }
-"""Bytes of one element, by the dtype's name on the wire."""
+"""The bytes of one element, by the dtype's name on the wire."""
 
 _CONTAINERS = frozenset((tuple, dict))
 _NOT_MESSAGEPACK = (ValueError, TypeError, OverflowError, msgpack.UnpackException)
 _UNCHECKED_HEADER = 2048
-"""Bytes of a header that can claim a few megabytes at most."""
+"""A header of at most this many bytes can claim only a few megabytes, so it is read without a check."""
 _MESSAGE_DEPTH = 4
-"""A header, its tensors, one of them, its shape."""
+"""The levels of the deepest message: the header, its tensors, one tensor, its shape."""
 _DETAIL = 300
+"""The most characters of a description in an error."""
 
 
 class Envelope(NamedTuple):
-    """A message and the buffers that came with it, one per declared tensor (or the one of a Blob)."""
+    """A message and its buffers: one per declared tensor, or the one of a Blob."""
 
     message: Any
     frames: tuple[memoryview, ...]
@@ -52,9 +53,9 @@ class Envelope(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one message may cost its receiver; sizes in bytes, ``message_bytes`` that of all buffers together.
+    """The largest message that a receiver accepts. Sizes are in bytes; ``message_bytes`` counts all buffers together.
 
-    The defaults hold a Presence of 65,536 intervals (19 bytes each), 8,192 tensors, and a payload of 512 MiB.
+    The defaults are enough for a Presence of 65,536 intervals (19 bytes each), 8,192 tensors, and a payload of 512 MiB.
     """
 
     header_bytes: int = 2 * 2**20
@@ -65,29 +66,30 @@ class Limits:
 
 
 def _fields(part: Any) -> dict[str, Any]:
-    """MessagePack's hook for what it does not know: the specs and references within a message."""
+    """The fields of a spec or a reference within a message. MessagePack calls this for types that it does not know."""
     if isinstance(part, Message):
         return part.__dict__
     raise TypeError(f"a message holds a {type(part).__name__}, which MessagePack cannot carry")
 
 
 def encode(message: Message, frames: Sequence[Buffer] = ()) -> list[Buffer]:
-    """The frames of a message: its header, then ``frames`` as they are, which must not change until they are sent."""
+    """The frames of a message: its header, then ``frames`` as they are. They must not change until they are sent."""
     fields = {"v": PROTOCOL_VERSION, "t": None, **message.__dict__}
     fields["t"] = fields.pop("type")
     return [msgpack.packb(fields, default=_fields), *frames]
 
 
 class Decoder:
-    """Reads the messages of one union, each of which has a ``type`` field with its tag as default.
+    """Reads the messages of one union. Each message type has a field ``type``, whose default is its tag.
 
-    A message with a ``tensors`` field carries one frame per tensor, of exactly its bytes; any other ``raw_frames``.
+    A message with a field ``tensors`` has one frame per tensor, of exactly the tensor's bytes. Any other message has
+    ``raw_frames`` frames.
     """
 
     def __init__(self, union: Any, limits: Limits = Limits()) -> None:
         self.limits = limits
         self._harmless = min(limits.header_bytes, _UNCHECKED_HEADER)
-        # A header nested deeper than any message can't be one: whether it is too deep is only asked of the invalid.
+        # A header that is nested deeper than any message is invalid, so the depth is only checked for invalid headers.
         self._shallow = limits.depth < _MESSAGE_DEPTH
         self._readers: dict[str, tuple[Callable[[Any], Any], int | None]] = {}
         for member in typing.get_args(union) or (union,):
@@ -99,7 +101,7 @@ class Decoder:
             )
 
     def decode(self, frames: Sequence[Buffer]) -> Envelope:
-        """The message in ``frames``; raises MalformedMessage or VersionMismatch and nothing else."""
+        """The message in ``frames``. Raises MalformedMessage or VersionMismatch, and nothing else."""
         if len(frames) != 1:
             self._measure(frames)
         header = self._header(frames[0])
@@ -143,7 +145,7 @@ class Decoder:
         return header
 
     def _probe(self, frame: Buffer) -> None:
-        """Walk a large header without building it: nested arrays could claim memory for elements that never come."""
+        """Check a large header without building it: nested arrays could claim memory for elements that do not exist."""
         size = len(frame)
         if size > self.limits.header_bytes:
             raise MalformedMessage("size", f"the header has {size} bytes, at most {self.limits.header_bytes} are read")
@@ -203,7 +205,7 @@ def _agree(tag: str, tensors: Sequence[TensorSpec], buffers: Sequence[memoryview
 
 
 def _explain(tag: str, error: ValidationError) -> str:
-    """One sentence about the first wrong field; a flood of errors is only counted, since describing each is slow."""
+    """One sentence about the first wrong field. Many errors are only counted, because a description of each is slow."""
     if error.error_count() > 64:
         return f"{tag}: {error.error_count()} values are wrong"
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
@@ -211,7 +213,7 @@ def _explain(tag: str, error: ValidationError) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A stranger's value for a log line: ASCII, without control characters, short."""
+    """A value that a peer sent, as a short text for a log line: ASCII, without control characters."""
     text = ascii(value) if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
 

@@ -3,42 +3,46 @@
 FedemuError
 ├── ConfigurationError      exit 2: a setting, a file or an argument is wrong
 │   └── DataError           exit 2: a data set, a column or a partition is wrong
-├── ProtocolError           a message that can't be used; counted, answered, dropped
+├── ProtocolError           a message that cannot be used; it is counted, answered and dropped
 │   ├── MalformedMessage    not decodable, of the wrong type, too large, too deep
 │   └── VersionMismatch     the peer speaks another protocol version
 ├── BlobError               a blob is missing or does not match its digest
 ├── RefusedError            exit 2 or 3: the coordinator refused a peer, with a named reason
 ├── QuorumError             exit 3: too few replies after every try
 ├── UnreachableError        exit 3: the other side never came, or is gone for good
-├── Interrupted             exit 4: stopped by a signal; a checkpoint is at hand
-└── TrainingError           a program failed on a device's data; becomes the outcome ``failed``
+├── Interrupted             exit 4: stopped by a signal; the run can be resumed from its checkpoint
+└── TrainingError           a program failed on a device's data; the outcome is ``failed``
 
-A run that diverges is no error: it ends with the outcome ``diverged``.
+A run that diverges is not an error: it ends with the outcome ``diverged``.
 """
 
 from __future__ import annotations
 
 
 class FedemuError(Exception):
-    """Base of all; the text is one sentence that says what was wrong and what to do."""
+    """The base of all errors. The text is one sentence that says what was wrong and what to do."""
 
     exit_code = 5
 
 
 class ConfigurationError(FedemuError):
+    """A setting, a file or an argument is wrong."""
+
     exit_code = 2
 
 
 class DataError(ConfigurationError):
-    pass
+    """A data set, a column or a partition is wrong."""
 
 
 class ProtocolError(FedemuError):
+    """A message that cannot be used. ``reason`` is the label under which it is counted."""
+
     reason = "protocol"
 
 
 class MalformedMessage(ProtocolError):
-    """``reason`` is the label under which the message is counted."""
+    """A message that cannot be decoded, is of the wrong type, too large, or nested too deep."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -46,15 +50,17 @@ class MalformedMessage(ProtocolError):
 
 
 class VersionMismatch(ProtocolError):
+    """The peer speaks another version of the protocol."""
+
     reason = "version"
 
 
 class BlobError(FedemuError):
-    pass
+    """A blob is missing, or does not match its digest."""
 
 
 class RefusedError(FedemuError):
-    """``reason`` is the reason named on the wire."""
+    """The coordinator refused a peer. ``reason`` is the reason on the wire."""
 
     exit_code = 3
 
@@ -64,16 +70,22 @@ class RefusedError(FedemuError):
 
 
 class QuorumError(FedemuError):
+    """Too few devices replied, after every attempt of a round."""
+
     exit_code = 3
 
 
 class UnreachableError(FedemuError):
+    """The other side never came, or is gone for good."""
+
     exit_code = 3
 
 
 class Interrupted(FedemuError):
+    """A signal stopped the run. It can be resumed from its checkpoint."""
+
     exit_code = 4
 
 
 class TrainingError(FedemuError):
-    pass
+    """A program failed on a device's data."""

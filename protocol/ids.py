@@ -6,14 +6,14 @@ import hashlib
 from typing import NamedTuple, NewType
 
 DeviceId = NewType("DeviceId", int)
-"""Index of a device in the fleet, from 0."""
+"""The index of a device in the fleet, from 0."""
 
 Digest = NewType("Digest", str)
-"""Lower-case hexadecimal SHA-256, 64 characters."""
+"""A SHA-256 in lower-case hexadecimal, 64 characters."""
 
 
 class AskId(NamedTuple):
-    """One request to a cohort: the round, the try within it, and the place within the round's script.
+    """The name of one ask: the round, the attempt of the round, and the position of the ask in the round's script.
 
     On the wire and in file names it is written ``round.attempt.ordinal``.
     """
@@ -27,7 +27,7 @@ class AskId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> AskId:
-        """Read ``round.attempt.ordinal``; raises ValueError on anything else."""
+        """Read ``round.attempt.ordinal``. Raises ValueError for any other text."""
         parts = text.split(".")
         if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
             raise ValueError(f"{text!r} is not of the form round.attempt.ordinal")
@@ -35,5 +35,5 @@ class AskId(NamedTuple):
 
 
 def digest_of(data: bytes | bytearray | memoryview) -> Digest:
-    """SHA-256 of a buffer."""
+    """The SHA-256 of a buffer."""
     return Digest(hashlib.sha256(data).hexdigest())

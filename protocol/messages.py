@@ -1,7 +1,7 @@
-"""The messages between devices, supervisors and the coordinator: typed, frozen, validated once at the edge.
+"""The messages between devices, supervisors and the coordinator: typed, frozen, and validated once when they arrive.
 
-``docs/protocol.md`` tells the exchange as a story; ``codec.py`` turns a message and its buffers into frames.
-Times are seconds of the experiment's clock unless a name says otherwise; sizes are bytes.
+``docs/protocol.md`` explains the exchange step by step. ``codec.py`` turns a message and its buffers into frames. Times
+are seconds of the experiment's clock if a name does not say otherwise; sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ RealSeconds = Annotated[float, Field(ge=0, le=1e9)]
 
 Verdict = Literal["accepted", "cancelled", "late", "dropped", "failed", "rejected"]
 OUTCOMES: tuple[Verdict, ...] = get_args(Verdict)
-"""How the work of a selected device can end, in the order in which people see the six. Each device has exactly one."""
+"""The six outcomes: how the work of a selected device can end, in the order in which people see them.
+
+Each device of a cohort has exactly one outcome.
+"""
 DropCause = Literal["offline", "crash", "leave", "silence"]
 
 
 class Message(BaseModel):
-    """Base of all messages; ``type`` is the tag that tells them apart."""
+    """The base of all messages. The field ``type`` is the tag by which a receiver knows the kind of a message."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
     raw_frames: ClassVar[int] = 0
-    """Frames that follow a message without declared tensors."""
+    """The number of frames that follow a message without declared tensors."""
 
 
 class TensorSpec(Message):
-    """One tensor of a payload; its bytes are the frame of the same position, little-endian, C order."""
+    """One tensor of a payload. Its bytes are the frame at the same position, little-endian and in C order."""
 
     name: Name
     dtype: Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
@@ -44,7 +47,7 @@ class TensorSpec(Message):
 
 
 class BlobRef(Message):
-    """A blob by name; ``size`` in bytes. ``key`` is what it is to the program (``model``, ``generator``)."""
+    """A blob by its digest, with its size in bytes. ``key`` is its name in the program: ``model``, ``generator``."""
 
     key: Name
     digest: DigestText
@@ -58,7 +61,7 @@ Tensors = Annotated[tuple[TensorSpec, ...], Field(max_length=8192)]
 
 
 class Hello(Message):
-    """A device takes its place. The lease proves that the index was granted."""
+    """A device asks to be a member with its index. The lease proves that the index was granted."""
 
     type: Literal["hello"] = "hello"
     device: Index
@@ -68,11 +71,16 @@ class Hello(Message):
 
 
 class Heartbeat(Message):
+    """The peer is alive. It sends this once in each heartbeat interval."""
+
     type: Literal["heartbeat"] = "heartbeat"
 
 
 class Presence(Message):
-    """The virtual on-line intervals [start, end) of the device up to ``until`` (both may be infinite), ascending."""
+    """The virtual on-line intervals [start, end) of the device up to ``until``, ascending.
+
+    The last end and ``until`` may be infinite.
+    """
 
     type: Literal["presence"] = "presence"
     until: Seconds
@@ -80,9 +88,9 @@ class Presence(Message):
 
 
 class Scheduled(Message):
-    """The answer to Work under the virtual clock: the device would finish, or drop out, ``at`` this time.
+    """The answer to Work under the virtual clock: the time at which the device would finish, or drop out.
 
-    After a drop-out it is away until ``back``.
+    ``cause`` and ``back`` belong to a drop-out; after it the device is away until ``back``.
     """
 
     type: Literal["scheduled"] = "scheduled"
@@ -94,9 +102,9 @@ class Scheduled(Message):
 
 
 class Result(Message):
-    """What a program made; the payload's tensors are named ``key/leaf`` and follow as frames.
+    """The result of a program. The payload's tensors are named ``key/leaf``, and follow as frames.
 
-    ``seconds`` is the real time that the work took, which is recorded and decides nothing; None where nobody measured.
+    ``seconds`` is the real time that the work took. It is only recorded, and decides nothing; None means not measured.
     """
 
     type: Literal["result"] = "result"
@@ -110,6 +118,8 @@ class Result(Message):
 
 
 class Failed(Message):
+    """The device could not do its work. ``planned`` failures are part of the experiment, others are accidents."""
+
     type: Literal["failed"] = "failed"
     ask: AskText
     reason: Name
@@ -118,21 +128,25 @@ class Failed(Message):
 
 
 class Declined(Message):
+    """The device does not take the work."""
+
     type: Literal["declined"] = "declined"
     ask: AskText
     reason: Name
 
 
 class Bye(Message):
+    """The device leaves."""
+
     type: Literal["bye"] = "bye"
     reason: Name = ""
 
 
-# ── from supervisors (and, for Enroll and Need, from devices that have none) ──
+# ── from supervisors (Enroll and Need also from devices without a supervisor) ──
 
 
 class Enroll(Message):
-    """Ask for ``count`` device indices, or for the ones that ``lease`` holds."""
+    """Ask for ``count`` device indices, or for the indices of a ``lease`` that was granted before."""
 
     type: Literal["enroll"] = "enroll"
     count: Annotated[int, Field(ge=1, le=1_000_000)]
@@ -141,7 +155,7 @@ class Enroll(Message):
 
 
 class Need(Message):
-    """Ask for bytes [offset, offset + length) of a blob."""
+    """Ask for the bytes [offset, offset + length) of a blob."""
 
     type: Literal["need"] = "need"
     digest: DigestText
@@ -150,7 +164,7 @@ class Need(Message):
 
 
 class Died(Message):
-    """The machine saw a device's process end."""
+    """The supervisor saw that a device's process ended."""
 
     type: Literal["died"] = "died"
     device: Index
@@ -161,7 +175,7 @@ class Died(Message):
 
 
 class Welcome(Message):
-    """The device is a member. It announces its presence up to ``horizon`` at least (virtual clock)."""
+    """The device is a member. Under the virtual clock it announces its presence, at least up to ``horizon``."""
 
     type: Literal["welcome"] = "welcome"
     device: Index
@@ -174,7 +188,7 @@ class Welcome(Message):
 
 
 class Granted(Message):
-    """Indices [start, stop) for a supervisor, its lease, and the digests of what the fleet has to agree on."""
+    """Device indices [start, stop) for a supervisor, its lease, and the digests of what all machines must share."""
 
     type: Literal["granted"] = "granted"
     lease: Name
@@ -188,9 +202,9 @@ class Granted(Message):
 
 
 class Refused(Message):
-    """``reason``: unknown_peer, lease_taken, lease_unknown, fleet_full, superseded, unknown_blob, version, malformed.
+    """The coordinator refuses a request. ``detail`` is a sentence for people.
 
-    ``detail`` says the same to a person.
+    ``reason`` is unknown_peer, lease_taken, lease_unknown, fleet_full, superseded, unknown_blob, version or malformed.
     """
 
     type: Literal["refused"] = "refused"
@@ -201,9 +215,9 @@ class Refused(Message):
 class Work(Message):
     """A device's part of an ask.
 
-    ``state`` names the version of the device's own state to start from, None for a first visit. ``start`` is when the
-    device gets the message; ``download_bytes`` and ``upload_bytes`` are what its profile is charged, ``passes`` how
-    many times it goes over its examples. The tensors are its own part (``Ask.each``).
+    ``state`` is the version of the device's own state to begin with, None for a first visit. ``start`` is the time at
+    which the device gets the message. ``download_bytes``, ``upload_bytes`` and ``passes`` over its examples determine
+    the emulated times, by the device's profile. The tensors are the device's own tree (``Ask.each``).
     """
 
     type: Literal["work"] = "work"
@@ -222,14 +236,14 @@ class Work(Message):
 
 
 class Proceed(Message):
-    """Do as you scheduled: train and answer, or drop out."""
+    """The device may do what it scheduled: train and answer, or drop out."""
 
     type: Literal["proceed"] = "proceed"
     ask: AskText
 
 
 class Blob(Message):
-    """Bytes from ``offset`` of a blob of ``size`` bytes; one frame follows."""
+    """The bytes from ``offset`` on of a blob of ``size`` bytes. They follow in one frame."""
 
     raw_frames: ClassVar[int] = 1
     type: Literal["blob"] = "blob"
@@ -239,7 +253,7 @@ class Blob(Message):
 
 
 class Offer(Message):
-    """Blobs that devices of this machine are about to need; a supervisor answers with Need for those it lacks."""
+    """Blobs that devices of this machine will need soon. The supervisor answers with Need for those that it lacks."""
 
     type: Literal["offer"] = "offer"
     blobs: Annotated[tuple[BlobRef, ...], Field(max_length=64)]
@@ -247,19 +261,21 @@ class Offer(Message):
 
 
 class Extend(Message):
-    """Announce your presence up to ``until`` at least."""
+    """The device has to announce its presence, at least up to ``until``."""
 
     type: Literal["extend"] = "extend"
     until: Seconds
 
 
 class Accepted(Message):
+    """The result was accepted. The device may keep its next own state."""
+
     type: Literal["accepted"] = "accepted"
     ask: AskText
 
 
 class Duplicate(Message):
-    """The contribution was decided before, with this verdict."""
+    """The same result came before, and had this verdict."""
 
     type: Literal["duplicate"] = "duplicate"
     ask: AskText
@@ -267,11 +283,15 @@ class Duplicate(Message):
 
 
 class Late(Message):
+    """The result came too late."""
+
     type: Literal["late"] = "late"
     ask: AskText
 
 
 class Invalid(Message):
+    """The result cannot be used."""
+
     type: Literal["invalid"] = "invalid"
     ask: AskText
     reason: Name
@@ -279,6 +299,8 @@ class Invalid(Message):
 
 
 class Cancel(Message):
+    """The work is no longer wanted."""
+
     type: Literal["cancel"] = "cancel"
     ask: AskText
 

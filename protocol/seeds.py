@@ -1,4 +1,4 @@
-"""Every random draw of an experiment is a function of (seed, round, device, purpose) and of nothing else."""
+"""Sources of random draws. Every draw of an experiment is a function of (seed, round, device, purpose) only."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import zlib
 import numpy as np
 
 NO_ROUND = 2**32 - 1
-"""Stands for a draw that belongs to no round (a profile, the partition)."""
+"""The round of a draw that belongs to no round, such as a profile or the partition."""
 NO_DEVICE = 2**32 - 2
-"""Stands for a draw that belongs to no device (a cohort)."""
+"""The device of a draw that belongs to no device, such as a cohort."""
 
 
 def sequence(seed: int, *, round: int = NO_ROUND, device: int = NO_DEVICE, purpose: str) -> np.random.SeedSequence:
-    """The seed sequence of one purpose, stable across machines and Python versions."""
+    """The seed sequence of one purpose. It is the same on all machines and in all Python versions."""
     return np.random.SeedSequence((seed, round, device, zlib.crc32(purpose.encode())))
 
 

@@ -1,7 +1,8 @@
-"""Arrays to specs and frames and back, without copying; numpy only.
+"""Arrays to specs and frames and back, without copies. Only numpy is needed.
 
-numpy has no bfloat16. Its bits travel as uint16 arrays: the sender says so in ``dtypes``, the receiver gets uint16 and
-reads ``bfloat16`` in the spec. The wire has no uint16 of its own, so in what was received uint16 always means bfloat16.
+numpy has no bfloat16, so its bits travel as uint16 arrays. The sender declares them in ``dtypes``; the receiver gets
+uint16, and reads ``bfloat16`` in the spec. The wire has no uint16 of its own, so a received uint16 array always is
+bfloat16.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "uint8": np.dtype("u1"),
     "bool": np.dtype("?"),
 }
-"""How numpy holds each dtype of the wire."""
+"""The numpy dtype for each dtype of the wire."""
 
 
 def wire_dtype(name: str, array: NDArray[Any], dtypes: Mapping[str, str]) -> str:
-    """The dtype's name on the wire; raises MalformedMessage for one that the wire does not carry."""
+    """The name of the array's dtype on the wire. Raises MalformedMessage if the wire does not carry this dtype."""
     declared = dtypes.get(name, array.dtype.name)
     if declared not in DTYPES or (array.dtype.newbyteorder("<") != DTYPES[declared]):
         hint = "; declare it as bfloat16 if these are its bits" if array.dtype == np.uint16 else ""
@@ -43,7 +44,7 @@ def wire_dtype(name: str, array: NDArray[Any], dtypes: Mapping[str, str]) -> str
 
 
 def buffer_of(array: NDArray[Any], dtype: str) -> memoryview:
-    """The array's bytes, little-endian in C order: a view where the array lies so already, else of a copy."""
+    """The array's bytes, little-endian and in C order. They are a view if the array is like this, otherwise a copy."""
     laid_out = np.ascontiguousarray(array, dtype=DTYPES[dtype])
     return laid_out.reshape(-1).view(np.uint8).data
 
@@ -53,7 +54,7 @@ def pack(
 ) -> tuple[tuple[TensorSpec, ...], list[memoryview]]:
     """Specs and frames of the arrays, sorted by name. ``dtypes`` names the uint16 arrays that are bfloat16.
 
-    The frames are views where possible, so the arrays must not change until the message is sent.
+    Frames are views if possible, so the arrays must not change until the message is sent.
     """
     specs, frames = [], []
     for name in sorted(arrays):
@@ -65,12 +66,12 @@ def pack(
 
 
 def unpack(specs: Sequence[TensorSpec], frames: Sequence[Buffer]) -> dict[str, NDArray[Any]]:
-    """Read-only views of the frames by name; the specs must agree with them, as every decoded message does."""
+    """Read-only views of the frames by name. The specs must fit the frames, as in every decoded message."""
     return {spec.name: view(frame, spec.dtype, spec.shape) for spec, frame in zip(specs, frames, strict=True)}
 
 
 def view(data: Buffer, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
-    """A read-only array over ``data``."""
+    """A read-only array of this dtype and shape over ``data``."""
     array: NDArray[Any] = np.ndarray(tuple(shape), DTYPES[dtype], buffer=data)
     array.flags.writeable = False
     return array

@@ -1,4 +1,4 @@
-"""One blob on its way to disk: chunks in any order into a partial file, verified, then renamed into place."""
+"""The download of one blob: chunks in any order go into a partial file, which is verified and then renamed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from fedemu.protocol.host.files import PartialFile
 from fedemu.protocol.ids import Digest
 
 CHUNK: Final = 2**20
-"""Bytes that are asked for, and read back, at a time."""
+"""The bytes that are requested, and read back, at a time."""
 _MOST_RANGES = 1024
+"""The most pieces with gaps between them that a download keeps in mind."""
 
 
 class Download:
-    """Receives one blob of known size in memory of one chunk. After a BlobError or ``close`` nothing of it is left."""
+    """Receives one blob of known size, with the memory of one chunk. After a BlobError or ``close`` no file is left."""
 
     def __init__(self, path: Path, digest: Digest, size: int) -> None:
         self.path = path
@@ -25,21 +26,24 @@ class Download:
         self.size = size
         self._sha = hashlib.sha256()
         self._hashed = 0
-        """Bytes from the start that are written and hashed."""
+        """The number of bytes from the start that are written and hashed."""
         self._later: list[tuple[int, int]] = []
-        """Disjoint ranges beyond that are written, ascending."""
+        """The disjoint ranges behind them that are written but not hashed, ascending."""
         try:
             self._file = PartialFile(path)
         except OSError as error:
             raise BlobError(f"the blob {digest} cannot be written: {error.strerror}") from error
 
     def missing(self, length: int = CHUNK) -> tuple[int, int] | None:
-        """The first (offset, length) that has not come, of at most ``length`` bytes; None when all is here."""
+        """The first missing (offset, length), of at most ``length`` bytes. None if everything has come."""
         end = self._later[0][0] if self._later else self.size
         return (self._hashed, min(length, end - self._hashed)) if self._hashed < end else None
 
     def receive(self, offset: int, size: int, data: Buffer) -> bool:
-        """Take the bytes from ``offset`` on; True when the blob is complete, verified and in its place."""
+        """Take the bytes from ``offset`` on. Returns whether the blob is now complete, verified and in its place.
+
+        Raises BlobError if the bytes do not fit the size or the digest, or if the disk does not take them.
+        """
         try:
             self._take(offset, size, memoryview(data))
             if self._hashed < self.size:
@@ -96,7 +100,7 @@ class Download:
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same ranges, ascending, those that touch or overlap as one."""
+    """The same ranges, ascending. Ranges that touch or overlap become one."""
     joined: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
         if joined and start <= joined[-1][1]:

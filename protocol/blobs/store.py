@@ -1,4 +1,4 @@
-"""The folder where a machine keeps blobs: large values that are named by their SHA-256."""
+"""The folder in which a machine keeps blobs: large values that are named by their SHA-256."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class BlobStore:
-    """A folder of blobs, each a read-only file named by its digest. Several processes may use one folder at a time.
+    """A folder of blobs. Each is a read-only file, named by its digest. Several processes may use a folder at a time.
 
     A blob appears there whole or not at all: partial files are locked by who writes them, and what a crashed process
     left behind is removed when the folder is next opened.
@@ -36,7 +36,7 @@ class BlobStore:
             raise BlobError(f"the blob folder {directory} cannot be used: {error.strerror}") from error
 
     def path(self, digest: Digest) -> Path:
-        """Where the blob is, or would be."""
+        """The place of the blob, which need not exist. Raises BlobError if ``digest`` is not a digest."""
         if not _DIGEST.fullmatch(digest):
             raise BlobError(f"{digest!r:.80} is not a digest: 64 lower-case hexadecimal digits")
         return self.directory / digest
@@ -45,14 +45,14 @@ class BlobStore:
         return self.path(digest).exists()
 
     def size(self, digest: Digest) -> int:
-        """In bytes."""
+        """The size of the blob in bytes. Raises BlobError if the blob is not here."""
         try:
             return self.path(digest).stat().st_size
         except OSError as error:
             raise _missing(digest, error) from error
 
     def put(self, data: Buffer) -> Digest:
-        """Keep ``data`` and name it."""
+        """Keep ``data`` as a blob, and return its digest."""
         digest = digest_of(data)
         path = self.path(digest)
         if not path.exists():
@@ -65,7 +65,10 @@ class BlobStore:
         return digest
 
     def read(self, digest: Digest, offset: int, length: int) -> bytes:
-        """At most ``length`` bytes from ``offset``, fewer at the end; BlobError beyond it or without the blob."""
+        """At most ``length`` bytes from ``offset`` on, fewer at the end of the blob.
+
+        Raises BlobError if the offset is behind the end, or if the blob is not here.
+        """
         try:
             descriptor = os.open(self.path(digest), os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -79,10 +82,10 @@ class BlobStore:
             os.close(descriptor)
 
     def receive(self, digest: Digest, offset: int, size: int, data: Buffer) -> bool:
-        """A chunk of a blob of ``size`` bytes; True once the blob is here, whole and verified.
+        """Take a chunk of a blob of ``size`` bytes. Returns whether the blob is now here, whole and verified.
 
-        Chunks may come again and in any order. BlobError where they contradict each other or the digest; nothing of
-        that blob is then left, and it can be fetched anew.
+        Chunks may come again, and in any order. Raises BlobError if they contradict each other or the digest; then
+        nothing of the blob is left, and it can be fetched anew.
         """
         path = self.path(digest)
         if path.exists():
@@ -102,20 +105,20 @@ class BlobStore:
         return complete
 
     def missing(self, digest: Digest, size: int, length: int = CHUNK) -> tuple[int, int] | None:
-        """The first (offset, length) that has not been received of a blob of ``size`` bytes, None if it is here."""
+        """The first missing (offset, length) of a blob of ``size`` bytes, of at most ``length``. None if it is here."""
         if self.has(digest):
             return None
         download = self._downloads.get(digest)
         return (0, min(length, size)) if download is None else download.missing(length)
 
     def abandon(self, digest: Digest) -> None:
-        """Give up a download, if there is one."""
+        """Give up the download of the blob, if there is one."""
         download = self._downloads.pop(digest, None)
         if download is not None:
             download.close()
 
     def evict(self, keep: Container[Digest] | Callable[[Digest], bool]) -> list[Digest]:
-        """Remove the blobs that ``keep`` does not name, and return them. Arrays that map them stay usable."""
+        """Remove the blobs that ``keep`` does not contain; returns their digests. Arrays that map them stay usable."""
         kept = keep if callable(keep) else keep.__contains__
         evicted = []
         for path in sorted(self.directory.iterdir()):
@@ -127,7 +130,7 @@ class BlobStore:
         return evicted
 
     def close(self) -> None:
-        """Give up all downloads; the blobs stay."""
+        """Give up all downloads. The blobs stay."""
         for digest in list(self._downloads):
             self.abandon(digest)
 

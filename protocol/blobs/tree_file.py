@@ -1,7 +1,7 @@
 """Trees of arrays as bytes: a file in the safetensors format.
 
-As in ``tensors``, a bfloat16 array is held as uint16. The dtype is declared when a tree is written; when it is read,
-uint16 always means bfloat16.
+As in ``tensors.py``, a bfloat16 array is a uint16 array here. The dtype is declared when a tree is written. When a
+tree is read, uint16 always means bfloat16.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ _PREFIX = 8
 
 
 def encode_tree(arrays: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str] | None = None) -> bytes:
-    """The file's bytes: a function of names, dtypes, shapes and values only. ``dtypes`` as in ``tensors.pack``.
+    """The bytes of the file: a function of names, dtypes, shapes and values only. ``dtypes`` is as in ``tensors.pack``.
 
-    Larger elements come first, then the order is that of the names, so that every array is aligned.
+    Arrays with larger elements come first, then the names decide, so that every array is aligned. Raises
+    MalformedMessage for a dtype that the wire does not carry.
     """
     kinds = {name: wire_dtype(name, array, dtypes or {}) for name, array in arrays.items()}
     header: dict[str, Any] = {}
@@ -63,7 +64,7 @@ def encode_tree(arrays: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str] | 
 def decode_tree(data: Buffer | Path) -> dict[str, NDArray[Any]]:
     """Read-only arrays over ``data``, or over the mapped file, which may be unlinked while they are in use.
 
-    Raises BlobError for what is not such a file, or holds a dtype that the wire does not carry.
+    Raises BlobError if this is not such a file, or if it holds a dtype that the wire does not carry.
     """
     if isinstance(data, Path):
         try:

@@ -1,1 +1,1 @@
-"""What every process asks of its machine: whole files, an end together with its parent, code that is found by name."""
+"""What every process needs from its machine: whole files, an end together with its parent, code by name."""

@@ -1,7 +1,7 @@
-"""One ZeroMQ socket on an event loop: its descriptor is watched, and drained until nothing is left.
+"""One ZeroMQ socket on an event loop. The loop watches its descriptor, and drains the socket until it is empty.
 
-The descriptor tells of changes, not of states, and any call on the socket may swallow such news; so after every send
-outside of a drain the socket is looked at again, or messages would lie there unseen.
+The descriptor reports changes, not states, and any call on the socket may consume such a report. So the socket is
+checked again after every send outside a drain; otherwise messages could stay there unseen.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from fedemu.protocol.codec import Buffer, Decoder
 from fedemu.protocol.transport.interface import ReaderLoop
 
 _ZERO_COPY: Final = 64 * 1024
-"""Frames from this size on are neither copied when sent nor when received; below it a copy is cheaper."""
-# Plain integers: combining zmq's flags would cost more than sending the frame.
+"""Frames of at least this size are not copied when they are sent or received. A copy of a smaller frame is cheaper."""
+# These are plain integers, because combining zmq's flags would cost more than sending the frame.
 NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _POLLIN: Final = int(zmq.POLLIN)
 _POLLOUT: Final = int(zmq.POLLOUT)
 _DRAIN_MESSAGES: Final = 512
 _DRAIN_BYTES: Final = 32 * 2**20
-"""After so much the loop's other callbacks get their turn."""
+"""After so many messages or bytes, the loop's other callbacks get their turn."""
 
 
 class Endpoint(ABC):
-    """Drains its socket fairly and counts bytes; what a message means is left to the kinds of socket."""
+    """Drains its socket in fair portions, and counts bytes. Subclasses decode the messages of their kind of socket."""
 
     def __init__(
         self, socket: zmq.Socket[bytes], loop: ReaderLoop, decoder: Decoder, closed: Callable[[Endpoint], None]
@@ -40,7 +40,7 @@ class Endpoint(ABC):
         self._decoder = decoder
         self._closed = closed
         self._most_frames = decoder.limits.frames + 2
-        # The checks of the Python-level methods (routing_id, group) cost as much as the call itself.
+        # The checks of the methods in Python (routing_id, group) cost as much as the call itself.
         self._send: Callable[..., Any] = super(zmq.Socket, socket).send
         self._receive: Callable[..., Any] = super(zmq.Socket, socket).recv
         self._loop = loop
@@ -53,7 +53,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     def _take(self) -> bool:
-        """Hand on the next message; False without one."""
+        """Hand on the next message. Returns False if there is none."""
 
     def close(self) -> None:
         if not self._socket.closed:
@@ -67,8 +67,10 @@ class Endpoint(ABC):
             self._loop.call_soon(self._look)
 
     def _look(self) -> None:
-        """Do what the socket has become ready for. Asking it takes the news from the descriptor, so nothing may be left
-        undone that was ready when it was last asked."""
+        """Do what the socket is ready for.
+
+        The question to the socket consumes the report of the descriptor, so everything that is ready must be done now.
+        """
         self._due = False
         if self._socket.closed:
             return
@@ -79,7 +81,7 @@ class Endpoint(ABC):
             self._flush()
 
     def _drain(self) -> None:
-        """Hand on what has arrived. Whatever a callback raises, the rest is drained later."""
+        """Hand on what has arrived. If a callback raises, the rest is drained later."""
         self._draining = True
         emptied = False
         try:
@@ -99,7 +101,7 @@ class Endpoint(ABC):
         return False
 
     def _frames(self) -> list[Buffer]:
-        """The frames up to the end of the message, or raise Again without one; of too many the last are left out."""
+        """The frames of the next message. Of too many frames the last are left out. Raises Again without a message."""
         frame = self._receive(NOBLOCK, False)
         frames = [self._buffer(frame)]
         while frame.more:
@@ -115,7 +117,7 @@ class Endpoint(ABC):
         return frame.bytes if size < _ZERO_COPY else frame.buffer
 
     def _transmit(self, frames: Sequence[Buffer], peer: bytes | None = None) -> None:
-        """Queue the frames of one message, or raise before anything of it is queued."""
+        """Queue the frames of one message, or raise before any of them is queued."""
         send = self._send
         try:
             if peer is not None:
@@ -130,7 +132,7 @@ class Endpoint(ABC):
                 self._look_again()
 
     def _flush(self) -> None:
-        """Queue as much of the overflow as there is room for."""
+        """Queue messages of the overflow as long as there is room."""
         while self._overflow:
             try:
                 self._transmit(self._overflow[0])

@@ -1,8 +1,8 @@
-"""What a transport is: one address that many peers talk to, callback style, on a running asyncio loop.
+"""What a transport is: one address, and many peers that talk to it. It uses callbacks on an event loop.
 
-Messages of one sender to one receiver arrive in order or not at all; nothing promises that they arrive. Nothing
-blocks. Callbacks run on the loop, never inside ``send``. The buffers given to ``send`` must not change afterwards;
-those received stay valid as long as someone holds them.
+Messages from one sender to one receiver arrive in order or not at all; no message is certain to arrive. Nothing blocks.
+Callbacks run on the loop, never inside ``send``. The buffers that are given to ``send`` must not change afterwards.
+Received buffers stay valid as long as someone holds them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class ReaderLoop(Protocol):
 
 
 class Router(Protocol):
-    """The side with the address. A peer is an opaque name, new with every connection."""
+    """The side with the address. A peer is named by some bytes, which are new for every connection."""
 
     @property
     def address(self) -> str:
-        """Where it can be reached: the actual port if port 0 or ``*`` was asked for."""
+        """The address at which peers reach it. For port 0 or ``*`` it has the actual port."""
         ...
 
     @property
@@ -40,11 +40,14 @@ class Router(Protocol):
     def bytes_sent(self) -> int: ...
 
     def send(self, peer: bytes, message: Message, frames: Sequence[Buffer] = ()) -> bool:
-        """False when the peer is unknown, gone, or does not take its messages off the queue; the message is dropped."""
+        """Send a message to a peer. Returns whether it is on its way.
+
+        The message is dropped if the peer is unknown or gone, or if the queue to it is full.
+        """
         ...
 
     def close(self) -> None:
-        """Stop receiving; what was sent is still delivered within the network's linger. May be called twice.
+        """Stop receiving. Messages sent before are still delivered within the network's linger. May be called twice.
 
         The address is free again soon afterwards, and at once when the network is closed.
         """
@@ -52,7 +55,7 @@ class Router(Protocol):
 
 
 class Dealer(Protocol):
-    """One connection to a Router. It waits for an absent one, and reconnects (as a new peer) when it was lost."""
+    """One connection to a Router. It waits for an absent Router. After a loss it connects again, as a new peer."""
 
     @property
     def bytes_received(self) -> int: ...
@@ -61,16 +64,16 @@ class Dealer(Protocol):
     def bytes_sent(self) -> int: ...
 
     def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
-        """False when too much is waiting to be sent already; the message is dropped."""
+        """Send a message. Returns False, and drops the message, if too many messages already wait."""
         ...
 
     def close(self) -> None:
-        """Stop receiving; what was sent is still delivered within the network's linger. May be called twice."""
+        """Stop receiving. Messages sent before are still delivered within the network's linger. May be called twice."""
         ...
 
 
 class Network(Protocol):
-    """Makes Routers and Dealers. ``rejected`` gets what could not be decoded, ``received`` everything else."""
+    """Makes Routers and Dealers. ``received`` gets decoded messages, ``rejected`` the errors of the others."""
 
     def bind(
         self,
@@ -79,7 +82,7 @@ class Network(Protocol):
         received: Callable[[bytes, Envelope], None],
         rejected: Callable[[bytes, ProtocolError], None],
     ) -> Router:
-        """Raises ConfigurationError for an address that cannot be used."""
+        """A Router that listens at the address. Raises ConfigurationError if the address cannot be used."""
         ...
 
     def connect(
@@ -89,9 +92,9 @@ class Network(Protocol):
         received: Callable[[Envelope], None],
         rejected: Callable[[ProtocolError], None],
     ) -> Dealer:
-        """Raises ConfigurationError for an address that cannot be one; nobody has to be there yet."""
+        """A Dealer to the address, where nobody has to listen yet. Raises ConfigurationError if it is no address."""
         ...
 
     def close(self) -> None:
-        """Close all of its Routers and Dealers; returns within the linger."""
+        """Close all Routers and Dealers of the network. Returns within the linger."""
         ...

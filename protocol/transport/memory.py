@@ -1,7 +1,7 @@
-"""The transport within one process, with loss, delay, duplication and reordering on request.
+"""The transport within one process. It can lose, delay, duplicate and reorder messages on request.
 
-Messages are really encoded and decoded; only the sockets are missing. With one seed and one sequence of sends, the same
-messages suffer the same faults.
+Messages are really encoded and decoded; only the sockets are missing. With the same seed and the same sequence of
+sends, the same messages have the same faults.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from fedemu.protocol.messages import Message
 from fedemu.protocol.seeds import integer
 
 _QUEUE: Final = 2000
-"""Messages on their way in one direction of one connection."""
+"""The most messages that are on their way in one direction of one connection."""
 
 CallLater = Callable[[float, Callable[[], None]], Any]
 
 
 @dataclass(frozen=True)
 class Faults:
-    """What happens to messages: three probabilities, and a delay drawn evenly from 0 to ``delay_seconds``.
+    """What happens to messages: three probabilities, and a delay drawn uniformly from 0 to ``delay_seconds``.
 
-    A delay keeps the order; a reordered message overtakes some of those on their way.
+    A delay keeps the order. A reordered message overtakes some of the messages that are on their way.
     """
 
     loss: float = 0.0
@@ -45,9 +45,10 @@ class Faults:
 
 
 class MemoryNetwork:
-    """Routers and Dealers by address, any text; one ending in ``:0`` or ``*`` gets a number of its own.
+    """Routers and Dealers by address. An address is any text.
 
-    ``call_later(seconds, callback)`` stands in for the loop's clock in tests.
+    If it ends with ``:0`` or ``*``, the ``0`` or the ``*`` is replaced by a new number. ``call_later(seconds,
+    callback)`` replaces the loop's clock in tests.
     """
 
     def __init__(self, faults: Faults | None = None, seed: int = 0, call_later: CallLater | None = None) -> None:
@@ -97,11 +98,11 @@ class MemoryNetwork:
             dealer.close()
 
     def peer(self) -> bytes:
-        """A name that no peer had before."""
+        """The name of a new peer, which no peer had before."""
         return next(self._peers).to_bytes(5, "big")
 
     def later(self, callback: Callable[[], None]) -> None:
-        """Run ``callback`` on the loop after a delay drawn from the faults."""
+        """Run ``callback`` on the loop, after a delay that is drawn from the faults."""
         delay = self.random.uniform(0, self.faults.delay_seconds) if self.faults.delay_seconds else 0.0
         if self._call_later is not None:
             self._call_later(delay, callback)
@@ -112,7 +113,7 @@ class MemoryNetwork:
 
 
 class _Link:
-    """One direction of a connection: a queue, and as many timers as it has messages."""
+    """One direction of a connection: a queue, and one timer for each message in it."""
 
     def __init__(self, network: MemoryNetwork) -> None:
         self._network = network
@@ -120,7 +121,7 @@ class _Link:
         self._deliver: Callable[[list[Buffer]], None] | None = None
 
     def open(self, deliver: Callable[[list[Buffer]], None]) -> None:
-        """From now on messages arrive, those already queued included."""
+        """Let messages arrive from now on, also those that are already queued."""
         self._deliver = deliver
         for _ in self._queue:
             self._network.later(self._arrive)
@@ -147,7 +148,7 @@ class _Link:
 
 
 class MemoryRouter:
-    """The side with the address."""
+    """The side with the address. It knows its Dealers by the names of peers."""
 
     def __init__(
         self,
@@ -198,7 +199,7 @@ class MemoryRouter:
 
 
 class MemoryDealer:
-    """One connection, or the wait for one."""
+    """One connection to a Router, or the wait for a Router at the address."""
 
     def __init__(
         self,
@@ -222,7 +223,7 @@ class MemoryDealer:
         self._closed = False
 
     def attach(self, router: MemoryRouter) -> None:
-        """The address has an owner: become a new peer of it."""
+        """Become a new peer of the Router that has the address now."""
         self._router = router
         self._peer = peer = self._network.peer()
         router.dealers[peer] = self
@@ -231,7 +232,7 @@ class MemoryDealer:
         self.down.open(self._take)
 
     def detach(self) -> None:
-        """The router is gone: what was on its way to it is lost, and the next owner of the address is waited for."""
+        """Lose the Router with all messages on their way to it, and wait for the next Router at the address."""
         self._router = None
         self._up = _Link(self._network)
         self._network.waiting.setdefault(self._address, []).append(self)
@@ -265,5 +266,5 @@ class MemoryDealer:
 
 
 def _parts(message: Message, frames: Sequence[Buffer]) -> list[Buffer]:
-    """Frames as a socket would deliver them: bytes, whatever their buffers were made of."""
+    """The frames as a socket would deliver them: read-only bytes, for any kind of buffer."""
     return encode(message, [memoryview(frame).toreadonly() for frame in frames])

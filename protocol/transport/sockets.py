@@ -1,6 +1,6 @@
 """ZeroMQ sockets with the options of this protocol, and their errors in plain words.
 
-Keys (CURVE) and an allow-list of peers would be options set here, before bind and connect.
+Keys (CURVE) and a list of allowed peers would be options that are set here, before bind and connect.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from fedemu.protocol.codec import Limits
 from fedemu.protocol.errors import ConfigurationError
 
 _ROUTER_QUEUE: Final = 1000
-"""Messages that wait for one peer; of 10,000 queues most are empty, and a full one belongs to the dead."""
+"""The most messages that wait for one peer. Most queues are empty; a full queue means that its peer is dead."""
 _ROUTER_INTAKE: Final = 256
-"""Messages read ahead from one peer: enough for a burst, little enough for 10,000 peers that flood at once."""
+"""The most messages that are read ahead from one peer: enough for a burst, and few enough for 10,000 busy peers."""
 _DEALER_QUEUE: Final = 1000
+"""The most messages that wait in each direction at a Dealer."""
 _BACKLOG: Final = 4096
-"""Connections waiting to be accepted; a fleet of thousands attaches within a second."""
+"""The most connections that wait to be accepted. A fleet of thousands connects within a second."""
 _RECONNECT_MS: Final = 100
 _RECONNECT_MOST_MS: Final = 1000
 _LONGEST_IPC_PATH: Final = 107
@@ -42,7 +43,7 @@ _REASONS: Final = {
 
 
 def make_context(io_threads: int, max_sockets: int) -> zmq.Context[zmq.Socket[bytes]]:
-    """A ZeroMQ context; raises ConfigurationError when it cannot hold so many sockets."""
+    """A ZeroMQ context. Raises ConfigurationError if it cannot hold ``max_sockets`` sockets."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
     limit = context.get(zmq.SOCKET_LIMIT)
     if not 1 <= max_sockets <= limit:
@@ -52,7 +53,7 @@ def make_context(io_threads: int, max_sockets: int) -> zmq.Context[zmq.Socket[by
 
 
 def bound(context: zmq.Context[zmq.Socket[bytes]], address: str, limits: Limits, linger_ms: int) -> zmq.Socket[bytes]:
-    """A ROUTER at ``address`` that reports peers it cannot reach."""
+    """A ROUTER at ``address``, which reports peers that it cannot reach."""
     _check(address, listening=True)
     _refuse_taken(address)
     socket = _socket(context, zmq.ROUTER, address, limits, linger_ms)
@@ -98,11 +99,11 @@ def _socket(
             "this process has no file descriptors or sockets left; raise the limit (ulimit -n) or use more processes"
         ) from None
     socket.setsockopt(zmq.LINGER, linger_ms)
-    # Without it only IPv4; with it IPv4 addresses would be shown in the form of IPv6.
+    # IPv6 needs this option. With it, IPv4 addresses would be shown in the form of IPv6, so it is not always set.
     socket.setsockopt(zmq.IPV6, int(address.startswith("tcp://[")))
-    # A larger frame ends the connection before memory is set aside for it.
+    # A larger frame ends the connection before memory is allocated for it.
     socket.setsockopt(zmq.MAXMSGSIZE, max(limits.frame_bytes, limits.header_bytes))
-    # The kernel finds out in two minutes that the machine at the other end is gone, and frees its queue.
+    # The kernel notices within two minutes that the machine at the other end is gone, and then frees its queue.
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 60)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 15)
@@ -111,7 +112,7 @@ def _socket(
 
 
 def _check(address: str, listening: bool) -> None:
-    """ZeroMQ takes some addresses for others (port 99999 for 34463); only what a person can mean gets through."""
+    """Raise ConfigurationError for an address of the wrong form. ZeroMQ itself would read port 99999 as 34463."""
     scheme, separator, rest = address.partition("://")
     if not separator or not rest or not address.isprintable():
         raise ConfigurationError(f"the address {address!r} is not of the form tcp://HOST:PORT or ipc://PATH")
@@ -134,7 +135,10 @@ def _check(address: str, listening: bool) -> None:
 
 
 def _refuse_taken(address: str) -> None:
-    """ZeroMQ would take a path away from the process that listens there; a path nobody listens at is left to it."""
+    """Raise ConfigurationError if a process listens at this ipc path, or if it is no socket.
+
+    ZeroMQ itself would take the path away from that process. It may have a path at which nobody listens.
+    """
     path = address.removeprefix("ipc://")
     if path == address or path.startswith(("@", "*")):
         return
@@ -156,7 +160,7 @@ def _refuse_taken(address: str) -> None:
 
 
 def unbind(socket: zmq.Socket[bytes], address: str) -> None:
-    """Stop listening, and remove the file of an ipc address: ZeroMQ leaves it."""
+    """Stop listening, and remove the file of an ipc address, which ZeroMQ leaves."""
     with contextlib.suppress(zmq.ZMQError):
         socket.unbind(address)
     path = address.removeprefix("ipc://")

@@ -1,4 +1,4 @@
-"""The transport over ZeroMQ: ``tcp://`` between machines, ``ipc://`` within one."""
+"""The transport over ZeroMQ: ``tcp://`` between machines, ``ipc://`` within one machine."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fedemu.protocol.transport.sockets import bound, connected, make_context, un
 logger = logging.getLogger(__name__)
 
 _OVERFLOW: Final = 1000
-"""Messages that a Dealer keeps beyond ZeroMQ's own queue."""
+"""The most messages that a Dealer keeps in addition to ZeroMQ's own queue."""
 
 
 class ZmqNetwork:
     """Routers and Dealers over ZeroMQ, made and used on one event loop. Make none before a fork.
 
     ``loop`` is that loop; None means the asyncio loop that runs when a Router or a Dealer is made.
-    ``close`` waits at most ``linger_seconds`` for what was sent last.
+    ``close`` waits at most ``linger_seconds`` until the last messages are sent.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ZmqNetwork:
 
 
 class ZmqRouter(Endpoint):
-    """A ROUTER socket that says so when a peer cannot be reached."""
+    """A ROUTER socket, whose ``send`` returns False if a peer cannot be reached."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class ZmqRouter(Endpoint):
 
 
 class ZmqDealer(Endpoint):
-    """A DEALER socket; what ZeroMQ's queue does not take waits in one of its own, in order."""
+    """A DEALER socket. Messages for which ZeroMQ's queue has no room wait in a queue of its own, in order."""
 
     def __init__(
         self,
