@@ -16,6 +16,7 @@ from fedemu.device.machine.enrolment import Enrolment
 from fedemu.device.machine.lease import LeaseFolder, claim_lease, find_leases
 from fedemu.device.machine.link import CoordinatorLink
 from fedemu.device.machine.observer import MachineObserver, Silent
+from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.messages import Granted
 from fedemu.protocol.transport.interface import Network
@@ -91,6 +92,17 @@ class Arrival:
         stack.callback(broker.close)
         self.link.arrived, self.link.lost, self.link.needed = broker.arrived, broker.lost, broker.needed
         return broker
+
+    def trainer_setup(self, bus: str, token: str) -> TrainerSetup:
+        """What trainer 0 of this machine needs to know; the others differ in ``number`` only."""
+        return TrainerSetup(
+            number=0,
+            bus=bus,
+            token=token,
+            trainer=self._plan.code.trainer,
+            experiment=str(self.experiment.absolute()),
+            device_type=self._plan.device_type,
+        )
 
     def fail(self, error: BaseException) -> None:
         """End the machine with ``error``. Only the first call counts."""

@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Never
 
-from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.device.bus import Attach, Finished, Train
 from fedemu.device.compute.shell import Runner, TrainerShell
 from fedemu.device.machine.arrival import MachinePlan, arrive
@@ -24,7 +23,6 @@ from fedemu.device.machine.prepare import compare_data
 from fedemu.device.pipe import TrainerSetup
 from fedemu.device.process.birth import Birthplace
 from fedemu.device.process.process import DeviceProcess
-from fedemu.protocol.blobs.tree_file import decode_tree
 from fedemu.protocol.host.named import load
 from fedemu.protocol.transport.interface import Network
 from fedemu.protocol.transport.memory import MemoryNetwork
@@ -62,28 +60,22 @@ async def _run(plan: EmbeddedPlan, stack: AsyncExitStack) -> Never:
     granted, code = here.granted, plan.code
     thread = ThreadPoolExecutor(1, "trainer")
     stack.callback(thread.shutdown, cancel_futures=True)
-    content = here.experiment.read_bytes()
-    found = await asyncio.get_running_loop().run_in_executor(thread, load(code.prepare), content)
+    prepare, content = load(code.prepare), here.experiment.read_bytes()
+    found = await asyncio.get_running_loop().run_in_executor(thread, prepare, content)
     compare_data(found, granted.data)
 
     bus = MemoryNetwork()  # not the coordinator's network, because that one may be set to lose messages
     stack.callback(bus.close)
     broker = here.open_broker(bus, _BUS, _TOKEN, stack)
-    setup = TrainerSetup(
-        number=0,
-        bus=_BUS,
-        token=_TOKEN,
-        trainer=code.trainer,
-        experiment=str(here.experiment),
-        device_type=plan.device_type,
-    )
+    setup = here.trainer_setup(_BUS, _TOKEN)
     trainer = ThreadTrainer(bus, setup, thread, here.fail)
-    birthplace = Birthplace(
+    birthplace = Birthplace.open(
         lease=granted.lease,
         heartbeat_seconds=granted.heartbeat_seconds,
         patience=granted.patience,
-        behaviour=load(code.behaviours)(content),
-        stream=StreamPlan.from_arrays(decode_tree(here.stream)),
+        behaviours=code.behaviours,
+        experiment=here.experiment,
+        stream=here.stream,
         folder=here.folder.devices,
     )
     first = here.folder.first_incarnation + BIRTH_STRIDE

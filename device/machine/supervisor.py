@@ -20,7 +20,7 @@ from fedemu.device.machine.limits import prepare_machine
 from fedemu.device.machine.link import RunOver
 from fedemu.device.machine.prepare import prepare_data
 from fedemu.device.machine.trainers import Trainers, default_trainers
-from fedemu.device.pipe import Setup, TrainerSetup
+from fedemu.device.pipe import Setup
 from fedemu.protocol.errors import Interrupted
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
@@ -88,7 +88,7 @@ class Supervision:
 
         broker = here.open_broker(network, self._bus, self._token, stack)
         trainers = Trainers(
-            self._trainer_setup(here),
+            here.trainer_setup(self._bus, self._token),
             self._trainer_count,
             ended=broker.trainer_ended,
             restarted=lambda: plan.observer.restarted("trainer"),
@@ -130,16 +130,6 @@ class Supervision:
             partition=str(here.stream.absolute()),
             devices=str(here.folder.devices.absolute()),
             logs=str(plan.logs.absolute()) if plan.logs else None,
-        )
-
-    def _trainer_setup(self, here: Arrival) -> TrainerSetup:
-        return TrainerSetup(
-            number=0,
-            bus=self._bus,
-            token=self._token,
-            trainer=self._plan.code.trainer,
-            experiment=str(here.experiment.absolute()),
-            device_type=self._plan.device_type,
         )
 
 

@@ -13,6 +13,8 @@ from fedemu.device.memory.store import OwnStore
 from fedemu.device.memory.stream import DeviceStream
 from fedemu.device.runtime.membership import Membership
 from fedemu.device.runtime.runtime import DeviceRuntime
+from fedemu.protocol.blobs.tree_file import decode_tree
+from fedemu.protocol.host.named import load
 from fedemu.protocol.ids import DeviceId
 
 
@@ -26,6 +28,33 @@ class Birthplace:
     behaviour: Callable[[int], Behaviour]
     stream: StreamPlan
     folder: Path
+
+    @classmethod
+    def open(
+        cls,
+        *,
+        lease: str,
+        heartbeat_seconds: float,
+        patience: int,
+        behaviours: str,
+        experiment: Path,
+        stream: Path,
+        folder: Path,
+    ) -> Birthplace:
+        """The birthplace of an experiment's devices.
+
+        ``behaviours`` names a function of the experiment's bytes, which are in the file ``experiment``. ``stream`` is
+        the file of the stream's blob. Raises ConfigurationError or BlobError if one of them cannot be opened.
+        """
+        open_behaviours = load(behaviours)
+        return cls(
+            lease=lease,
+            heartbeat_seconds=heartbeat_seconds,
+            patience=patience,
+            behaviour=open_behaviours(experiment.read_bytes()),
+            stream=StreamPlan.from_arrays(decode_tree(stream)),
+            folder=folder,
+        )
 
     def runtime(self, device: int, incarnation: int) -> DeviceRuntime:
         """A new life of a device. It finds the own state that its former lives have left."""

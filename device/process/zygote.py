@@ -18,14 +18,11 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.device.pipe import TO_ZYGOTE, Broken, Ended, Fork, Forked, Setup, Unpacker, ZygoteReady, pack_message
 from fedemu.device.process import process
 from fedemu.device.process.birth import Birthplace
-from fedemu.protocol.blobs.tree_file import decode_tree
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.kernel import end_with_parent, name_process
-from fedemu.protocol.host.named import load
 from fedemu.protocol.messages import Message
 
 READ_BYTES = 2**16
@@ -78,13 +75,13 @@ class Zygote:
 
     def _prepare(self, setup: Setup) -> None:
         try:
-            open_behaviours = load(setup.behaviours)
-            self._birthplace = Birthplace(
+            self._birthplace = Birthplace.open(
                 lease=setup.lease,
                 heartbeat_seconds=setup.heartbeat_seconds,
                 patience=setup.patience,
-                behaviour=open_behaviours(Path(setup.experiment).read_bytes()),
-                stream=StreamPlan.from_arrays(decode_tree(Path(setup.partition))),
+                behaviours=setup.behaviours,
+                experiment=Path(setup.experiment),
+                stream=Path(setup.partition),
                 folder=Path(setup.devices),
             )
         except FedemuError as error:
