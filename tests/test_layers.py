@@ -30,7 +30,7 @@ ORDER = {
     "coordinator": ("settings timeline | fleet record | observer | asks | evaluation service | plan | rounds | serve"),
     "ops": (
         "figures pages experiment/tables | experiment watching | data results | assembly compare report/plots "
-        "| report compare/page stress | doctor running | bench notebook | cli fedemu"
+        "| report compare/page | doctor running | stress | bench notebook | cli fedemu"
     ),
 }
 """The rooms of each floor. A room imports from itself and from rooms further left, never from one behind the same bar.

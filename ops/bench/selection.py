@@ -214,6 +214,7 @@ def _table(first: str, *columns: str) -> Table:
 
 
 def _solver_table(solvers: list[SolverComparison]) -> Table:
+    """A line for each solver and kind of problem, as EXPLANATION describes it."""
     columns = ("cvxpy with", "ours", "cvxpy", "ratio", "solver alone", "ratio", "objective", "broken")
     drawn = _table("samples, dimensions", "problems", *columns)
     for each in solvers:
@@ -221,11 +222,16 @@ def _solver_table(solvers: list[SolverComparison]) -> Table:
             f"{each.size.samples:,}, {each.size.dimensions:,}",
             f"{each.problems:,}",
             each.other,
-            *(f"{1000 * seconds:.3g}" for seconds in (each.ours, each.seconds)),
-            f"{each.ratio:.3g}",
-            f"{1000 * each.alone:.3g}",
-            f"{each.ratio_alone:.3g}",
+            _three_digits(1000 * each.ours),
+            _three_digits(1000 * each.seconds),
+            _three_digits(each.ratio),
+            _three_digits(1000 * each.alone),
+            _three_digits(each.ratio_alone),
             f"{each.below:.0e} to {each.above:.0e}",
             f"{each.ours_broken:.0e}, {each.other_broken:.0e}",
         )
     return drawn
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, FormatOption
-from fedemu.ops.stress.play import Verdict, play
+from fedemu.ops.stress.play import ScenarioResult, play
 from fedemu.ops.stress.scenarios import FULL, SHORT, Scale, Scenario, scenarios
 from fedemu.protocol.errors import ConfigurationError
 
@@ -46,10 +46,10 @@ def stress(
         if name not in known:
             raise ConfigurationError(f"there is no scenario {name!r}; choose from {', '.join(known)}")
     with _folder(out) as folder:
-        verdicts = _play_all([known[name] for name in names or known], scale, folder, seed)
+        results = _play_all([known[name] for name in names or known], scale, folder, seed)
     if format is Format.JSON:
-        print(json.dumps([asdict(verdict) | {"passed": verdict.passed} for verdict in verdicts], indent=1))
-    return 0 if all(verdict.passed for verdict in verdicts) else FAILED
+        print(json.dumps([asdict(result) | {"passed": result.passed} for result in results], indent=1))
+    return 0 if all(result.passed for result in results) else FAILED
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def _folder(out: Path | None) -> Iterator[Path]:
         yield out
 
 
-def _play_all(chosen: list[Scenario], scale: Scale, folder: Path, seed: int) -> list[Verdict]:
+def _play_all(chosen: list[Scenario], scale: Scale, folder: Path, seed: int) -> list[ScenarioResult]:
     console = Console(stderr=True)
     digests: dict[tuple[str, ...], str] = {}
     for overrides in dict.fromkeys(scenario.overrides for scenario in chosen if scenario.same_digest):
@@ -75,27 +75,27 @@ def _play_all(chosen: list[Scenario], scale: Scale, folder: Path, seed: int) -> 
             _show(console, [calm])
             return [calm]
         digests[overrides] = calm.digest
-    verdicts = []
+    results = []
     for scenario in chosen:
         console.print(f"{scenario.name}: {scenario.what} ...", highlight=False)
         expected = digests.get(scenario.overrides)
-        verdict = play(scenario, scale, folder / scenario.name, seed=seed, expected_digest=expected)
-        verdicts.append(verdict)
-        console.print(f"  {'passed' if verdict.passed else 'FAILED'} in {verdict.seconds:.1f} s", highlight=False)
-    _show(console, verdicts)
-    return verdicts
+        result = play(scenario, scale, folder / scenario.name, seed=seed, expected_digest=expected)
+        results.append(result)
+        console.print(f"  {'passed' if result.passed else 'FAILED'} in {result.seconds:.1f} s", highlight=False)
+    _show(console, results)
+    return results
 
 
-def _show(console: Console, verdicts: list[Verdict]) -> None:
+def _show(console: Console, results: list[ScenarioResult]) -> None:
     table = Table(box=None, pad_edge=False)
-    for column in ("scenario", "verdict", "seconds", "rounds", "accepted", "dropped", "late", "rejected"):
-        table.add_column(column, justify="left" if column in ("scenario", "verdict") else "right")
-    for verdict in verdicts:
-        counts = [str(verdict.facts[outcome]) for outcome in ("accepted", "dropped", "late", "rejected")]
-        style = "green" if verdict.passed else "bold red"
-        word = f"[{style}]{'passed' if verdict.passed else 'FAILED'}[/]"
-        table.add_row(verdict.name, word, f"{verdict.seconds:.1f}", str(verdict.rounds), *counts)
+    for column in ("scenario", "result", "seconds", "rounds", "accepted", "dropped", "late", "rejected"):
+        table.add_column(column, justify="left" if column in ("scenario", "result") else "right")
+    for result in results:
+        counts = [str(result.facts[outcome]) for outcome in ("accepted", "dropped", "late", "rejected")]
+        style = "green" if result.passed else "bold red"
+        word = f"[{style}]{'passed' if result.passed else 'FAILED'}[/]"
+        table.add_row(result.name, word, f"{result.seconds:.1f}", str(result.rounds), *counts)
     console.print(table)
-    for verdict in verdicts:
-        for complaint in verdict.complaints:
-            console.print(f"{verdict.name}: {complaint}", markup=False, highlight=False)
+    for result in results:
+        for complaint in result.complaints:
+            console.print(f"{result.name}: {complaint}", markup=False, highlight=False)

@@ -8,25 +8,24 @@ from typing import Any, Final
 
 import numpy as np
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import Line
 from fedemu.ops.pages.parts import Table, numbers_by_name
-from fedemu.ops.report.plots.generated import samples_of_task
+from fedemu.ops.report.plots.generated import Generated, samples_of_task
 
 MOST_TASKS: Final = 12
 """A page shows at most this many tasks of a stream, evenly spaced, and the last task is one of them."""
 SHARES: Final = ("recognised",)
 """The figures of a generator that are shares, which the page shows in percent."""
 
-Pages = Mapping[int, Mapping[str, NDArray[Any]]]
-"""By task, the arrays of ``generated/task-N.npz``."""
+ByTask = Mapping[int, Generated]
+"""What was generated, by task."""
 
 
-def generated_plots(pages: Pages) -> dict[str, Callable[[Pages], Figure | None]]:
-    """The plots of the tasks that are shown, by name. Each draws one task of ``pages``."""
-    tasks = list(pages)
+def generated_plots(generated: ByTask) -> dict[str, Callable[[ByTask], Figure | None]]:
+    """The plots of the tasks that are shown, by name. Each plot takes ``generated`` and draws one task of it."""
+    tasks = list(generated)
     chosen = np.linspace(0, len(tasks) - 1, min(len(tasks), MOST_TASKS)).round().astype(int)
     return {f"generated-{tasks[place]}": partial(_of_task, tasks[place]) for place in chosen}
 
@@ -50,8 +49,8 @@ def missing_pictures(events: Sequence[Line]) -> list[str]:
     return [f"There are no pictures of task {failure.get('task')}: {failure.get('detail')}" for failure in failures]
 
 
-def _of_task(task: int, pages: Pages) -> Figure | None:
-    return samples_of_task(task, pages[task])
+def _of_task(task: int, generated: ByTask) -> Figure | None:
+    return samples_of_task(task, generated[task])
 
 
 def _figure(name: str, value: Any) -> str:

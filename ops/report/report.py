@@ -26,7 +26,7 @@ def write_report(directory: Path) -> Path:
     Returns the path of the page. Raises ConfigurationError if the directory holds no run, or a file that cannot be
     read, and FedemuError if the disk does not take the page.
     """
-    run, pages = read_run(directory), read_generated(directory)
+    run, made = read_run(directory), read_generated(directory)
     results = period_results(run)
     folder = directory / "plots"
     folder.mkdir(exist_ok=True)
@@ -37,8 +37,8 @@ def write_report(directory: Path) -> Path:
         "Diagnosed rounds": draw_all(DIAGNOSIS_PLOTS, run.diagnosis, folder),
     }
     generated = {
-        "generated": draw_all(generated_plots(pages), pages, folder),
-        "generated_is_broad": any(map(is_broad, pages.values())),
+        "generated": draw_all(generated_plots(made), made, folder),
+        "generated_is_broad": any(map(is_broad, made.values())),
         "generators": generator_table(run.rows),
         "missing": missing_pictures(run.events),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -14,15 +13,18 @@ from typing import Any
 import psutil
 
 from fedemu.coordinator.record.row import Row
+from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, live_fleet
 from fedemu.ops.stress.invariants import Usage, clock_goes_forward, nothing_counted_twice, outcomes_add_up
 from fedemu.ops.stress.scenarios import Scale, Scenario
 
 SAMPLE_SECONDS = 0.25
+SETTLED_ROUNDS = 3
+"""The rounds between the first sight of a process and its first sample. After them it has loaded everything."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ScenarioResult:
     """The result of a scenario. It passed if there are no complaints. ``facts`` are sums over the rows."""
 
     name: str
@@ -35,11 +37,8 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
+        """Whether there are no complaints."""
         return not self.complaints
-
-
-SETTLED_ROUNDS = 3
-"""The rounds between the first sight of a process and its first sample. After them it has loaded everything."""
 
 
 class _Watch(threading.Thread):
@@ -89,7 +88,7 @@ def play(
     expected_digest: str | None = None,
     options: Sequence[str] = (),
     seconds: float = 300.0,
-) -> Verdict:
+) -> ScenarioResult:
     """Run one scenario from start to end in ``directory``.
 
     ``expected_digest`` is the model digest of an undisturbed run with the same settings. It is compared if the scenario
@@ -127,7 +126,7 @@ def play(
     for usage in watch.usage.values():
         complaints += usage.grows()
     complaints += _examine(scenario, rows, summary, per_round, expected_digest)
-    return Verdict(
+    return ScenarioResult(
         name=scenario.name,
         what=scenario.what,
         seconds=time.monotonic() - began,
@@ -159,9 +158,3 @@ def _examine(
     if scenario.same_digest and expected_digest is not None and summary["model_digest"] != expected_digest:
         complaints.append(f"the model's digest is {summary['model_digest']}, undisturbed {expected_digest}")
     return complaints
-
-
-def free_address() -> str:
-    """A loopback address that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"tcp://127.0.0.1:{server.getsockname()[1]}"

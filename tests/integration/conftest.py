@@ -15,9 +15,9 @@ from fedemu.ops.assembly.coordinator import assemble
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.experiment.sources import load_experiment, write_frozen
 from fedemu.ops.running.embedded import serve_embedded
+from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import LiveFleet, live_fleet
 from fedemu.ops.stress.invariants import outcomes_add_up
-from fedemu.ops.stress.play import free_address
 from fedemu.ops.stress.scenarios import SHORT
 from fedemu.protocol.transport.memory import MemoryNetwork
 

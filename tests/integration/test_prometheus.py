@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import LiveFleet
-from fedemu.ops.stress.play import free_address
 
 MONITORING = Path(__file__).parents[2] / "ops" / "watching" / "monitoring"
 

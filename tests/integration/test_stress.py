@@ -15,6 +15,6 @@ SCENARIOS = {name: scenario for name, scenario in scenarios(SHORT).items() if na
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
 def test_the_scenario_passes_in_its_short_form(name: str, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
-    verdict = play(SCENARIOS[name], SHORT, tmp_path, expected_digest=undisturbed["model_digest"], seconds=100.0)
-    assert verdict.complaints == ()
-    assert verdict.rounds == SHORT.rounds
+    result = play(SCENARIOS[name], SHORT, tmp_path, expected_digest=undisturbed["model_digest"], seconds=100.0)
+    assert result.complaints == ()
+    assert result.rounds == SHORT.rounds

@@ -51,8 +51,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, in_one_process: Play) 
 def test_kills_inside_the_training_of_the_generator_leave_the_model_as_it_would_be(
     tmp_path: Path, undisturbed: Summary
 ) -> None:
-    verdict = play(KILLS, SCALE, tmp_path, expected_digest=undisturbed.model_digest, seconds=100.0)
-    assert verdict.complaints == ()
+    result = play(KILLS, SCALE, tmp_path, expected_digest=undisturbed.model_digest, seconds=100.0)
+    assert result.complaints == ()
     log = (tmp_path / "run" / "logs" / "coordinator.log").read_text()
     first, second = _steps_by_coordinator(log)
     assert max(first) < STEPS, "it was killed before the training was over"

@@ -25,29 +25,29 @@ CELL: Final = 0.56
 LEFT, RIGHT, TOP, BOTTOM, SPACE = 0.75, 0.1, 0.42, 0.1, 0.06
 """The margins of a picture, and the space between its bands, in inches."""
 
-Page = Mapping[str, NDArray[Any]]
-"""The arrays of ``generated/task-N.npz``, by name."""
+Generated = Mapping[str, NDArray[Any]]
+"""What was generated in one task: the arrays of ``generated/task-N.npz``, by name."""
 Image = NDArray[np.uint8]
 
 
-def is_broad(page: Page) -> bool:
-    """Whether the picture of ``page`` takes the width of the HTML page."""
-    return len(page["names"]) > FEW_CLASSES
+def is_broad(generated: Generated) -> bool:
+    """Whether the picture takes the width of the HTML page."""
+    return len(generated["names"]) > FEW_CLASSES
 
 
-def samples_of_task(task: int, page: Page) -> Figure | None:
+def samples_of_task(task: int, generated: Generated) -> Figure | None:
     """A column for each class, in bands. None if nothing was generated."""
-    classes = np.unique(page["y"])
+    classes = np.unique(generated["y"])
     if not len(classes):
         return None
-    columns = 20 if is_broad(page) else FEW_CLASSES
+    columns = 20 if is_broad(generated) else FEW_CLASSES
     bands = [classes[start : start + columns] for start in range(0, len(classes), columns)]
     most = max(2, MOST_ROWS // len(bands))
-    rows = min(most, int(np.bincount(page["y"]).max()))
-    names = {int(label): _name(page, int(label)) for label in classes}
+    rows = min(most, int(np.bincount(generated["y"]).max()))
+    names = {int(label): _name(generated, int(label)) for label in classes}
     sideways = max(map(len, names.values())) > 6
     head = 0.08 * max(map(len, names.values())) + 0.1 if sideways else 0.2
-    mosaics = [_mosaic(page, band, columns, rows) for band in bands]
+    mosaics = [_mosaic(generated, band, columns, rows) for band in bands]
     height, width = mosaics[0].shape[:2]
     inches = columns * CELL
     tall = inches * height / width
@@ -59,7 +59,7 @@ def samples_of_task(task: int, page: Page) -> Figure | None:
         axes = figure.add_axes(
             (LEFT / whole_width, bottom / whole_height, inches / whole_width, tall / whole_height), frameon=False
         )
-        axes.imshow(mosaic, extent=(0, columns, 0, rows + 1), aspect="auto", interpolation=_interpolation(page))
+        axes.imshow(mosaic, extent=(0, columns, 0, rows + 1), aspect="auto", interpolation=_interpolation(generated))
         axes.set_axis_off()
         axes.axhline(rows, xmax=len(band) / columns, color=GREY, linewidth=0.8)
         for column, label in enumerate(band):
@@ -70,26 +70,26 @@ def samples_of_task(task: int, page: Page) -> Figure | None:
     return figure
 
 
-def _mosaic(page: Page, band: NDArray[Any], columns: int, rows: int) -> Image:
+def _mosaic(generated: Generated, band: NDArray[Any], columns: int, rows: int) -> Image:
     """The band's images on white ``[pixels, pixels, 3]``: on top of each column a real one, below it generated ones."""
-    height, width = page["x"].shape[2:]
+    height, width = generated["x"].shape[2:]
     gap = max(1, round(0.06 * width))
     cells = np.full(((rows + 1), columns, height + 2 * gap, width + 2 * gap, 3), 255, dtype=np.uint8)
     for column, label in enumerate(band):
-        real = page["real"][page["real_y"] == label][:1]
-        made = page["x"][page["y"] == label][:rows]
+        real = generated["real"][generated["real_y"] == label][:1]
+        made = generated["x"][generated["y"] == label][:rows]
         for first, images in ((0, real), (1, made)):
             pixels = np.broadcast_to(images.transpose(0, 2, 3, 1), (len(images), height, width, 3))
             cells[first : first + len(images), column, gap:-gap, gap:-gap] = pixels
     return cells.transpose(0, 2, 1, 3, 4).reshape((rows + 1) * (height + 2 * gap), -1, 3)
 
 
-def _interpolation(page: Page) -> str:
+def _interpolation(generated: Generated) -> str:
     """How images are scaled: small ones are enlarged pixel by pixel, large ones are reduced smoothly."""
-    return "nearest" if page["x"].shape[3] <= 64 else "antialiased"
+    return "nearest" if generated["x"].shape[3] <= 64 else "antialiased"
 
 
-def _name(page: Page, label: int) -> str:
+def _name(generated: Generated, label: int) -> str:
     """The name of a class, cut if it is long, or its number if it has no name."""
-    name = str(page["names"][label]) if label < len(page["names"]) else str(label)
+    name = str(generated["names"][label]) if label < len(generated["names"]) else str(label)
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"

@@ -1,0 +1,36 @@
+"""A fleet under observation, as far as it can be looked at without processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, finished_rounds
+
+
+def test_only_rounds_whose_row_is_written_to_its_end_are_over(tmp_path: Path) -> None:
+    assert finished_rounds(tmp_path) == 0
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n{"round": 2}\n{"rou')
+    assert finished_rounds(tmp_path) == 2
+
+
+def test_rows_events_and_settings_are_those_of_the_run_directory(tmp_path: Path) -> None:
+    fleet = LiveFleet(tmp_path, address="tcp://127.0.0.1:1")
+    assert (fleet.rounds(), fleet.rows(), fleet.events()) == (0, (), [])
+    fleet.run_directory.mkdir()
+    (fleet.run_directory / "metrics.jsonl").write_text('{"round": 1, "accepted": 3}\n')
+    (fleet.run_directory / "events.jsonl").write_text('{"event": "join"}\n{"ev')
+    (fleet.run_directory / "config.toml").write_text("[fleet]\nper_round = 5\n")
+    assert [row.accepted for row in fleet.rows()] == [3]
+    assert fleet.events() == [{"event": "join"}]
+    assert fleet.setting("fleet", "per_round") == 5
+
+
+def test_what_did_not_happen_in_time_is_named_with_the_end_of_the_output(tmp_path: Path) -> None:
+    fleet = LiveFleet(tmp_path, address="tcp://127.0.0.1:1")
+    (fleet.logs / "01-coordinator.log").write_text("first\nlast words\n")
+    with pytest.raises(
+        FleetTimeout, match=r"round 3 did not happen within 0 s\n--- 01-coordinator.log\nfirst\nlast words"
+    ):
+        fleet.wait_for_round(3, seconds=0.0)
