@@ -71,7 +71,7 @@ class Hello(Message):
 
 
 class Heartbeat(Message):
-    """The peer is alive. It sends this once in each heartbeat interval."""
+    """The peer is alive. It sends this if it has sent nothing else for a heartbeat interval."""
 
     type: Literal["heartbeat"] = "heartbeat"
 
