@@ -1,4 +1,4 @@
-"""A device's replay buffer, and what else it remembers of a period that it has not yet selected from."""
+"""A device's replay buffer: which samples it holds, and what it remembers of the period to select from next."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fedemu.protocol.errors import DataError
 _INDICES, _PERIODS, _STATE = "indices", "periods", "state"
 _ANSWERED = "answered."
 NEVER = -1
+"""The value of ``Buffer.asked`` before the first question about a period."""
 
 
 def _nothing() -> Indices:
@@ -23,11 +24,12 @@ def _nothing() -> Indices:
 
 @dataclass(frozen=True)
 class Buffer:
-    """R_t: ``indices [k]`` into the training split and the ``periods [k]`` in which they came, in order of arrival.
+    """The replay buffer R_t: ``indices [k]`` into the training split, in order of arrival.
 
-    ``period`` is the first one that the device has not selected from, ``seen`` how many samples it had before that.
-    ``answered`` is what the last question of that period left behind, and ``asked`` how many samples of the period had
-    arrived by then; NEVER where there was none.
+    ``periods [k]`` are the periods in which the samples came. ``period`` is the first period that the device has not
+    selected from, and ``seen`` the number of samples that it had before that period. ``answered`` is what the last
+    question about that period left behind, and ``asked`` the number of samples of the period that had arrived by then,
+    NEVER if there was no question.
     """
 
     indices: Indices = field(default_factory=_nothing)
@@ -41,7 +43,7 @@ class Buffer:
         return len(self.indices)
 
     def to_arrays(self) -> dict[str, Any]:
-        """All of it by name; ``answered`` as it is, in arrays or tensors."""
+        """The buffer as arrays by name. ``answered`` stays as it is, in arrays or tensors."""
         return {
             _INDICES: self.indices,
             _PERIODS: self.periods,
@@ -51,13 +53,16 @@ class Buffer:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> Buffer:
-        """The inverse of ``to_arrays``; raises DataError on anything that is no buffer."""
+        """The inverse of ``to_arrays``. Raises DataError if the arrays are no buffer."""
         try:
             indices, periods, state = (np.asarray(arrays[name]) for name in (_INDICES, _PERIODS, _STATE))
         except KeyError as error:
             raise DataError(f"the replay buffer lacks {error.args[0]}") from None
         if not _is_row(indices) or not _is_row(periods) or len(indices) != len(periods) or state.shape != (3,):
-            raise DataError("the replay buffer's indices and periods are no two rows of the same length")
+            raise DataError(
+                f"the replay buffer has indices of the shape {list(indices.shape)} and periods of the shape "
+                f"{list(periods.shape)}; both must be int64 rows of the same length, with a state of 3 numbers"
+            )
         period, seen, asked = (int(value) for value in state)
         answered = {name.removeprefix(_ANSWERED): leaf for name, leaf in arrays.items() if name.startswith(_ANSWERED)}
         return cls(indices, periods, period, seen, asked, answered)

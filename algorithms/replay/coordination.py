@@ -1,13 +1,16 @@
 """Coordinated selection: devices and coordinator agree on what the fleet keeps, by weighted sums of gradients alone.
 
-Good et al., "Coordinated Replay Sample Selection for Continual Federated Learning", section 4.3 and algorithm 1: device
-m finds the relaxed ``x_m`` whose sum of gradient directions ``G_m x_m`` is nearest to its target ``h_m``, 0 at first;
-the coordinator answers the sums by ``h_m = G_m x_m - mean over devices``, so that the targets add up to 0. The mean
-goes over all devices that have answered in this period, with the last sum of those that have gone away since.
+Good et al., "Coordinated Replay Sample Selection for Continual Federated Learning", 2023, section 4.3 and algorithm 1.
+Device m finds the relaxed ``x_m`` whose sum of gradient directions ``G_m x_m`` is nearest to its target ``h_m``, which
+is 0 at first. The coordinator answers the sums with new targets, ``h_m = G_m x_m - mean over devices``, which add up to
+0 (problem 8). The mean is over all devices that have answered in this period. A device that has gone away since counts
+with its last sum.
 
-Two forms on the wire. ``mean``: a device remembers its sum and sends how it changed; the coordinator holds only the
-total and sends its mean to all alike. ``each``: devices send their sums, the coordinator holds them all and sends every
-device its own target.
+There are two forms on the wire:
+
+- ``mean``: a device remembers its sum and sends the change of it. The coordinator holds only the total, and sends the
+  mean to all devices alike.
+- ``each``: devices send their sums. The coordinator holds all of them, and sends every device its own target.
 """
 
 from __future__ import annotations
@@ -21,9 +24,9 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.interface import Facts, Forest, Memory, Outcome, Reducer, Reply, Tree, collect, total
+from fedemu.algorithms.replay.directions import Directions
 from fedemu.algorithms.replay.lens import Lens
 from fedemu.algorithms.replay.queries import Select
-from fedemu.algorithms.replay.sample_gradients import Directions
 from fedemu.algorithms.replay.selection.candidates import Floats, Positions
 from fedemu.algorithms.replay.selection.capped_simplex import solve_capped_simplex
 from fedemu.algorithms.replay.selection.diversity import select_top
@@ -39,37 +42,45 @@ _X = "x"
 _OWN_SUM = "sum."
 
 Form = Literal["mean", "each"]
+"""The form of sums and targets on the wire; the module's docstring explains both."""
 
 
 class Targets(Protocol):
-    """The coordinator's part: takes the devices' sums and makes targets of them."""
+    """The coordinator's part: it takes the devices' sums and makes targets of them."""
 
     @property
-    def reduce(self) -> Mapping[str, Reducer]: ...
+    def reduce(self) -> Mapping[str, Reducer]:
+        """The reducer of each key of the devices' payload."""
+        ...
 
     @property
     def devices(self) -> int:
-        """How many have answered in this period."""
+        """The number of devices that have answered in this period."""
         ...
 
-    def add(self, reply: Reply) -> None: ...
+    def add(self, reply: Reply) -> None:
+        """Take the sums of one reply."""
+        ...
 
     def total(self) -> Tree:
-        """The sum over the devices' last sums, in float64; empty before the first."""
+        """The sum over the devices' last sums, in float64; empty before the first reply."""
         ...
 
     def shared(self) -> Forest:
-        """What all devices are sent of it."""
+        """The trees from which a device finds its target, for all devices alike."""
         ...
 
     def each(self) -> Mapping[DeviceId, Tree] | None:
-        """What single devices are sent of it."""
+        """The target of each device; None if targets are not sent one by one."""
         ...
 
 
 @dataclass
 class MeanTargets:
-    """Holds the total, whatever the number of devices; the mean travels in the leaves' own dtype."""
+    """The form ``mean``: it holds only the total of all devices, in float64. The mean is sent in the leaves' own dtype.
+
+    ``last`` is the last change, whose leaves have that dtype.
+    """
 
     devices: int = 0
     sums: Tree = field(default_factory=dict)
@@ -96,7 +107,7 @@ class MeanTargets:
 
 @dataclass
 class EachTargets:
-    """Holds the last sum of every device."""
+    """The form ``each``: it holds the last sum of every device."""
 
     sums: dict[DeviceId, Tree] = field(default_factory=dict)
     reduce: Mapping[str, Reducer] = field(default_factory=lambda: {_SUM: collect})
@@ -132,17 +143,17 @@ def _difference(own: Tensor, mean: Tensor) -> Tensor:
 
 
 def objective(targets: Targets) -> float:
-    """``‖sum of G_m x_m‖²`` over the relaxed x of all devices that have answered: problem 6."""
+    """The objective ``‖sum of G_m x_m‖²``, with the relaxed x of all devices that have answered (problem 6)."""
     return float(squared_norm(targets.total()))
 
 
 def marked(period: int) -> Forest:
-    """Says of which period the targets are, as they mean nothing to a device that selects from an earlier one."""
+    """A tree that names the period of the targets, which mean nothing to a device that selects from an earlier one."""
     return {_PERIOD: {_PERIOD: torch.tensor([period])}}
 
 
 def target(memory: Memory, shared: Forest, own: Tree) -> Tree | None:
-    """The device's ``h_m``; None where it has not answered in this period, or nobody has been sent targets."""
+    """The device's target ``h_m``; None if it has not answered in this period, or if no targets were sent."""
     if _PERIOD not in shared or int(shared[_PERIOD][_PERIOD]) != memory.period or _X not in own:
         return None
     if _EACH in shared:
@@ -165,11 +176,12 @@ def _linear(directions: Directions, aim: Tree | None) -> Floats | None:
 
 @dataclass(frozen=True, eq=False)
 class GradientSum:
-    """Come near the target by the convex relaxation, and answer with the sum of gradient directions by its x.
+    """A device comes near its target by the convex relaxation, and answers with the sum of gradient directions ``G x``.
 
-    With ``form`` ``mean`` the payload is how the sum has ``change``d, from 0 at first, and whether the device has
-    ``joined``; with ``each`` it is the ``sum``. ``passes``: one for the Gram matrix, one for the products with the
-    target and one for the sum, as if nothing were remembered.
+    With the form ``mean`` the payload is the ``change`` of the sum, which was 0 before the first answer, and the number
+    of devices that have ``joined``: 1 in a first answer. With the form ``each`` it is the ``sum``. ``passes`` counts
+    one pass for the Gram matrix, one for the products with the target and one for the sum, as if nothing were
+    remembered.
     """
 
     lens: Lens
@@ -198,17 +210,20 @@ class GradientSum:
 
 
 def _start(own: Tree, memory: Memory) -> Floats | None:
-    """The last x, from which the objective can only fall; None where it is of fewer samples."""
+    """The last x, from which the objective can only fall. None if there is none, or one of fewer samples.
+
+    It is also None if the budget is large enough for all samples.
+    """
     return _solution(own) if _X in own and memory.budget < len(own[_X]) == len(memory.fresh) else None
 
 
 @dataclass(frozen=True, eq=False)
 class CoordinatedSelect(Select):
-    """Keep the N largest of the x that comes nearest to the target.
+    """A device keeps the samples with the N largest values of the x that comes nearest to its target.
 
-    A device that has answered but has no target, because it comes back after the exchange, keeps the N largest of its
-    last x; whatever arrived after that comes last. One that has not answered selects by ``strategy``, alone.
-    ``passes``: one for the Gram matrix and one for the products with the target.
+    A device that has answered but has no target, because it came back after the exchange, keeps the N largest values
+    of its last x; samples that arrived since then come last. A device that has not answered selects by ``strategy``,
+    alone. ``passes`` counts one pass for the Gram matrix and one for the products with the target.
     """
 
     zero_diagonal: bool = True

@@ -1,4 +1,4 @@
-"""How a device looks at its samples with the global model: their features, and the directions of their gradients."""
+"""A lens: how a device sees its samples with the global model, as features or as directions of gradients."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ import numpy as np
 import torch
 
 from fedemu.algorithms.interface import Facts, Forest, Memory, Model, Tree
-from fedemu.algorithms.replay.sample_gradients import Directions, SampleGradients
+from fedemu.algorithms.replay.directions import Directions
+from fedemu.algorithms.replay.sample_gradients import SampleGradients
 from fedemu.algorithms.replay.selection.candidates import Floats
 from fedemu.algorithms.training.objective import Criterion
 from fedemu.algorithms.trees import only
 
 _ROWS: Final = 256
+"""The number of samples in one forward pass for features."""
 
 
 @dataclass(eq=False)
 class Recall:
-    """Gram matrices and scales by what they were made of, all with one model; ``room`` in bytes is for the newest.
+    """Remembers the Gram matrices and scales that were computed with one model; the newest take at most ``room`` bytes.
 
-    ``variables`` are compared by identity: a trainer gets the same tree for as long as the model is the same. So what
-    is found is what would be computed, and a process that knows nothing yet computes it.
+    The model's ``variables`` are compared by identity, because a trainer gets the same tree as long as the model is the
+    same. So what is remembered is what would be computed.
     """
 
     room: int
@@ -31,7 +33,7 @@ class Recall:
     found: dict[bytes, tuple[Floats, Floats]] = field(default_factory=dict)
 
     def of(self, gradients: SampleGradients, key: bytes) -> Directions:
-        """``Directions.of(gradients)``, computed once for the same key and model."""
+        """``Directions.of(gradients)``, which is computed only once for the same key and model."""
         if gradients.variables is not self.variables:
             self.variables, self.found = gradients.variables, {}
         if key in self.found:
@@ -44,9 +46,10 @@ class Recall:
 
 
 class Lens:
-    """``memory`` in bytes bounds what gradients take at a time, and an eighth of it what is remembered of them.
+    """Looks at samples with ``model`` and the loss ``criterion``.
 
-    ``shared["model"]`` may have variables that are no part of ``model``, as where a method sends more with it.
+    Gradients take at most ``memory`` bytes at a time, and what is remembered of them at most an eighth of it.
+    ``shared["model"]`` may have variables that are no part of ``model``, if a method sends more with it.
     """
 
     def __init__(self, model: Model, criterion: Criterion, memory: int) -> None:
@@ -59,9 +62,9 @@ class Lens:
     def directions(self, memory: Memory, shared: Forest, facts: Facts) -> Directions:
         """The directions of the gradients of the samples' losses by the model's variables, and their Gram matrix.
 
-        It is not computed again where another iteration asks for the same.
+        If another iteration asks for the same, nothing is computed again.
         """
-        # Whether the device was asked before is no matter of its samples.
+        # The loss of a sample does not depend on whether the device was asked before.
         facts = facts._replace(first_visit=torch.zeros_like(facts.first_visit))
         variables = self._variables(shared["model"])
         gradients = SampleGradients(self.model, self._criterion, variables, memory.batch, facts, self._memory)
@@ -70,14 +73,14 @@ class Lens:
 
     @torch.no_grad()
     def features(self, memory: Memory, shared: Forest) -> Floats:
-        """``[n, features]`` by the model, as in evaluation."""
+        """The features ``[n, features]`` of the samples, by the model in evaluation mode."""
         x, variables = memory.batch.x, self._variables(shared["model"])
         blocks = (x[first : first + _ROWS] for first in range(0, len(x), _ROWS))
         rows = [self.model.apply(variables, block, False)[0].features.double().cpu().numpy() for block in blocks]
         return np.concatenate(rows) if rows else np.zeros((0, 1))
 
     def _variables(self, sent: Tree) -> Tree:
-        """The model's own; the same tree where the same was sent, as ``Recall`` goes by that."""
+        """The model's own variables. If the same tree was sent again, it is the same tree, as ``Recall`` needs."""
         if sent is not self._seen[0]:
             self._seen = sent, only(sent, self._names) if sent.keys() - self._names else sent
         return self._seen[1]

@@ -1,4 +1,4 @@
-"""Finds the linear layers of any model, with what goes into and comes out of them, by watching a forward pass."""
+"""Finds the linear layers of any model, with their inputs and outputs, by watching a forward pass."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _PRODUCTS = (Tensor.matmul, torch.matmul, Tensor.__matmul__, torch.mm, Tensor.mm
 
 
 class LinearLayer(NamedTuple):
-    """A linear layer's weight, by what it sees of one sample: so many rows of ``inputs`` values.
+    """The weight of a linear layer, with what the layer sees of one sample.
 
-    ``output`` is the shape of what comes out, a batch of one.
+    It sees ``positions`` rows of ``inputs`` values. ``output`` is the shape of its output for a batch of one.
     """
 
     name: str
@@ -29,19 +29,20 @@ class LinearLayer(NamedTuple):
 
     @property
     def width(self) -> int:
+        """The number of values in the two factors of one sample's gradient: inputs and output gradients."""
         return self.positions * (self.inputs + self.output[-1])
 
     @property
     def pays(self) -> bool:
-        """Whether products of the factors are less work than those of gradients, and so less memory too."""
+        """Whether products of the factors take less work than products of gradients. Then they take less memory too."""
         return self.positions * self.width <= self.inputs * self.output[-1]
 
 
 class Watch(TorchFunctionMode):
-    """Sees what a forward pass does with ``leaves``, and adds a probe to the output of each layer that has one.
+    """A context that sees what a forward pass does with ``leaves``.
 
-    ``uses`` has for a leaf one entry per function that took it, None for those that are no linear layer; ``inputs``
-    has what probed layers were given.
+    ``uses`` has one entry for each function that took a leaf: the linear layer, or None if the function is none. The
+    output of a layer that has a probe in ``probes`` gets the probe added, and its input is kept in ``inputs``.
     """
 
     def __init__(self, leaves: Tree, probes: Tree | None = None) -> None:
@@ -55,7 +56,7 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func in _TRANSPOSES and args and id(args[0]) in self._names:
-            self._transposed[id(out)] = self._names[id(args[0])], out  # kept, so that its id is not given again
+            self._transposed[id(out)] = self._names[id(args[0])], out  # kept alive, so that no other tensor has its id
             return out
         taken = [name for tensor in _tensors([*args, *(kwargs or {}).values()]) if (name := self._name(tensor))]
         layer = self._layer(func, args, out)
@@ -73,7 +74,7 @@ class Watch(TorchFunctionMode):
         return self._names.get(id(tensor))
 
     def _layer(self, func: Any, args: Sequence[Any], out: Tensor) -> LinearLayer | None:
-        """The linear layer, where the call is ``x Wᵀ`` for a leaf W, with or without a bias."""
+        """The linear layer, if the call is ``x Wᵀ`` for a leaf W, with or without a bias; else None."""
         if len(args) < 2:
             return None
         if func is functional.linear and id(args[1]) in self._names:
@@ -87,6 +88,7 @@ class Watch(TorchFunctionMode):
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+    """All tensors among the values, also those in lists and tuples."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

@@ -1,4 +1,4 @@
-"""What devices are asked about their memory: to choose what they keep, and before that, if coordinated, for a sum."""
+"""The question by which a device selects what it keeps of a period, and the census of what it keeps."""
 
 from __future__ import annotations
 
@@ -13,17 +13,24 @@ from fedemu.algorithms.replay.lens import Lens
 from fedemu.algorithms.replay.selection.candidates import Candidates, Positions, Strategy
 
 CENSUS: Final = "census"
+"""The key of the census in a payload."""
 
 
 @dataclass(frozen=True)
 class Census:
-    """How many samples a device keeps: of each of so many ``labels`` and ``periods``, and in all; 0 leaves them out."""
+    """Counts the samples that a device keeps: in all, by label and by period.
+
+    ``labels`` and ``periods`` are the numbers of labels and of periods; 0 leaves out these counts.
+    """
 
     labels: int = 0
     periods: int = 0
 
     def of(self, memory: Memory, keep: Positions) -> Tree:
-        """``samples [1]``, ``labels [labels]`` and ``periods [periods]``, int64."""
+        """The counts of the samples at the positions ``keep``.
+
+        They are ``samples [1]``, ``labels [labels]`` and ``periods [periods]``, int64.
+        """
         counts = {"samples": torch.tensor([len(keep)])}
         if self.labels:
             counts["labels"] = _counts(memory.batch.y.cpu()[torch.from_numpy(keep)], self.labels)
@@ -32,6 +39,7 @@ class Census:
         return counts
 
     def zero(self) -> Tree:
+        """The census of a device that keeps nothing."""
         sizes = {"samples": 1, "labels": self.labels, "periods": self.periods}
         return {name: torch.zeros(size, dtype=torch.int64) for name, size in sizes.items() if size}
 
@@ -42,11 +50,11 @@ def _counts(values: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Select:
-    """Keep what the strategy chooses among the buffer and the period's samples, and tell the census of it.
+    """A device keeps what the strategy chooses among its buffer and the period's samples, and tells the census of it.
 
-    The same for a period that a device has sealed. ``passes`` are 0 for strategies that do not look at the model, and 1
-    for those that do: the forward pass of herding is counted as a whole one, and gradients as one pass, as if all of
-    them fitted into the memory. Products of gradients and the solver's work are not counted.
+    A device that selects late, from a sealed period, does the same. ``passes`` is 0 for strategies that do not look at
+    the model, and 1 for those that do: the forward pass of herding counts as a whole pass, and gradients count as one
+    pass, as if all of them fitted into the memory. Products of gradients and the solver's work are not counted.
     """
 
     lens: Lens
@@ -64,7 +72,7 @@ class Select:
         return Outcome({CENSUS: self.census.of(memory, keep)}, {}), torch.from_numpy(keep)
 
     def choose(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> Positions:
-        """The ascending positions of the samples to keep."""
+        """The ascending positions of the samples to keep, by the strategy."""
         candidates = Candidates(
             fresh=memory.fresh,
             seen=memory.seen,

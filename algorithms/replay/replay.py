@@ -1,8 +1,10 @@
-"""Replay as an algorithm: any method, and at the end of every period the devices choose what they keep of it.
+"""Replay as an algorithm: any method, whose devices choose at the end of every period which samples they keep of it.
 
-After a period's last round the devices on-line are asked to select; a coordinated selection is preceded by the exchange
-of ``replay_coordination``. The traffic and the time of it belong to that round. Devices that are away select later, by
-themselves, as the interface's ``Selecting`` says. How devices train on what they kept is not decided here.
+After a period's last round the devices that are on-line are asked to select. If the selection is coordinated, the
+exchange of ``coordination.py`` comes first. Its traffic and its time belong to that round. Devices that are away select
+later and alone, as ``Selecting`` in the interface says. How devices train on what they keep is not decided here.
+
+Good et al., "Coordinated Replay Sample Selection for Continual Federated Learning", 2023, algorithm 1.
 """
 
 from __future__ import annotations
@@ -44,22 +46,29 @@ from fedemu.protocol.errors import ConfigurationError
 __all__ = ["Replay", "ReplaySettings", "ReplayState", "with_replay"]
 
 SELECT: Final = "select"
+"""The name of the program by which devices select."""
 NEEDS_LABELS: Final = ("class_balanced", "herding")
+"""The strategies that need the labels of samples."""
 LOOKS_AT_MODEL: Final = ("herding", "gss_greedy", "gss_cluster", "diversity_convex", "diversity", COORDINATED)
+"""The strategies that need the global model, for the features or the gradients of samples."""
 
 S = TypeVar("S")
 
 
 @dataclass(frozen=True)
 class ReplayState(Generic[S]):
-    """The method's own state, and what the last round had to say of selection."""
+    """The state of the inner method, and the remarks of the last round about selection."""
 
     inner: S
     remarks: Mapping[str, Any]
 
 
 class Replay(Generic[S]):
-    """``inner``, and the selection of samples when a period ends; its rounds are those of ``inner``."""
+    """The rounds of the method ``inner``, with a selection of samples after the last round of a period.
+
+    ``sums`` is the program of the coordinated exchange, None for a selection without coordination. Raises
+    ConfigurationError if a program of ``inner`` has the name of one of replay's programs.
+    """
 
     def __init__(self, inner: Algorithm[S], settings: ReplaySettings, select: Select, sums: GradientSum | None) -> None:
         self._inner = inner
@@ -69,12 +78,13 @@ class Replay(Generic[S]):
         queries: dict[str, Query] = {SELECT: select} | ({GRADIENT_SUM: sums} if sums is not None else {})
         if taken := sorted(queries.keys() & inner.programs.keys()):
             raise ConfigurationError(
-                f"the method has a program {taken[0]!r} of its own, which is replay's name for one; rename the method's"
+                f"the method has a program {taken[0]!r}, but replay has a program of that name; rename the method's"
             )
         self.programs: Mapping[str, LocalProgram | Query] = {**inner.programs, **queries}
 
     @property
     def selection(self) -> Query:
+        """The program by which a device selects, also when it selects late and alone."""
         return self._select
 
     def init(self, variables: Tree, context: Context) -> ReplayState[S]:
@@ -91,12 +101,12 @@ class Replay(Generic[S]):
         return self._inner.variables(state.inner)
 
     def remarks(self, state: ReplayState[S]) -> Mapping[str, Any]:
-        """Those of ``inner``; after a period's end ``replay``, and with coordination ``coordination``."""
+        """The remarks of ``inner``. After a period's end also ``replay``, and with coordination ``coordination``."""
         inner = self._inner.remarks(state.inner) if isinstance(self._inner, Remarking) else {}
         return {**inner, **state.remarks}
 
     def pictures(self, state: ReplayState[S], samples: int, seed: int) -> Tree:
-        """Those of ``inner``."""
+        """The pictures of ``inner``; none if it makes none."""
         return self._inner.pictures(state.inner, samples, seed) if isinstance(self._inner, Picturing) else {}
 
     def _exchange(self, variables: Tree, context: Context) -> Generator[Any, Any, dict[str, Any]]:
@@ -116,7 +126,7 @@ class Replay(Generic[S]):
         return {"replay": kept, "coordination": {"devices": targets.devices, "objective": objectives}}
 
     def _selected(self, ask: Ask, context: Context) -> Generator[Any, Any, dict[str, Any]]:
-        """What the devices on-line keep, all together."""
+        """How many samples the devices that are on-line keep, in all and by label and period."""
         reply: Reply = yield ask
         census = reply.values[CENSUS] if reply.devices else self._select.census.zero()
         counts = {name: leaf.tolist() for name, leaf in census.items()}
@@ -129,9 +139,10 @@ def _with_targets(program: str, shared: Forest, targets: Targets, reduce: Mappin
 
 
 def with_replay(inner: Algorithm[S], settings: ReplaySettings, ingredients: Ingredients) -> Algorithm[Any]:
-    """The method with replay buffers, a Selecting and Remarking algorithm; with the strategy ``none`` ``inner`` itself.
+    """The method with replay buffers, as an algorithm that is Selecting and Remarking.
 
-    ConfigurationError where the strategy needs labels or features and there are none.
+    With the strategy ``none`` it is ``inner`` itself. Raises ConfigurationError if the strategy needs labels or
+    features that the data or the model do not have.
     """
     strategy = settings.strategy
     if strategy == "none":

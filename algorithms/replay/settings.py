@@ -1,4 +1,4 @@
-"""How devices choose what they replay, as one checked object."""
+"""The settings of replay: how devices choose what they keep, as one checked object."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fedemu.algorithms.replay.selection.selection import STRATEGIES
 from fedemu.protocol.errors import ConfigurationError
 
 COORDINATED: Final = "coordinated"
+"""The name of the strategy by which devices select together."""
 CHOICES: Final = {
     "strategy": (*STRATEGIES, COORDINATED),
     "targets": ("mean", "each"),
@@ -19,12 +20,13 @@ CHOICES: Final = {
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """``strategy`` is one of STRATEGIES or ``coordinated``; ``budget`` is how many samples it keeps after a period.
+    """How devices choose what they keep. Raises ConfigurationError if a value is not possible.
 
-    ``proportion`` is that of ``fixed_proportion``, ``restarts`` those of the zero-diagonal relaxation. Coordination
-    asks ``iterations`` times, answers by ``targets`` and ends with the relaxation ``final``. With ``census`` devices
-    tell how many samples of each label and of each of so many ``periods`` they keep. ``memory`` bounds, in bytes, what
-    the gradients of one device's samples take at a time. ConfigurationError where a value makes no sense.
+    ``strategy`` is one of STRATEGIES or ``coordinated``, and ``budget`` is the number of samples that a device keeps
+    after a period. ``proportion`` is an option of ``fixed_proportion``; ``restarts`` is one of the relaxation with a
+    zero diagonal. A coordinated selection asks for sums ``iterations`` times, answers them in the form ``targets``, and
+    ends with the relaxation ``final``. With ``census`` devices tell how many samples they keep of each label and of
+    each of the ``periods``. ``memory`` is the most that the gradients of one device's samples take at a time, in bytes.
     """
 
     strategy: str
@@ -46,7 +48,7 @@ class ReplaySettings:
                 )
         for name, least in {"budget": 0, "restarts": 0, "iterations": 0, "memory": 1, "periods": 1}.items():
             if getattr(self, name) < least:
-                raise ConfigurationError(f"replay: {name} is {getattr(self, name)}; it must be {least} or more")
+                raise ConfigurationError(f"replay.{name} is {getattr(self, name)}; it must be {least} or more")
         if not 0.0 < self.proportion < 1.0:
             raise ConfigurationError(
                 f"replay.proportion is {self.proportion}, the share of new samples; it must lie between 0 and 1"

@@ -14,8 +14,9 @@ from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.interface import Batch, Facts, Memory
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.torch_module import from_module
+from fedemu.algorithms.replay.directions import Directions
 from fedemu.algorithms.replay.lens import Lens
-from fedemu.algorithms.replay.sample_gradients import Directions, SampleGradients
+from fedemu.algorithms.replay.sample_gradients import SampleGradients
 from fedemu.algorithms.training.objective import cross_entropy
 
 MODEL = mlp((1, 12, 12), 4, (6,))

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from fedemu.algorithms.interface import Batch, Facts, Model, Tree
 from fedemu.algorithms.models.feed_forward import cnn, mlp
 from fedemu.algorithms.models.torch_module import from_module
+from fedemu.algorithms.replay.directions import Directions
 from fedemu.algorithms.replay.linear_layers import LinearLayer
-from fedemu.algorithms.replay.sample_gradients import Directions, SampleGradients
+from fedemu.algorithms.replay.sample_gradients import SampleGradients
 from fedemu.algorithms.training.objective import Criterion, cross_entropy
 from fedemu.algorithms.training.wsm import reweighted_softmax
 from fedemu.algorithms.trees import map_leaves, without

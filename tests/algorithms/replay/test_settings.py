@@ -66,5 +66,5 @@ def test_a_method_whose_program_has_replays_name_is_refused() -> None:
         programs: Mapping[str, Any] = {"select": None}
 
     inner: Any = Own()
-    with pytest.raises(ConfigurationError, match="has a program 'select' of its own"):
+    with pytest.raises(ConfigurationError, match="has a program 'select', but replay has a program of that name"):
         with_replay(inner, ReplaySettings("reservoir"), ingredients())

@@ -1,0 +1,40 @@
+"""The directions of the gradients of single samples, by whose inner products a device selects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from fedemu.algorithms.interface import Tree
+from fedemu.algorithms.replay.sample_gradients import SampleGradients
+from fedemu.algorithms.replay.selection.candidates import Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Directions:
+    """The matrix ``G`` whose columns are the directions ``g_i / ‖g_i‖`` of the gradients.
+
+    A gradient of norm 0 has the direction 0. ``gram [n, n]`` is ``GᵀG``, and ``scales [n]`` holds ``1 / ‖g_i‖``, or 0.
+    """
+
+    gradients: SampleGradients
+    gram: Floats
+    scales: Floats
+
+    @classmethod
+    def of(cls, gradients: SampleGradients) -> Directions:
+        gram = gradients.gram()
+        norms = np.sqrt(np.diagonal(gram))
+        scales = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms != 0)
+        return cls(gradients, gram * scales[:, None] * scales, scales)
+
+    def weighted_sum(self, x: ArrayLike) -> dict[str, Tensor]:
+        """The sum ``G x`` over the trained leaves, for ``x [n]``."""
+        return self.gradients.weighted_sum(np.asarray(x, dtype=np.float64) * self.scales)
+
+    def products(self, direction: Tree) -> Floats:
+        """The products ``Gᵀ h``, ``[n]``, for ``h`` over the trained leaves."""
+        return self.gradients.products(direction) * self.scales
