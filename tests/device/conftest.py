@@ -1,4 +1,4 @@
-"""A scripted coordinator for supervisors under test, and a machine whose every trace is looked for at the end."""
+"""A scripted coordinator for machines under test, toys for their processes, and a check that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def stream_of(devices: int) -> bytes:
 
 @pytest.fixture
 def toy_stream() -> Callable[[int], bytes]:
-    """The stream of so many toy devices, as a blob."""
+    """``toy_stream(devices)``: the blob of a stream for this number of devices."""
     return stream_of
 
 
 class Coordinator(ScriptedCoordinator):
-    """Lets the test hold asks, and remembers every message."""
+    """A coordinator that plays the asks that the test opens, and remembers every message."""
 
     def __init__(self, folder: Path, devices: int, experiment: dict[str, Any], network: Network) -> None:
         terms = Terms(range(devices), DATA, heartbeat_seconds=0.5, patience=4, run="toy-run")
@@ -212,7 +212,7 @@ async def coordinator(tmp_path: Path) -> AsyncIterator[Callable[..., Coordinator
 
 @pytest.fixture
 async def memory_coordinator(tmp_path: Path) -> AsyncIterator[Callable[..., Coordinator]]:
-    """Makes coordinators for devices in the same loop."""
+    """Makes coordinators on networks in memory."""
     made: list[Coordinator] = []
 
     def make(devices: int = 6, network: Network | None = None, **experiment: Any) -> Coordinator:
@@ -227,7 +227,7 @@ async def memory_coordinator(tmp_path: Path) -> AsyncIterator[Callable[..., Coor
 
 @pytest.fixture
 def toy_runner() -> Callable[[TrainerSetup], Any]:
-    """What the toy trainer process computes with."""
+    """The function that opens the toy trainer's runner."""
     open_runner: Callable[[TrainerSetup], Any] = load(f"{HERE / 'toy_trainer.py'}:open_runner")
     return open_runner
 
@@ -240,7 +240,7 @@ def toy_code() -> ExperimentCode:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Callable[..., SupervisorPlan]:
-    """Plans of supervisors with toys for everything that an experiment would bring."""
+    """Makes plans of supervisors whose processes call the toy functions."""
 
     def make(address: str, count: int = 6, **changes: Any) -> SupervisorPlan:
         fields: dict[str, Any] = {
@@ -258,7 +258,7 @@ def plan(tmp_path: Path) -> Callable[..., SupervisorPlan]:
 
 @pytest.fixture
 def leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Toy trainers in place of real ones; afterwards there is no child, and no socket of the buses that were made."""
+    """Puts toy trainers in place of real ones. At the end no child and no socket of a bus may be left."""
     buses: list[str] = []
 
     def address() -> str:
@@ -303,7 +303,7 @@ except FedemuError as error:
 
 @pytest.fixture
 def separate() -> Iterator[Callable[[SupervisorPlan], psutil.Popen]]:
-    """Starts supervisors as processes of their own."""
+    """Starts supervisors, each as a process of its own."""
     started: list[psutil.Popen] = []
 
     def start(plan: SupervisorPlan) -> psutil.Popen:

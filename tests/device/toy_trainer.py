@@ -1,4 +1,4 @@
-"""A trainer process that computes toy numbers without torch; takes the place of ``fedemu.device.compute.process``."""
+"""A trainer process that computes toy numbers without torch, in place of ``fedemu.device.compute.process``."""
 
 from __future__ import annotations
 

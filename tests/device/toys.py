@@ -1,4 +1,4 @@
-"""Toy factories for the processes under test, named by this file's path: no torch, no data, instant."""
+"""Toy functions for the processes under test, which are named by this file's path. They need no torch and no data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DATA = digest_of(b"toy data")
 
 
 def prepare(experiment: bytes) -> Digest:
-    """The digest that the toy coordinator expects, unless the experiment wants otherwise."""
+    """The digest that the toy coordinator expects, or the one that the experiment sets."""
     settings = json.loads(experiment)
     if "prepare" in settings:
         raise ConfigurationError(settings["prepare"])
@@ -26,7 +26,8 @@ def prepare(experiment: bytes) -> Digest:
 
 
 class ToyBehaviour:
-    """Always there; finishes at start + 1 + device, or drops out as ``drops`` says: {"round.device": cause}."""
+    """A device that is always on-line. It finishes at start + 1 + device, or drops out for the cause in
+    ``drops["round.device"]``."""
 
     def __init__(self, settings: Mapping[str, Any], device: int) -> None:
         self._drops = settings.get("drops", {})
@@ -56,12 +57,12 @@ def open_behaviours(experiment: bytes) -> Callable[[int], ToyBehaviour]:
 
 
 def train_like_a_toy(settings: Mapping[str, Any], device: int, round: int, indices: Sequence[int], own: float) -> float:
-    """What the toy trainer makes of a job: a number that depends on everything that a job carries."""
+    """The toy trainer's result of a job: a number that depends on everything that a job carries."""
     return float(sum(indices) + 1000 * device + round + own + settings.get("shift", 0))
 
 
 def maybe_die(settings: Mapping[str, Any], device: int) -> None:
-    """Kill this process when it works on the device ``killer``; ``slow`` seconds are spent on every job."""
+    """Spend ``slow`` seconds on a job, and kill this process if the job is that of device ``killer``."""
     if settings.get("killer") == device:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(settings.get("slow", 0.0))

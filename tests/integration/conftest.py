@@ -1,4 +1,4 @@
-"""Real fleets on the loopback for the tests of whole runs; each must leave nothing behind."""
+"""Real fleets on the loopback interface for the tests of whole runs. None may leave a process behind."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def new_fleet(tmp_path: Path) -> Iterator[Callable[..., LiveFleet]]:
 
 @pytest.fixture(scope="session")
 def in_one_process() -> Callable[..., Summary]:
-    """Plays a run in this very process, where nothing can be killed: ``(directory, *overrides, ...) -> Summary``.
+    """Plays a run in this process, with no other process to kill: ``(directory, *overrides, ...) -> Summary``.
 
-    A directory that is there already has a run to go on with.
+    If the directory holds a run already, that run is continued.
     """
 
     def play(

@@ -1,4 +1,4 @@
-"""The machine without processes does what the one with processes does, over a network that may be a bad one."""
+"""A machine within one process does what a machine of processes does, also over a bad network."""
 
 from __future__ import annotations
 

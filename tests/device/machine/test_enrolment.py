@@ -1,4 +1,4 @@
-"""A supervisor's place at the coordinator: first contact, former leases, heartbeats, and an end in good time."""
+"""A machine's membership at the coordinator: first contact, former leases, heartbeats, and giving up in time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_second_grant_is_no_news() -> None:
     assert not machine.accept(a_grant(), 1.0)
 
 
-def test_nobody_there_ends_with_a_sentence_that_names_the_address() -> None:
+def test_an_address_where_nobody_answers_ends_with_a_sentence_that_names_it() -> None:
     machine = an_enrolment()
     machine.start(0.0)
     with pytest.raises(UnreachableError, match=r"tcp://here:1 within 60 s.*--connect"):
@@ -95,7 +95,7 @@ def test_other_refusals_end_it() -> None:
         machine.refuse(refused("version"), 1.0)
 
 
-def test_a_coordinator_that_started_again_gets_the_lease_shown_once() -> None:
+def test_a_coordinator_that_started_again_is_shown_the_lease_once() -> None:
     machine = an_enrolment()
     machine.start(0.0)
     machine.accept(a_grant(), 0.0)

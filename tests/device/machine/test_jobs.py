@@ -1,4 +1,4 @@
-"""The queue of jobs: who runs what, in which groups, and what becomes of it when someone dies."""
+"""The queue of jobs: which trainer runs which group, and what happens to jobs when a process dies."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_job_waits_for_its_blobs_while_others_pass() -> None:
     assert devices(queue.dispatch(1.0)) == [[0]]
 
 
-def test_without_its_blob_a_job_comes_back_undone() -> None:
+def test_a_job_whose_blob_cannot_be_had_is_returned() -> None:
     queue = a_queue()
     queue.submit(a_job(0), 0.0, [Digest("a" * 64)])
     queue.submit(a_job(1), 0.0)

@@ -1,4 +1,4 @@
-"""What a machine has to have for a fleet, and what it says if it has not."""
+"""What a machine needs for a fleet, and the sentences that say what it lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A supervisor with real processes against a scripted coordinator: the whole way of a job, every death, and the end."""
+"""A supervisor with real processes and a scripted coordinator: whole rounds, the death of each process, and the end."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FIRST = 1 << LIFE_BITS
 
 
 def expected(device: int, round: int, own: float = 0.0, weight: float = 0.0) -> float:
-    """What a toy trainer makes of the two samples of a device."""
+    """The result of a toy trainer for the two samples of a device."""
     return weight + (4 * device + 1) + 1000 * device + round + own
 
 
 def named(name: str) -> list[psutil.Process]:
-    """Living descendants by name."""
+    """The living descendants of this process that have this name."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
@@ -183,7 +183,7 @@ async def test_a_job_that_kills_trainers_fails_and_the_others_do_not(coordinator
         await server.until(lambda: server.heard_of(Failed), "the failure")
         server.stop()
         await ended(task)
-    # Unanswered, it is said again.
+    # The device says it again as long as it gets no answer.
     assert {(message.ask, message.reason) for message in server.heard_of(Failed)} == {("1.0.0", "trainer")}
 
 

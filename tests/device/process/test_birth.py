@@ -1,4 +1,4 @@
-"""What a life leaves for the next one, and what a device is born with."""
+"""What a life of a device leaves for the next one, and what a device begins with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The zygote with real forks: every death is told, and nothing outlives it."""
+"""The zygote with real forks: it reports every death, and no process outlives it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIRST = 1 << LIFE_BITS
 
 
 class Nursery:
-    """A fleet on a bus that only listens; the coordinator's address leads nowhere."""
+    """A fleet whose bus only listens, and whose coordinator does not exist."""
 
     def __init__(self, folder: Path, experiment: dict[str, object], stream: bytes, per_process: int) -> None:
         self.network = ZmqNetwork()
@@ -75,7 +75,7 @@ class Nursery:
 
 @pytest.fixture
 async def nursery(tmp_path: Path, toy_stream: Callable[[int], bytes]) -> AsyncIterator[Callable[..., Nursery]]:
-    """Makes nurseries; at the end nothing of them may live."""
+    """Makes nurseries. At the end none of their processes may live."""
     made: list[Nursery] = []
     me = psutil.Process()
 
@@ -143,7 +143,7 @@ async def test_no_process_outlives_a_killed_zygote_and_all_are_started_again(
     assert sorted(device for device, _ in place.deaths) == list(range(DEVICES))
 
 
-async def test_with_the_pipe_everything_ends(nursery: Callable[..., Nursery], until: Until) -> None:
+async def test_everything_ends_when_the_pipe_closes(nursery: Callable[..., Nursery], until: Until) -> None:
     place = nursery()
     await place.fleet.prepare()
     place.fleet.launch()

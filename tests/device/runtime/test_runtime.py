@@ -1,4 +1,4 @@
-"""A device's machine: which messages it answers with which, on every path and however often they come."""
+"""A device's runtime: what it does on each message, also if the message comes twice, late or in another order."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MODEL = BlobRef(key="model", digest="a" * 64, size=10)
 
 
 class Scripted:
-    """A behaviour that does as it is told."""
+    """A behaviour with the schedule and the on-line times that the test sets."""
 
     def __init__(self, schedule: Schedule, presence: tuple[tuple[float, float], ...] = ((0.0, math.inf),)) -> None:
         self.answer = schedule
@@ -112,7 +112,7 @@ PLAN = a_plan((4, 5, 6))
 
 
 class Device:
-    """A runtime with an injected clock that keeps what it said."""
+    """A runtime whose clock the test moves, with everything that it has said."""
 
     def __init__(self, folder: Path, behaviour: Scripted, incarnation: int = 5, plan: StreamPlan | None = None) -> None:
         self.now = 0.0
@@ -208,7 +208,7 @@ def test_a_job_carries_samples_own_part_and_paths(new: Callable[..., Device]) ->
 
 
 def submitted(device: Device, work: Work) -> tuple[Submit, dict[str, list[int]]]:
-    """The job that comes of a work, and the samples that it names."""
+    """The job that a work gives a trainer, and the samples that it names."""
     device.get(work)
     (tell,) = device.get(Proceed(ask=work.ask))
     assert isinstance(tell, Tell)
@@ -226,7 +226,7 @@ def test_a_device_names_the_samples_of_the_period_and_nothing_of_earlier_ones(ne
 
 
 def test_periods_without_a_selection_stay_sealed_until_the_next_work(new: Callable[..., Device]) -> None:
-    """The emulated time is that of the samples trained on: two of the period, and a full buffer."""
+    """The emulated time follows from the samples that are trained on: two of the period, and a full buffer."""
     device = new(plan=a_plan((1, 2), (3,), (4, 5), (6,), budget=2))
     device.join()
     job, samples = submitted(device, a_work())
@@ -391,7 +391,7 @@ def test_verdicts_and_proceeds_about_unknown_asks_change_nothing(new: Callable[.
         assert device.get(message) == []
 
 
-def test_a_proceed_that_overtook_its_work_is_heeded(new: Callable[..., Device]) -> None:
+def test_a_proceed_that_overtook_its_work_counts(new: Callable[..., Device]) -> None:
     device = new()
     device.join()
     device.get(Proceed(ask="3.0.0"))
@@ -484,7 +484,7 @@ def test_heartbeats_begin_at_different_moments_and_keep_the_interval(new: Callab
     assert device.now == pytest.approx(first + 2.0)
 
 
-def test_whatever_is_said_does_for_a_heartbeat(new: Callable[..., Device]) -> None:
+def test_every_message_counts_as_a_heartbeat(new: Callable[..., Device]) -> None:
     device = new()
     device.join()
     device.now = 1.0

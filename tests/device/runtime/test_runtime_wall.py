@@ -41,7 +41,7 @@ class Scripted:
 
 
 class Device:
-    """A member since the experiment's beginning; times of the test are the experiment's."""
+    """A device that is a member since the experiment began. All times are on the experiment's clock."""
 
     def __init__(self, folder: Path, schedule: Schedule, presence: tuple[tuple[float, float], ...]) -> None:
         self.machine = DeviceRuntime(
@@ -75,7 +75,7 @@ class Device:
         return said(self.machine.trained(done, (), START + time))
 
     def run_until(self, end: float) -> list[tuple[float, Any]]:
-        """What it says by itself, with the coordinator answering heartbeats."""
+        """What the device says by itself while the coordinator answers its heartbeats."""
         heard: list[tuple[float, Any]] = []
         while self.machine.due <= START + end:
             now = self.machine.due

@@ -1,0 +1,94 @@
+"""How a machine arrives: its place, its files, and what is undone at the end, in which order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedemu.device.machine.arrival import ExperimentCode, MachinePlan, arrive
+from fedemu.device.machine.lease import find_leases
+from fedemu.device.machine.link import RunOver
+from fedemu.protocol.errors import FedemuError, RefusedError
+from fedemu.protocol.messages import Bye, Enroll
+from fedemu.protocol.transport.memory import MemoryNetwork
+
+
+@pytest.fixture
+def plan(tmp_path: Path, toy_code: ExperimentCode) -> Callable[..., MachinePlan]:
+    def make(server: Any, **changes: Any) -> MachinePlan:
+        fields = {"address": server.address, "count": server.devices, "state": tmp_path / "state", "code": toy_code}
+        return MachinePlan(**(fields | changes))
+
+    return make
+
+
+async def test_a_machine_that_arrived_has_its_devices_and_its_files(memory_coordinator: Any, plan: Any) -> None:
+    server = memory_coordinator(devices=3, slow=0.5)
+    async with AsyncExitStack() as stack:
+        here = await arrive(plan(server), server.network, "here", stack)
+        assert here.devices == [0, 1, 2]
+        assert json.loads(here.experiment.read_bytes()) == {"slow": 0.5}
+        assert here.stream.parent == here.folder.blobs
+    assert server.heard_of(Enroll) == [Enroll(count=3, host="here")]
+
+
+async def test_the_lease_is_held_until_the_end_and_found_by_the_next_life(
+    memory_coordinator: Any, plan: Any, tmp_path: Path, until: Any
+) -> None:
+    server = memory_coordinator(devices=3)
+    async with AsyncExitStack() as stack:
+        await arrive(plan(server), server.network, "here", stack)
+        assert find_leases(tmp_path / "state", 3) == []
+    await until(lambda: server.heard_of(Bye), "the goodbye")
+    async with AsyncExitStack() as stack:
+        again = await arrive(plan(server), server.network, "here", stack)
+        assert again.folder.record.life == 2
+    assert [enroll.lease for enroll in server.heard_of(Enroll)] == [None, "lease-1"]
+
+
+async def test_what_came_last_is_undone_first(
+    memory_coordinator: Any, plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undone: list[str] = []
+    for kind in ("broker.Broker", "link.CoordinatorLink", "lease.LeaseFolder"):
+        monkeypatch.setattr(f"fedemu.device.machine.{kind}.close", lambda self: undone.append(type(self).__name__))
+    server, bus = memory_coordinator(), MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        here = await arrive(plan(server), server.network, "here", stack)
+        here.open_broker(bus, "bus", "token", stack)
+    bus.close()
+    assert undone == ["Broker", "LeaseFolder", "CoordinatorLink"]
+
+
+async def test_a_refusal_ends_it_and_leaves_no_lease(memory_coordinator: Any, plan: Any, tmp_path: Path) -> None:
+    server = memory_coordinator()
+    server.refusals.append("superseded")
+    async with AsyncExitStack() as stack:
+        with pytest.raises(RefusedError, match="refused this machine: No"):
+            await arrive(plan(server), server.network, "here", stack)
+    assert not (tmp_path / "state").exists()
+
+
+async def test_the_first_failure_is_what_the_machine_ends_with(memory_coordinator: Any, plan: Any) -> None:
+    server = memory_coordinator()
+    async with AsyncExitStack() as stack:
+        here = await arrive(plan(server), server.network, "here", stack)
+        here.fail(FedemuError("the first"))
+        here.fail(FedemuError("the second"))
+        with pytest.raises(FedemuError, match="the first"):
+            await here.until_over()
+
+
+async def test_the_coordinators_stop_ends_it(memory_coordinator: Any, plan: Any) -> None:
+    server = memory_coordinator()
+    async with AsyncExitStack() as stack:
+        here = await arrive(plan(server), server.network, "here", stack)
+        server.stop("completed")
+        with pytest.raises(RunOver, match="completed"):
+            await asyncio.wait_for(here.until_over(), 5)
