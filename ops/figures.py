@@ -1,10 +1,10 @@
-"""Numbers as people read them: sizes in bytes, spans of time."""
+"""Numbers as people read them: sizes and spans of time."""
 
 from __future__ import annotations
 
 
 def readable_bytes(size: float) -> str:
-    """``12.3 MB``, in powers of 1,000."""
+    """A size in bytes as text, such as ``12.3 MB``. Units are powers of 1,000."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(size) < 1000:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
@@ -13,7 +13,7 @@ def readable_bytes(size: float) -> str:
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """A divisor and the unit in which a span reads well."""
+    """The number of seconds in the unit that suits a span of time, and the name of the unit."""
     for divisor, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if seconds >= 3 * divisor:
             return divisor, unit
@@ -21,7 +21,7 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def span(seconds: float) -> str:
-    """A time span in the unit that suits it: 4.2 s, 3 min 20 s, 5.5 h, 2.3 d."""
+    """A span of time in the unit that suits it: 4.2 s, 3 min 20 s, 5.5 h, 2.3 d."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 60:

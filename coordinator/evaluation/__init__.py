@@ -1,1 +1,1 @@
-"""How good a model is, what it forgot, and what it generates."""
+"""The evaluation of a model: how good it is, what it forgot, and what it generates."""

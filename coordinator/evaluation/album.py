@@ -1,4 +1,4 @@
-"""Pictures of what a method generates, for people to look at: made once a task, of no consequence for the run."""
+"""Pictures of what a method generates, once a task. They are for people to look at, and change nothing in the run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fedemu.algorithms.interface import Picturing
 from fedemu.coordinator.evaluation.evaluate import evenly_spaced
 
 MOST_SAMPLES: Final = 8
-"""Generated images of each class."""
+"""The number of generated images of each class, at most."""
 MOST_BYTES: Final = 2**25
-"""Of a task's generated images: 100 classes of 224 pixels get two images each."""
+"""The size of a task's generated images at most. So 100 classes of 224 × 224 pixels get two images each."""
 LOOKED_AT: Final = 1000
-"""Training samples by which black and white are found."""
+"""The number of training samples that are searched for the darkest and the brightest value."""
 
 Pixels = NDArray[np.uint8]
 
 
 class Album:
-    """Shows generated images of a corpus as 8 bits a channel: 0 and 255 are the extremes of the training samples."""
+    """Makes pictures with 8 bits per channel. 0 and 255 are the extremes of the corpus's training samples."""
 
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus
@@ -32,7 +32,7 @@ class Album:
         self.samples = max(1, min(MOST_SAMPLES, MOST_BYTES // each))
 
     def page(self, method: Picturing, state: Any, seed: int) -> Mapping[str, NDArray[Any]]:
-        """What a file of ``generated/`` holds, see ``docs/run_directory.md``; empty where nothing is generated."""
+        """The arrays of a file of ``generated/`` (see ``docs/run_directory.md``). Empty if nothing is generated."""
         pictures = method.pictures(state, self.samples, seed)
         if not pictures:
             return {}
@@ -49,7 +49,7 @@ class Album:
         }
 
     def _pixels(self, x: NDArray[Any]) -> Pixels:
-        """Of images in the units in which the corpus stores them; what is not finite is black."""
+        """The 8-bit levels of images in the corpus's own units. A value that is not finite is black."""
         black, white = self._extremes
         levels = (x.astype(np.float32) - black) * (255 / (white - black))
         pixels: Pixels = np.nan_to_num(levels).clip(0, 255).round().astype(np.uint8)
@@ -66,5 +66,5 @@ class Album:
 
 
 def open_album(corpus: Corpus) -> Album | None:
-    """None where samples are no images, grey or in colour."""
+    """The album of a corpus. None if its samples are not grey or colour images."""
     return Album(corpus) if len(corpus.input_shape) == 3 and corpus.input_shape[0] in (1, 3) else None

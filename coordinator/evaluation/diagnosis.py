@@ -1,8 +1,8 @@
-"""What one round makes the models forget: the global model before, every device's model, and the global model after.
+"""The diagnosis of a round: what the global model before, every device's model, and the global model after forget.
 
-A measurement of the emulation, made where the payloads and the partition are at hand: no device is asked for anything,
-and nothing that the run computes depends on it. ``docs/run_directory.md`` tells what a line of ``diagnosis.jsonl``
-holds, ``algorithms/measures/forgetting.py`` what its measures mean.
+It is a measurement of the emulation, made at the coordinator. No device is asked for anything, and nothing that the run
+computes depends on it. ``docs/run_directory.md`` lists the keys of a line of ``diagnosis.jsonl``.
+``algorithms/measures/forgetting.py`` defines the measures.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Floats = NDArray[np.float64]
 
 
 class Diagnosis:
-    """What all diagnoses of an experiment go by: ``evaluator`` tests models, ``partition`` says who holds what, and
-    ``stream`` who receives what when; without it devices hold their parts from the beginning on.
+    """What all diagnoses of an experiment share.
 
-    Raises ConfigurationError for language data.
+    ``evaluator`` tests models. ``partition`` says which samples each device holds, and ``stream`` when they arrive;
+    without a stream, devices hold them from the beginning on. Raises ConfigurationError for language data.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Diagnosis:
         return RoundDiagnosis(self, round, before)
 
     def label_counts(self, devices: Sequence[DeviceId], round: int) -> NDArray[np.int64]:
-        """Of the devices' training samples, ``[devices, classes]``: all that arrive in the round's period."""
+        """Counts ``[devices, classes]`` of the training samples that arrive at the devices in the round's period."""
         if self._stream is None:
             held = [self._partition.device(device)[0] for device in devices]
         else:
@@ -72,7 +72,7 @@ class Diagnosis:
         return np.stack([np.bincount(labels[indices], minlength=classes) for indices in held])
 
     def validate(self, variables: Tree, devices: Sequence[DeviceId]) -> Floats:
-        """The model's accuracy ``[devices]`` on each device's validation part; NaN where that is empty."""
+        """The model's accuracy on each device's validation part, ``[devices]``. NaN for an empty part."""
         parts = [self._partition.device(device)[1] for device in devices]
         batches = read(self._model, self._corpus, self._corpus.train, np.concatenate(parts))
         groups = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
@@ -81,9 +81,9 @@ class Diagnosis:
 
 @dataclass
 class _Locals:
-    """What is known of the models of ``devices``, in this order, as far as they have been examined.
+    """The results for the devices' models that have been examined so far, in the order of ``devices``.
 
-    Of their moves away from the global model only norms and the sum are kept, not every model's.
+    A move is the difference of a model from the global model. Only the norms and the sum of the moves are kept.
     """
 
     devices: tuple[DeviceId, ...]
@@ -94,7 +94,7 @@ class _Locals:
 
 
 class RoundDiagnosis:
-    """Examines a round's models one after another; nothing of them is kept but what they scored."""
+    """Examines a round's models one after another. Only their results are kept, not the models."""
 
     def __init__(self, basis: Diagnosis, round: int, before: Tree) -> None:
         self._basis = basis
@@ -103,11 +103,11 @@ class RoundDiagnosis:
         self._locals: _Locals | None = None
 
     def begin(self, devices: Sequence[DeviceId]) -> None:
-        """The models of these devices are examined next; those of an earlier ask of the round count no more."""
+        """The models of these devices come next. Results of an earlier ask of the round are dropped."""
         self._locals = _Locals(tuple(devices))
 
     def examine(self, program: Revealing, shared: Forest, payload: Payload) -> None:
-        """The next device's model, made from what it was sent and what it replied."""
+        """Examine the next device's model, which is made from what the device was sent and what it replied."""
         replied = {name: as_tensor(array, payload.leaves[name]) for name, array in payload.load().items()}
         model = program.local_model(shared, unflatten(replied))
         found, basis = self._locals, self._basis
@@ -121,7 +121,7 @@ class RoundDiagnosis:
         found.moves = add(found.moves, move) if found.moves else move
 
     def conclude(self, after: Tree) -> dict[str, Any] | None:
-        """The round's line of ``diagnosis.jsonl``; ``after`` is the new global model. None if no model was examined."""
+        """The round's line of ``diagnosis.jsonl``. ``after`` is the new global model. None if no model was examined."""
         found, evaluate = self._locals, self._basis.evaluator.evaluate
         if found is None:
             return None
@@ -139,6 +139,7 @@ class RoundDiagnosis:
         }
 
     def _validation(self, found: _Locals) -> dict[str, Any]:
+        """The results on the devices' validation parts (WSM, equations 5 and 6)."""
         whole = self._basis.validate(self._before, found.devices)
         forgetting = metrics.local_forgetting(whole, np.stack(found.validations))
         return {
@@ -152,7 +153,7 @@ class RoundDiagnosis:
 def _tested(
     before: Evaluation, evaluations: Sequence[Evaluation], after: Evaluation, label_counts: NDArray[np.int64]
 ) -> dict[str, Any]:
-    """What tests on the same samples say of all models, by class and where classes come as they do at the devices."""
+    """The results of all models on the same test samples: by class, in-local and out-local."""
     here, elsewhere = metrics.in_local(label_counts), metrics.out_local(label_counts)
     over = metrics.over_distribution
     accuracy = np.array([evaluation.class_accuracy for evaluation in evaluations])
@@ -181,5 +182,5 @@ def _tested(
 
 
 def _figures(evaluation: Evaluation) -> dict[str, Any]:
-    """Of a global model."""
+    """The results of a global model."""
     return {name: getattr(evaluation, name) for name in ("accuracy", "loss", "class_accuracy", "class_loss")}

@@ -1,7 +1,8 @@
 """Accuracy and loss of a model on the test split, on the test sets of a stream's periods, or on any other samples.
 
-What is counted is a sample where a model gives one answer to each, and a predicted token where it gives ``logits
-[batch, length, vocabulary]``: then the targets are ``x[:, 1]``, and ``NO_TARGET`` stands where nothing is predicted.
+A classifier gives one answer to each sample, so samples are counted. A language model gives ``logits [batch, length,
+vocabulary]``, so predicted tokens are counted. Then the targets are ``x[:, 1]``, and ``NO_TARGET`` marks the places
+where nothing is predicted.
 """
 
 from __future__ import annotations
@@ -23,22 +24,24 @@ from fedemu.algorithms.streams.flat import owners_of
 from fedemu.algorithms.streams.period_tests import PeriodTests
 
 CACHE_LIMIT = 256 * 2**20
-"""Bytes up to which the samples are kept in memory as the model takes them."""
+"""Samples of up to this size in bytes are kept in memory, in the form that the model takes."""
 BATCH_SIZE = 512
 BATCH_LOGITS = 2**24
-"""Logits that a batch may have: the largest vocabularies make it smaller than ``BATCH_SIZE``."""
+"""The most logits of a batch. The largest vocabularies make a batch smaller than ``BATCH_SIZE``."""
 BLOCK_LOGITS = 2**20
-"""How many logits of predicted tokens are float64 at a time: what a processor's cache holds is several times faster."""
+"""The number of logits of predicted tokens that are float64 at a time. A block that fits a processor's cache is
+several times faster."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """``accuracy`` is over samples or predicted tokens, ``loss`` the mean cross-entropy of plain logits in nats.
+    """The results of a model. ``accuracy`` is over samples or predicted tokens. ``loss`` is the mean cross-entropy of
+    plain logits, in nats.
 
-    ``class_accuracy`` and ``class_loss`` ``[classes]`` go by the samples' labels. ``perplexity`` is ``exp(loss)`` of
-    predicted tokens, None of samples. ``period_accuracy`` and ``period_loss`` ``[periods]`` are those of each period's
-    test set, ``seen_accuracy`` and ``seen_loss`` of the sets up to some period together; None without periods, or if
-    no period was named. Values of nothing are NaN (null in the run directory), as of a class without samples.
+    ``class_accuracy`` and ``class_loss [classes]`` are by the samples' labels. ``perplexity`` is ``exp(loss)`` of
+    predicted tokens, None for samples. ``period_accuracy`` and ``period_loss [periods]`` are those of each period's
+    test set, None without periods. ``seen_accuracy`` and ``seen_loss`` are those of the test sets up to a period
+    together, None if no period was named. A value without samples, such as that of a class that has none, is NaN.
     """
 
     accuracy: float
@@ -53,8 +56,9 @@ class Evaluation:
 
 
 class Answers(NamedTuple):
-    """What a model made of each sample: how many of its ``answers [n]`` were right, ``hits [n]``, and its summed
-    cross-entropy, ``losses [n]``. A sample has one answer, or one for each predicted token.
+    """The answers of a model to ``n`` samples. A sample has one answer, or one for each predicted token.
+
+    ``hits [n]`` counts the right ones of the ``answers [n]``, and ``losses [n]`` is the sum of their cross-entropy.
     """
 
     hits: NDArray[np.int64]
@@ -62,15 +66,17 @@ class Answers(NamedTuple):
     answers: NDArray[np.int64]
 
     def only(self, samples: NDArray[np.bool_]) -> Answers:
+        """The answers to these samples alone."""
         return Answers(self.hits[samples], self.losses[samples], self.answers[samples])
 
 
 class Evaluator:
     """Evaluates one model on one corpus, in chunks of at most ``batch_size`` samples, as often as asked.
 
-    Without ``tests`` that is on the test split; with them, on those of all periods together, and by period where there
-    is more than one. With ``samples`` it takes so many, evenly spaced over all; 0 is all. Sums are kept in float64 over
-    per-answer losses, so chunks change a loss by no more than the model's own rounding.
+    Without ``tests`` the samples are those of the test split. With ``tests`` they are the test sets of all periods
+    together, and there are results by period if there are several. ``samples`` is the number of samples to take, evenly
+    spaced over all; 0 takes all. Losses are summed in float64, so chunks change a loss by no more than the model's own
+    rounding. ValueError if there are no samples.
     """
 
     def __init__(
@@ -102,7 +108,7 @@ class Evaluator:
         return len(self._indices)
 
     def evaluate(self, variables: Tree, period: int | None = None) -> Evaluation:
-        """``period`` is the one up to which the test sets count as seen."""
+        """The results of the model with these variables. The test sets up to ``period`` count as seen."""
         found = answer(self._model, variables, self._cache if self._cache is not None else self._read())
         accuracy, loss = _means(found)
         class_accuracy, class_loss = _means_by(self._labels, found, self._corpus.classes)
@@ -129,7 +135,7 @@ class Evaluator:
 
 @torch.inference_mode()
 def answer(model: Model, variables: Tree, batches: Iterable[tuple[Tensor, Tensor]]) -> Answers:
-    """What the model makes of batches of ``read``, sample by sample, in their order."""
+    """The model's answers to the samples of batches from ``read``, in their order."""
     laid_out = {name: _laid_out(model, tensor) for name, tensor in variables.items()}
     found = []
     for x, y in batches:
@@ -143,7 +149,7 @@ def answer(model: Model, variables: Tree, batches: Iterable[tuple[Tensor, Tensor
 def read(
     model: Model, corpus: Corpus, split: Split, indices: NDArray[np.int64], batch_size: int = BATCH_SIZE
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The split's samples at these indices, in batches as the model takes them, and their labels."""
+    """The split's samples at these indices and their labels, in batches in the form that the model takes."""
     for start in range(0, len(indices), batch_size):
         x, y = corpus.batch(split, indices[start : start + batch_size])
         yield _laid_out(model, x), y
@@ -152,9 +158,9 @@ def read(
 def mean_by(
     groups: NDArray[np.int64], values: NDArray[Any], count: int, answers: NDArray[np.int64] | None = None
 ) -> NDArray[np.float64]:
-    """The mean ``[count]`` of the ``values [n]`` of each of the ``groups [n]``; NaN for a group without values.
+    """The mean of the ``values [n]`` in each of ``count`` groups, ``[count]``. NaN for a group without values.
 
-    With ``answers [n]``, each value is the sum of so many.
+    ``groups [n]`` says to which group each value belongs. With ``answers [n]``, each value is the sum of that many.
     """
     with np.errstate(invalid="ignore"):
         means: NDArray[np.float64] = np.bincount(groups, values, count) / np.bincount(groups, answers, count)
@@ -162,7 +168,7 @@ def mean_by(
 
 
 def _means(found: Answers) -> tuple[float, float]:
-    """Accuracy and loss of them all; NaN if there are none."""
+    """Accuracy and loss over all answers; NaN if there are none."""
     count = found.answers.sum()
     if not count:
         return math.nan, math.nan
@@ -170,7 +176,7 @@ def _means(found: Answers) -> tuple[float, float]:
 
 
 def _means_by(groups: NDArray[np.int64], found: Answers, count: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Accuracies and losses ``[count]`` of the ``groups [n]``."""
+    """Accuracies and losses of ``count`` groups, ``[count]`` each. ``groups [n]`` is the group of each sample."""
     accuracy, loss = (mean_by(groups, values, count, found.answers) for values in (found.hits, found.losses))
     return tuple(accuracy.tolist()), tuple(loss.tolist())
 
@@ -195,13 +201,13 @@ def _of_tokens(logits: Tensor, targets: Tensor) -> Answers:
 
 
 def evenly_spaced(total: int, wanted: int) -> NDArray[np.int64]:
-    """``wanted`` positions out of ``total``, from the first on; all of them where ``wanted`` is 0 or more than that."""
+    """``wanted`` positions out of ``total``, the first one included. All of them if ``wanted`` is 0 or larger."""
     count = min(wanted, total) or total
     return np.arange(count) * total // count
 
 
 def _laid_out(model: Model, tensor: Tensor) -> Tensor:
-    """Convolutions on a CPU are faster on channels-last memory."""
+    """The tensor in the memory layout that suits the model: convolutions on a CPU are faster with channels last."""
     if model.kind == "convolutional" and tensor.dim() == 4:
         return tensor.contiguous(memory_format=torch.channels_last)
     return tensor

@@ -1,1 +1,1 @@
-"""Runs side by side, as numbers and as words."""
+"""The comparison of runs, as numbers and as words."""

@@ -1,4 +1,4 @@
-"""Figures of a comparison as the cells of a table: mean ± deviation over the seeds, in a unit that reads well."""
+"""The cells of a comparison's table: mean ± deviation over the seeds, in a unit that suits the figure."""
 
 from __future__ import annotations
 
@@ -7,40 +7,43 @@ from collections.abc import Callable
 from fedemu.ops.compare.entry import Statistic
 
 NEVER = "–"
-"""Where there is no figure."""
+"""The cell of a figure that does not exist."""
 
 Cell = Callable[[Statistic], str]
+"""Writes a figure as a cell."""
 
 
 def percent(figure: Statistic) -> str:
+    """A share of 1 in percent, with one decimal."""
     return written(figure, 100, 1, "%")
 
 
 def share(figure: Statistic) -> str:
+    """A share of 1, with three decimals."""
     return written(figure, 1, 3, "")
 
 
 def number(figure: Statistic) -> str:
-    """Of a perplexity or a loss."""
+    """A perplexity or a loss."""
     large = abs(figure.mean or 0.0)
     return written(figure, 1, 3 if large < 10 else 1 if large < 1000 else 0, "")
 
 
 def count(figure: Statistic) -> str:
-    """Rounds; where some seeds never got so far, how many did."""
+    """A number of rounds. If only some seeds got so far, the cell says how many."""
     whole = len(figure.known) < 2
     reached = "" if len(figure.known) in {0, len(figure.values)} else f" ({len(figure.known)} of {len(figure.values)})"
     return written(figure, 1, 0 if whole else 1, reached)
 
 
 def size(figure: Statistic) -> str:
-    """Of bytes."""
+    """A size in bytes."""
     power = next((power for power in range(4) if abs(figure.mean or 0.0) < 1000 ** (power + 1)), 4)
     return written(figure, 1000.0**-power, 1, f" {('B', 'kB', 'MB', 'GB', 'TB')[power]}")
 
 
 def seconds(figure: Statistic) -> str:
-    """Of what may take milliseconds, to two or three digits."""
+    """A time that may be as short as milliseconds, with two or three digits."""
     short = abs(figure.mean or 0.0)
     if short < 0.995:
         return written(figure, 1000, 0 if short >= 0.0095 else 1, " ms")
@@ -48,7 +51,7 @@ def seconds(figure: Statistic) -> str:
 
 
 def span(figure: Statistic) -> str:
-    """Of what may take days."""
+    """A time that may be as long as days."""
     long = figure.mean or 0.0
     divisor, unit = next(
         ((divisor, unit) for divisor, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")) if long >= 3 * divisor),
@@ -58,7 +61,7 @@ def span(figure: Statistic) -> str:
 
 
 def written(figure: Statistic, factor: float, digits: int, unit: str) -> str:
-    """``12.3 ± 0.4 MB``; a deviation that is nothing at all (bytes, often) is not written."""
+    """Mean and deviation times ``factor``, such as ``12.3 ± 0.4 MB``. A deviation of 0 is not written."""
     if figure.mean is None:
         return NEVER
     spread = f" ± {figure.deviation * factor:.{digits}f}" if figure.deviation else ""

@@ -1,4 +1,4 @@
-"""Runs side by side: what each experiment came to over its seeds, and how many rounds it took to a target."""
+"""The comparison of runs: the figures of each experiment over its seeds, and the rounds that it took to a target."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from fedemu.ops.compare.tasks import TaskStudy, task_studies
 
 @dataclass(frozen=True)
 class Comparison:
-    """``target`` is the accuracy to whose shares the rounds are counted; None where no run was evaluated.
+    """A comparison of experiments, one entry for each.
 
-    ``replay`` sets experiments that differ in their replay only against each other, ``tasks`` those whose classes come
-    task by task; none where there are none.
+    Rounds are counted until a run reaches certain shares of the accuracy ``target``, which is None if no run was
+    evaluated. ``replay`` compares experiments that differ in their replay only, ``tasks`` those whose classes come task
+    by task.
     """
 
     entries: tuple[Entry, ...]
@@ -28,7 +29,7 @@ class Comparison:
     tasks: tuple[TaskStudy, ...] = ()
 
     def table(self) -> dict[str, Any]:
-        """Everything, as JSON knows it."""
+        """The whole comparison in the form of JSON, as ``compare.json`` holds it."""
         return {
             "target": self.target,
             "warnings": list(self.warnings),
@@ -39,10 +40,11 @@ class Comparison:
 
 
 def compare(paths: Iterable[Path], target: float | None = None) -> Comparison:
-    """Compare the runs in ``paths``, each a run directory or a folder of run directories.
+    """Compare the runs in ``paths``, each of which is a run directory or a folder of run directories.
 
-    Runs of one experiment with other seeds are one row. ``target`` is a share of 1; by default the best accuracy of
-    the first row that was evaluated, the mean over its seeds. Raises ConfigurationError where a path holds no run.
+    Runs of one experiment with different seeds are one entry. ``target`` is a share of 1. Its default is the best
+    accuracy of the first entry that was evaluated, as the mean over its seeds. Raises ConfigurationError if a path
+    holds no run.
     """
     groups, warnings = grouped(paths)
     if target is None:

@@ -1,4 +1,4 @@
-"""How the runs of one experiment went, round by round, over its seeds: what the plots of a comparison draw."""
+"""The runs of one experiment round by round, over its seeds. The plots of a comparison draw these curves."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedemu.ops.compare.entry import Entry
 Floats = NDArray[np.float64]
 
 MOVED = "moved"
-"""A column of its own: all bytes up to the round, down and up, emulated."""
+"""The name of one more column: all emulated bytes up to the round, down and up."""
 
 
 class Curve(NamedTuple):
-    """The mean and the sample deviation over the seeds, by round; the deviation is 0 where only one has the round."""
+    """Mean and sample deviation over the seeds, by round. The deviation is 0 if only one run has the round."""
 
     rounds: Floats
     mean: Floats
@@ -28,7 +28,7 @@ class Curve(NamedTuple):
 
 
 def curve(entry: Entry, key: str) -> Curve:
-    """A column of ``metrics.jsonl`` over the rounds in which at least one run has it; ``MOVED`` too."""
+    """A column of the rows, or ``MOVED``, over the rounds in which at least one run has it."""
     by_round: dict[int, list[float]] = defaultdict(list)
     for run in entry.runs:
         for round, value in _column(run, key):
@@ -52,7 +52,7 @@ def _column(run: Run, key: str) -> Iterator[tuple[int, float]]:
 
 
 def class_table(entry: Entry) -> tuple[list[int], Floats]:
-    """The rounds in which a run has accuracies by class, and the mean over the runs that do ``[classes, rounds]``."""
+    """The rounds with accuracies by class, and their mean over the runs that have them, ``[classes, rounds]``."""
     by_round: dict[int, list[Values]] = defaultdict(list)
     for run in entry.runs:
         for row in run.rows:

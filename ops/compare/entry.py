@@ -1,4 +1,4 @@
-"""One row of a comparison: an experiment, run with one seed or several, and what each figure came to over them."""
+"""One entry of a comparison: an experiment with one or several seeds, and its figures over them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedemu.coordinator.record.run import Run
 from fedemu.ops.results.periods import period_results, perplexity_of
 
 SHARES = (0.5, 0.75, 0.95)
-"""Of the target accuracy; the rounds to each are counted (Aljahdali et al., table 1)."""
+"""Shares of the target accuracy. The rounds to each of them are counted (Aljahdali et al., table 1)."""
 BY_PERIOD = (
     "average_accuracy",
     "average_incremental_accuracy",
@@ -26,10 +26,10 @@ BY_PERIOD = (
     "all_period_perplexity",
     "relative_forgetting",
 )
-"""Of the latest model of a stream of periods; ``relative_forgetting`` is the mean over the earlier periods. The last
-two are of language data only."""
+"""The figures of the latest model of a stream of periods. ``relative_forgetting`` is the mean over the earlier periods.
+The last two exist for language data only."""
 _BY_ROUND = ("round_forgetting", "local_forgetting", "aggregation_forgetting")
-"""Of these a run's figure is the mean over the rounds that have them; the last two only diagnosed rounds do."""
+"""The figures that are means over the rounds that have them. Only diagnosed rounds have the last two."""
 FIGURES = (
     "final_accuracy",
     "best_accuracy",
@@ -47,31 +47,36 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Statistic:
-    """One figure of every run of an experiment; None where a run has none (an accuracy that was never reached)."""
+    """One figure for every run of an experiment. None if a run has none, such as an accuracy never reached."""
 
     values: tuple[float | None, ...]
 
     @property
     def known(self) -> list[float]:
+        """The values of the runs that have one."""
         return [value for value in self.values if value is not None]
 
     @property
     def mean(self) -> float | None:
+        """The mean of the known values, None if there is none."""
         return statistics.fmean(self.known) if self.known else None
 
     @property
     def deviation(self) -> float | None:
-        """The sample standard deviation; None for fewer than two values."""
+        """The sample standard deviation of the known values, None for fewer than two."""
         return statistics.stdev(self.known) if len(self.known) > 1 else None
 
     def table(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The figure in the form of JSON."""
         return {"mean": self.mean, "deviation": self.deviation, "values": list(self.values)}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """``figures`` has the keys ``FIGURES``; ``experiment`` is empty where no config.toml tells it."""
+    """One experiment of a comparison. ``figures`` has the keys ``FIGURES``.
+
+    ``experiment`` is the table of its settings, empty without a ``config.toml``.
+    """
 
     label: str
     runs: tuple[Run, ...]
@@ -81,12 +86,12 @@ class Entry:
 
     @property
     def outcome(self) -> str:
-        """``completed``, or how many runs ended how."""
+        """The outcome of all runs, or how many runs ended in each outcome."""
         counts = Counter(outcome_of(run) for run in self.runs)
         return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {name}" for name, n in counts.most_common())
 
     def table(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The entry in the form of JSON."""
         return {
             "label": self.label,
             "outcome": self.outcome,
@@ -99,21 +104,23 @@ class Entry:
 
 
 def figures_of(runs: Sequence[Run], target: float | None) -> dict[str, Statistic]:
-    """What every run came to; rounds are counted to shares of ``target``, an accuracy."""
+    """The figures of these runs. Rounds are counted until a run reaches shares of the accuracy ``target``."""
     of_runs = [_figures_of_run(run, target) for run in runs]
     return {key: Statistic(tuple(figures[key] for figures in of_runs)) for key in FIGURES}
 
 
 def outcome_of(run: Run) -> str:
+    """How a run ended, ``unfinished`` if it has no summary."""
     return str((run.summary or {}).get("outcome") or "unfinished")
 
 
 def best_accuracy(run: Run) -> float | None:
+    """The best accuracy of the evaluated rounds, None if there are none."""
     return max(_accuracies(run), default=None)
 
 
 def _rounds_to(run: Run, accuracy: float) -> int | None:
-    """The first evaluated round that reached ``accuracy``; None where none did."""
+    """The first evaluated round that reached ``accuracy``, None if none did."""
     for row in run.rows:
         if row.accuracy is not None and row.accuracy >= accuracy - _ROUNDING:
             return row.round
@@ -121,7 +128,7 @@ def _rounds_to(run: Run, accuracy: float) -> int | None:
 
 
 def _accuracies(run: Run) -> list[float]:
-    """Of the evaluated rounds."""
+    """The accuracies of the evaluated rounds."""
     return [row.accuracy for row in run.rows if row.accuracy is not None]
 
 
@@ -164,6 +171,6 @@ def _known(value: float) -> float | None:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """None where there is no value."""
+    """The mean of the values that are known, None if there is none."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None

@@ -1,7 +1,7 @@
-"""Runs of one stream with different replay: what each strategy and buffer size changed against the run without replay.
+"""The comparison of runs that differ in their replay: the change against the run without replay.
 
-Changes are taken between runs of the same seed, and only then averaged, so that what one seed makes easier or harder
-for all does not count as spread.
+There is one value for each strategy and buffer size. Changes are taken between runs of the same seed and then averaged.
+So a seed that is easier or harder for all runs does not count as spread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedemu.ops.results.periods import Floats, period_results
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure of an entry, and how it is set against the run without replay; ``absolute`` stands for itself."""
+    """A figure of an entry, and how it is compared with the run without replay. ``absolute`` is not compared."""
 
     key: str
     name: str
@@ -30,6 +30,7 @@ class Measure:
     form: Literal["share", "number"]
 
     def change(self, value: float, reference: float) -> float:
+        """The change of ``value`` against ``reference``, relative or as a difference."""
         return float(relative_change(value, reference)) if self.against == "relative" else value - reference
 
 
@@ -40,16 +41,16 @@ MEASURES = {
     True: (PERPLEXITY, Measure("relative_forgetting", "relative forgetting of perplexity", "absolute", "share")),
     False: (ACCURACY, LOSS, Measure("average_forgetting", "average forgetting of accuracy", "absolute", "share")),
 }
-"""Of language data, and of others."""
+"""The measures for language data (True), and for other data (False)."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """An experiment with replay: the line it belongs to, how many samples its devices keep, and what that changed.
+    """An experiment with replay. ``line`` is its strategy, ``samples`` is how many samples a device keeps.
 
-    ``changes`` has a value per run for each measure that is set against the run without replay, None for a run that
-    none of its seed is there for. ``by_period [runs, periods]`` is the change of the latest model on each period, or
-    its own perplexity or accuracy where there is nothing to set it against.
+    ``changes`` has one value per run for each measure that is compared with the run without replay, None for a run
+    whose seed has no such run. ``by_period [runs, periods]`` is the change of the latest model on each period. If there
+    is no run to compare with, it is the model's own perplexity or accuracy.
     """
 
     line: str
@@ -61,22 +62,23 @@ class Point:
 
 @dataclass(frozen=True)
 class ReplayStudy:
-    """Experiments that differ in their replay only. ``reference`` is the one without, None where none can be used."""
+    """Experiments that differ in their replay only. ``reference`` has no replay; None if none can be used."""
 
     label: str
     language: bool
     reference: Entry | None
     points: tuple[Point, ...]
     unpaired: int
-    """Runs that are left out of the changes, for want of a run without replay with their seed and as many periods."""
+    """The number of runs without a counterpart: one without replay, with the same seed and as many periods."""
 
     @property
     def measures(self) -> tuple[Measure, ...]:
+        """The measures that suit the data."""
         return MEASURES[self.language]
 
     @property
     def lines(self) -> dict[str, list[Point]]:
-        """The points of each strategy, random ones first, by growing N."""
+        """The points of each strategy by growing N. Random strategies come first."""
         found: dict[str, list[Point]] = {}
         for point in self.points:
             found.setdefault(point.line, []).append(point)
@@ -84,18 +86,19 @@ class ReplayStudy:
 
     @property
     def sizes(self) -> list[int]:
+        """All values of N, ascending."""
         return sorted({point.samples for point in self.points})
 
     def is_change(self, measure: Measure) -> bool:
-        """Whether ``value`` gives changes, and not the figures themselves."""
+        """Whether ``value`` gives changes. If not, it gives the figures themselves."""
         return self.reference is not None and measure.against != "absolute"
 
     def value(self, point: Point, measure: Measure) -> Statistic:
-        """The change against the run without replay; the figure itself where there is none or none is wanted."""
+        """The change against the run without replay, or the figure itself if ``is_change`` is false."""
         return point.changes[measure.key] if self.is_change(measure) else point.entry.figures[measure.key]
 
     def table(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The study in the form of JSON."""
         return {
             "label": self.label,
             "language": self.language,
@@ -116,7 +119,10 @@ class ReplayStudy:
 
 
 def replay_studies(entries: Sequence[Entry]) -> tuple[ReplayStudy, ...]:
-    """A study for all experiments that differ in their replay only and were tested by period; none without replay."""
+    """A study for each set of experiments that differ in their replay only and were tested by period.
+
+    Sets in which no experiment has replay are left out.
+    """
     alike: dict[str, list[Entry]] = {}
     groups: dict[str, Group] = {}
     for entry in entries:
@@ -172,7 +178,10 @@ def _point(line: str, samples: int, entry: Entry, without: Entry | None, languag
 
 
 def _place_of_twin(entry: Entry, place: int, without: Entry) -> int | None:
-    """Where among the runs ``without`` replay that of the same seed is; None if it got through other periods."""
+    """The place of the run of the same seed among the runs ``without`` replay.
+
+    None if there is none, or if it has reached another number of periods.
+    """
     seed = entry.seeds[place]
     if seed not in without.seeds:
         return None
@@ -188,7 +197,7 @@ def _change(measure: Measure, value: float | None, reference: float | None) -> f
 
 
 def _latest(entry: Entry, place: int, language: bool) -> Floats:
-    """The latest model of a run on each period ``[periods]``; NaN for a run that was not tested yet."""
+    """The accuracy or perplexity of a run's latest model on each period, ``[periods]``; NaN before the first test."""
     found = period_results(entry.runs[place])
     if found is None:
         periods = next(other.periods for run in entry.runs if (other := period_results(run)))

@@ -1,4 +1,4 @@
-"""What the replay of an experiment is called where several are compared, from its ``[replay]`` table."""
+"""The words for the replay of an experiment in a comparison, made from its ``[replay]`` table."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, get_args
 from fedemu.ops.experiment.tables.stream import Strategy
 
 NAMED = ("strategy", "budget", "capacity", "proportion", "restarts", "iterations", "targets", "final")
-"""The settings that ``replay_label`` tells, so that nothing else has to name them."""
+"""The settings that ``replay_label`` names, so that no other part of a label has to."""
 _USUAL = {"proportion": 0.5, "restarts": 3, "iterations": 1, "targets": "mean", "final": "zero_diagonal"}
 
 
 def samples_kept(replay: Mapping[str, Any]) -> int:
-    """N, the samples that a device keeps after a period; 0 without replay."""
+    """N, the number of samples that a device keeps after a period. 0 without replay."""
     return 0 if replay.get("strategy", "none") == "none" else int(replay.get("budget") or replay.get("capacity") or 0)
 
 
 def strategy_place(replay: Mapping[str, Any]) -> tuple[int, int]:
-    """By which strategies are put in order: as the configuration names them, and by their iterations."""
+    """A sort key for strategies: the order of the configuration, then the iterations."""
     strategies: tuple[str, ...] = get_args(Strategy)
     name = replay.get("strategy", "none")
     place = strategies.index(name) if name in strategies else len(strategies)
@@ -26,7 +26,7 @@ def strategy_place(replay: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def strategy_label(replay: Mapping[str, Any]) -> str:
-    """The strategy and those of its options that matter to it; not how many samples it keeps."""
+    """The strategy with the options that matter to it, without the number of samples."""
     strategy = str(replay.get("strategy", "none"))
 
     def value(option: str) -> Any:
@@ -48,6 +48,6 @@ def strategy_label(replay: Mapping[str, Any]) -> str:
 
 
 def replay_label(replay: Mapping[str, Any]) -> str:
-    """The strategy and how many samples are kept."""
+    """The strategy and the number of samples that are kept, or ``no replay``."""
     kept = samples_kept(replay)
     return f"{strategy_label(replay)}, N {kept}" if kept else "no replay"

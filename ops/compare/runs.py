@@ -1,4 +1,4 @@
-"""Which runs a comparison is about, which of them are one experiment with several seeds, and what to call each."""
+"""The runs of a comparison: where they are, which belong to one experiment, and how each experiment is called."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import ConfigurationError
 
 _NOT_SCIENCE = ("name", "seed", "diagnose")
-"""Two experiments that differ only in these are compared as one; what is measured of a run does not change it."""
+"""Experiments that differ only in these settings count as one. What is measured in a run does not change the run."""
 _TEST_DATA = ("dataset", "test_fraction", "test_by", "id_min_samples", "train_split")
-"""The settings of ``data`` that decide which samples are tested on."""
+"""The settings of ``data`` that decide which samples are used for tests."""
 _INCOMPARABLE = (*(("data", key) for key in _TEST_DATA), ("model",))
 _REPLAY = {("replay", key) for key in NAMED}
 _METHOD = ("algorithm", "name")
@@ -30,9 +30,9 @@ _NO_REPLAY = replay_label({})
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one experiment, which differ by their seeds; ``experiment`` is empty where no config.toml tells it.
+    """The runs of one experiment, which differ in their seeds. ``experiment`` is empty without a ``config.toml``.
 
-    ``place`` is the folder that was named, and that holds the runs or is the run.
+    ``place`` is the folder that was named for the comparison: the run directory, or the folder that holds it.
     """
 
     place: Path
@@ -42,7 +42,7 @@ class Group:
 
 
 def find_runs(path: Path) -> list[Path]:
-    """The run directory ``path``, or those directly inside it; ConfigurationError where there is none."""
+    """The run directory ``path``, or those directly inside it. ConfigurationError if there is none."""
     if not path.is_dir():
         raise ConfigurationError(f"{path} is no folder; name run directories, or folders of run directories")
     if is_run(path):
@@ -54,13 +54,14 @@ def find_runs(path: Path) -> list[Path]:
 
 
 def is_run(path: Path) -> bool:
+    """Whether a folder is a run directory."""
     return (path / "config.toml").is_file() or (path / "metrics.jsonl").is_file()
 
 
 def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
-    """The runs of all ``paths`` by experiment, in the order of their first run, and what there is to warn of.
+    """The runs of all ``paths`` by experiment, in the order of their first run, and warnings as sentences.
 
-    Of several runs of one experiment and seed the one that got furthest counts, or else the first.
+    If there are several runs of one experiment and seed, the one that got furthest counts, or the first of those.
     """
     by_experiment: dict[str, dict[int | None, _Found]] = {}
     seen: set[Path] = set()
@@ -89,10 +90,10 @@ def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
 
 
 def labels(groups: Sequence[Group]) -> list[str]:
-    """For each group its method and loss, its replay and the settings in which groups differ; no two are the same.
+    """A label for each group: its method and loss, its replay, and the settings in which groups differ.
 
-    What is usual among the groups is not named, and rounds are only where nothing else tells two groups apart. Where
-    the label would be long, or nothing is known, the folder's name takes its place.
+    No two labels are the same. Values that are usual among the groups are not named. Rounds are named only if nothing
+    else tells two groups apart. If the label would be long, or nothing is known, the folder's name is used.
     """
     tables = [group.experiment for group in groups if group.experiment]
     differ = differing(tables)
@@ -110,7 +111,7 @@ def labels(groups: Sequence[Group]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Found:
-    """A run, where it was found, and its experiment: defaults written out, without what does not tell rows apart."""
+    """A run, where it was found, and its experiment with all defaults, but without the settings ``_NOT_SCIENCE``."""
 
     run: Run
     place: Path
@@ -119,7 +120,7 @@ class _Found:
 
     @property
     def key(self) -> str:
-        """The same for runs of one experiment; a run that does not tell its experiment is alone."""
+        """A text that is the same for all runs of one experiment. A run without a known experiment has its own."""
         return json.dumps(self.experiment, sort_keys=True) if self.experiment else str(self.run.path)
 
     @property
@@ -135,7 +136,7 @@ def _read(directory: Path, place: Path) -> _Found:
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{run.path / 'config.toml'} is not valid TOML: {error}") from None
     if table:
-        with contextlib.suppress(ConfigurationError):  # frozen by another version; comparable as it stands
+        with contextlib.suppress(ConfigurationError):  # another version has frozen it; the table is compared as it is
             table = Experiment.parse(table).table()
     experiment = {key: value for key, value in table.items() if key not in _NOT_SCIENCE}
     return _Found(run, place, experiment, table.get("seed"))
@@ -152,7 +153,7 @@ def _incomparable(groups: Sequence[Group]) -> list[str]:
 
 
 def _label(group: Group, tables: Sequence[Table], differ: set[Keys]) -> str:
-    """``differ`` are the settings that tell the ``tables`` of all groups apart."""
+    """The label of one group. ``differ`` are the settings in which the ``tables`` of all groups differ."""
     own = group.experiment
     if not own:
         return _folder(group)
@@ -167,7 +168,7 @@ def _label(group: Group, tables: Sequence[Table], differ: set[Keys]) -> str:
         replay = replay_label(own.get("replay") or {})
         if not replay == most_common(replays) == _NO_REPLAY:
             settings.append(replay)
-    # The method is named whatever is usual, so what is usual of its options goes by the method.
+    # The method is always named, so an option of it is usual if it is so among the groups of that method.
     same_method = [table for table in tables if at(table, _METHOD) == at(own, _METHOD)]
     for path, name in names.items():
         value = at(own, path)
@@ -183,13 +184,13 @@ def _rounds(group: Group) -> str:
 
 
 def _folder(group: Group) -> str:
-    """The folder that holds the seeds of one experiment, or else its first run."""
+    """The name of the folder that holds the seeds of one experiment. With a single run, the name of its folder."""
     own = len(group.runs) > 1 and not is_run(group.place)
     return (group.place if own else group.runs[0].path).resolve().name
 
 
 def _in_counting_order(path: Path) -> tuple[str, int, str]:
-    """seed-2 before seed-10."""
+    """A sort key that puts seed-2 before seed-10."""
     stem = path.name.rstrip("0123456789")
     number = path.name[len(stem) :]
     return stem, int(number) if number else -1, path.name

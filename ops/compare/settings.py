@@ -12,8 +12,8 @@ Table = Mapping[str, Any]
 def differing(tables: Sequence[Table], path: Keys = ()) -> set[Keys]:
     """The settings that tell ``tables`` apart.
 
-    Tables of another kind (a partition, a model, a method) have other settings, so only tables of one kind are
-    compared in them.
+    Tables of different kinds (of a partition, a model or a method) have different settings. So their settings are
+    compared only among tables of the same kind.
     """
     tag = "kind" if any("kind" in table for table in tables) else "name"
     kinds = [str(table.get(tag)) for table in tables]
@@ -30,21 +30,21 @@ def differing(tables: Sequence[Table], path: Keys = ()) -> set[Keys]:
 
 
 def usual(tables: Sequence[Table], path: Keys) -> Any:
-    """The value of a setting in at least two thirds of the tables; None where there is none, or one lacks the setting.
+    """The value of a setting in at least two thirds of the tables. None if there is none, or a table lacks the setting.
 
-    Without the last, a table that lacks it would be called the same as those that have the usual value.
+    A table that lacks the setting has to get another label than those that have the usual value.
     """
     return most_common([at(table, path) for table in tables])
 
 
 def most_common(values: Sequence[Any]) -> Any:
-    """The value that at least two thirds have; None where there is none, or one has none."""
+    """The value that at least two thirds of ``values`` are. None if there is none, or one of them is None."""
     most = max(values, key=values.count)
     return most if None not in values and 3 * values.count(most) >= 2 * len(values) else None
 
 
 def at(table: Table, path: Keys) -> Any:
-    """The value of a setting; None where the table lacks it."""
+    """The value of a setting, None if the table lacks it."""
     value: Any = table
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -52,12 +52,12 @@ def at(table: Table, path: Keys) -> Any:
 
 
 def short_name(path: Keys) -> str:
-    """Of a setting, as short as can be: ``lr`` for local.lr, ``partition`` for data.partition.kind."""
+    """The shortest name of a setting: ``lr`` for local.lr, ``partition`` for data.partition.kind."""
     return path[-2] if len(path) > 1 and path[-1] in {"kind", "name"} else path[-1]
 
 
 def shown(value: Any) -> str:
-    """The value in words."""
+    """The value of a setting in words."""
     match value:
         case bool() | None:
             return str(value).lower()

@@ -1,4 +1,4 @@
-"""Runs on class-incremental streams: how well each method knows all classes so far, and what it costs per round.
+"""The comparison of runs on class-incremental streams: accuracy over the classes so far, and costs per round.
 
 The figures are those of Babakniya et al., "A Data-Free Approach to Mitigate Catastrophic Forgetting in Federated Class
 Incremental Learning for Vision Tasks" (2023), section 5, table 4 and figure 5, with the traffic beside the times.
@@ -33,9 +33,10 @@ COSTS = (
     "bytes_up_first",
     "bytes_up_later",
 )
-"""By round of the first task and of later ones: real seconds of a device's training and of the coordinator's own work,
-the median over rounds, and emulated bytes to a device that is asked and from one that replies. ``server_job_seconds``
-is for each task, of methods that have a server job once per task; others' are in the coordinator's seconds."""
+"""The costs per round, in the first task and in later ones. Seconds are real: those of a device's training and of the
+coordinator's own work, as the median over rounds. Bytes are emulated: those to a device that is asked, and from one
+that replies. ``server_job_seconds`` is per task, for methods with one server job per task. The server jobs of other
+methods are part of the coordinator's seconds."""
 
 Rows = Sequence[Row]
 
@@ -44,7 +45,7 @@ Rows = Sequence[Row]
 class Method:
     """An experiment of a study. ``costs`` has the keys ``COSTS``.
 
-    ``seen [runs, tasks]`` is the accuracy over the classes so far after each task; NaN for tasks not reached.
+    ``seen [runs, tasks]`` is the accuracy over the classes so far after each task, NaN for tasks not reached.
     """
 
     label: str
@@ -54,17 +55,17 @@ class Method:
 
     @property
     def reached(self) -> str:
-        """How many tasks the runs have come to, and how many there are: ``2 of 5``; of the run that came least far."""
+        """The tasks that all runs have reached, and how many there are, as in ``2 of 5``."""
         tasks = at(self.entry.experiment, ("stream", "tasks"))
         return f"{int((~np.isnan(self.seen)).sum(axis=1).min())} of {tasks}"
 
     @property
     def figures(self) -> Mapping[str, Statistic]:
-        """By the keys ``QUALITY`` and ``COSTS``."""
+        """The figures by the keys ``QUALITY`` and ``COSTS``."""
         return {**{key: self.entry.figures[key] for key in QUALITY}, **self.costs}
 
     def table(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The method in the form of JSON."""
         return {
             "label": self.entry.label,
             **{key: figure.table() for key, figure in self.figures.items()},
@@ -74,18 +75,18 @@ class Method:
 
 @dataclass(frozen=True)
 class TaskStudy:
-    """The experiments on the classes of one data set, which ``dataset`` names."""
+    """The experiments with the classes of one data set, which ``dataset`` names."""
 
     dataset: str
     methods: tuple[Method, ...]
 
     def table(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The study in the form of JSON."""
         return {"dataset": self.dataset, "methods": [method.table() for method in self.methods]}
 
 
 def task_studies(entries: Sequence[Entry]) -> tuple[TaskStudy, ...]:
-    """A study for each data set whose classes come task by task; none without."""
+    """One study for each data set whose classes come task by task. Empty if there is none."""
     by_data: dict[str, list[Entry]] = {}
     for entry in entries:
         tested = any(period_results(run) for run in entry.runs)
@@ -98,7 +99,7 @@ def task_studies(entries: Sequence[Entry]) -> tuple[TaskStudy, ...]:
 
 
 def _named(members: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
-    """What they are called everywhere; among several studies, without what only tells studies apart."""
+    """The labels of the experiments. If there are several studies, what only tells studies apart is left out."""
     if len(members) == len(entries):
         return [entry.label for entry in members]
     return labels([Group(entry.runs[0].path, entry.experiment, entry.runs, entry.seeds) for entry in members])
@@ -143,11 +144,11 @@ def _costs(rows: Rows) -> dict[str, float | None]:
 
 
 def _jobs_once_per_task(rows: Rows) -> bool:
-    """Whether no task has server jobs in more than one of its rounds."""
+    """Whether every task has server jobs in one round at most."""
     return max(Counter(row.task for row in rows if row.server_seconds).values(), default=0) <= 1
 
 
 def _per(rows: Rows, key: str, *outcomes: str) -> float | None:
-    """The sum of a column for each device that was counted under these outcomes; None where none was."""
+    """A column's sum, divided by the number of devices in these columns. None if there were none."""
     devices = sum(row.number(outcome) or 0 for row in rows for outcome in outcomes)
     return sum(row.number(key) or 0 for row in rows) / devices if devices else None

@@ -1,4 +1,4 @@
-"""A comparison in words and numbers: the columns of its table, for the terminal and for the page."""
+"""A comparison as tables of words and numbers, for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fedemu.ops.compare.replay import Measure, ReplayStudy
 from fedemu.ops.compare.tasks import TaskStudy
 
 TO_THE_LEFT = frozenset({"experiment", "replay", "outcome"})
-"""The columns that hold words."""
+"""The columns that hold words. All others hold numbers."""
 _ONLY_WHERE_KNOWN = ("local_forgetting", "aggregation_forgetting", *BY_PERIOD)
 _PIPE_WIDTH = 400
-"""Columns of what is no terminal: the table stays in one piece."""
+"""The width that is assumed without a terminal. The table stays in one piece."""
 
 
 def columns(comparison: Comparison) -> dict[str, list[str]]:
-    """The table by column, each with one cell per entry, the labels first; mean ± deviation over the seeds."""
+    """The table by column, the labels first. Each column has one cell per entry: mean ± deviation over the seeds."""
     table: dict[str, list[str]] = {
         "experiment": [entry.label for entry in comparison.entries],
         "runs": [str(len(entry.runs)) for entry in comparison.entries],
@@ -39,7 +39,7 @@ def columns(comparison: Comparison) -> dict[str, list[str]]:
 
 
 def text(comparison: Comparison, width: int) -> str:
-    """The tables for a terminal of so many columns: in one piece each, or else parted so that they fit."""
+    """All tables for a terminal of this width. A table that is too wide is divided into parts that fit."""
     console = Console(width=width, color_system=None, highlight=False)
     with console.capture() as captured:
         _print(console, columns(comparison))
@@ -53,9 +53,9 @@ def text(comparison: Comparison, width: int) -> str:
 
 
 def task_table(study: TaskStudy) -> tuple[str, dict[str, list[str]]]:
-    """Its title, and the table by column, each with one cell per method, as in table 4 of Babakniya et al.
+    """The title of a study, and its table by column, each with one cell per method (Babakniya et al., table 4).
 
-    How many tasks were observed is told where that is not the same for all.
+    The number of tasks reached is a column if it is not the same for all methods.
     """
     table = {"experiment": [method.label for method in study.methods]}
     reached = [method.reached for method in study.methods]
@@ -69,7 +69,7 @@ def task_table(study: TaskStudy) -> tuple[str, dict[str, list[str]]]:
 
 
 def replay_tables(study: ReplayStudy) -> list[tuple[str, dict[str, list[str]]]]:
-    """For each measure its title and its table by column: a line per strategy, a column per N."""
+    """For each measure its title and its table by column. There is one line per strategy and one column per N."""
     tables = []
     for measure in study.measures:
         lines = [
@@ -83,7 +83,7 @@ def replay_tables(study: ReplayStudy) -> list[tuple[str, dict[str, list[str]]]]:
 
 
 def replay_title(study: ReplayStudy, measure: Measure) -> str:
-    """What the values of a study are, and what they are set against."""
+    """The measure of a study's values in words, and the run without replay that they are compared with."""
     if study.reference is None:
         return f"{measure.name}; no run without replay to set it against"
     without = _absolute(study.reference.figures[measure.key], measure)
@@ -94,11 +94,12 @@ def replay_title(study: ReplayStudy, measure: Measure) -> str:
 
 
 def width_of(stream_is_terminal: bool) -> int:
+    """The width of the tables in characters."""
     return shutil.get_terminal_size().columns if stream_is_terminal else _PIPE_WIDTH
 
 
 def explanation(comparison: Comparison) -> list[str]:
-    """What the numbers of the table are, in a line or two."""
+    """Sentences that explain the numbers of the tables."""
     lines = []
     if any(len(entry.runs) > 1 for entry in comparison.entries):
         lines.append("mean ± sample standard deviation over the seeds")
@@ -179,7 +180,7 @@ def _width(table: Table) -> int:
 
 
 def _print(console: Console, table: Mapping[str, list[str]]) -> None:
-    """The first column names the rows of every part."""
+    """Print a table, in parts if it is too wide. The first column names the rows of every part."""
     labels, *others = table.items()
     parts = [[labels]]
     for column in others:

@@ -1,1 +1,1 @@
-"""A run, read back from its directory."""
+"""The results of a run, read back from its directory."""

@@ -1,4 +1,4 @@
-"""How a run did on the periods of its stream, read from its rows: what reports and comparisons draw and write."""
+"""The results of a run by the periods of its stream, read from its rows. Reports and comparisons show them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fedemu.coordinator.record.run import Run
 Floats = NDArray[np.float64]
 
 _LARGEST_LOSS = 700.0
-"""Beyond it a perplexity is no float64."""
+"""The perplexity of a larger loss does not fit into a float64."""
 
 
 @dataclass(frozen=True)
 class PeriodResults:
-    """A run on a stream of periods, also an unfinished one.
+    """The results of a run on a stream of periods. The run may be unfinished.
 
-    ``rows`` are the rows of ``metrics.jsonl`` that were evaluated by period, at least one. ``rounds [models]`` is the
-    last evaluated round of each period reached; ``accuracy`` and ``loss [models, periods]`` are of the model after
-    that round on each period's test set, NaN where there is none. ``language`` is whether perplexity is the measure.
+    ``rows`` are the rows that were evaluated by period, at least one. ``rounds [models]`` is the last evaluated round
+    of each period reached. ``accuracy`` and ``loss [models, periods]`` are those of the model after that round on each
+    period's test set, NaN without a test set. ``language`` says whether perplexity is the measure.
     """
 
     rows: Sequence[Row]
@@ -36,44 +36,46 @@ class PeriodResults:
 
     @property
     def periods(self) -> int:
+        """The number of periods of the stream."""
         return int(self.accuracy.shape[1])
 
     @property
     def perplexity(self) -> Floats:
-        """``[models, periods]``."""
+        """The perplexity of each model on each period's test set, ``[models, periods]``."""
         return perplexity_of(self.loss)
 
     @property
     def all_period_accuracy(self) -> Floats:
-        """Over the test sets of all periods together, ``[models]``."""
+        """The accuracy of each model over the test sets of all periods together, ``[models]``."""
         return self._together("accuracy")
 
     @property
     def seen_accuracy(self) -> Floats:
-        """Over the test sets of the periods up to the model's own together, ``[models]``."""
+        """The accuracy of each model over the test sets of the periods up to its own together, ``[models]``."""
         return self._together("seen_accuracy")
 
     @property
     def seen_loss(self) -> Floats:
-        """Over the same test sets as ``seen_accuracy``, ``[models]``."""
+        """The loss of each model over the test sets of the periods up to its own together, ``[models]``."""
         return self._together("seen_loss")
 
     @property
     def average_incremental_accuracy(self) -> float:
+        """The mean of ``seen_accuracy``, a share of 1."""
         return continual_metrics.average_incremental_accuracy(self.seen_accuracy)
 
     @property
     def all_period_loss(self) -> Floats:
-        """Over the test sets of all periods together, ``[models]``."""
+        """The loss of each model over the test sets of all periods together, ``[models]``."""
         return self._together("loss")
 
     def after_each(self, measure: str) -> Floats:
-        """What a measure of ``continual_metrics`` came to after each period: ``[models]``."""
+        """A measure of ``algorithms/measures/continual.py`` after each period, ``[models]``."""
         of = getattr(continual_metrics, measure)
         return np.array([of(self.accuracy[:reached]) for reached in range(1, len(self.rounds) + 1)])
 
     def relative_forgetting_after_each(self) -> Floats:
-        """The mean over the earlier periods of how much the perplexity rose above its best, ``[models]``."""
+        """How far the perplexity rose above its best, after each period: the mean over earlier ones, ``[models]``."""
         means = [np.nan]
         for reached in range(2, len(self.rounds) + 1):
             forgot = continual_metrics.relative_forgetting(self.perplexity[:reached])
@@ -81,12 +83,13 @@ class PeriodResults:
         return np.array(means)
 
     def _together(self, column: str) -> Floats:
+        """A column of the rows of ``rounds``, ``[models]``."""
         by_round = {row.round: row.number(column) for row in self.rows}
         return np.array([by_round[round] for round in self.rounds], dtype=np.float64)
 
 
 def period_results(run: Run) -> PeriodResults | None:
-    """None where no round was evaluated by period, as with a static stream."""
+    """The results of a run by period. None if no round was evaluated by period, as with a static stream."""
     rows = [row for row in run.rows if row.period_accuracy]
     if not rows:
         return None
@@ -104,6 +107,6 @@ def period_results(run: Run) -> PeriodResults | None:
 
 
 def perplexity_of(loss: Floats) -> Floats:
-    """Of a mean loss over tokens; NaN where it is too large to be written."""
+    """The perplexity of a mean loss over tokens, in the same shape. NaN where it is too large for a float64."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.where(loss < _LARGEST_LOSS, np.exp(loss), np.nan)

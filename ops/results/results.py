@@ -1,4 +1,4 @@
-"""What a run came to, read back from its directory: for people at the end of a run, and for notebooks."""
+"""The results of a run, read back from its directory: for people at the end of a run, and for notebooks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from fedemu.protocol.messages import OUTCOMES
 
 @dataclass(frozen=True)
 class Results:
-    """A finished run. ``rows`` are its rounds in order, ``events`` the lines of ``events.jsonl``."""
+    """The results of a run. ``rows`` are its rounds in order, ``events`` the lines of ``events.jsonl``.
+
+    ``summary`` has the keys of ``summary.json``. It is empty if the run is unfinished.
+    """
 
     directory: Path
     rows: tuple[Row, ...]
@@ -25,43 +28,44 @@ class Results:
 
     @classmethod
     def read(cls, directory: Path) -> Results:
-        """Raises ConfigurationError where ``directory`` holds no run. An unfinished run has an empty summary."""
+        """Read a run. Raises ConfigurationError if ``directory`` holds none, or a file of it is damaged."""
         run = read_run(directory)
         return cls(directory, run.rows, run.events, run.summary or {})
 
     @property
     def accuracy(self) -> float | None:
-        """Of the final model on the test set, a share of 1; None where nothing was evaluated."""
+        """The accuracy of the final model on the test set, a share of 1. None if nothing was evaluated."""
         value = self.summary.get("final_accuracy")
         return None if value is None else float(value)
 
     @property
     def perplexity(self) -> float | None:
-        """Of the final model on the test set; None where the data are not language, or nothing was evaluated."""
+        """The perplexity of the final model on the test set. None unless the data are language and were evaluated."""
         known = [row.perplexity for row in self.rows if row.perplexity is not None]
         return known[-1] if known else None
 
     @property
     def cause(self) -> str:
-        """Why the run diverged; empty where it did not."""
+        """The cause for which the run diverged. Empty if it did not."""
         told = [str(event.get("detail")) for event in self.events if event.get("event") == "diverged"]
         return told[-1] if told and self.summary.get("outcome") == "diverged" else ""
 
     @property
     def model(self) -> Path:
-        """The final model's variables, as safetensors."""
+        """The file of the final model's variables, in the format safetensors."""
         return self.directory / "model.safetensors"
 
     @property
     def report(self) -> Path:
+        """The file of the report. It need not exist."""
         return self.directory / "report.html"
 
     def to_json(self) -> str:
-        """The summary and where everything is, for other programs."""
+        """The summary and the run directory as one JSON object, for other programs."""
         return json.dumps({"directory": str(self.directory), **self.summary}, allow_nan=False)
 
     def to_text(self) -> str:
-        """A few lines for people."""
+        """The results in a few lines, for people."""
         summary, lines = self.summary, []
         totals = summary.get("totals") or {}
         real, virtual = (span(summary.get(key) or 0.0) for key in ("wall_time", "virtual_time"))
@@ -84,7 +88,7 @@ class Results:
 
 
 def _periods(periods: Mapping[str, Any] | None) -> list[str]:
-    """A line on a stream of several periods."""
+    """One line about the periods of the stream, none if there is only one."""
     if not periods:
         return []
     told = [f"{len(periods['rounds'])} of {len(periods['accuracy'][0])}"]

@@ -1,6 +1,6 @@
-"""Shows a run while it goes on: a live display on a terminal, plain lines elsewhere. Everything goes to stderr.
+"""The display of a run while it goes on: a live picture on a terminal, plain lines elsewhere, always on stderr.
 
-Both are observers of the coordinator. They draw what ``progress_state.py`` has gathered and decide nothing.
+Both are observers of the coordinator. They show what ``progress.py`` has gathered and decide nothing.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from fedemu.ops.watching.progress import Progress
 from fedemu.protocol.messages import OUTCOMES
 
 LINE_SECONDS = 2.0
-"""Plain lines come at most this often, but for the first and the last round."""
+"""The least time between two plain lines. The lines of the first and the last round always come."""
 JOB_LINE_SECONDS = 10.0
-"""Of a server job, without any other plain line, until one tells how far it is."""
+"""A plain line tells how far a server job is after this time without any other line."""
 REFRESHES_PER_SECOND = 5
 BAR_WIDTH = 40
 JOB_BAR_WIDTH = 20
 
 
 class Display(RunObserver, Protocol):
-    """A display that lives as long as the run; entering shows it, leaving restores the terminal."""
+    """A display that lives as long as the run. Entering shows it, leaving restores the terminal."""
 
-    state: Progress
+    progress: Progress
 
     def __enter__(self) -> Self: ...
 
@@ -43,16 +43,16 @@ class Display(RunObserver, Protocol):
     ) -> None: ...
 
 
-def open_display(state: Progress, console: Console) -> Display:
-    """The display that fits where stderr goes."""
-    return LiveDisplay(state, console) if console.is_terminal else PlainDisplay(state, console)
+def open_display(progress: Progress, console: Console) -> Display:
+    """The display that suits the console: live on a terminal, plain elsewhere."""
+    return LiveDisplay(progress, console) if console.is_terminal else PlainDisplay(progress, console)
 
 
 class PlainDisplay:
-    """A line now and then, for logs and pipes."""
+    """Writes a line now and then, for logs and pipes."""
 
-    def __init__(self, state: Progress, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self.state = state
+    def __init__(self, progress: Progress, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self.progress = progress
         self._console = console
         self._clock = clock
         self._last_line = float("-inf")
@@ -67,32 +67,32 @@ class PlainDisplay:
         pass
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
-        self.state.round_started(round, attempt, virtual_time, selected)
+        self.progress.round_started(round, attempt, virtual_time, selected)
         if attempt:
             self._print(f"round {round}: too few replies, try {attempt + 1} with other devices")
 
     def round_finished(self, row: Row) -> None:
-        self.state.round_finished(row)
-        first, last = self.state.round <= 1, self.state.round >= self.state.rounds
+        self.progress.round_finished(row)
+        first, last = self.progress.round <= 1, self.progress.round >= self.progress.rounds
         if first or last or self._clock() - self._last_line >= LINE_SECONDS:
             self._last_line = self._clock()
-            self._print(round_line(self.state))
+            self._print(round_line(self.progress))
 
     def fleet(self, counts: Mapping[str, int]) -> None:
-        self.state.fleet(counts)
+        self.progress.fleet(counts)
         enrolled = counts.get("enrolled", 0)
         if (
-            not self.state.running
+            not self.progress.running
             and enrolled != self._enrolled
-            and (enrolled >= self.state.devices or self._clock() - self._last_line >= LINE_SECONDS)
+            and (enrolled >= self.progress.devices or self._clock() - self._last_line >= LINE_SECONDS)
         ):
             self._enrolled = enrolled
             self._last_line = self._clock()
-            self._print(f"devices {enrolled}/{self.state.devices}")
+            self._print(f"devices {enrolled}/{self.progress.devices}")
 
     def server_job(self, name: str, round: int, step: int, steps: int) -> None:
-        self.state.server_job(name, round, step, steps)
-        job, line = self.state.job, self.state.job_line
+        self.progress.server_job(name, round, step, steps)
+        job, line = self.progress.job, self.progress.job_line
         if job and line and self._clock() - max(job.began, self._last_line) >= JOB_LINE_SECONDS:
             self._last_line = self._clock()
             self._print(line)
@@ -104,7 +104,7 @@ class PlainDisplay:
         pass
 
     def event(self, name: str, **fields: Any) -> None:
-        self.state.event(name)
+        self.progress.event(name)
         if name == "pictures_failed":
             self._print(f"task {fields['task']}: no pictures of what is generated ({fields['detail']})")
 
@@ -116,13 +116,13 @@ class PlainDisplay:
 
 
 class LiveDisplay(PlainDisplay):
-    """Redrawn in place, a few times a second, until it is left; the last picture stays."""
+    """Draws a picture in place, a few times a second. The last picture stays."""
 
-    def __init__(self, state: Progress, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(state, console, clock)
+    def __init__(self, progress: Progress, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(progress, console, clock)
         self._live = Live(
             console=console,
-            get_renderable=lambda: draw(self.state),
+            get_renderable=lambda: draw(self.progress),
             refresh_per_second=REFRESHES_PER_SECOND,
             redirect_stdout=False,
             redirect_stderr=False,
@@ -138,64 +138,64 @@ class LiveDisplay(PlainDisplay):
         self._live.stop()
 
     def round_finished(self, row: Row) -> None:
-        self.state.round_finished(row)
+        self.progress.round_finished(row)
 
     def fleet(self, counts: Mapping[str, int]) -> None:
-        self.state.fleet(counts)
+        self.progress.fleet(counts)
 
     def server_job(self, name: str, round: int, step: int, steps: int) -> None:
-        self.state.server_job(name, round, step, steps)
+        self.progress.server_job(name, round, step, steps)
 
 
-def round_line(state: Progress) -> str:
-    """One round in one line."""
-    outcomes = {} if state.last_row is None else state.last_row.outcomes
-    parts = [f"round {state.round:>{len(str(state.rounds))}}/{state.rounds}"]
-    if state.place is not None:
-        parts.append(state.place)
-    if state.accuracy is not None:
-        parts.append(f"accuracy {state.accuracy:.4f}")
-    if state.cost is not None:
-        parts.append(state.cost)
+def round_line(progress: Progress) -> str:
+    """The last round in one line."""
+    outcomes = {} if progress.last_row is None else progress.last_row.outcomes
+    parts = [f"round {progress.round:>{len(str(progress.rounds))}}/{progress.rounds}"]
+    if progress.place is not None:
+        parts.append(progress.place)
+    if progress.accuracy is not None:
+        parts.append(f"accuracy {progress.accuracy:.4f}")
+    if progress.cost is not None:
+        parts.append(progress.cost)
     counts = [f"{count} {outcome}" for outcome, count in outcomes.items() if count]
     parts.append(", ".join(counts) or "nobody replied")
-    if state.updates_per_second is not None:
-        parts.append(f"{_rate(state.updates_per_second)} updates/s")
-    parts.append(f"virtual {span(state.virtual_time)}")
-    if state.seconds_left is not None and state.round < state.rounds:
-        parts.append(f"{span(state.seconds_left)} left")
+    if progress.updates_per_second is not None:
+        parts.append(f"{_rate(progress.updates_per_second)} updates/s")
+    parts.append(f"virtual {span(progress.virtual_time)}")
+    if progress.seconds_left is not None and progress.round < progress.rounds:
+        parts.append(f"{span(progress.seconds_left)} left")
     return "  ".join(parts)
 
 
-def draw(state: Progress) -> RenderableType:
-    """The live picture: where the run is, how good the model is, and what the fleet does."""
+def draw(progress: Progress) -> RenderableType:
+    """The live picture: how far the run is, how good the model is, and what the fleet does."""
     head = Table.grid(padding=(0, 2))
-    left = state.seconds_left
-    where = [f"round {state.round}/{state.rounds}", *([state.place] if state.place else [])]
+    left = progress.seconds_left
+    where = [f"round {progress.round}/{progress.rounds}", *([progress.place] if progress.place else [])]
     head.add_row(
-        Text(state.name, style="bold"),
-        Text("   ".join(where)) if state.running else Text("waiting for devices"),
-        ProgressBar(total=state.rounds, completed=state.round, width=BAR_WIDTH)
-        if state.running
-        else ProgressBar(total=state.devices, completed=state.states.get("enrolled", 0), width=BAR_WIDTH),
-        Text(f"{span(left)} left" if left is not None and state.round < state.rounds else span(state.elapsed)),
+        Text(progress.name, style="bold"),
+        Text("   ".join(where)) if progress.running else Text("waiting for devices"),
+        ProgressBar(total=progress.rounds, completed=progress.round, width=BAR_WIDTH)
+        if progress.running
+        else ProgressBar(total=progress.devices, completed=progress.states.get("enrolled", 0), width=BAR_WIDTH),
+        Text(f"{span(left)} left" if left is not None and progress.round < progress.rounds else span(progress.elapsed)),
     )
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
-    if state.accuracy is not None:
-        cost = "" if state.cost is None else f"   {state.cost}"
-        facts.add_row("model", Text(f"accuracy {state.accuracy:.4f}   best {state.best or 0.0:.4f}{cost}"))
-    if state.states:
-        facts.add_row("fleet", _counted(state.states))
-    if state.outcomes.total():
-        facts.add_row("updates", _counted({outcome: state.outcomes[outcome] for outcome in OUTCOMES}))
-    if state.job is not None:
-        bar = ProgressBar(total=state.job.steps, completed=state.job.step, width=JOB_BAR_WIDTH)
-        facts.add_row("server", _side_by_side(bar, Text(state.job_line or "")))
-    rate = state.updates_per_second
-    if state.running:
+    if progress.accuracy is not None:
+        cost = "" if progress.cost is None else f"   {progress.cost}"
+        facts.add_row("model", Text(f"accuracy {progress.accuracy:.4f}   best {progress.best or 0.0:.4f}{cost}"))
+    if progress.states:
+        facts.add_row("fleet", _counted(progress.states))
+    if progress.outcomes.total():
+        facts.add_row("updates", _counted({outcome: progress.outcomes[outcome] for outcome in OUTCOMES}))
+    if progress.job is not None:
+        bar = ProgressBar(total=progress.job.steps, completed=progress.job.step, width=JOB_BAR_WIDTH)
+        facts.add_row("server", _side_by_side(bar, Text(progress.job_line or "")))
+    rate = progress.updates_per_second
+    if progress.running:
         speed = "" if rate is None else f"   {_rate(rate)} device updates/s"
-        facts.add_row("time", Text(f"virtual {span(state.virtual_time)}   real {span(state.elapsed)}{speed}"))
+        facts.add_row("time", Text(f"virtual {span(progress.virtual_time)}   real {span(progress.elapsed)}{speed}"))
     return Group(head, facts)
 
 

@@ -1,4 +1,4 @@
-"""A log file per process in the run directory; the terminal gets sentences instead."""
+"""The log file of each process in the run directory. The terminal gets sentences instead."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FORMAT = "%(asctime)s %(process)d %(levelname)-7s %(name)s: %(message)s"
 
 
 class LogFile(logging.FileHandler):
-    """The file that ``open_log`` opened, as against handlers that others have put there."""
+    """The handler of ``open_log``. Its class tells it from handlers of others."""
 
 
 def open_log(path: Path, level: str = "info") -> None:
-    """Send this process's log records to ``path``, warnings of libraries included."""
+    """Send the log records of this process to ``path``, and the warnings of libraries, too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter(FORMAT))
@@ -36,7 +36,7 @@ def open_log(path: Path, level: str = "info") -> None:
 
 
 def log_crash(error: BaseException) -> Path:
-    """Write the traceback of an internal error where the log is, or else into a new file; returns that file."""
+    """Write the traceback of an internal error into the log, or into a new file without one. Returns the file."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LogFile):
             logging.getLogger("fedemu").critical("internal error", exc_info=error)
@@ -50,9 +50,9 @@ def log_crash(error: BaseException) -> Path:
 
 
 class LogObserver(Observers):
-    """Writes what a coordinator does to its log: rounds, server jobs, refusals, and events at the level ``debug``.
+    """An observer that writes the coordinator's log: rounds, server jobs, refusals; events at the level ``debug``.
 
-    Where a server job's process died or pictures were not kept, that is a warning: the run goes on all the same.
+    The death of a server job's process and pictures that could not be kept are warnings, because the run goes on.
     """
 
     def __init__(self) -> None:
@@ -68,14 +68,14 @@ class LogObserver(Observers):
         self._log.info("round %s finished: %s", row.round, {column: getattr(row, column) for column in _TOLD})
 
     def server_job(self, name: str, round: int, step: int, steps: int) -> None:
-        """Once for each tenth of a job's steps."""
+        """Write one line for each tenth of a job's steps."""
         tenth = (name, round, 10 * step // max(1, steps))
         if tenth != self._tenth:
             self._tenth = tenth
             self._log.info("round %d, server job %s: step %d of at most %d", round, name, step, steps)
 
     def rejected(self, reason: str) -> None:
-        """The first of a reason, the tenth, the hundredth, ...: a flood must not fill the disk."""
+        """Write the first message of a reason, the tenth, the hundredth, and so on: a flood must not fill the disk."""
         self._rejected[reason] += 1
         count = self._rejected[reason]
         if count == 10 ** (len(str(count)) - 1):

@@ -1,6 +1,6 @@
-"""Prometheus metrics of the coordinator and of a supervisor, each with a registry and a port of its own.
+"""The Prometheus metrics of the coordinator and of a supervisor, each with a registry and a port of its own.
 
-The names are a contract: the scrape configuration, the alert rules and the dashboard in ``ops/monitoring`` go by them.
+The names are a contract. The scrape configuration, the alert rules and the dashboard in ``monitoring/`` use them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Exporter:
     """Serves one registry over HTTP until it is closed."""
 
     def __init__(self, registry: CollectorRegistry, port: int, address: str = "127.0.0.1") -> None:
-        """Raises ConfigurationError if the port can't be had. Port 0 takes a free one; ``port`` tells which."""
+        """Begin to serve. Port 0 takes a free port, which ``port`` tells. ConfigurationError if the port is in use."""
         try:
             self._server, self._thread = start_http_server(port, addr=address, registry=registry)
         except (OSError, OverflowError) as error:
@@ -33,7 +33,7 @@ class Exporter:
         self.port: int = self._server.server_port
 
     def close(self) -> None:
-        """Stop serving; returns once the port is free."""
+        """Stop serving. The port is free when this returns."""
         self._server.shutdown()
         self._server.server_close()
         if isinstance(self._thread, threading.Thread):
@@ -41,7 +41,7 @@ class Exporter:
 
 
 class CoordinatorMetrics:
-    """An observer of the coordinator that keeps the metrics of ``docs/metrics.md``."""
+    """An observer of a coordinator. It keeps the metrics that ``docs/metrics.md`` lists."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
@@ -122,11 +122,11 @@ class CoordinatorMetrics:
         """Events go to the run directory; they are not counted here."""
 
     def traffic(self, kind: str, direction: str, size: int) -> None:
-        """Bytes are taken from the finished rounds, so that a resumed run does not count them twice."""
+        """Nothing is counted here. Bytes come from the finished rounds, so a resumed run does not count them twice."""
 
 
 class SupervisorMetrics:
-    """What one machine's supervisor counts."""
+    """An observer of one machine's supervisor. It keeps the metrics that ``docs/metrics.md`` lists."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._devices = Gauge("fedemu_devices", "Devices by state.", ("state",), registry=registry)

@@ -1,4 +1,4 @@
-"""What is known of a run while it goes on, gathered from the coordinator's reports; drawing it is ``progress.py``'s."""
+"""The progress of a run, gathered from what the coordinator tells. ``display.py`` shows it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fedemu.coordinator.record.row import Row
 from fedemu.ops.figures import span
 
 WINDOW = 10
-"""Rounds over which the throughput and the time left are averaged."""
+"""The number of rounds over which the throughput and the time left are averaged."""
 
 
 @dataclass
 class JobProgress:
-    """A server job under way since ``began``, by the clock of the state; ``step`` of at most ``steps`` are done."""
+    """A server job that runs since ``began``, by the clock of the progress. ``step`` of at most ``steps`` are done."""
 
     name: str
     round: int
@@ -28,18 +28,21 @@ class JobProgress:
         self._told = self.began
 
     def stepped(self, step: int, now: float) -> None:
+        """The job has done ``step`` steps at ``now``."""
         self.step, self._told = step, now
         if self._first is None and step:
             self._first = now, step
 
     @property
     def share(self) -> float:
+        """The share of the steps that is done."""
         return self.step / self.steps if self.steps else 1.0
 
     def seconds_left(self, now: float) -> float | None:
-        """At the pace since its first step was told, which may be one that an earlier process had reached.
+        """The real seconds that are left, at the pace since the first step that was told.
 
-        None where that is not known, or has turned out too fast.
+        An earlier process may have reached that step, so it need not be step 1. None if the pace is not known yet, or
+        was too fast.
         """
         if self._first is None:
             return None
@@ -53,7 +56,7 @@ class JobProgress:
 
 @dataclass
 class Progress:
-    """An observer of the coordinator; ``clock`` gives real seconds, monotonic."""
+    """How far a run is. The methods are those of a ``RunObserver``. ``clock`` gives real seconds, monotonic."""
 
     name: str
     rounds: int
@@ -66,10 +69,10 @@ class Progress:
     best: float | None = None
     loss: float | None = None
     perplexity: float | None = None
-    """Of language data."""
+    """The last known perplexity, None unless the data are language."""
     period: int = 0
     periods: int = 1
-    """How many the stream has, as far as rows told: an evaluated one does."""
+    """The number of periods of the stream, 1 until an evaluated row tells more."""
     virtual_time: float = 0.0
     job: JobProgress | None = None
     states: dict[str, int] = field(default_factory=dict)
@@ -112,24 +115,27 @@ class Progress:
 
     @property
     def place(self) -> str | None:
-        """The last round's period, in words; None where there is only one."""
+        """The last round's period, in words. None if there is only one."""
         return f"period {self.period + 1}/{self.periods}" if self.periods > 1 else None
 
     @property
     def cost(self) -> str | None:
-        """The last known loss in words: of language data, as perplexity."""
+        """The last known loss in words, as perplexity if the data are language. None if it is not known."""
         if self.perplexity is not None:
             return f"perplexity {self.perplexity:.2f}"
         return None if self.loss is None else f"loss {self.loss:.4f}"
 
     @property
     def elapsed(self) -> float:
-        """Real seconds since this process began to wait for the fleet."""
+        """The real seconds since this process began to wait for the fleet."""
         return self.clock() - self.began
 
     @property
     def updates_per_second(self) -> float | None:
-        """Accepted device updates over the last rounds, without the first one, in which trainers still get ready."""
+        """The device updates that were accepted per real second, over the last rounds.
+
+        The first round does not count, because trainers still get ready in it. None if there are too few rounds.
+        """
         if len(self._finished) < 2:
             return None
         (start, before), (end, after) = self._finished[0], self._finished[-1]
@@ -137,7 +143,10 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the pace of the last rounds; None where that is over, as in a round with a long server job."""
+        """The real seconds that are left, at the pace of the last rounds.
+
+        None if there are too few rounds, or if this round already takes longer than that, as with a long server job.
+        """
         if len(self._finished) < 2:
             return None
         start, end = self._finished[0][0], self._finished[-1][0]
@@ -147,7 +156,7 @@ class Progress:
 
     @property
     def job_line(self) -> str | None:
-        """The server job under way, and how far it is, in words."""
+        """The server job that runs and how far it is, in words. None if none runs."""
         if self.job is None:
             return None
         left = self.job.seconds_left(self.clock())

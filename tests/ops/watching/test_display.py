@@ -32,38 +32,38 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def state(clock: Clock) -> Progress:
+def progress(clock: Clock) -> Progress:
     return Progress("digits", rounds=40, devices=300, clock=clock)
 
 
-def test_throughput_and_time_left_follow_the_last_rounds(state: Progress, clock: Clock) -> None:
-    state.round_started(1, 0, 0.0, 39)
+def test_throughput_and_time_left_follow_the_last_rounds(progress: Progress, clock: Clock) -> None:
+    progress.round_started(1, 0, 0.0, 39)
     clock.now += 9.0
-    state.round_finished(row(1))
-    assert state.updates_per_second is None
-    assert state.seconds_left is None
+    progress.round_finished(row(1))
+    assert progress.updates_per_second is None
+    assert progress.seconds_left is None
     for round in (2, 3):
         clock.now += 0.5
-        state.round_finished(row(round))
-    assert state.updates_per_second == pytest.approx(60.0)
-    assert state.seconds_left == pytest.approx(0.5 * 37)
+        progress.round_finished(row(round))
+    assert progress.updates_per_second == pytest.approx(60.0)
+    assert progress.seconds_left == pytest.approx(0.5 * 37)
 
 
-def test_the_best_accuracy_is_kept_and_unevaluated_rounds_change_nothing(state: Progress) -> None:
+def test_the_best_accuracy_is_kept_and_unevaluated_rounds_change_nothing(progress: Progress) -> None:
     for round, accuracy in ((1, 0.7), (2, 0.6), (3, None)):
-        state.round_finished(row(round, accuracy=accuracy, loss=None if accuracy is None else 1.0))
-    assert (state.accuracy, state.best, state.loss) == (0.6, 0.7, 1.0)
+        progress.round_finished(row(round, accuracy=accuracy, loss=None if accuracy is None else 1.0))
+    assert (progress.accuracy, progress.best, progress.loss) == (0.6, 0.7, 1.0)
 
 
-def plain(state: Progress, clock: Clock) -> tuple[PlainDisplay, io.StringIO]:
+def plain(progress: Progress, clock: Clock) -> tuple[PlainDisplay, io.StringIO]:
     written = io.StringIO()
-    return PlainDisplay(state, Console(file=written, width=200), clock), written
+    return PlainDisplay(progress, Console(file=written, width=200), clock), written
 
 
 def test_plain_lines_come_now_and_then_but_always_for_the_first_and_the_last_round(
-    state: Progress, clock: Clock
+    progress: Progress, clock: Clock
 ) -> None:
-    display, written = plain(state, clock)
+    display, written = plain(progress, clock)
     for round in range(1, 41):
         display.round_started(round, 0, 0.0, 39)
         clock.now += 0.25 * LINE_SECONDS
@@ -72,8 +72,8 @@ def test_plain_lines_come_now_and_then_but_always_for_the_first_and_the_last_rou
     assert shown == [1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 40]
 
 
-def test_a_plain_line_says_what_came_of_the_round(state: Progress, clock: Clock) -> None:
-    display, written = plain(state, clock)
+def test_a_plain_line_says_what_came_of_the_round(progress: Progress, clock: Clock) -> None:
+    display, written = plain(progress, clock)
     display.round_finished(row(1))
     clock.now += LINE_SECONDS
     display.round_finished(row(2, accepted=30, cancelled=8, dropped=1, late=0))
@@ -84,8 +84,8 @@ def test_a_plain_line_says_what_came_of_the_round(state: Progress, clock: Clock)
     ]
 
 
-def test_a_plain_line_tells_the_period_once_an_evaluation_told_of_several(state: Progress, clock: Clock) -> None:
-    display, written = plain(state, clock)
+def test_a_plain_line_tells_the_period_once_an_evaluation_told_of_several(progress: Progress, clock: Clock) -> None:
+    display, written = plain(progress, clock)
     for round, periods in ((1, None), (2, [0.5, 0.25, None]), (3, None)):
         clock.now += LINE_SECONDS
         display.round_finished(row(round, task=round // 2, period_accuracy=periods))
@@ -96,20 +96,20 @@ def test_a_plain_line_tells_the_period_once_an_evaluation_told_of_several(state:
     ]
 
 
-def test_of_language_the_perplexity_is_told_in_place_of_the_loss(state: Progress, clock: Clock) -> None:
-    display, written = plain(state, clock)
+def test_of_language_the_perplexity_is_told_in_place_of_the_loss(progress: Progress, clock: Clock) -> None:
+    display, written = plain(progress, clock)
     display.round_finished(row(1, perplexity=53.517))
     assert written.getvalue() == ("round  1/40  accuracy 0.5100  perplexity 53.52  30 accepted  virtual 1 min 0 s\n")
 
 
-def test_a_round_that_is_tried_again_is_said(state: Progress, clock: Clock) -> None:
-    display, written = plain(state, clock)
+def test_a_round_that_is_tried_again_is_said(progress: Progress, clock: Clock) -> None:
+    display, written = plain(progress, clock)
     display.round_started(7, 1, 0.0, 39)
     assert written.getvalue() == "round 7: too few replies, try 2 with other devices\n"
 
 
-def test_a_long_server_job_is_told_now_and_then_and_a_short_one_not_at_all(state: Progress, clock: Clock) -> None:
-    display, written = plain(state, clock)
+def test_a_long_server_job_is_told_now_and_then_and_a_short_one_not_at_all(progress: Progress, clock: Clock) -> None:
+    display, written = plain(progress, clock)
     display.round_finished(row(6))
     for step in range(51):
         display.server_job("distilling", 7, step, 50)
@@ -120,8 +120,8 @@ def test_a_long_server_job_is_told_now_and_then_and_a_short_one_not_at_all(state
     ]
 
 
-def test_a_short_server_job_in_a_long_round_is_not_told(state: Progress, clock: Clock) -> None:
-    display, written = plain(state, clock)
+def test_a_short_server_job_in_a_long_round_is_not_told(progress: Progress, clock: Clock) -> None:
+    display, written = plain(progress, clock)
     display.round_finished(row(6))
     clock.now += 5 * JOB_LINE_SECONDS
     for step in range(4):
@@ -130,13 +130,13 @@ def test_a_short_server_job_in_a_long_round_is_not_told(state: Progress, clock: 
     assert len(written.getvalue().splitlines()) == 1
 
 
-def test_the_live_picture_shows_a_server_job_until_it_is_done(state: Progress) -> None:
-    display = LiveDisplay(state, Console(file=io.StringIO(), force_terminal=True))
+def test_the_live_picture_shows_a_server_job_until_it_is_done(progress: Progress) -> None:
+    display = LiveDisplay(progress, Console(file=io.StringIO(), force_terminal=True))
     display.server_job("distilling", 7, 12, 50)
 
     def shown() -> str:
         console = Console(file=io.StringIO(), width=120, record=True)
-        console.print(draw(state))
+        console.print(draw(progress))
         return console.export_text()
 
     assert re.search(r"server  ━━━━╸ +round 7 · distilling 24%\n", shown())  # 4.8 of 20
@@ -144,67 +144,67 @@ def test_the_live_picture_shows_a_server_job_until_it_is_done(state: Progress) -
     assert "distilling" not in shown()
 
 
-def test_the_time_that_a_job_takes_goes_by_the_steps_that_this_process_saw(state: Progress, clock: Clock) -> None:
+def test_the_time_that_a_job_takes_goes_by_the_steps_that_this_process_saw(progress: Progress, clock: Clock) -> None:
     told = []
     for step, seconds in ((0, 2.0), (40, 3.0), (44, 1.0), (44, 100.0)):
-        state.server_job("distilling", 7, step, 50)
+        progress.server_job("distilling", 7, step, 50)
         clock.now += seconds
-        told.append(state.job_line)
+        told.append(progress.job_line)
     assert told == [
         "round 7 · distilling 0%",
         "round 7 · distilling 80%",
         "round 7 · distilling 88%  3.5 s left",  # 4 steps in 3 s, 6 to go, and one second has gone by
         "round 7 · distilling 88%",
     ]
-    state.server_job("distilling", 8, 1, 50)
-    assert state.job_line == "round 8 · distilling 2%"
+    progress.server_job("distilling", 8, 1, 50)
+    assert progress.job_line == "round 8 · distilling 2%"
 
 
-def test_the_time_left_of_the_run_is_unknown_while_a_round_outlasts_it(state: Progress, clock: Clock) -> None:
+def test_the_time_left_of_the_run_is_unknown_while_a_round_outlasts_it(progress: Progress, clock: Clock) -> None:
     for round in (38, 39):
         clock.now += 2.0
-        state.round_finished(row(round))
+        progress.round_finished(row(round))
     clock.now += 1.5
-    assert state.seconds_left == 0.5
+    assert progress.seconds_left == 0.5
     clock.now += 1.0
-    assert state.seconds_left is None
+    assert progress.seconds_left is None
 
 
-def test_few_updates_a_second_are_told_with_a_decimal(state: Progress, clock: Clock) -> None:
-    display, written = plain(state, clock)
+def test_few_updates_a_second_are_told_with_a_decimal(progress: Progress, clock: Clock) -> None:
+    display, written = plain(progress, clock)
     for round in (1, 2):
         clock.now += 20.0
         display.round_finished(row(round, accepted=5))
     assert "  0.2 updates/s  " in written.getvalue()
 
 
-def test_pictures_that_could_not_be_kept_are_said(state: Progress, clock: Clock) -> None:
-    display, written = plain(state, clock)
+def test_pictures_that_could_not_be_kept_are_said(progress: Progress, clock: Clock) -> None:
+    display, written = plain(progress, clock)
     display.event("pictures_failed", task=2, detail="the disk is full")
     assert written.getvalue() == "task 2: no pictures of what is generated (the disk is full)\n"
 
 
-def test_the_arrival_of_the_fleet_is_counted_until_it_is_complete(state: Progress, clock: Clock) -> None:
-    display, written = plain(state, clock)
+def test_the_arrival_of_the_fleet_is_counted_until_it_is_complete(progress: Progress, clock: Clock) -> None:
+    display, written = plain(progress, clock)
     for enrolled in (0, 100, 150, 300, 300):
         display.fleet({"enrolled": enrolled, "connected": enrolled})
         clock.now += 0.25
     assert written.getvalue().splitlines() == ["devices 0/300", "devices 300/300"]
 
 
-def test_a_terminal_gets_the_live_display_and_a_pipe_plain_lines(state: Progress) -> None:
-    assert type(open_display(state, Console(file=io.StringIO(), force_terminal=True))) is LiveDisplay
-    assert type(open_display(state, Console(file=io.StringIO(), force_terminal=False))) is PlainDisplay
+def test_a_terminal_gets_the_live_display_and_a_pipe_plain_lines(progress: Progress) -> None:
+    assert type(open_display(progress, Console(file=io.StringIO(), force_terminal=True))) is LiveDisplay
+    assert type(open_display(progress, Console(file=io.StringIO(), force_terminal=False))) is PlainDisplay
 
 
-def test_the_live_picture_shows_round_model_fleet_and_pace(state: Progress, clock: Clock) -> None:
-    state.fleet({"enrolled": 300, "connected": 299, "online": 210, "busy": 30})
-    state.round_started(1, 0, 0.0, 39)
-    state.round_finished(row(1))
+def test_the_live_picture_shows_round_model_fleet_and_pace(progress: Progress, clock: Clock) -> None:
+    progress.fleet({"enrolled": 300, "connected": 299, "online": 210, "busy": 30})
+    progress.round_started(1, 0, 0.0, 39)
+    progress.round_finished(row(1))
     clock.now += 0.5
-    state.round_finished(row(2, cancelled=9))
+    progress.round_finished(row(2, cancelled=9))
     console = Console(file=io.StringIO(), width=120, record=True)
-    console.print(draw(state))
+    console.print(draw(progress))
     shown = console.export_text()
     for part in (
         "digits",
@@ -219,26 +219,26 @@ def test_the_live_picture_shows_round_model_fleet_and_pace(state: Progress, cloc
         assert part in shown
 
 
-def test_the_live_picture_shows_period_and_perplexity(state: Progress) -> None:
-    state.round_started(12, 0, 0.0, 39)
-    state.round_finished(row(12, task=2, period_accuracy=[0.5] * 10, perplexity=53.517))
+def test_the_live_picture_shows_period_and_perplexity(progress: Progress) -> None:
+    progress.round_started(12, 0, 0.0, 39)
+    progress.round_finished(row(12, task=2, period_accuracy=[0.5] * 10, perplexity=53.517))
     console = Console(file=io.StringIO(), width=120, record=True)
-    console.print(draw(state))
+    console.print(draw(progress))
     shown = console.export_text()
     assert "round 12/40   period 3/10" in shown
     assert "accuracy 0.6200   best 0.6200   perplexity 53.52" in shown
 
 
-def test_the_live_picture_counts_devices_while_it_waits(state: Progress) -> None:
-    state.fleet({"enrolled": 120})
+def test_the_live_picture_counts_devices_while_it_waits(progress: Progress) -> None:
+    progress.fleet({"enrolled": 120})
     console = Console(file=io.StringIO(), width=120, record=True)
-    console.print(draw(state))
+    console.print(draw(progress))
     assert "waiting for devices" in console.export_text()
 
 
-def test_the_live_display_restores_the_cursor(state: Progress) -> None:
+def test_the_live_display_restores_the_cursor(progress: Progress) -> None:
     written = io.StringIO()
-    with LiveDisplay(state, Console(file=written, force_terminal=True, width=120)) as display:
+    with LiveDisplay(progress, Console(file=written, force_terminal=True, width=120)) as display:
         display.round_started(1, 0, 0.0, 39)
         display.round_finished(row(1))
     assert written.getvalue().rstrip().endswith("\x1b[?25h")
