@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -20,6 +22,8 @@ CHEAP = {
 }
 """What makes the runs of a page short. Settings on the page's own command lines and its ``run with`` comments win."""
 LAST_WORDS = 30
+PATIENCE = 10.0
+"""Seconds for a shell to end."""
 
 
 class PageFailed(AssertionError):
@@ -60,7 +64,11 @@ class _Session:
     def __exit__(self, *_: object) -> None:
         for process in (self.shell, self.python):
             if process is not None:
-                process.communicate()  # an end of file ends both
+                with suppress(subprocess.TimeoutExpired):
+                    process.communicate(timeout=PATIENCE)  # an end of file ends both
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # what the page left in the background, too
+                process.wait()
 
     def run(self, block: Block) -> str | None:
         """None if all went well, else what the block said last."""
@@ -87,6 +95,7 @@ class _Session:
             stderr=stderr,
             text=True,
             bufsize=1,
+            start_new_session=True,
         )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import select
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import player
@@ -101,3 +104,12 @@ def test_the_blocks_of_a_page_share_a_folder_and_a_shell(tmp_path: Path) -> None
 def test_a_command_that_fails_fails_the_page_with_its_line_and_its_words(tmp_path: Path, command: str) -> None:
     with pytest.raises(player.PageFailed, match=r"page\.md:3: the block failed; it said last:\nhello"):
         play(tmp_path, f"# A page\n\n```console\n$ echo hello\n$ {command}\n$ echo never said\n```\n")
+
+
+def test_what_a_page_leaves_in_the_background_ends_with_it(tmp_path: Path) -> None:
+    assert play(tmp_path, "```console\n$ sleep 1000 &\n$ echo $! > sleeper\n```\n") == 1
+    with suppress(ProcessLookupError):  # it is gone altogether
+        watched = os.pidfd_open(int((tmp_path / "sleeper").read_text()))
+        ended, _, _ = select.select([watched], [], [], 60)
+        os.close(watched)
+        assert ended

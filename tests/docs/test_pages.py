@@ -77,3 +77,40 @@ def test_the_order_of_rooms_on_the_page_is_the_one_that_holds() -> None:
 
 def columns(text: str, bar: str, comma: str | None = None) -> list[set[str]]:
     return [{room.strip() for room in column.split(comma)} for column in text.split(bar)]
+
+
+def test_the_names_of_the_glossary_are_those_of_the_code() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    sources = [path.read_text(encoding="utf-8") for floor in LAYERS for path in (ROOT / floor).rglob("*.py")]
+    defined = {
+        name for text in sources for name in re.findall(r"^(?:class )?([A-Z]\w+)(?: = |\(|:)", text, re.MULTILINE)
+    }
+    told = set(re.findall(r"`([A-Z][a-z]\w+)`", page))
+    assert len(told) > 20
+    assert told - defined == set()
+
+
+def test_a_word_stands_once_in_the_glossary() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = [
+        word.strip() for row in re.findall(r"^\| ([a-z][^|]+) \| [A-Z]", page, re.MULTILINE) for word in row.split(",")
+    ]
+    assert len(words) > 80
+    assert sorted(words) == sorted({*words})
+
+
+@pytest.mark.timeout(600)
+def test_python_blocks_share_their_names_and_one_that_raises_fails_the_page(commands: Path, tmp_path: Path) -> None:
+    good = "```python\nseven = 7\n```\n```python\nassert seven == 7\n```\n"
+    page = Page(tmp_path / "page.md", good)
+    assert player.play(page, tmp_path, player.environment(commands)) == 2
+    page = Page(tmp_path / "page.md", good + "```python\nraise ValueError(seven)\n```\n")
+    with pytest.raises(player.PageFailed, match=r"(?s)page\.md:7: the block failed.*ValueError: 7"):
+        player.play(page, tmp_path, player.environment(commands))
+
+
+@pytest.mark.timeout(600)
+def test_a_command_that_fedemu_refuses_fails_the_page(commands: Path, tmp_path: Path) -> None:
+    page = Page(tmp_path / "page.md", "```console\n$ fedemu run no-such-preset\n```\n")
+    with pytest.raises(player.PageFailed, match=r"(?s)page\.md:1: .*fedemu: .*no-such-preset"):
+        player.play(page, tmp_path, player.environment(commands))
