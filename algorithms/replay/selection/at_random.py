@@ -1,7 +1,8 @@
 """Strategies that draw at random what a device keeps.
 
-The baselines of Good et al., "Coordinated Replay Sample Selection for Continual Federated Learning", appendix A (after
-Dupuy et al. 2023), and reservoir sampling (Vitter 1985, algorithm R).
+They are the baselines of Good et al., "Coordinated Replay Sample Selection for Continual Federated Learning", 2023,
+appendix A (after Dupuy et al., 2023), and reservoir sampling (Vitter, 1985, algorithm R). X_t are the period's samples
+and R_t those of the replay buffer; N is the budget.
 """
 
 from __future__ import annotations
@@ -15,30 +16,32 @@ from fedemu.protocol.errors import ConfigurationError
 
 
 def none(candidates: Candidates, budget: int, generator: np.random.Generator) -> Positions:
-    """Keep nothing: training without replay."""
+    """Keep nothing: this is training without replay."""
     return np.empty(0, dtype=np.int64)
 
 
 @within_budget
 def naive_uniform(candidates: Candidates, budget: int, generator: np.random.Generator) -> Positions:
-    """A uniform sample of X_t and R_t together, in which old periods fade."""
+    """Keep a uniform sample of X_t and R_t together, in which old periods fade."""
     return generator.permutation(len(candidates))[:budget]
 
 
 @within_budget
 def approximation_of_uniform(candidates: Candidates, budget: int, generator: np.random.Generator) -> Positions:
-    """``N n_t / n_{<=t}`` samples of X_t, the rest of R_t, so that the buffer is nearly a uniform sample of all seen.
+    """Keep ``N n_t / n_{<=t}`` samples of X_t and the rest of R_t: nearly a uniform sample of all samples seen.
 
-    Rounded and filled up as in ``fixed_proportion``.
+    ``n_t`` is the number of samples of the period, and ``n_{<=t}`` that of all samples seen. Numbers are rounded, and
+    missing samples replaced, as in ``fixed_proportion``.
     """
     return _from_both(candidates, budget, candidates.fresh.sum() / candidates.seen, generator)
 
 
 def fixed_proportion(proportion: float) -> Strategy:
-    """``p N`` samples of X_t and ``(1 - p) N`` of R_t, each uniformly.
+    """The strategy that keeps ``p N`` samples of X_t and ``(1 - p) N`` of R_t, each drawn uniformly.
 
-    What isn't whole is rounded up with the probability of its fraction, so that the expected share is exact even where
-    ``p N`` is below 1. Where one part has fewer samples than its share, the other one fills up.
+    A number that is not whole is rounded up with the probability of its fraction, so that the expected share is exact
+    even if ``p N`` is below 1. If one part has fewer samples than its share, the other part gives more. Raises
+    ConfigurationError unless ``0 < proportion < 1``.
     """
     if not 0.0 < proportion < 1.0:
         raise ConfigurationError(f"the proportion of new samples is {proportion}; it must lie between 0 and 1")
@@ -52,11 +55,11 @@ def fixed_proportion(proportion: float) -> Strategy:
 
 @within_budget
 def reservoir(candidates: Candidates, budget: int, generator: np.random.Generator) -> Positions:
-    """Algorithm R, continued: the new samples arrive one by one after ``seen - len(X_t)`` earlier ones.
+    """Keep what algorithm R keeps (Vitter, 1985), if the samples of X_t arrive one by one after the earlier ones.
 
-    The k-th sample ever seen takes the place of a random one with probability ``N / k``, which keeps the buffer a
-    uniform sample of all that was seen, if R_t was kept the same way and with the same budget. A buffer that is larger
-    is thinned out at random first; one that isn't full takes every arrival until it is.
+    The k-th sample ever seen takes the place of a random one with probability ``N / k``. So the buffer is a uniform
+    sample of all samples seen, if R_t was selected in the same way with the same budget. From a buffer that is too
+    large, random samples are dropped first. A buffer that is not full takes every sample until it is full.
     """
     held = np.flatnonzero(~candidates.fresh)
     if len(held) > budget:
@@ -72,7 +75,10 @@ def reservoir(candidates: Candidates, budget: int, generator: np.random.Generato
 
 
 def _from_both(candidates: Candidates, budget: int, proportion: float, generator: np.random.Generator) -> Positions:
-    """``proportion * budget`` new samples and the rest old ones, as far as there are any; needs fewer than all."""
+    """``proportion * budget`` new samples and the rest old ones, as far as there are enough.
+
+    The budget must be smaller than the number of candidates.
+    """
     new, old = np.flatnonzero(candidates.fresh), np.flatnonzero(~candidates.fresh)
     share = proportion * budget
     wanted = math.floor(share) + int(generator.random() < share - math.floor(share))

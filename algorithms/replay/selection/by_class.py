@@ -1,4 +1,4 @@
-"""Strategies that keep the classes of a device's samples in balance."""
+"""Strategies that balance the classes of the samples that a device keeps."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Counts = Positions
 
 
 def class_quotas(counts: ArrayLike, budget: int, generator: np.random.Generator) -> Counts:
-    """How many samples to keep of classes with ``counts [classes]``: as equal as they allow, ``budget`` in all.
+    """The number of samples to keep of each class, ``[classes]``: as equal as ``counts [classes]`` allow.
 
-    Classes with too few give all they have. Which classes have one more than others is drawn.
+    They are ``budget`` in all, or all samples if there are fewer. A class with too few samples keeps all of them. Which
+    classes keep one sample more than others is drawn at random.
     """
     held = np.asarray(counts, dtype=np.int64)
     quotas = np.zeros_like(held)
@@ -32,9 +33,9 @@ def class_quotas(counts: ArrayLike, budget: int, generator: np.random.Generator)
 def herding(features: ArrayLike, budget: int) -> Positions:
     """The first ``budget`` positions by herding, in the order of their choice, from ``features [n, features]``.
 
-    Rebuffi et al., "iCaRL", algorithm 4: with features of norm 1 (a row of zeros stays one), each step adds the sample
-    that brings the mean of the chosen ones nearest to the mean of all; the lowest position among equals. Means are not
-    brought to norm 1 again.
+    Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning", CVPR 2017, algorithm 4. Features are
+    scaled to norm 1; a row of zeros stays zero. Each step adds the sample that brings the mean of the chosen samples
+    nearest to the mean of all, and among equals the one with the lowest position. The means are not scaled to norm 1.
     """
     rows = directions(features)
     total = np.zeros(rows.shape[1])
@@ -49,7 +50,7 @@ def herding(features: ArrayLike, budget: int) -> Positions:
 
 @within_budget
 def class_balanced(candidates: Candidates, budget: int, generator: np.random.Generator) -> Positions:
-    """As many samples of each class as of any other, as far as there are, each class's at random."""
+    """Keep equally many samples of each class, as far as there are enough, drawn at random within the class."""
     return _by_class(
         candidates, budget, generator, "class balance", lambda members, quota: generator.permutation(members)[:quota]
     )
@@ -57,7 +58,10 @@ def class_balanced(candidates: Candidates, budget: int, generator: np.random.Gen
 
 @within_budget
 def by_herding(candidates: Candidates, budget: int, generator: np.random.Generator) -> Positions:
-    """``herding`` within each class, with quotas as of ``class_balanced`` (iCaRL's exemplars)."""
+    """Keep the samples that ``herding`` chooses within each class, with the quotas of ``class_balanced``.
+
+    These are the exemplars of iCaRL.
+    """
     features = np.asarray(known(candidates.features, "herding", "features")())
     return _by_class(
         candidates, budget, generator, "herding", lambda members, quota: members[herding(features[members], quota)]
@@ -71,7 +75,7 @@ def _by_class(
     strategy: str,
     choose: Callable[[Positions, int], Positions],
 ) -> Positions:
-    """``choose(members, quota)`` of each class, in the order of labels."""
+    """The positions that ``choose(members, quota)`` returns for each class, in the order of labels."""
     labels = known(candidates.labels, strategy, "labels")
     classes, counts = np.unique(labels, return_counts=True)
     quotas = class_quotas(counts, budget, generator)

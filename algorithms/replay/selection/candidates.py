@@ -1,4 +1,4 @@
-"""What a device may keep after a period of its stream, and the form of every strategy that chooses among it."""
+"""The candidates: the samples that a device may keep after a period. And the form of every strategy that chooses."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedemu.protocol.errors import ConfigurationError
 
 Positions = NDArray[np.int64]
+"""Positions of samples among the candidates."""
 Floats = NDArray[np.float64]
 T = TypeVar("T")
 
@@ -21,10 +22,11 @@ T = TypeVar("T")
 class Candidates:
     """The samples that a device may keep, ``X_t`` and ``R_t`` together, and what strategies may know of them.
 
-    ``fresh [n]`` is true for samples of the period's data X_t and false for those of the buffer R_t; either part is in
-    the order of its arrival. ``seen`` counts all samples that the device has ever had, X_t included. ``labels [n]``
-    where the data have any. ``gram()`` gives the cosines ``[n, n]`` of the samples' loss gradients, ``features()`` what
-    the model makes of the samples, ``[n, features]``; both are computed only for strategies that ask.
+    ``fresh [n]`` is true for samples of the period's data X_t and false for those of the buffer R_t. Each part is in
+    order of arrival. ``seen`` counts all samples that the device has ever had, X_t included. ``labels [n]`` is None if
+    the data have no labels. ``gram()`` returns the cosines ``[n, n]`` between the samples' loss gradients, and
+    ``features()`` the model's features of the samples, ``[n, features]``. Both are computed only for strategies that
+    ask. Raises ConfigurationError if the numbers of samples contradict each other.
     """
 
     fresh: NDArray[np.bool_]
@@ -36,10 +38,13 @@ class Candidates:
     def __post_init__(self) -> None:
         if self.seen < len(self.fresh):
             raise ConfigurationError(
-                f"{self.seen} samples were seen so far, but there are {len(self.fresh)} to choose from; count those too"
+                f"{self.seen} samples were seen so far, but there are {len(self.fresh)} candidates; "
+                "count the candidates as seen too"
             )
         if self.labels is not None and self.labels.shape != self.fresh.shape:
-            raise ConfigurationError(f"there are {len(self.labels)} labels for {len(self.fresh)} samples")
+            raise ConfigurationError(
+                f"there are {len(self.labels)} labels for {len(self.fresh)} samples; give one label per sample"
+            )
 
     def __len__(self) -> int:
         return len(self.fresh)
@@ -50,11 +55,14 @@ class Candidates:
 
 
 Strategy = Callable[[Candidates, int, np.random.Generator], Positions]
-"""Returns the ascending positions of the candidates to keep, at most as many as the budget says."""
+"""(candidates, budget, generator) -> the ascending positions of the candidates to keep, at most ``budget``."""
 
 
 def within_budget(choose: Strategy) -> Strategy:
-    """The strategy that keeps all candidates where the budget allows it, and otherwise what ``choose`` says, sorted."""
+    """A strategy that keeps all candidates if the budget allows it, and otherwise what ``choose`` returns, sorted.
+
+    It raises ConfigurationError if the budget is below 0.
+    """
 
     @functools.wraps(choose)
     def strategy(candidates: Candidates, budget: int, generator: np.random.Generator) -> Positions:
@@ -70,9 +78,9 @@ def within_budget(choose: Strategy) -> Strategy:
 
 
 def known(value: T | None, strategy: str, what: str) -> T:
-    """The value, which ``strategy`` can't do without."""
+    """The value. Raises ConfigurationError if it is None, because ``strategy`` needs it."""
     if value is None:
         raise ConfigurationError(
-            f"{strategy} needs the samples' {what}, which aren't known here; choose another strategy"
+            f"{strategy} needs the samples' {what}, which are not known here; choose another strategy"
         )
     return value

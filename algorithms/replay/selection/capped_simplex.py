@@ -1,14 +1,16 @@
-"""Quadratic minimisation over the capped simplex, by which a device selects what it keeps.
+"""The solver of selection: it minimises a quadratic function over the capped simplex.
 
-``minimise x^T Q x - 2 c^T x over 0 <= x <= 1, sum x = budget``: the relaxation of Good et al., "Coordinated Replay
-Sample Selection for Continual Federated Learning", problems 4, 5 and 8 (with ``c = G^T h``). The solver is pairwise
-coordinate descent, as in sequential minimal optimisation (Platt 1998; the second coordinate by its gain, after Fan,
-Chen and Lin 2005): two coordinates move against each other, so that every iterate is feasible. Where that takes long,
-as it can where the matrix is nearly singular, it leaps to the minimum over all coordinates that are at no bound.
+The problem is ``minimise x^T Q x - 2 c^T x over 0 <= x <= 1, sum x = budget``: the relaxation of Good et al.,
+"Coordinated Replay Sample Selection for Continual Federated Learning", 2023, problems 4, 5 and 8 (with ``c = G^T h``).
 
-Measured once, one thread, by CPU time, on 2,000 vectors of 300 dimensions around 5 centres with a budget of 100:
-0.14 s, against 4.7 s of cvxpy with Clarabel and 10.5 s with OSQP, and the same 100 largest. Isotropic vectors of about
-as many dimensions as there are samples are harder: 1 s for 2,000 of 3,000 dimensions.
+The solver is pairwise coordinate descent, as in sequential minimal optimisation (Platt, 1998; it chooses the second
+coordinate by its gain, after Fan, Chen and Lin, 2005). Two coordinates move against each other, so every iterate is
+feasible. That can take long if the matrix is nearly singular; then the solver leaps to the minimum over all coordinates
+that are at no bound.
+
+Measured once, with one thread and by CPU time, on 2,000 vectors of 300 dimensions around 5 centres with a budget of
+100: 0.14 s. cvxpy takes 4.7 s with Clarabel and 10.5 s with OSQP, and finds the same 100 largest values. Isotropic
+vectors with about as many dimensions as there are samples are harder: 2,000 vectors of 3,000 dimensions take 1 s.
 """
 
 from __future__ import annotations
@@ -25,12 +27,15 @@ from fedemu.protocol.errors import ConfigurationError
 Floats = NDArray[np.float64]
 
 TOLERANCE: Final = 1e-6
+"""The gap of the optimality conditions that the solver may leave, relative to the problem's scale."""
 AT_BOUND: Final = 1e-12
-"""A coordinate that is this close to 0 or 1 is brought there."""
+"""A coordinate that is this close to 0 or 1 is set to 0 or 1."""
 FLAT: Final = 1e-12
+"""A curvature up to this counts as none, relative to the problem's scale."""
 STEPS_PER_COORDINATE: Final = 200
+"""The solver gives up after this number of steps per coordinate, and 10,000 more."""
 STEPS_TO_LEAP: Final = 20
-"""Per coordinate, beside 1,000: far more than most problems need."""
+"""The solver leaps after this number of steps per coordinate, and 1,000 more: far more than most problems need."""
 
 
 def solve_capped_simplex(
@@ -44,19 +49,22 @@ def solve_capped_simplex(
     generator: np.random.Generator | None = None,
     tolerance: float = TOLERANCE,
 ) -> Floats:
-    """Minimise ``x^T gram x - 2 linear^T x`` over ``0 <= x <= 1, sum x = budget``: returns ``x [n]``, always feasible.
+    """Minimise ``x^T gram x - 2 linear^T x`` over ``0 <= x <= 1, sum x = budget``. Returns ``x [n]``, always feasible.
 
-    ``gram [n, n]`` is symmetric; with ``zero_diagonal`` its diagonal counts as zero. Where the matrix is positive
-    semidefinite, the optimality conditions hold up to a gap of ``tolerance * scale``: by so much at most does half the
-    derivative by an x above 0 exceed that by an x below 1. ``scale`` is the largest absolute value on the diagonal of
-    ``gram`` and in ``linear``. The objective is then within ``2 * budget * tolerance * scale`` of the minimum. With
-    ``zero_diagonal`` the matrix is indefinite and x a local optimum: moreover no transfer between two coordinates,
-    however large, lowers the objective by more than ``tolerance * scale``. After 200 n + 10,000 steps the solver
-    returns what it has.
+    ``gram [n, n]`` is symmetric; with ``zero_diagonal`` its diagonal is taken as zero. ``scale`` is the largest
+    absolute value on the diagonal of ``gram`` and in ``linear``.
 
-    ``start [n]`` is where to begin (default: ``budget / n`` everywhere; the solution of a similar problem saves most
-    steps). Each of ``restarts`` (default 0) begins anew at random 0s and 1s of ``generator`` and the best end counts,
-    the first among equals. A budget of n or more gives ones, whatever the objective. Deterministic; float64.
+    If the matrix is positive semidefinite, the optimality conditions hold up to a gap of ``tolerance * scale``: half
+    the derivative by any x above 0 exceeds half the derivative by any x below 1 by at most that gap. Then the objective
+    is within ``2 * budget * tolerance * scale`` of the minimum. With ``zero_diagonal`` the matrix is indefinite, and x
+    is a local optimum. In addition no transfer between two coordinates, of any size, lowers the objective by more than
+    ``tolerance * scale``. After 200 n + 10,000 steps the solver returns the x that it has.
+
+    The solver begins at ``start [n]``, by default ``budget / n`` everywhere; the solution of a similar problem saves
+    most steps. Each of the ``restarts`` (default 0) begins at random 0s and 1s that ``generator`` draws. The best
+    result counts, and among equals the first. A budget of n or more gives ones for any objective. The result is
+    deterministic, and computed in float64. Raises ConfigurationError if shapes, budget or start do not fit, if a value
+    is not finite, or if there are restarts without a generator.
     """
     matrix = _square(gram)
     size = len(matrix)
@@ -72,7 +80,7 @@ def solve_capped_simplex(
     best = problem.descend(np.full(size, budget / size) if start is None else _feasible(start, size, budget))
     for _ in range(restarts):
         if generator is None:
-            raise ConfigurationError(f"{restarts} restarts of the solver need a generator to begin from")
+            raise ConfigurationError(f"{restarts} restarts of the solver draw random numbers; give it a generator")
         other = problem.descend(generator.permutation(_corner(size, budget)))
         if problem.value(other) < problem.value(best):
             best = other
@@ -81,7 +89,10 @@ def solve_capped_simplex(
 
 @dataclass(frozen=True)
 class _Problem:
-    """The objective; ``gap`` is what descent may leave, and ``flat`` a curvature that counts as none, in its unit."""
+    """One problem. ``gap`` is the gap that the descent may leave; a curvature up to ``flat`` counts as none.
+
+    Both are in the unit of ``matrix``.
+    """
 
     matrix: Floats
     diagonal: Floats
@@ -91,15 +102,20 @@ class _Problem:
     indefinite: bool
 
     def value(self, x: Floats) -> float:
+        """The objective at x."""
         return float(x @ (self.matrix @ x - 2.0 * self.slope))
 
     def gradient(self, x: Floats) -> Floats:
-        """Half of it."""
+        """Half of the objective's gradient at x."""
         gradient: Floats = self.matrix @ x - self.slope
         return gradient
 
     def descend(self, start: Floats) -> Floats:
-        """Move what rises best against what then gains most, until nothing does."""
+        """The end of the descent from ``start``.
+
+        Each step increases the coordinate with the smallest derivative, and decreases the one that then lowers the
+        objective most. The descent ends when no step lowers it by more than the gap.
+        """
         x = start.copy()
         gradient, fresh = self.gradient(x), True
         full, empty = _bounds(x), -_bounds(1.0 - x)
@@ -115,7 +131,7 @@ class _Problem:
             if (gradient + empty).max() - rising[up] > self.gap or (self.indefinite and gains[down] > self.gap):
                 moved = moves[down]
             elif not fresh:
-                # Updated step by step, the gradient drifts by rounding: only a fresh one may end the descent.
+                # A gradient that is updated step by step drifts by rounding. Only a fresh one may end the descent.
                 gradient, fresh = self.gradient(x), True
                 continue
             else:
@@ -133,10 +149,10 @@ class _Problem:
         return np.where(full > 0.0, 1.0, np.where(empty < 0.0, 0.0, x))
 
     def _leap(self, x: Floats, gradient: Floats) -> Floats:
-        """Go to the minimum over the x that are at no bound, stopping at bounds on the way; returns the new gradient.
+        """Move ``x`` in place to the minimum over the coordinates that are at no bound. Returns the new gradient.
 
-        Where the matrix is nearly singular, transfers between pairs alone take very many steps to get there. Changes
-        ``x``.
+        A coordinate that meets a bound on the way stays there, and the rest goes on. If the matrix is nearly singular,
+        transfers between pairs alone would need very many steps for this.
         """
         while True:
             free = np.flatnonzero((x > AT_BOUND) & (x < 1.0 - AT_BOUND))
@@ -157,7 +173,10 @@ class _Problem:
                 return gradient
 
     def _best_pair(self, x: Floats, gradient: Floats) -> tuple[int, int, float] | None:
-        """The transfer between any two coordinates that lowers the objective most, if by more than the gap."""
+        """The transfer between two coordinates that lowers the objective most: (up, down, size).
+
+        None if it lowers the objective by no more than the gap.
+        """
         rising, falling = np.flatnonzero(x < 1.0 - AT_BOUND), np.flatnonzero(x > AT_BOUND)
         if not (len(rising) and len(falling)):
             return None
@@ -172,18 +191,18 @@ class _Problem:
         room = np.minimum(x[down], 1.0 - x[up])
         curved = curvature > self.flat
         inner = np.clip(fall / np.where(curved, curvature, 1.0), 0.0, room)
-        # Along a pair that isn't curved upwards the minimum lies at an end: all or nothing.
+        # Along a pair that is not curved upwards the minimum lies at an end: the transfer is the largest possible.
         moves = np.where(curved, inner, room)
         return moves, moves * (2.0 * fall - moves * curvature)
 
 
 def _bounds(x: Floats) -> Floats:
-    """Infinite where x is 1, else 0."""
+    """Infinity for each x that is 1, and 0 for the others."""
     return np.where(x >= 1.0 - AT_BOUND, np.inf, 0.0)
 
 
 def _centred(rows: Floats) -> Floats:
-    """Without the mean over the first axis."""
+    """The rows without their mean over the first axis."""
     centred: Floats = rows - rows.mean(axis=0)
     return centred
 
@@ -203,7 +222,7 @@ def _check(matrix: Floats, slope: Floats, budget: float) -> None:
     if not budget >= 0:
         raise ConfigurationError(f"the budget is {budget}; it must be 0 or more")
     if not (np.isfinite(matrix).all() and np.isfinite(slope).all()):
-        raise ConfigurationError("the Gram matrix or the linear term is not finite; drop the samples that make it so")
+        raise ConfigurationError("the Gram matrix or the linear term is not finite; leave out the samples behind it")
 
 
 def _feasible(start: ArrayLike, size: int, budget: float) -> Floats:
@@ -214,5 +233,5 @@ def _feasible(start: ArrayLike, size: int, budget: float) -> Floats:
 
 
 def _corner(size: int, budget: float) -> Floats:
-    """Ones as far as the budget goes, and its fraction."""
+    """Ones as far as the budget goes, then its fraction, then zeros."""
     return np.clip(budget - np.arange(size), 0.0, 1.0)

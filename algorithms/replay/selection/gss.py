@@ -1,8 +1,8 @@
-"""The heuristics of gradient-based sample selection, as strategies over a period's candidates.
+"""The two heuristics of gradient-based sample selection (GSS), as strategies over a period's candidates.
 
-Aljundi et al., "Gradient based sample selection for online continual learning", 2019. Theirs work on-line, a batch at a
-time, with gradients that age as the model changes; here the model of the period's end gives all gradients at once, and
-samples pass in the order of their arrival, the buffer's first.
+Aljundi et al., "Gradient based sample selection for online continual learning", NeurIPS 2019. Theirs work on-line, one
+batch at a time, with gradients that become outdated as the model changes. Here the model at the end of the period gives
+all gradients at once, and samples pass in order of arrival, those of the buffer first.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from numpy.typing import ArrayLike
 from fedemu.algorithms.replay.selection.candidates import Candidates, Floats, Positions, known, within_budget
 
 GROWTH: Final = 1.1
-"""Of the clusters' radius, as in the authors' code."""
+"""The factor by which the clusters' radius grows, as in the authors' code."""
 LEAST_RADIUS: Final = 1e-6
+"""The smallest radius of a cluster."""
 
 
 def gss_greedy(gram: ArrayLike, budget: int, generator: np.random.Generator) -> Positions:
-    """GSS-greedy (their algorithm 2) over samples with the cosines ``gram [n, n]``, in the order of their positions.
+    """GSS-greedy (Aljundi et al., 2019, algorithm 2) over samples with the cosines ``gram [n, n]``.
 
-    The first ``budget`` fill the buffer. A sample's score is its largest cosine with the buffer when it comes, plus 1;
-    one whose score c is below 1 challenges a buffered sample drawn in proportion to the scores C, and takes its place
-    with probability ``C_i / (C_i + c)``. The score is taken over the whole buffer (theirs: over a random part of it);
-    an empty buffer gives the score 1. Returns ascending positions.
+    Samples come in the order of their positions, and the first ``budget`` fill the buffer. The score of a sample is 1
+    plus its largest cosine with the samples in the buffer when it comes; an empty buffer gives the score 1. If the
+    score c of a new sample is below 1, a buffered sample i is drawn in proportion to the scores C, and the new sample
+    takes its place with probability ``C_i / (C_i + c)``. The authors compute scores over a random part of the buffer,
+    here they are over the whole buffer. Returns ascending positions.
     """
     cosines = np.asarray(gram, dtype=np.float64)
     held: list[int] = []
@@ -45,10 +47,10 @@ def gss_greedy(gram: ArrayLike, budget: int, generator: np.random.Generator) -> 
 def gss_cluster(gram: ArrayLike, budget: int, generator: np.random.Generator) -> Positions:
     """GSS by clusters: the centres of at most ``budget`` clusters of gradients by cosine distance ``1 - gram [n, n]``.
 
-    As in the authors' code: from a random first centre on, in order, each sample farther than a radius from all centres
-    becomes one; the radius starts at the least distance there is and grows by a tenth until there are few enough. Done
-    once over all samples. Where fewer centres remain than the budget allows, random other samples fill up. Returns
-    ascending positions.
+    This is done as in the authors' code, but once over all samples. The first centre is random. In order of position,
+    each sample that is farther than a radius from all centres becomes a centre. The radius is first the least distance
+    between two samples, and grows by a tenth until there are at most ``budget`` centres. If there are fewer, other
+    samples are drawn at random. Returns ascending positions.
     """
     distance = 1.0 - np.asarray(gram, dtype=np.float64)
     size = len(distance)
@@ -63,7 +65,7 @@ def gss_cluster(gram: ArrayLike, budget: int, generator: np.random.Generator) ->
 
 
 def _centres(distance: Floats, radius: float, first: int, most: int) -> Positions:
-    """The centres of clusters of this radius; only ``most + 1`` of them where there are more than ``most``."""
+    """The centres of clusters of this radius. The search ends at ``most + 1`` centres."""
     centres = [first]
     nearest = distance[first].copy()
     position = 0
@@ -76,7 +78,7 @@ def _centres(distance: Floats, radius: float, first: int, most: int) -> Position
 
 @within_budget
 def by_gss_greedy(candidates: Candidates, budget: int, generator: np.random.Generator) -> Positions:
-    """``gss_greedy`` over the buffer's samples, then the new ones."""
+    """Keep what ``gss_greedy`` selects from the buffer's samples, followed by the new ones."""
     order = candidates.arrivals()
     gram = known(candidates.gram, "GSS-greedy", "gradients")()
     return order[gss_greedy(gram[np.ix_(order, order)], budget, generator)]
@@ -84,7 +86,7 @@ def by_gss_greedy(candidates: Candidates, budget: int, generator: np.random.Gene
 
 @within_budget
 def by_gss_cluster(candidates: Candidates, budget: int, generator: np.random.Generator) -> Positions:
-    """``gss_cluster`` over the buffer's samples, then the new ones."""
+    """Keep what ``gss_cluster`` selects from the buffer's samples, followed by the new ones."""
     order = candidates.arrivals()
     gram = known(candidates.gram, "GSS by clusters", "gradients")()
     return order[gss_cluster(gram[np.ix_(order, order)], budget, generator)]

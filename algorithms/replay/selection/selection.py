@@ -1,7 +1,8 @@
-"""Which samples a device replays later: the solver, the objective and every strategy, under one name.
+"""The selection of samples that a device keeps: the table of all strategies, and the names of this room in one place.
 
-A strategy takes ``Candidates``, a budget and a generator, and returns ascending positions: never more than the budget,
-all where the budget allows it, the same for the same generator. Each kind has a module of its own.
+A strategy takes ``Candidates``, a budget and a generator, and returns ascending positions. It returns never more than
+the budget, all candidates if the budget allows it, and the same for the same generator. Each kind of strategy has a
+module of its own.
 """
 
 from __future__ import annotations

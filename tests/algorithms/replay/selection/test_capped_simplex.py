@@ -189,5 +189,5 @@ def test_a_start_that_is_no_solution_is_refused(start: list[float]) -> None:
 
 
 def test_restarts_need_a_generator() -> None:
-    with pytest.raises(ConfigurationError, match="3 restarts of the solver need a generator"):
+    with pytest.raises(ConfigurationError, match="3 restarts of the solver draw random numbers; give it a generator"):
         solve_capped_simplex(np.eye(3), 1, restarts=3)

@@ -87,7 +87,9 @@ def test_a_strategy_says_what_it_lacks(strategy: str, lacking: str, words: str) 
 
 
 def test_candidates_that_do_not_fit_together_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="3 samples were seen so far, but there are 4 to choose from"):
+    with pytest.raises(
+        ConfigurationError, match="3 samples were seen so far, but there are 4 candidates; count the candidates"
+    ):
         candidates(2, 2, seen=3)
     with pytest.raises(ConfigurationError, match="there are 3 labels for 4 samples"):
         replace(candidates(2, 2), labels=np.zeros(3, dtype=np.int64))
