@@ -1,6 +1,6 @@
-"""What a person touches: configuration, data sets, command line, results, monitoring, stress and benchmarks.
+"""What people use: experiments, data sets, commands, results, monitoring, stress tests and benchmarks.
 
-For notebooks: ``fedemu.ops.run(experiment) -> Results``.
+Notebooks use ``fedemu.run``, which is also here: ``fedemu.ops.run(experiment) -> Results``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Found when asked for, so that a device process does not import what only notebooks need.
+    # A device process imports this package, but not what only notebooks need.
     if name == "run":
         from fedemu.ops.notebook import run
 

@@ -1,4 +1,4 @@
-"""Looks at a machine the way a fleet will use it, one finding per subject."""
+"""Checks whether a machine can run a fleet. There is one finding for each subject."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedemu.device.machine.trainers import default_trainers
 from fedemu.ops.data.cache import cache_folder
 
 DEVICES = 300
-"""What the default experiment asks of a machine."""
+"""The number of devices for which the limits of the machine are checked: that of the default experiment."""
 EXTRAS = (
     ("language", ("transformers", "tokenizers"), "texts"),
     ("flwr", ("flwr-datasets",), "partitions of the kind flwr"),
@@ -32,7 +32,7 @@ Verdict = Literal["ok", "note", "bad"]
 
 
 class Finding(NamedTuple):
-    """``bad`` means that runs will fail here; ``note`` that something optional is missing or small."""
+    """One result. ``bad`` means that runs will fail here, ``note`` that something optional is missing or small."""
 
     verdict: Verdict
     subject: str
@@ -40,7 +40,7 @@ class Finding(NamedTuple):
 
 
 def examine(environment: Mapping[str, str]) -> list[Finding]:
-    """Every finding, in an order that explains itself."""
+    """Check everything, and return all findings."""
     return [
         _python(),
         _packages(),
@@ -86,7 +86,7 @@ def _unmet(package: str) -> Iterator[str]:
 
 
 def _torch() -> Finding:
-    """In a process of its own, because a broken installation may take its process along."""
+    """Import torch in a process of its own, because a broken installation may crash the process."""
     code = (
         "import torch\n"
         "devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]\n"
@@ -111,7 +111,7 @@ def _messaging() -> Finding:
 
 
 def _limits() -> list[Finding]:
-    """What a fleet needs and this machine has, as the supervisor will ask before it starts one."""
+    """Compare the limits of this machine with what a fleet needs. A supervisor does the same before it starts one."""
     machine, trainers = limits.this_machine(), default_trainers("auto")
     files, threads, memory = limits.demand(DEVICES, 1, trainers)
     found = []

@@ -1,1 +1,1 @@
-"""An experiment put together: data, model, method, partition and stream become a plan."""
+"""Puts an experiment together: data, model, method, partition and stream (``parts.py``), and the plan of a run."""

@@ -1,4 +1,7 @@
-"""Makes the devices' behaviours from an experiment's bytes; what a device process opens, so torch stays out of it."""
+"""The behaviour of devices: when they are on-line, how fast they are, how they fail.
+
+Device processes import this file.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,11 @@ from fedemu.protocol.seeds import generator
 
 
 def open_behaviours(experiment: bytes) -> Callable[[int], Behaviour]:
-    """The behaviour of a device by its index; equal bytes give equal behaviours on every machine."""
+    """Read an experiment, and return a function from the index of a device to its behaviour.
+
+    Equal bytes give equal behaviours on every machine. Raises ConfigurationError if the bytes are no experiment, or
+    name trace files without their content.
+    """
     settings = Experiment.from_bytes(experiment)
     if settings.lacks_traces:
         raise ConfigurationError(
@@ -66,7 +73,7 @@ def _intervals(settings: Experiment, device: int) -> Iterator[Interval]:
             turn, phone = divmod(device, len(recorded))
             if at_end == "end":
                 return availability.recorded(recorded[phone], None)
-            # A fleet larger than the trace uses each phone again, at another time of its life.
+            # A fleet that is larger than the trace uses each recorded device again, from another time on.
             shift = 0.0 if turn == 0 else float(random("availability/shift").random()) * period
             return availability.recorded(recorded[phone], period, shift)
         case other:

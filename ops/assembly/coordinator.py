@@ -60,7 +60,7 @@ def assemble(
 
 
 def settings_of(experiment: Experiment, stream: StreamPlan) -> Settings:
-    """The rules of the run in the coordinator's terms."""
+    """The settings of the coordinator: the rules of the run that it has to know."""
     fleet = experiment.fleet
     return Settings(
         run=experiment.name,

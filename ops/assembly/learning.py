@@ -21,7 +21,10 @@ from fedemu.protocol.errors import ConfigurationError
 
 
 def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algorithm[Any]]:
-    """The same in every process; raises ConfigurationError where a name or an option is wrong, or data don't fit."""
+    """Build the model and the method of an experiment. They are the same in every process.
+
+    Raises ConfigurationError if a name or an option is wrong, or if they do not fit the data.
+    """
     if corpus.language and experiment.model.name in CLASSIFIERS:
         raise ConfigurationError(
             f"model {experiment.model.name!r} tells labels, but the data are texts whose tokens are predicted; "
@@ -58,7 +61,7 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
 
 
 def _built_model(experiment: Experiment, corpus: Corpus) -> Model:
-    """The experiment's model, whose classifier grows where the stream brings classes task by task."""
+    """The experiment's model. Its classifier grows if the stream brings classes task by task."""
     model = build_model(experiment.model.name, experiment.model.options, corpus.input_shape, corpus.outputs)
     tasks = None if corpus.language else class_tasks(experiment, corpus.classes)
     if tasks is None:
@@ -68,7 +71,7 @@ def _built_model(experiment: Experiment, corpus: Corpus) -> Model:
 
 
 def _replaying(algorithm: Algorithm[Any], experiment: Experiment, ingredients: Ingredients) -> Algorithm[Any]:
-    """The method, with devices that keep samples for later periods."""
+    """Put replay around a method, so that devices keep samples for later periods."""
     replay = experiment.replay
     settings = ReplaySettings(
         strategy=replay.strategy,
@@ -86,14 +89,14 @@ def _replaying(algorithm: Algorithm[Any], experiment: Experiment, ingredients: I
 
 
 def initial_variables(experiment: Experiment, model: Model) -> Tree:
-    """The global model before the first round; raises ConfigurationError where this machine can't hold it."""
+    """The global model before the first round. Raises ConfigurationError if this machine lacks the memory for it."""
     with _within_memory(experiment):
         return model.init(seeds.integer(experiment.seed, purpose="model"))
 
 
 @contextmanager
 def _within_memory(experiment: Experiment) -> Iterator[None]:
-    """Raises ConfigurationError where there is no memory for the model."""
+    """Turn a lack of memory into a ConfigurationError that names the model."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -106,14 +109,14 @@ def _within_memory(experiment: Experiment) -> Iterator[None]:
 
 
 def lacks_memory(error: Exception) -> bool:
-    """Whether an allocation in host memory failed, for which torch has no type of its own."""
+    """Whether an error means that host memory is exhausted. Torch has no type of its own for that."""
     return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 def first_ask(algorithm: Algorithm[Any], variables: Tree, context: Context) -> Ask | None:
-    """The first request of the first round; None where a round begins at the coordinator.
+    """The first ask of the first round. None if a round begins with a server job.
 
-    ``context`` is that of the time before the first round.
+    ``context`` is the one before the first round.
     """
     script = algorithm.round(algorithm.init(variables, context), replace(context, round=1))
     try:

@@ -1,4 +1,4 @@
-"""Which device gets which training samples, as ``[data.partition]`` of the experiment says."""
+"""Builds the partition of an experiment: which device has which training samples."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fedemu.protocol.errors import ConfigurationError
 
 
 def build_partition(corpus: Corpus, data: Data, *, devices: int, seed: int) -> Partition:
-    """Divide the training samples over devices by ``data.partition``, with ``data.validation`` of each held back.
+    """Divide the training samples over devices by ``data.partition``. A share ``data.validation`` of each is held back.
 
-    Public data are left out. Raises ConfigurationError or DataError where the samples can't be divided so.
+    No device gets public data. Raises ConfigurationError or DataError if the samples cannot be divided in this way.
     """
     train = corpus.train
     public = split_public(corpus, data, seed)
@@ -40,7 +40,7 @@ def build_partition(corpus: Corpus, data: Data, *, devices: int, seed: int) -> P
 def _shares(
     labels: NDArray[np.int64], columns: Mapping[str, NDArray[Any]], wanted: PartitionSpec, devices: int, seed: int
 ) -> list[Indices]:
-    """Each device's positions among these samples, ascending."""
+    """For each device the ascending positions of its samples among ``labels``."""
     random = seeds.generator(seed, purpose="partition")
     match wanted:
         case Dirichlet(alpha=alpha, min_samples=min_samples, balanced=balanced, retry=retry):

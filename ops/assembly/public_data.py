@@ -1,4 +1,4 @@
-"""The public data of an experiment: samples that the coordinator keeps for itself and no device holds."""
+"""The public data of an experiment: samples that only the coordinator has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedemu.protocol import seeds
 
 
 def split_public(corpus: Corpus, data: Data, seed: int) -> PublicSplit | None:
-    """Which training samples are public by ``data.public`` and the seed; None where the experiment asks for none."""
+    """Choose the public samples by ``data.public`` and the seed. None if the experiment asks for none."""
     if not data.public.fraction:
         return None
     divided = data.partition
@@ -24,7 +24,7 @@ def split_public(corpus: Corpus, data: Data, seed: int) -> PublicSplit | None:
 
 
 def open_public(corpus: Corpus, data: Data, seed: int) -> PublicData | None:
-    """The public samples as normalised tensors; None where the experiment asks for none."""
+    """The public samples as normalised tensors. None if the experiment asks for none."""
     split = split_public(corpus, data, seed)
     if split is None:
         return None

@@ -1,4 +1,4 @@
-"""An experiment's stream: which device sees which sample when, and what each period is tested on."""
+"""The stream of an experiment: which sample arrives at which device when, and what each period is tested on."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from fedemu.protocol.errors import ConfigurationError, DataError
 
 
 def open_stream(experiment: Experiment, corpus: Corpus, partition: Partition) -> tuple[StreamPlan, PeriodTests]:
-    """What devices are told of the stream, and what its periods are tested on: a function of the experiment alone.
+    """Make the stream that devices get, and the tests of its periods. Both follow from the experiment and its data.
 
-    Raises ConfigurationError or DataError where the samples make no such stream.
+    Raises ConfigurationError or DataError if the samples cannot make such a stream.
     """
     stream = experiment.stream
     with _named(stream):
@@ -51,9 +51,9 @@ def open_stream(experiment: Experiment, corpus: Corpus, partition: Partition) ->
 
 
 def class_tasks(experiment: Experiment, classes: int) -> ClassTasks | None:
-    """The tasks of a class-incremental stream over so many classes; None for another stream.
+    """The tasks of a class-incremental stream that brings ``classes`` classes. None for any other stream.
 
-    Raises ConfigurationError where the classes make no such tasks.
+    Raises ConfigurationError if the classes cannot be divided into these tasks.
     """
     match experiment.stream:
         case Classes() as stream:
@@ -64,7 +64,7 @@ def class_tasks(experiment: Experiment, classes: int) -> ClassTasks | None:
 
 @contextmanager
 def _named(stream: Stream) -> Iterator[None]:
-    """What is wrong with the stream is said of it."""
+    """Begin the sentence of a ConfigurationError with the kind of the stream."""
     try:
         yield
     except ConfigurationError as error:
@@ -72,7 +72,10 @@ def _named(stream: Stream) -> Iterator[None]:
 
 
 def _tasks(stream: Classes, classes: int, random: np.random.Generator) -> ClassTasks:
-    """The order of the classes, where none is given, is the first that the stream draws."""
+    """The tasks of a stream.
+
+    If the order of the classes is not given, it is the first that is drawn from ``random``.
+    """
     return ClassTasks.of(classes, stream.tasks, stream.order or random.permutation(classes))
 
 
@@ -104,7 +107,7 @@ def _times(corpus: Corpus, order: str) -> NDArray[Any]:
 
 
 def _column(corpus: Corpus, split: Split, name: str) -> NDArray[Any]:
-    """The values of a column, ``[samples]``, or the labels."""
+    """The values of a column, or the labels, ``[samples]``. Raises DataError if there is no such column."""
     if name == LABEL:
         return split.y
     if name not in split.columns:

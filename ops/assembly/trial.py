@@ -1,4 +1,4 @@
-"""An experiment's model and the program of its first request, tried on two samples before any device is started."""
+"""Tries the model and the program of the first ask on two samples, before any device is started."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from fedemu.protocol.errors import ConfigurationError, TrainingError
 
 SAMPLES = 2
 STACK_SIZE = 2
-"""Of a vmapped executor: the smallest that is one."""
+"""The number of devices that a vmapped executor takes at once: the smallest possible stack."""
 LONGEST = 400
-"""Characters that somebody else's error may have."""
+"""The largest number of characters that is quoted of an error of somebody else's code."""
 
 
 def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
@@ -44,7 +44,7 @@ def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
     """
     decode_apart(experiment, say)
     parts = Parts(experiment)
-    # What is wrong with names, options and samples is found sooner than a model can be tried.
+    # These are made first, because a wrong name and an impossible partition are found quickly.
     _ = parts.algorithm, parts.stream
     try_out(parts)
     return parts
@@ -59,7 +59,7 @@ def try_out(parts: Parts) -> None:
     A process that dies or lacks memory proves nothing: devices may have more.
     """
     samples = np.arange(min(SAMPLES, len(parts.corpus.train)), dtype=np.int64)
-    # The child finds them made. What is wrong with them is raised here.
+    # They are made before the fork, so that their errors are raised here.
     _ = parts.variables, parts.public
 
     def problem() -> str:
@@ -145,7 +145,10 @@ def _first_line(plan: Plan) -> Plan:
 
 
 def _refuse(said: str, error: Exception) -> NoReturn:
-    """Raise what was found; not finding memory for it is no fault of the experiment."""
+    """Raise ConfigurationError with what was found.
+
+    A lack of memory is raised as it is: it is no fault of the experiment.
+    """
     if lacks_memory(error):
         raise error
     kind = "" if isinstance(error, TrainingError) else f"{type(error).__name__}: "
@@ -153,13 +156,13 @@ def _refuse(said: str, error: Exception) -> NoReturn:
 
 
 def _first_sentence(text: str) -> str:
-    """Without the advice that torch's errors go on with."""
+    """The first sentence of an error. Torch adds advice to many of its errors, which does not help here."""
     sentence = re.split(r"(?<=[.?!])\s+(?=[A-Z])", " ".join(text.split()))[0].rstrip(".")
     return textwrap.shorten(sentence, LONGEST, placeholder=" ...")
 
 
 def _apart(problem: Callable[[], str]) -> str:
-    """What ``problem`` returns in a process of its own; nothing where that dies.
+    """Call ``problem`` in a forked process, and return what it returns. Empty if the process dies.
 
     ``coordinator/rounds/server_job.py`` tells why a fork is safe in a thread that has never computed.
     """

@@ -1,4 +1,4 @@
-"""The entry point of the command ``fedemu``; the commands are in ``commands.py``."""
+"""The entry point of the command ``fedemu``. The commands are in ``commands.py``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> None:
-    """Run the command that the arguments name; ends the process with its exit code."""
+    """Run the command that the arguments name, and end the process with its exit code."""
     heeded = [sign for sign in _STOP_SIGNALS if signal.getsignal(sign) != signal.SIG_IGN]
     for sign in heeded:
         signal.signal(sign, _leave)
-    # Imported only now, because it takes half a second in which Ctrl-C must not end in a traceback.
+    # Importing this takes half a second, in which Ctrl-C must not end in a traceback.
     from fedemu.ops.cli.commands import app
 
     for sign in heeded:
@@ -26,7 +26,10 @@ def main() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Nothing has begun yet, and an import is no place to raise an exception."""
+    """End the process at once.
+
+    Nothing has begun yet, and an exception in the middle of an import would be a traceback.
+    """
     os.write(sys.stderr.fileno(), b"fedemu: interrupted\n")
     os._exit(INTERRUPTED)
 

@@ -1,4 +1,4 @@
-"""``fedemu bench``: measures, and shows every figure beside its floor."""
+"""``fedemu bench``: measures this machine, and shows every figure beside its floor."""
 
 from __future__ import annotations
 

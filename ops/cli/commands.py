@@ -1,6 +1,6 @@
-"""The commands of ``fedemu``. Each lives beside what it does; here they get their names.
+"""The commands of ``fedemu``. The other files of this room hold them, and here they get their names.
 
-Neither torch nor matplotlib is imported before a command that computes or draws needs it.
+Neither torch nor matplotlib is imported before a command needs it to compute or to draw.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class _Commands(TyperGroup):
 
 
 def _usage(error: Any) -> int:
+    """Tell what was wrong with the arguments, and return the exit code. Without any arguments, show the help."""
     said = error.format_message().strip().rstrip(".")
     if not sys.argv[1:] and said.startswith("Usage:"):
         error.show()
@@ -76,14 +77,14 @@ def _fedemu(
 
 for _name, _command, _summary in (
     ("run", cli_fleet.run, "Run a whole experiment on this machine."),
-    ("coordinator", cli_fleet.coordinator, "Run a coordinator, to which devices come."),
+    ("coordinator", cli_fleet.coordinator, "Run a coordinator, and wait for devices."),
     ("device", cli_fleet.device, "Run the devices of one machine."),
     ("report", cli_look.report, "Write the report of a run."),
     ("compare", cli_compare.compare, "Put runs in one table and one set of plots."),
-    ("presets", cli_look.presets, "List the experiments that come with fedemu."),
+    ("presets", cli_look.presets, "List the experiments and methods that come with fedemu."),
     ("validate", cli_look.validate, "Check an experiment without running it."),
     ("stress", cli_stress.stress, "Try to break a real fleet."),
-    ("bench", cli_bench.bench, "Measure the fleet, the wire, training and the whole."),
+    ("bench", cli_bench.bench, "Measure the fleet, the wire, training and the whole system."),
     ("doctor", cli_look.doctor, "Check that this machine can run a fleet."),
 ):
     app.command(_name, short_help=_summary, epilog=IN_WORDS)(_command)

@@ -1,4 +1,4 @@
-"""The command that puts runs side by side."""
+"""``fedemu compare``: puts runs side by side."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def compare(
         float | None,
         typer.Option(
             metavar="ACCURACY",
-            help="Count the rounds to 50, 75 and 95 % of this accuracy, a share of 1. "
+            help="Count the rounds until 50, 75 and 95 % of this accuracy, which is between 0 and 1. "
             "Default: the best accuracy of the first row.",
             min=1e-6,
             max=1,
             show_default=False,
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the page, its plots and compare.json go.")] = Path(
-        "compare"
-    ),
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="The folder for the page, its plots and compare.json.")
+    ] = Path("compare"),
     format: options.FormatOption = Format.TEXT,
 ) -> int:
-    """Put runs in one table and one set of plots; runs that differ only by their seed are one row, mean ± deviation."""
-    # matplotlib takes a second to import; nothing else has to wait for it.
+    """Put runs in one table and one set of plots. Runs that differ only by their seed are one row, mean ± deviation."""
+    # Importing matplotlib takes a second, for which no other command should have to wait.
     from fedemu.ops.compare.compare import compare as side_by_side
     from fedemu.ops.compare.page.page import claim_folder, write_comparison
     from fedemu.ops.compare.text import text, width_of

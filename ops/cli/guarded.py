@@ -1,4 +1,4 @@
-"""What the command line does with errors: one sentence on stderr, and an exit code."""
+"""Guards commands: an error becomes one sentence on stderr, and an exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ P = ParamSpec("P")
 
 
 def guarded(command: Callable[P, int | None]) -> Callable[P, None]:
-    """A command that returns its exit code (None is 0), as typer wants it."""
+    """Turn a command that returns its exit code (None is 0) into one for typer, which raises ``typer.Exit`` with it."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:

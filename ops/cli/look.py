@@ -1,4 +1,4 @@
-"""The commands that look at things: a run, the presets, an experiment, this machine."""
+"""The commands that show something: the report of a run, the presets, an experiment, this machine."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def report(
         Path, typer.Argument(metavar="DIR", help="The run directory of a finished or unfinished run.")
     ],
 ) -> int:
-    """Draw a run's plots and write its report.html; prints the page's path."""
-    # matplotlib takes a second to import; only this command waits for it.
+    """Draw the plots of a run and write its report.html. Prints the path of the page."""
+    # Importing matplotlib takes a second, for which no other command should have to wait.
     from fedemu.ops.report.report import write_report
 
     print(write_report(directory))
@@ -37,7 +37,7 @@ def report(
 
 @guarded
 def presets(format: options.FormatOption = Format.TEXT) -> int:
-    """List the experiments that come with fedemu, and the methods to put into them."""
+    """List the experiments that come with fedemu, and the methods that can be put into them."""
     settings, added = shipped(), methods()
     if format is Format.JSON:
         kinds = {"experiment": settings, "method": added}
@@ -50,7 +50,7 @@ def presets(format: options.FormatOption = Format.TEXT) -> int:
     width = max(len(name) for name, _ in (*settings, *added))
     for name, text in settings:
         print(f"{name:<{width}}  {text}")
-    print("\nMethods, to follow any of them after a +, one or several, as in NAME+METHOD:\n")
+    print("\nMethods. Write one or several of them after an experiment, each after a +, as in NAME+METHOD:\n")
     for name, text in added:
         print(f"{name:<{width}}  {text}")
     return 0
@@ -62,11 +62,11 @@ def validate(
     settings: options.Settings = None,
     format: options.FormatOption = Format.TEXT,
 ) -> int:
-    """Check an experiment without running it: its settings, data, model, method, and who holds which samples."""
+    """Check an experiment without running it: its settings, data, model, method, partition and first training step."""
     checked, runtime = load_experiment(experiment, settings or [], os.environ)
     place = find_data(checked)
     facts = _facts(checked, runtime) | {"data": f"{checked.data.dataset} ({place.kind.replace('_', ' ')})"}
-    # It imports torch, for which no wrong setting should have to wait.
+    # Importing torch takes seconds, and the error of a wrong setting should not wait for it.
     from fedemu.ops.assembly.rehearsal import rehearse
 
     facts |= rehearse(checked, complain)
@@ -80,7 +80,7 @@ def validate(
 
 
 def _facts(experiment: Experiment, runtime: Runtime) -> dict[str, Any]:
-    """An experiment in a few lines for people."""
+    """What an experiment is, for people, by subject."""
     fleet, replay = experiment.fleet, experiment.replay
     return {
         "rounds": f"{experiment.rounds}, seed {experiment.seed}, {experiment.clock.kind} clock",
@@ -106,13 +106,14 @@ def _facts(experiment: Experiment, runtime: Runtime) -> dict[str, Any]:
 
 
 def _kind(table: dict[str, Any]) -> str:
+    """The kind of a table, and its settings in brackets."""
     rest = ", ".join(f"{key} {value}" for key, value in table.items() if key != "kind")
     return f"{table['kind']} ({rest})" if rest else str(table["kind"])
 
 
 @guarded
 def doctor(format: options.FormatOption = Format.TEXT) -> int:
-    """Check that this machine can run a fleet: Python, libraries, limits, memory, data."""
+    """Check that this machine can run a fleet: Python, packages, limits, memory, data."""
     findings = examination.examine(os.environ)
     if format is Format.JSON:
         print(json.dumps([finding._asdict() for finding in findings]))

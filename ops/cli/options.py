@@ -1,4 +1,4 @@
-"""The options that several commands share, and how they become overrides of an experiment."""
+"""The options that several commands have in common, and how they become overrides of an experiment."""
 
 from __future__ import annotations
 
@@ -36,23 +36,21 @@ class DeviceType(StrEnum):
 Experiment = Annotated[
     str | None,
     typer.Argument(
-        help="A TOML file, or the name of a preset (see `fedemu presets`); digits if left out.", show_default=False
+        help="A TOML file, or the name of a preset (see `fedemu presets`). Default: digits.", show_default=False
     ),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        help="The run directory to make; never one that exists already. Default: runs/NAME-N.", show_default=False
-    ),
+    typer.Option(help="The run directory to make. It must not exist yet. Default: runs/NAME-N.", show_default=False),
 ]
-Seed = Annotated[int | None, typer.Option(help="The experiment's seed.", show_default=False)]
-Rounds = Annotated[int | None, typer.Option(help="How many rounds.", show_default=False)]
-Devices = Annotated[int | None, typer.Option(help="How many devices the fleet has.", show_default=False)]
+Seed = Annotated[int | None, typer.Option(help="The seed of the experiment.", show_default=False)]
+Rounds = Annotated[int | None, typer.Option(help="The number of rounds.", show_default=False)]
+Devices = Annotated[int | None, typer.Option(help="The number of devices of the fleet.", show_default=False)]
 Resume = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Continue the run in DIR with its frozen config.toml; only --rounds may grow.",
+        help="Continue the run in DIR with its config.toml. Only --rounds may be changed, to a larger number.",
         show_default=False,
     ),
 ]
@@ -61,7 +59,7 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Override one setting, as in local.lr=0.05; repeatable.",
+        help="Override one setting, as in local.lr=0.05. Can be repeated.",
         show_default=False,
     ),
 ]
@@ -69,24 +67,36 @@ MetricsPort = Annotated[
     int | None, typer.Option(help="Serve Prometheus metrics on this port.", min=1, max=65535, show_default=False)
 ]
 LogLevelOption = Annotated[
-    LogLevel | None, typer.Option(help="What goes into the logs. Default: info.", show_default=False)
+    LogLevel | None,
+    typer.Option(help="The least important level that goes into the logs. Default: info.", show_default=False),
 ]
-FormatOption = Annotated[Format, typer.Option("--format", help="Of the data on stdout.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="The format of the data on stdout.")]
 Trainers = Annotated[
-    int | None, typer.Option(help="Trainer processes. Default: one per core, or per GPU.", min=0, show_default=False)
+    int | None,
+    typer.Option(
+        help="The number of trainer processes. Default: one per core, or one per GPU.", min=0, show_default=False
+    ),
 ]
 PerProcess = Annotated[
-    int | None, typer.Option(metavar="K", help="Devices per device process. Default: 1.", min=1, show_default=False)
+    int | None,
+    typer.Option(
+        metavar="K", help="The number of devices in each device process. Default: 1.", min=1, show_default=False
+    ),
 ]
 DeviceTypeOption = Annotated[
-    DeviceType | None, typer.Option("--device-type", help="Where trainers compute. Default: auto.", show_default=False)
+    DeviceType | None,
+    typer.Option(
+        "--device-type",
+        help="Where trainers compute. Default: auto, which is CUDA if there is a GPU.",
+        show_default=False,
+    ),
 ]
 
 
 def overrides_of(settings: list[str] | None, **options: object) -> list[str]:
-    """Overrides in the order of their weight: ``--set`` first, then the options of their own, which win.
+    """The overrides ``key=value`` of a command: first those of ``--set``, then the other options, which win.
 
-    An option is named by its key with ``__`` for the dot (``runtime__bind``); None means that it was not given.
+    An option is named by its key with ``__`` for the dot (``runtime__bind``). None means that it was not given.
     """
     given = {key.replace("__", "."): value for key, value in options.items() if value is not None}
     return [*(settings or []), *(f"{key}={json.dumps(value)}" for key, value in given.items())]

@@ -1,4 +1,4 @@
-"""The commands that start something: a whole run, a coordinator, the devices of one machine."""
+"""The commands that start a run, a coordinator, or the devices of one machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedemu.protocol.errors import ConfigurationError
 Bind = Annotated[
     str | None,
     typer.Option(
-        metavar="ADDRESS", help="Where devices reach the coordinator, as tcp://0.0.0.0:5577.", show_default=False
+        metavar="ADDRESS", help="The address of the coordinator, as in tcp://0.0.0.0:5577.", show_default=False
     ),
 ]
 
@@ -50,7 +50,7 @@ def run(
     transport: Annotated[
         options.Transport | None,
         typer.Option(
-            help="zmq: real processes and sockets; memory: everything in one process. Default: zmq.", show_default=False
+            help="zmq: real processes and sockets. memory: everything in one process. Default: zmq.", show_default=False
         ),
     ] = None,
     trainers: options.Trainers = None,
@@ -61,8 +61,8 @@ def run(
 ) -> int:
     """Run an experiment on this machine: coordinator, devices, progress, report. Ctrl-C stops it with a checkpoint.
 
-    The address is a free port of this machine unless --bind says otherwise. With --seeds there is a run for each,
-    one after another; --resume goes on with what is left of them.
+    The address is a free port of this machine, or the one of --bind. With --seeds there is one run for each seed, one
+    after another, and --resume continues those that are not done.
     """
     overrides = overrides_of(
         settings,
@@ -100,7 +100,10 @@ def coordinator(
     log_level: options.LogLevelOption = None,
     format: options.FormatOption = Format.TEXT,
 ) -> int:
-    """Run a coordinator and wait for devices, which `fedemu device` brings; listens on tcp://127.0.0.1:5577."""
+    """Run a coordinator and wait for devices, which `fedemu device` starts.
+
+    Listens on tcp://127.0.0.1:5577 by default.
+    """
     overrides = overrides_of(
         settings,
         seed=seed,
@@ -114,7 +117,7 @@ def coordinator(
     if resume is not None and is_complete(directory, checked):
         return conclude(directory, 0, "coordinator", new=False, print_summary=format is Format.JSON)
     try:
-        # It imports torch, for which no wrong setting should have to wait.
+        # Importing torch takes seconds, and the error of a wrong setting should not wait for it.
         from fedemu.ops.running.coordinator import coordinate_alone
     except KeyboardInterrupt:
         if resume is None:
@@ -126,7 +129,7 @@ def coordinator(
 
 @guarded
 def device(
-    count: Annotated[int, typer.Option("--n", metavar="N", help="How many devices this machine has.", min=1)] = 1,
+    count: Annotated[int, typer.Option("--n", metavar="N", help="The number of devices of this machine.", min=1)] = 1,
     connect: Annotated[
         str | None,
         typer.Option(
@@ -137,8 +140,8 @@ def device(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where the devices keep their state; the same folder brings the same devices back. "
-            "Default: in the user's state folder.",
+            help="The folder for the state of the devices. The same folder brings the same devices back. "
+            "Default: a folder in the user's state folder.",
             show_default=False,
         ),
     ] = None,
@@ -148,8 +151,11 @@ def device(
     metrics_port: options.MetricsPort = None,
     log_level: options.LogLevelOption = None,
 ) -> int:
-    """Start the devices of one machine, each in a process of its own; they learn everything from the coordinator."""
-    # It imports nothing heavy, but what it imports is of no use to the other commands.
+    """Start the devices of one machine, each in a process of its own.
+
+    The coordinator sends them everything they need.
+    """
+    # The other commands do not need what this imports.
     from fedemu.ops.running.devices import supervise_alone
 
     overrides = overrides_of(
@@ -168,7 +174,10 @@ def device(
 def _open(
     source: str | None, out: Path | None, resume: Path | None, overrides: list[str]
 ) -> tuple[Path, Experiment, Runtime]:
-    """The run directory, new or continued, with its experiment."""
+    """Make a new run directory, or open the one to resume.
+
+    Returns it with its experiment and this machine's settings.
+    """
     if resume is None:
         experiment, runtime = load_experiment(source, overrides, os.environ)
         find_data(experiment)
@@ -186,7 +195,7 @@ def _open_group(
     seed: int | None,
     overrides: list[str],
 ) -> SeedGroup:
-    """The run directories of several seeds, new or continued."""
+    """Make the run directories of several seeds, or open those to resume."""
     among_settings = any(override.partition("=")[0].strip() == "seed" for override in overrides)
     for given, name in ((seed is not None, "--seed"), (among_settings, "--set seed")):
         if given:
@@ -199,6 +208,7 @@ def _open_group(
 
 
 def _refuse_beside_resume(resume: Path, source: str | None, out: Path | None) -> None:
+    """Raise ConfigurationError if an option was given that ``--resume`` does not go with."""
     for given, name in ((source, "an experiment"), (out, "--out")):
         if given is not None:
             raise ConfigurationError(

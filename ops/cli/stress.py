@@ -1,4 +1,4 @@
-"""``fedemu stress``: plays the scenarios and says which passed."""
+"""``fedemu stress``: plays scenarios and tells which of them passed."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ FAILED = 1
 
 @guarded
 def stress(
-    names: Annotated[list[str] | None, typer.Argument(help="Scenarios to play; all if none is named.")] = None,
-    short: Annotated[bool, typer.Option("--short", help="20 devices and 25 rounds in place of 300 and 120.")] = False,
+    names: Annotated[list[str] | None, typer.Argument(help="The scenarios to play. Default: all of them.")] = None,
+    short: Annotated[
+        bool, typer.Option("--short", help="Use 20 devices and 25 rounds instead of 300 and 120.")
+    ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the scenarios and stop.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Keep run directories and logs here.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the disturber: whom it strikes, and when.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="A folder in which run directories and logs are kept.")] = None,
+    seed: Annotated[int, typer.Option(help="The seed of the disturber, which decides what it disturbs, and when.")] = 1,
     format: FormatOption = Format.TEXT,
 ) -> int:
-    """Try to break a real fleet, scenario by scenario, and hold the invariants against what happened.
+    """Try to break a real fleet, scenario by scenario, and check that the invariants held.
 
-    Exit 0: all passed; 1: a scenario failed.
+    The exit code is 0 if all scenarios passed, and 1 if one failed.
     """
     scale = SHORT if short else FULL
     known = scenarios(scale)
@@ -70,7 +72,7 @@ def _play_all(chosen: list[Scenario], scale: Scale, folder: Path, seed: int) -> 
     for overrides in dict.fromkeys(scenario.overrides for scenario in chosen if scenario.same_digest):
         console.print("undisturbed run, for comparison ...", highlight=False)
         name = f"undisturbed-{len(digests)}" if digests else "undisturbed"
-        calm = play(Scenario(name, "nobody disturbs", overrides), scale, folder / name, seed=seed)
+        calm = play(Scenario(name, "nothing is disturbed", overrides), scale, folder / name, seed=seed)
         if not calm.passed:
             _show(console, [calm])
             return [calm]

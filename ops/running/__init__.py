@@ -1,1 +1,1 @@
-"""The processes of `fedemu run`, from the claim on a folder to the last line."""
+"""Starts the processes of a run and sees them to their end: from the new run directory to the last line on stderr."""

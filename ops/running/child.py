@@ -1,4 +1,4 @@
-"""How ``fedemu run`` starts its children: ready for signals first, then imports that take seconds, then the work."""
+"""The program of the children of ``fedemu run``: it answers to signals first, and then imports and does the work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from fedemu.ops.running.processes import begin_child
 
 
 def main(words: list[str]) -> int:
-    """``parent name module argument...``: run ``module.main(arguments)`` as a child of the process ``parent``."""
+    """Run ``module.main(arguments)`` as a child of the process ``parent``, and return its exit code.
+
+    ``words`` are ``parent name module argument...``; ``name`` is shown by ``ps``.
+    """
     parent, name, module, *arguments = words
     begin_child(name, int(parent))
     return int(importlib.import_module(module).main(arguments))

@@ -1,6 +1,6 @@
-"""A coordinator from an experiment: its plan is put together here, and played to the end with progress and a report.
+"""Runs a coordinator: makes its plan from an experiment, plays it to the end, shows progress and writes the report.
 
-``fedemu coordinator`` and the child that ``fedemu run`` starts both come here.
+``fedemu coordinator`` does this, and so does the child that ``fedemu run`` starts.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from fedemu.protocol.transport.memory import MemoryNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 SPARE_FILES = 256
-"""Descriptors beside those of the devices' connections: libraries, data, logs, checkpoints."""
+"""Open files beside the connections of the devices: libraries, data, logs, checkpoints."""
 
 
 def coordinate_alone(
     directory: Path, experiment: Experiment, runtime: Runtime, *, new: bool, print_summary: bool
 ) -> int:
-    """``fedemu coordinator``: run until the experiment is over; returns the exit code."""
+    """Run a coordinator until the experiment is over, as ``fedemu coordinator`` does. Returns the exit code."""
     begins = (
         f"{title(experiment)}\n"
         f"  process  {os.getpid()}\n"
@@ -57,10 +57,11 @@ def coordinate_alone(
 
 
 def coordinate(directory: Path, experiment: Experiment, runtime: Runtime, opened: Callable[[], None]) -> int:
-    """Play the run in a claimed directory to its end and report it; returns the exit code.
+    """Play the run in a claimed directory to its end, and write its report. Returns the exit code.
 
-    ``opened`` is called once devices are waited for, before anything is shown. Until then an experiment may turn out
-    to be none. Raises what ends a run early, but for an interruption, which is the code 4.
+    ``opened`` is called when the coordinator begins to wait for devices, before anything is shown. Before that, an
+    experiment may turn out to be impossible. Raises every FedemuError that ends a run early, except Interrupted, for
+    which the code INTERRUPTED is returned.
     """
     open_log(directory / "logs" / "coordinator.log", runtime.log_level)
     allow_files(experiment.fleet.devices + SPARE_FILES)
@@ -99,7 +100,10 @@ async def _serve(
 
 
 def allow_files(wanted: int) -> None:
-    """Raise this process's soft limit of open files to ``wanted``; ConfigurationError if the hard limit is lower."""
+    """Raise this process's soft limit of open files to ``wanted``.
+
+    Raises ConfigurationError if the hard limit is lower.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise ConfigurationError(
@@ -111,11 +115,14 @@ def allow_files(wanted: int) -> None:
 
 
 def _report(directory: Path) -> int:
-    """Write the report; the run itself is safe by now, so what goes wrong here is said and changes nothing else."""
-    # The coordinator's own handlers are gone; the default ones would end this process without a word.
+    """Write the report, and return the exit code.
+
+    The run is on disk by now, so an error is told and has no other effect.
+    """
+    # The handlers of the coordinator are gone. The default ones would end this process without a word.
     old = {sign: signal.signal(sign, signal.default_int_handler) for sign in STOP_SIGNALS}
     try:
-        # matplotlib takes a second to import, which a run that fails before its first round need not wait for.
+        # Importing matplotlib takes a second, for which a run that fails before its first round need not wait.
         from fedemu.ops.report.report import write_report
 
         write_report(directory)
@@ -144,7 +151,10 @@ def _metrics(port: int) -> Iterator[list[RunObserver]]:
 
 
 def main(words: Sequence[str]) -> int:
-    """What ``fedemu run`` starts: ``directory runtime line``, the runtime as JSON and the line to ``announce`` by."""
+    """The coordinator of ``fedemu run``.
+
+    ``words`` are the run directory, the runtime as JSON, and the line of ``announce``.
+    """
     directory, line = Path(words[0]), int(words[2])
 
     def action() -> int:

@@ -1,4 +1,7 @@
-"""The functions of ``ops`` that a machine's processes call by name, since ``device`` imports nothing of ``ops``."""
+"""The functions of ``ops`` that the processes of a machine call by name.
+
+``device`` itself imports nothing of ``ops``.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The devices of one machine from the settings of that machine; torch stays in the trainers.
+"""Runs the devices of one machine. Only the trainers import torch.
 
-``fedemu device`` and the child that ``fedemu run`` starts both come here.
+``fedemu device`` does this, and so does the child that ``fedemu run`` starts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedemu.protocol.errors import ConfigurationError
 
 
 def supervise_alone(count: int, runtime: Runtime, state: Path | None) -> int:
-    """``fedemu device``: run until the coordinator says that the run is over; returns the exit code."""
+    """Run devices until the coordinator says that the run is over, as ``fedemu device`` does. Returns the exit code."""
     folder = state if state is not None else state_folder(os.environ)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def supervise_alone(count: int, runtime: Runtime, state: Path | None) -> int:
 
 
 def run_devices(count: int, runtime: Runtime, state: Path, logs: Path) -> None:
-    """Supervise ``count`` devices to the end of the run; raises what ``supervise`` does."""
+    """Supervise ``count`` devices to the end of the run. Raises the errors of ``supervise``."""
     open_log(logs / "devices.log", runtime.log_level)
     with _observed(runtime.metrics_port) as metrics:
         plan = SupervisorPlan(
@@ -62,7 +62,7 @@ def run_devices(count: int, runtime: Runtime, state: Path, logs: Path) -> None:
 
 
 class Told(MachineObserver):
-    """Says when the fleet of this machine is complete and what has to be started again; passes everything on."""
+    """Tells people when all devices are connected, and what has to be started again. Passes every event on."""
 
     def __init__(self, metrics: MachineObserver) -> None:
         self._metrics = metrics
@@ -76,7 +76,7 @@ class Told(MachineObserver):
 
     def restarted(self, kind: str) -> None:
         self._metrics.restarted(kind)
-        # A device's planned crash belongs to the experiment and is nothing to be told.
+        # The planned crash of a device belongs to the experiment, so people are not told.
         if kind != "device":
             say(f"a {kind} ended and is started again")
 
@@ -91,16 +91,17 @@ class Told(MachineObserver):
 
 
 def say(text: str) -> None:
-    """A line for people."""
+    """Print a line for people on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def counted(devices: int) -> str:
+    """A number of devices, in words."""
     return "1 device" if devices == 1 else f"{devices} devices"
 
 
 def state_folder(environment: Mapping[str, str]) -> Path:
-    """``FEDEMU_STATE``, or the user's state folder."""
+    """The folder for the state of devices: ``FEDEMU_STATE``, or ``fedemu`` in the user's state folder."""
     if chosen := environment.get("FEDEMU_STATE"):
         return Path(chosen).expanduser()
     base = environment.get("XDG_STATE_HOME")
@@ -121,7 +122,10 @@ def _observed(port: int) -> Iterator[MachineObserver]:
 
 
 def main(words: Sequence[str]) -> int:
-    """What ``fedemu run`` starts: ``count state logs runtime``, the last one as JSON."""
+    """The devices of ``fedemu run``.
+
+    ``words`` are their number, the folders of state and logs, and the runtime as JSON.
+    """
     count, state, logs, runtime = words
 
     def action() -> int:

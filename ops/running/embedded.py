@@ -1,4 +1,4 @@
-"""A run in one process: the coordinator, and all devices embedded beside it."""
+"""Runs a whole experiment in one process: the coordinator, and all devices beside it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fedemu.ops.experiment import Runtime
 from fedemu.ops.running.device_code import DEVICE_CODE
 
 DEPARTURE_SECONDS = 10.0
-"""How long devices of this process may take to leave after the end."""
+"""Seconds that the devices may take to leave after the end of the run."""
 
 
 async def serve_embedded(plan: CoordinatorPlan, runtime: Runtime) -> Summary:
-    """Serve with all devices in this process; raises what either side does, the devices' complaint first.
+    """Serve the coordinator, and run all devices in this process as soon as the coordinator waits for them.
 
-    The devices begin once the coordinator has opened.
+    Raises the errors of both sides. If both fail, that of the devices is raised.
     """
     opened = asyncio.Event()
 

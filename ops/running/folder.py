@@ -1,4 +1,4 @@
-"""Where a run's results go: a folder of its own, claimed before anything starts, given back if nothing came of it."""
+"""The run directory: claimed before anything starts, reopened by ``--resume``, and given back if no round has begun."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ RUNS = Path("runs")
 
 
 def claim(experiment: Experiment, out: Path | None) -> Path:
-    """A new run directory that holds the frozen experiment: ``out``, or the first free ``runs/NAME-N``.
+    """Make a new run directory that holds the frozen experiment: ``out``, or the first free ``runs/NAME-N``.
 
-    Raises ConfigurationError where ``out`` is not new, or can't be written.
+    Raises ConfigurationError if ``out`` exists already or cannot be written.
     """
     directory = out if out is not None else _next_free(experiment.name)
     claim_folder(directory)
@@ -27,7 +27,10 @@ def claim(experiment: Experiment, out: Path | None) -> Path:
 
 
 def reopen(directory: Path, overrides: Sequence[str], environment: Mapping[str, str]) -> tuple[Experiment, Runtime]:
-    """The experiment of a run to be continued, with more rounds where that is asked for."""
+    """Open the directory of a run to continue it. Returns its experiment, perhaps with more rounds, and the runtime.
+
+    Raises ConfigurationError if it is no run directory, or if other settings are to change.
+    """
     frozen = read_frozen(directory)
     experiment, runtime = check_resume(frozen, overrides, environment)
     if experiment != frozen:
@@ -36,7 +39,7 @@ def reopen(directory: Path, overrides: Sequence[str], environment: Mapping[str, 
 
 
 def give_back(directory: Path) -> bool:
-    """Remove a run directory that was claimed and in which no round has begun; False if there is something to keep."""
+    """Remove a claimed run directory in which no round has begun. Returns False if it holds results, which are kept."""
     rows, checkpoint = directory / "metrics.jsonl", directory / "checkpoint"
     if (rows.exists() and rows.stat().st_size) or (checkpoint.exists() and any(checkpoint.iterdir())):
         return False

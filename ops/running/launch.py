@@ -1,7 +1,7 @@
-"""Starts a coordinator and then a machine full of devices as child processes, and sees both to their end.
+"""Starts a coordinator and then the devices of a machine as child processes, and sees both to their end.
 
-Decisions are ``launch_rules.py``'s; here are the processes, the signals and the waiting. The children live in sessions
-of their own, so that Ctrl-C reaches only this process, and they end if it ends.
+``launch_rules.py`` makes the decisions. Here are the processes, the signals and the waiting. The children live in
+sessions of their own, so Ctrl-C reaches only this process. They end if this process ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedemu.protocol.errors import ConfigurationError
 DEFAULT_PATIENCE = Patience()
 _LONGEST_SLEEP = 1.0
 _FREE_PORTS = range(20_000, 32_000)
-"""Below the range from which systems give out ports, so that nobody is given one between its choice and its use."""
+"""Ports below the range from which systems choose, so that no other process gets one before it is used."""
 _PORT_TRIES = 200
 
 
@@ -39,11 +39,12 @@ def launch(
     started: Callable[[Mapping[Child, int]], None] = lambda pids: None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> Launch:
-    """Run both commands to their end; returns how it ended, with the ``exit_code`` of the whole.
+    """Run both commands to their end. Returns how it ended, with the ``exit_code`` of the whole.
 
-    The coordinator gets the number of a descriptor as one more argument, by which it has to ``announce`` itself;
-    then the devices are started, and ``started`` is told the process ids. ``terminal`` names the file that takes a
-    child's stderr, None lets it share this process's. Call it in the main thread: it takes over the stop signals.
+    The coordinator gets one more argument, the number of a descriptor, and has to ``announce`` itself there. Then the
+    devices are started, and ``started`` gets the process ids. ``terminal`` names the file for the output of a child;
+    with None the child shares the stderr of this process. ``say`` gets lines for people. Must be called in the main
+    thread, because it handles the stop signals meanwhile.
     """
     rules = Launch(patience)
     children = _Children(commands, terminal)
@@ -87,7 +88,7 @@ def launch(
 
 
 class _Children:
-    """The processes of one launch."""
+    """The child processes of one launch."""
 
     def __init__(self, commands: Mapping[Child, Sequence[str]], terminal: Mapping[Child, Path | None]) -> None:
         self._commands = commands
@@ -97,34 +98,39 @@ class _Children:
 
     @property
     def pids(self) -> dict[Child, int]:
+        """The process ids of all children that were started."""
         return {child: process.pid for child, process in self._processes.items()}
 
     def start(self, child: Child, line: socket.socket | None = None) -> None:
-        """Start a child, or start it again. It inherits ``line`` and finds its number in its last argument."""
+        """Start a child, or start it again.
+
+        It inherits ``line``, and its last argument is the number of that descriptor.
+        """
         kept = () if line is None else (line.fileno(),)
         self._processes[child] = _start([*self._commands[child], *map(str, kept)], self._terminal[child], kept)
         self._ended.discard(child)
 
     def endings(self) -> list[tuple[Child, int]]:
-        """Who ended since the last call, with which code."""
+        """The children that have ended since the last call, with their codes."""
         codes = [(child, process.poll()) for child, process in self._processes.items() if child not in self._ended]
         new = [(child, code) for child, code in codes if code is not None]
         self._ended.update(child for child, _ in new)
         return new
 
     def send(self, child: Child, sign: Signals) -> None:
+        """Send a signal to a child that is still there."""
         if self._processes[child].poll() is None:
             self._processes[child].send_signal(sign)
 
     def kill(self) -> None:
-        """Leave nobody behind."""
+        """Kill the children that are still there."""
         for child, process in self._processes.items():
             self.send(child, signal.SIGKILL)
             process.wait()
 
 
 def last_words(path: Path) -> str:
-    """The last line that a child left in its terminal file; empty if there is none."""
+    """The last line in the file of a child's output. Empty if there is none."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -138,7 +144,7 @@ def child_command(name: str, module: str, *arguments: str) -> list[str]:
 
 
 def free_address() -> str:
-    """A loopback address whose port nobody uses now."""
+    """A loopback address whose port is free now. Raises ConfigurationError if none is found."""
     for _ in range(_PORT_TRIES):
         port = random.choice(_FREE_PORTS)
         with socket.socket() as probe, suppress(OSError):
@@ -148,9 +154,9 @@ def free_address() -> str:
 
 
 def _start(command: Sequence[str], terminal: Path | None, kept: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """The child begins with the stop signals blocked; ``begin_child`` unblocks them once it can answer to them.
+    """Start a process that inherits the descriptors ``kept``.
 
-    It inherits the descriptors ``kept``.
+    The stop signals are blocked at first. ``begin_child`` unblocks them when the child can handle them.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
@@ -173,7 +179,10 @@ def _popen(
 
 @contextmanager
 def _signals() -> Iterator[tuple[int, Callable[[], list[Signals]]]]:
-    """A descriptor that is readable after a signal, and what gives the stop signals since the last call."""
+    """Handle signals. Gives a descriptor that is readable after a signal, and a function.
+
+    The function returns the stop signals that came since its last call.
+    """
     pending: list[Signals] = []
 
     def remember(number: int, _: FrameType | None) -> None:

@@ -1,8 +1,8 @@
-"""How ``fedemu run`` reacts to what its two children do and to signals: events in, actions out, no I/O.
+"""How ``fedemu run`` reacts to signals and to the ends of its children: events go in, actions come out, without I/O.
 
-The coordinator comes first, and the devices once it waits for them: an experiment that can't be put together starts no
-device. It is never revived: its end is the end of the run. A supervisor that was killed is started again, as an
-operator of a real fleet would, because an unplanned death must not change the outcome.
+The coordinator is started first, and the devices when it waits for them. So an experiment that cannot be put together
+starts no device. When the coordinator ends, the run ends; it is not started again. A supervisor that was killed is
+started again, as the operator of a real fleet would do: an unplanned death must not change the outcome.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal
 
 @dataclass(frozen=True)
 class Patience:
-    """Real seconds."""
+    """How long the children may take, in real seconds."""
 
     checkpoint: float = 30.0
-    """That an interrupted coordinator has to write its checkpoint."""
+    """The time of an interrupted coordinator to write its checkpoint."""
     departure: float = 10.0
-    """That the devices have to leave by themselves after a run that was completed."""
+    """The time of the devices to leave by themselves after a completed run."""
     retreat: float = 2.0
-    """The same after a run that was not: the coordinator may have ended before it could tell anybody."""
+    """Their time after any other run. It is shorter, because the coordinator may have ended without telling them."""
     termination: float = 5.0
-    """Between SIGTERM and SIGKILL."""
+    """The time between SIGTERM and SIGKILL."""
 
 
 @dataclass(frozen=True)
 class Send:
-    """Send a signal to a child; the shell ignores children that are gone."""
+    """Send a signal to a child. Nothing happens if the child is gone."""
 
     child: Child
     signal: Signals
@@ -51,6 +51,8 @@ class StartDevices:
 
 @dataclass(frozen=True)
 class Say:
+    """Tell people a line."""
+
     text: str
 
 
@@ -58,6 +60,8 @@ Action = Send | StartDevices | Say
 
 
 class Stage(Enum):
+    """Where a launch stands: the run is on, the coordinator is to stop, or the coordinator has ended."""
+
     RUNNING = auto()
     STOPPING = auto()
     LEAVING = auto()
@@ -65,23 +69,23 @@ class Stage(Enum):
 
 @dataclass
 class Launch:
-    """The state of one launch; ``exit_code`` is set once every child is gone that was started."""
+    """The state of one launch. ``exit_code`` is set when every child that was started is gone."""
 
     patience: Patience = Patience()
     exit_code: int | None = None
     stage: Stage = Stage.RUNNING
     wake: float | None = None
-    """When ``tick`` has to be called at the latest, on the caller's clock."""
+    """The latest time at which ``tick`` has to be called, on the caller's clock. None: no time is set."""
     devices_gave_up: bool = False
-    """Whether the end began with the devices, by an error of theirs."""
+    """Whether the run ends because of an error of the devices."""
     _started: bool = False
-    """Whether the devices have been; the coordinator is from the beginning."""
+    """Whether the devices have been started. The coordinator is started before this state exists."""
     _ended: dict[Child, int] = field(default_factory=dict)
     _restarts: int = 0
     _sent: set[Send] = field(default_factory=set)
 
     def signalled(self, sign: Signals, now: float) -> list[Action]:
-        """The user wants to stop: the first time kindly, the second time at once."""
+        """The user wants to stop. The first signal asks for a checkpoint, the second one stops at once."""
         if self.stage is Stage.RUNNING:
             return [Say("stopping after a checkpoint; once more to stop at once"), *self._stop(now)]
         if self.stage is Stage.STOPPING:
@@ -90,14 +94,14 @@ class Launch:
         return [self._send("devices", signal.SIGTERM)]
 
     def coordinator_opened(self) -> list[Action]:
-        """It has put the experiment together and waits for devices."""
+        """The coordinator has put the experiment together and waits for devices."""
         if self.stage is not Stage.RUNNING:
             return []
         self._started = True
         return [StartDevices()]
 
     def coordinator_ended(self, code: int, now: float) -> list[Action]:
-        """``code`` as subprocess gives it: negative for a signal."""
+        """The coordinator has ended. ``code`` is as in subprocess: negative for a signal."""
         self._ended["coordinator"] = code
         self.stage = Stage.LEAVING
         self.wake = now + (self.patience.departure if code == 0 else self.patience.retreat)
@@ -105,11 +109,12 @@ class Launch:
         if code < 0:
             actions.append(Say(f"the coordinator was ended by {Signals(-code).name}"))
         if code < 0 or code == LEFT_EARLY:
-            # Nobody told the devices; without this they would wait for a coordinator that doesn't come back.
+            # Nobody has told the devices. They would wait for a coordinator that does not come back.
             actions.append(self._send("devices", signal.SIGTERM))
         return self._unless_over(actions)
 
     def devices_ended(self, code: int, now: float) -> list[Action]:
+        """The supervisor of the devices has ended. ``code`` is as in subprocess: negative for a signal."""
         if self.stage is Stage.RUNNING and code < 0 and self._restarts < MOST_RESTARTS:
             self._restarts += 1
             name = Signals(-code).name
@@ -121,7 +126,7 @@ class Launch:
         return self._unless_over([])
 
     def tick(self, now: float) -> list[Action]:
-        """Patience ran out with whoever is still there."""
+        """If the time that was set has come, signal the children that are still there."""
         if self.wake is None or now < self.wake:
             return []
         self.wake = now + self.patience.termination

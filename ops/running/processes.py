@@ -1,4 +1,4 @@
-"""What the processes that ``fedemu run`` starts share with it: a name, an early answer to signals, an end with it."""
+"""What ``fedemu run`` and its children have in common: names, stop signals, and the line by which they talk."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fedemu.protocol.host.kernel import end_with_parent, name_process
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LEFT_EARLY = 130
-"""The exit code of a child that was stopped before it had begun, so that nobody else knows of its end."""
+"""The exit code of a child that was stopped before its work began. Nobody else knows about its end."""
 
 
 def begin_child(name: str, parent: int) -> None:
-    """What a child of ``launch`` does first: it ends with ``parent``, and a stop signal ends it at once.
+    """Prepare a child of ``launch``. It ends with the process ``parent``, and a stop signal ends it at once.
 
-    Leaving at once is right as long as nothing has begun, and safe in the middle of an import.
+    Nothing has begun yet, so nothing is lost; and ``os._exit`` is safe in the middle of an import.
     """
     name_process(name)
     for sign in STOP_SIGNALS:
@@ -28,7 +28,7 @@ def begin_child(name: str, parent: int) -> None:
 
 
 def announce(line: int) -> None:
-    """Tell ``launch`` by its socket ``line`` that the devices may come; returns once it has acted on that."""
+    """Tell ``launch`` by its socket ``line`` that the devices may come. Returns when they have been started."""
     with socket.socket(fileno=line) as launcher, suppress(OSError):  # a launcher that is gone ends this process too
         launcher.send(b"!")
         launcher.recv(1)

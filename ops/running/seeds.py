@@ -1,7 +1,7 @@
-"""``fedemu run --seeds``: one experiment with several seeds, a run directory each, one after another, then compared.
+"""``fedemu run --seeds``: runs an experiment with several seeds, one after another, and compares the runs.
 
-The folder holds ``seed-N/`` per seed, all claimed before the first begins, and ``compare/`` in the end. So it tells by
-itself what is left to be done.
+The folder of the group holds ``seed-N/`` for each seed, and ``compare/`` in the end. All run directories are claimed
+before the first run begins, so the folder itself shows what is left to do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SEEDS = re.compile(r"(\d+)(?:-(\d+))?")
 
 @dataclass(frozen=True)
 class Member:
-    """One seed's run; ``new`` if its directory was claimed just now."""
+    """The run of one seed. ``new`` says that its directory was claimed just now."""
 
     directory: Path
     experiment: Experiment
@@ -43,13 +43,18 @@ class Member:
 
 @dataclass(frozen=True)
 class SeedGroup:
+    """The runs of one experiment with several seeds, and the folder that holds them."""
+
     folder: Path
     members: Sequence[Member]
     runtime: Runtime
 
 
 def parse_seeds(text: str) -> list[int]:
-    """``0,1,2``, ``0-4`` or both; raises ConfigurationError, also where a seed comes twice."""
+    """Read a list of seeds, such as ``0,1,2``, ``0-4`` or ``0-4,7``.
+
+    Raises ConfigurationError, also for a repeated seed.
+    """
     seeds: list[int] = []
     for part in text.split(","):
         found = _SEEDS.fullmatch(part.strip())
@@ -57,7 +62,7 @@ def parse_seeds(text: str) -> list[int]:
         if last < first:
             raise ConfigurationError(f"--seeds {text} is no list of seeds; write it as in 0,1,2 or 0-4")
         if len(seeds) + last - first >= _MOST_SEEDS:
-            raise ConfigurationError(f"--seeds {text} names more than {_MOST_SEEDS:,} seeds; name at most so many")
+            raise ConfigurationError(f"--seeds {text} names more than {_MOST_SEEDS:,} seeds; name fewer")
         seeds += range(first, last + 1)
     twice = next((seed for seed, count in Counter(seeds).items() if count > 1), None)
     if twice is not None:
@@ -66,13 +71,17 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def is_group(folder: Path) -> bool:
+    """Whether a folder holds the runs of a group of seeds, and is no run directory itself."""
     return not (folder / CONFIG_FILE).is_file() and bool(_claimed(folder))
 
 
 def new_group(
     source: str | None, seeds: Sequence[int], out: Path | None, overrides: Sequence[str], environment: Mapping[str, str]
 ) -> SeedGroup:
-    """Claim a run directory for every seed in ``out``, or in the first free ``runs/NAME-seeds-N``."""
+    """Claim a run directory for every seed in ``out``, or in the first free ``runs/NAME-seeds-N``.
+
+    Raises ConfigurationError if the experiment is wrong, or if ``out`` is not empty.
+    """
     loaded = [load_experiment(source, [*overrides, f"seed={seed}"], environment) for seed in seeds]
     experiment, runtime = loaded[0]
     find_data(experiment)
@@ -86,9 +95,10 @@ def new_group(
 def reopen_group(
     folder: Path, seeds: Sequence[int] | None, overrides: Sequence[str], environment: Mapping[str, str]
 ) -> SeedGroup:
-    """The group in ``folder`` by its frozen experiment, with more rounds where asked for; with ``seeds``, these ones.
+    """Open a group of seeds to continue it, perhaps with more rounds. ``seeds`` are those to run; None means all.
 
-    A seed that the group has not is claimed.
+    A seed that the group does not have yet gets a run directory. Raises ConfigurationError if ``folder`` holds no
+    group, or if other settings are to change.
     """
     claimed = _claimed(folder)
     if not claimed:
@@ -106,9 +116,9 @@ def reopen_group(
 
 
 def run_group(group: SeedGroup, *, print_summaries: bool) -> int:
-    """Run what is left of every seed, then compare all that the folder holds; returns the exit code.
+    """Run every seed that is not done, then compare all runs of the folder. Returns the exit code.
 
-    A run that does not get to its end is the last one, and its code is that of the group.
+    If a run fails or is interrupted, the group ends with its code.
     """
     try:
         for place, member in enumerate(group.members, 1):
@@ -141,7 +151,7 @@ def _is_over(member: Member) -> bool:
 
 
 def _conclude(group: SeedGroup, print_summaries: bool) -> None:
-    # matplotlib takes a second to import, for which no run should have to wait.
+    # Importing matplotlib takes a second, for which no run should have to wait.
     from fedemu.ops.compare.compare import compare
     from fedemu.ops.compare.page.page import claim_folder, write_comparison
     from fedemu.ops.compare.text import text, width_of
@@ -162,7 +172,7 @@ def _say_how_to_go_on(group: SeedGroup) -> None:
 
 
 def _abandon(group: SeedGroup) -> None:
-    """Nothing has begun: leave as little behind as a single run would."""
+    """Remove what was claimed for runs that have not begun."""
     for member in group.members:
         if member.new and member.directory.exists():
             give_back(member.directory)
@@ -177,7 +187,7 @@ def _claim(folder: Path, experiment: Experiment) -> Member:
 
 
 def _claimed(folder: Path) -> dict[int, Path]:
-    """The run directories in ``folder`` by seed."""
+    """The run directories in ``folder``, by seed, in ascending order."""
     found = {
         int(name[1]): child
         for child in (folder.iterdir() if folder.is_dir() else ())

@@ -1,4 +1,4 @@
-"""``fedemu run``: a coordinator and its devices on this machine, from the first sentence to the table at the end."""
+"""``fedemu run``: runs a coordinator and its devices on this machine, from the first line on stderr to the last."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ def run_together(
     print_summary: bool,
     heading: str | None = None,
 ) -> int:
-    """Run to the end and say what came of it; returns the exit code. ``new``: the directory was claimed just now.
+    """Run an experiment to its end and tell people the results. Returns the exit code.
 
-    ``heading`` is a line for people that is said once the run begins.
+    ``new`` says that the directory was claimed just now. ``heading`` is a line for people that is shown when the run
+    begins.
     """
     begins = title(experiment)
     if heading is not None:
         begins = f"{heading}\n{begins}"
     try:
         if runtime.transport == "memory":
-            # torch is imported only by the process that computes; here that is this one.
+            # Only the process that computes imports torch. Here it is this process.
             from fedemu.ops.running.coordinator import coordinate
 
             place = f"{begins}\n  everything in process {os.getpid()}\n  results      {directory}"
@@ -53,7 +54,7 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
     logs = directory / "logs"
     devices_terminal = logs / "devices.out"
     serving = runtime.model_dump_json()
-    # Each serves its metrics on a port of its own.
+    # The supervisor serves its metrics on the port after the coordinator's.
     training = runtime.model_copy(update={"metrics_port": runtime.metrics_port and runtime.metrics_port + 1})
     commands: dict[Child, list[str]] = {
         "coordinator": child_command("fedemu-coordinator", "fedemu.ops.running.coordinator", str(directory), serving),
@@ -78,12 +79,12 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
     terminal = sys.stderr.isatty()
 
     def interject(text: str) -> None:
-        # On a terminal the cursor rests at the end of the coordinator's display.
+        # On a terminal the cursor is at the end of the coordinator's display.
         say(f"\n{text}" if terminal else text)
 
     ended = launch(commands, {"coordinator": None, "devices": devices_terminal}, interject, started)
     if terminal:
-        # A display that was killed could not do it.
+        # A display that was killed has left the cursor hidden.
         sys.stderr.write(_SHOW_CURSOR)
     if ended.devices_gave_up and (words := last_words(devices_terminal)):
         say(words)
@@ -91,5 +92,5 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
 
 
 def reachable(bind: str) -> str:
-    """The address by which this machine reaches what is bound: a wildcard host is loopback."""
+    """The address at which this machine reaches ``bind``. The wildcard host becomes the loopback address."""
     return bind.replace("//*:", "//127.0.0.1:").replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")

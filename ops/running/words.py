@@ -1,4 +1,4 @@
-"""What a run says to people: its first line, and its last ones."""
+"""The lines that a run shows to people when it begins and when it ends."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fedemu.ops.running.folder import give_back
 
 
 def say(text: str) -> None:
-    """A line for people."""
+    """Print a line for people on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def title(experiment: Experiment) -> str:
-    """The first line of a run: what it is."""
+    """The first line of a run: its name, its devices, its rounds, its seed, its periods."""
     stream = experiment.stream
     periods = f"; {in_words(stream, experiment.rounds)}" if stream.period_count > 1 else ""
     return (
@@ -30,13 +30,17 @@ def title(experiment: Experiment) -> str:
 
 
 def is_complete(directory: Path, experiment: Experiment) -> bool:
-    """Whether there is nothing left to be done in a run that is to be resumed."""
+    """Whether a run has completed all rounds of its experiment, so that there is nothing to resume."""
     summary = read_run(directory).summary or {}
     return summary.get("outcome") == "completed" and summary.get("rounds") == experiment.rounds
 
 
 def conclude(directory: Path, code: int, command: str, *, new: bool, print_summary: bool) -> int:
-    """The last lines of a run; ``command`` is the one by which it was started and can be resumed."""
+    """Show the last lines of a run, and return its exit code ``code``.
+
+    ``command`` is the command that has started the run and can resume it. A ``new`` directory is given back if the
+    experiment was wrong.
+    """
     if code == USAGE:
         if new:
             give_back(directory)
@@ -59,5 +63,5 @@ def conclude(directory: Path, code: int, command: str, *, new: bool, print_summa
 
 
 def per_process(runtime: Runtime) -> str:
-    """How the devices are packed, in words."""
+    """How many devices share a process, in words."""
     return "one process each" if runtime.per_process == 1 else f"{runtime.per_process} devices per process"

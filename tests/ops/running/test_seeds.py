@@ -81,7 +81,7 @@ def test_a_seed_that_is_named_twice_is_refused(text: str, seed: int) -> None:
 
 @pytest.mark.parametrize("text", ["0-100000000", "0-999,2000"])
 def test_more_seeds_than_a_thousand_are_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"--seeds {text} names more than 1,000 seeds; name at most so many"):
+    with pytest.raises(ConfigurationError, match=f"--seeds {text} names more than 1,000 seeds; name fewer"):
         parse_seeds(text)
 
 
