@@ -50,9 +50,6 @@ class SharedFile(Message):
     path: FilePath
 
 
-# ── from device processes ─────────────────────────────────────────────────────
-
-
 class Attach(Message):
     """The first message of device process ``number``, or of trainer ``number``."""
 
@@ -96,9 +93,6 @@ class Withdraw(Message):
     type: Literal["withdraw"] = "withdraw"
     device: Index
     ask: AskText
-
-
-# ── to and from trainers ──────────────────────────────────────────────────────
 
 
 class TrainJob(Message):
@@ -181,9 +175,6 @@ class JobFailed(Message):
     ask: AskText
     reason: Name
     detail: Sentence
-
-
-# ── to both ───────────────────────────────────────────────────────────────────
 
 
 class Quit(Message):

@@ -116,8 +116,6 @@ class Broker:
             self._timer.cancel()
         self._router.close()
 
-    # ── what comes in ─────────────────────────────────────────────────────────
-
     def _received(self, peer: bytes, envelope: Envelope) -> None:
         message = envelope.message
         if isinstance(message, Attach):
@@ -189,8 +187,6 @@ class Broker:
         answer = JobFailed(device=job.submit.device, ask=job.submit.ask, reason=reason, detail=why)
         if isinstance(job.origin, bytes):
             self._router.send(job.origin, answer)
-
-    # ── what goes out ─────────────────────────────────────────────────────────
 
     def _pump(self) -> None:
         if self._timer is not None:

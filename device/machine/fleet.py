@@ -151,8 +151,6 @@ class Fleet:
         if not self._ready.done():
             self._ready.cancel()
 
-    # ── the zygote ────────────────────────────────────────────────────────────
-
     async def _follow(self, reader: asyncio.StreamReader) -> None:
         unpacker = Unpacker(FROM_ZYGOTE)
         try:
@@ -208,8 +206,6 @@ class Fleet:
         for number, process in enumerate(self._processes):
             if not process.retired:
                 self._fork(number)
-
-    # ── processes ─────────────────────────────────────────────────────────────
 
     def _fork(self, number: int) -> None:
         if self._stopping or self._writer is None:

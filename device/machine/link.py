@@ -112,8 +112,6 @@ class CoordinatorLink:
         if self._store is not None:
             self._store.close()
 
-    # ── what comes in ─────────────────────────────────────────────────────────
-
     def _received(self, envelope: Envelope) -> None:
         if self.ended.done():
             return
@@ -159,8 +157,6 @@ class CoordinatorLink:
         except FedemuError as error:
             self._fail(error)
         self._arm()
-
-    # ── what goes out ─────────────────────────────────────────────────────────
 
     def _perform(self, actions: Iterable[EnrolAction]) -> None:
         for action in actions:

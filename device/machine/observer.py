@@ -22,7 +22,7 @@ class MachineObserver(Protocol):
         """A trainer has answered a group of jobs after ``seconds`` of real time."""
 
     def buffered(self, device: int, samples: int, size: int) -> None:
-        """After a job, a device's replay buffer holds so many samples, of ``size`` bytes together."""
+        """After a job, a device's replay buffer holds this number of samples, of ``size`` bytes together."""
 
 
 class Silent:

@@ -110,8 +110,6 @@ class DeviceRuntime:
         goodbye: list[Action] = [Send(wire.Bye(reason="stopped"))] if connected else []
         return goodbye + self.member.retire("stopped")
 
-    # ── membership ────────────────────────────────────────────────────────────
-
     def _welcomed(self, welcome: wire.Welcome, now: float) -> list[Action]:
         if not self.member.welcomed(welcome, now):
             return []
@@ -148,8 +146,6 @@ class DeviceRuntime:
             for ask, held in self._in_hand.items()
             if held.phase == "trained" and held.schedule.corruption is not None
         ]
-
-    # ── work ──────────────────────────────────────────────────────────────────
 
     def _work(self, work: wire.Work, frames: Sequence[Any], now: float) -> list[Action]:
         if self._store.versions:

@@ -1,7 +1,7 @@
 """A coordinator without rounds: it grants one lease, serves blobs, welcomes devices and answers heartbeats.
 
 A subclass adds what it asks of devices. The benchmark of the fleet measures devices against one, and tests put one
-before supervisors and devices. It decides nothing by itself and draws nothing at random.
+before supervisors and devices. It makes no decisions and no random draws.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class ScriptedCoordinator:
     """Listens on ``network`` after ``open``, keeps its blobs in ``folder``, and answers by ``terms``.
 
     ``members`` has the peer of every welcomed device by index, ``supervisor`` the peer that was granted the lease.
+    A subclass may do something else in ``enroll``, ``welcome``, ``heard`` and ``unreadable``.
     """
 
     def __init__(self, network: Network, folder: Path, terms: Terms, experiment: bytes, stream: bytes) -> None:
@@ -113,8 +114,6 @@ class ScriptedCoordinator:
                 if isinstance(message, Bye) and device is not None:
                     del self.members[device]
                 self.heard(peer, device, message, envelope.frames)
-
-    # ── what a subclass may say otherwise ─────────────────────────────────────
 
     def enroll(self, peer: bytes, enroll: Enroll) -> None:
         """Grant the lease."""
