@@ -16,10 +16,10 @@ from typing import Any, Never
 from fedemu.device.bus import Attach, Finished, Train
 from fedemu.device.compute.shell import Runner, TrainerShell
 from fedemu.device.machine.arrival import MachinePlan, arrive
-from fedemu.device.machine.fleet import BIRTH_STRIDE
 from fedemu.device.machine.link import RunOver
 from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.machine.prepare import compare_data
+from fedemu.device.machine.processes import BIRTH_STRIDE
 from fedemu.device.pipe import TrainerSetup
 from fedemu.device.process.birth import Birthplace
 from fedemu.device.process.process import DeviceProcess

@@ -1,4 +1,4 @@
-"""Whether this machine can hold a fleet: file descriptors, processes and memory, checked before anything is started."""
+"""Whether this machine can hold its devices: file descriptors, processes and memory, checked before all else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FILES_PER_DEVICE = 4
 
 @dataclass(frozen=True)
 class MachineLimits:
-    """What this machine has for a fleet; None where the system does not tell. Memory is in bytes."""
+    """What this machine has for devices; None where the system does not tell. Memory is in bytes."""
 
     files_hard: int
     threads: int | None
@@ -34,7 +34,7 @@ class MachineLimits:
 
 
 def demand(count: int, per_process: int, trainers: int) -> tuple[int, int, int]:
-    """What a fleet needs: file descriptors in its largest process, threads of all processes, and bytes of memory."""
+    """What devices need: file descriptors in their largest process, threads of all processes, and bytes of memory."""
     processes = -(-count // per_process)
     files = SPARE_FILES + max(2 * (processes + trainers), FILES_PER_DEVICE * min(per_process, count))
     threads = THREADS * processes + 8 * trainers + 16
@@ -65,7 +65,7 @@ def check(count: int, per_process: int, trainers: int, machine: MachineLimits) -
 def prepare_machine(count: int, per_process: int, trainers: int) -> None:
     """Check this machine, and raise the soft limit of open files for this process and its children.
 
-    Raises ConfigurationError if the machine cannot hold the fleet.
+    Raises ConfigurationError if the machine cannot hold the devices.
     """
     machine = this_machine()
     check(count, per_process, trainers, machine)

@@ -15,10 +15,10 @@ from typing import Never
 
 from fedemu.device.bus import abstract_address
 from fedemu.device.machine.arrival import Arrival, MachinePlan, arrive
-from fedemu.device.machine.fleet import Fleet
 from fedemu.device.machine.limits import prepare_machine
 from fedemu.device.machine.link import RunOver
 from fedemu.device.machine.prepare import prepare_data
+from fedemu.device.machine.processes import DeviceProcesses
 from fedemu.device.machine.trainers import Trainers, default_trainers
 from fedemu.device.pipe import Setup
 from fedemu.protocol.errors import Interrupted
@@ -94,7 +94,7 @@ class Supervision:
             restarted=lambda: plan.observer.restarted("trainer"),
             failed=here.fail,
         )
-        fleet = Fleet(
+        processes = DeviceProcesses(
             self._setup(here),
             here.devices,
             plan.per_process,
@@ -104,16 +104,16 @@ class Supervision:
             process_ended=broker.process_ended,
             failed=here.fail,
         )
-        broker.joined, broker.trainer_ready = fleet.joined, trainers.ready
+        broker.joined, broker.trainer_ready = processes.joined, trainers.ready
         stack.push_async_callback(trainers.stop)
         trainers.launch()  # before the devices, as trainers take seconds to import what they need
-        stack.push_async_callback(fleet.stop, broker.quit_processes, FAREWELL_SECONDS)
-        await link.unless_ended(fleet.prepare())
-        fleet.launch()
+        stack.push_async_callback(processes.stop, broker.quit_processes, FAREWELL_SECONDS)
+        await link.unless_ended(processes.prepare())
+        processes.launch()
         devices = len(here.devices)
         if devices < plan.count:
             log.warning("the run wants %d of this machine's %d devices; the others stay idle", devices, plan.count)
-        log.info("%d devices in %d processes, %d trainers", devices, len(fleet), self._trainer_count)
+        log.info("%d devices in %d processes, %d trainers", devices, len(processes), self._trainer_count)
         await here.until_over()
 
     def _setup(self, here: Arrival) -> Setup:

@@ -1,9 +1,10 @@
 """The zygote: it imports everything once, forks device processes on command, and reports when one has ended.
 
 It has no thread and no ZeroMQ context, so that forking is safe. It ends with its supervisor: when its pipe closes, it
-kills its children and exits. If it is killed itself, the kernel kills its children. ``device/machine/fleet.py`` starts
-it as ``python -m fedemu.device.process.zygote FD PARENT``, where FD is the descriptor of its end of the pipe and PARENT
-the supervisor's process id.
+kills its children and exits. If it is killed itself, the kernel kills its children.
+
+``device/machine/processes.py`` starts it as ``python -m fedemu.device.process.zygote FD PARENT``. FD is the descriptor
+of its end of the pipe, PARENT is the supervisor's process id.
 """
 
 from __future__ import annotations

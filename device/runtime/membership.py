@@ -15,7 +15,7 @@ from fedemu.protocol.messages import Heartbeat, Hello, Refused, Welcome
 SILENCE = 1.5
 """A planned silence lasts at least this many times as long as the coordinator waits before it calls a device dead."""
 MOST_PATIENCE = 4
-"""An unanswered Hello is repeated after ``expiry`` seconds. The wait doubles each time, up to this multiple of ``expiry``.
+"""An unanswered Hello is repeated after ``expiry`` seconds. The wait doubles each time, up to this many times that.
 
 A coordinator that is only slow must not be flooded with the Hellos of thousands of devices.
 """

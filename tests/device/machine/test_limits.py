@@ -1,4 +1,4 @@
-"""What a machine needs for a fleet, and the sentences that say what it lacks."""
+"""What a machine needs for its devices, and the sentences that say what it lacks."""
 
 from __future__ import annotations
 

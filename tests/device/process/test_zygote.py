@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from fedemu.device.bus import TO_SUPERVISOR, Attach, Quit, abstract_address
-from fedemu.device.machine.fleet import Fleet
 from fedemu.device.machine.lease import LIFE_BITS
 from fedemu.device.machine.observer import Silent
+from fedemu.device.machine.processes import DeviceProcesses
 from fedemu.device.pipe import Setup
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.errors import ConfigurationError, FedemuError
@@ -29,7 +29,7 @@ FIRST = 1 << LIFE_BITS
 
 
 class Nursery:
-    """A fleet whose bus only listens, and whose coordinator does not exist."""
+    """Device processes whose bus only listens, and whose coordinator does not exist."""
 
     def __init__(self, folder: Path, experiment: dict[str, object], stream: bytes, per_process: int) -> None:
         self.network = ZmqNetwork()
@@ -40,7 +40,7 @@ class Nursery:
             abstract_address(), TO_SUPERVISOR, self._received, lambda peer, error: None
         )
         store = BlobStore(folder / "blobs")
-        self.fleet = Fleet(
+        self.processes = DeviceProcesses(
             Setup(
                 coordinator="ipc://@nobody-there",
                 bus=self.router.address,
@@ -86,7 +86,7 @@ async def nursery(tmp_path: Path, toy_stream: Callable[[int], bytes]) -> AsyncIt
     yield make
     for nursery in made:
         family = me.children(recursive=True)
-        await nursery.fleet.stop(None, 0.0)
+        await nursery.processes.stop(None, 0.0)
         nursery.network.close()
         _, alive = psutil.wait_procs(family, timeout=5)
         assert alive == []
@@ -94,47 +94,47 @@ async def nursery(tmp_path: Path, toy_stream: Callable[[int], bytes]) -> AsyncIt
 
 async def test_every_process_attaches_with_its_number(nursery: Callable[..., Nursery], until: Until) -> None:
     place = nursery()
-    await place.fleet.prepare()
-    place.fleet.launch()
+    await place.processes.prepare()
+    place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
-    names = {psutil.Process(pid).name() for pid in place.fleet.pids.values()}
+    names = {psutil.Process(pid).name() for pid in place.processes.pids.values()}
     assert names == {"fedemu-device"}
     assert sorted(place.attached) == list(range(DEVICES))
 
 
 async def test_several_devices_share_a_process(nursery: Callable[..., Nursery], until: Until) -> None:
     place = nursery(per_process=8)
-    await place.fleet.prepare()
-    place.fleet.launch()
+    await place.processes.prepare()
+    place.processes.launch()
     await until(lambda: len(place.attached) == 3, "attachment of all")
-    assert len(place.fleet) == len(place.fleet.pids) == 3
+    assert len(place.processes) == len(place.processes.pids) == 3
 
 
 async def test_a_killed_process_is_reported_at_once_and_started_again(
     nursery: Callable[..., Nursery], until: Until
 ) -> None:
     place = nursery()
-    await place.fleet.prepare()
-    place.fleet.launch()
+    await place.processes.prepare()
+    place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
-    place.fleet.joined(7, FIRST + 18)
-    victim = place.fleet.pids[7]
+    place.processes.joined(7, FIRST + 18)
+    victim = place.processes.pids[7]
     first_peer = place.attached[7]
     os.kill(victim, signal.SIGKILL)
     await until(lambda: place.attached[7] != first_peer, "the next life")
     assert place.deaths == [(7, FIRST + 18)]
-    assert place.fleet.pids[7] != victim
+    assert place.processes.pids[7] != victim
 
 
 async def test_no_process_outlives_a_killed_zygote_and_all_are_started_again(
     nursery: Callable[..., Nursery], until: Until
 ) -> None:
     place = nursery()
-    await place.fleet.prepare()
-    place.fleet.launch()
+    await place.processes.prepare()
+    place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
     first_peers = dict(place.attached)
-    family = [psutil.Process(pid) for pid in place.fleet.pids.values()]
+    family = [psutil.Process(pid) for pid in place.processes.pids.values()]
     (zygote,) = {process.ppid() for process in family}
     os.kill(zygote, signal.SIGKILL)
     await until(lambda: all(place.attached[n] != first_peers[n] for n in first_peers), "the next lives")
@@ -145,12 +145,12 @@ async def test_no_process_outlives_a_killed_zygote_and_all_are_started_again(
 
 async def test_everything_ends_when_the_pipe_closes(nursery: Callable[..., Nursery], until: Until) -> None:
     place = nursery()
-    await place.fleet.prepare()
-    place.fleet.launch()
+    await place.processes.prepare()
+    place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
     family = psutil.Process().children(recursive=True)
     assert len(family) == DEVICES + 1
-    await place.fleet.stop(None, 0.0)
+    await place.processes.stop(None, 0.0)
     _, alive = psutil.wait_procs(family, timeout=5)
     assert alive == []
 
@@ -159,27 +159,27 @@ async def test_processes_that_are_asked_to_quit_end_by_themselves(
     nursery: Callable[..., Nursery], until: Until
 ) -> None:
     place = nursery()
-    await place.fleet.prepare()
-    place.fleet.launch()
+    await place.processes.prepare()
+    place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
-    await place.fleet.stop(place.quit, 10.0)
-    assert place.fleet.pids == {}
+    await place.processes.stop(place.quit, 10.0)
+    assert place.processes.pids == {}
     assert place.deaths == []
 
 
 async def test_behaviours_that_cannot_be_opened_are_told_in_one_sentence(nursery: Callable[..., Nursery]) -> None:
     place = nursery({"broken_behaviours": True})
     with pytest.raises(ConfigurationError, match=r"^These behaviours can't be opened\.$"):
-        await place.fleet.prepare()
+        await place.processes.prepare()
 
 
 async def test_a_process_that_never_comes_right_is_given_up_with_its_log(
     nursery: Callable[..., Nursery], until: Until, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedemu.device.machine.fleet.MOST_FAILURES", 2)
+    monkeypatch.setattr("fedemu.device.machine.processes.MOST_FAILURES", 2)
     place = nursery({"cursed": [3]})
-    await place.fleet.prepare()
-    place.fleet.launch()
+    await place.processes.prepare()
+    place.processes.launch()
     await until(lambda: bool(place.failures), "giving up")
     assert "Device process 3 ended 2 times with code 1; see " in str(place.failures[0])
     assert "ValueError: cursed" in (tmp_path / "device-3.log").read_text()

@@ -39,7 +39,7 @@ class _Process:
     retired: bool = False
 
 
-class Fleet:
+class DeviceProcesses:
     """All device processes of one machine, with ``per_process`` devices in each.
 
     Calls ``died`` with (device, incarnation) for every life that has ended, ``process_ended`` with the number of every
