@@ -38,7 +38,7 @@ SAMPLES = 400
 
 
 def noisy_corpus() -> Corpus:
-    """Pictures of four classes: noise, and one bright quarter that tells the class."""
+    """Pictures of four classes: noise, and one bright quarter that depends on the class."""
     random = np.random.default_rng(0)
     y = np.arange(SAMPLES) % CLASSES
     x = random.integers(0, 128, (SAMPLES, *SHAPE)).astype(np.uint8)
@@ -54,12 +54,12 @@ def noisy_corpus() -> Corpus:
 class LittleFleet:
     """Plays an algorithm's script; ``shares[i]`` are the samples of device ``i`` in ``corpus.train``.
 
-    With a ``stream``, ``stream[t][i]`` are its samples of period t, which takes ``rounds_per_period`` rounds, and
-    devices have replay buffers for ``budget`` samples if the algorithm selects.
+    With a ``stream``, ``stream[t][i]`` are the samples of device ``i`` in period t, which takes ``rounds_per_period``
+    rounds. If the algorithm selects, devices have replay buffers for ``budget`` samples.
 
-    After each round ``state`` is the algorithm's, ``own`` what devices keep, ``buffers`` what they replay, ``payloads``
-    those of the last ask by device and ``sent`` those of all asks of the round, ``jobs`` the names of server jobs so
-    far and ``carries`` their results, ``asks`` the requests so far.
+    After each round ``state`` is the algorithm's state, ``own`` are the own states and ``buffers`` the replay buffers
+    of devices. ``payloads`` are those of the last ask, by device; ``sent`` are those of all asks of the round. ``asks``
+    are the asks so far, ``jobs`` the names of server jobs so far, and ``carries`` their results.
     """
 
     algorithm: Algorithm[Any]
@@ -94,10 +94,10 @@ class LittleFleet:
     def play(
         self, cohort: Sequence[int], lost: Sequence[int] = (), online: Sequence[Sequence[int]] | None = None
     ) -> Any:
-        """One round with these devices; those ``lost`` train, but their results and states are discarded.
+        """One round with these devices. Those of ``lost`` train, but their results and states are discarded.
 
-        ``online`` are the devices that answer the round's first, second, ... request to all; by default the whole fleet
-        answers every one.
+        ``online`` are the devices that answer the round's first, second, ... ask to all devices. By default the whole
+        fleet answers every ask.
         """
         self.round += 1
         self.sent = []
@@ -197,7 +197,7 @@ def checked(result: Any, kind: type[T]) -> T:
 
 
 def over_all(job: Job) -> Job:
-    """The job over the buffer's samples, then those of the period."""
+    """The job over the buffer's samples, followed by those of the period."""
     return job if job.buffer is None else replace(job, indices=np.concatenate([job.buffer.indices, job.indices]))
 
 

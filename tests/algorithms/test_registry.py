@@ -1,3 +1,5 @@
+"""Models, losses and methods by name, and the sentences about names that lead nowhere."""
+
 from __future__ import annotations
 
 import sys

@@ -60,7 +60,7 @@ def test_type_checkers_and_editors_see_the_same_names_from_the_same_modules() ->
 
 
 def test_no_name_is_that_of_a_module_beside_it() -> None:
-    """Python would put the module in the place of the name as soon as somebody imports it."""
+    """As soon as somebody imported the module, Python would replace the name by it."""
     modules = {path.stem for folder in fedemu.algorithms.__path__ for path in Path(folder).iterdir()}
     assert modules & {*fedemu.algorithms.__all__} == set()
 

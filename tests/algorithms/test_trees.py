@@ -1,3 +1,5 @@
+"""Trees: arithmetic, arrays, wire names, and the model's digest."""
+
 from __future__ import annotations
 
 import hashlib

@@ -21,7 +21,7 @@ Eventually = Callable[[Callable[[], object]], Awaitable[None]]
 
 
 async def _eventually(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    """Let the loop run until the condition holds; fails when it does not within the bound."""
+    """Let the loop run until the condition holds. Fails if it does not hold in time."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while not condition():
@@ -31,7 +31,7 @@ async def _eventually(condition: Callable[[], object], seconds: float = 20.0) ->
 
 @dataclass
 class Side:
-    """An endpoint and what it has seen."""
+    """An endpoint, and the messages and errors that it has received."""
 
     messages: list[Any] = field(default_factory=list)
     peers: list[bytes] = field(default_factory=list)
@@ -102,13 +102,13 @@ def eventually() -> Eventually:
 
 @pytest.fixture
 def socket_path(tmp_path: Path) -> Path:
-    """A path in a folder of its own, short enough for a socket."""
+    """A path in a new folder. It is short enough for a socket."""
     return Path(os.path.relpath(tmp_path)) / "s"
 
 
 @pytest.fixture(params=["tcp", "ipc", "memory"])
 async def wire(request: pytest.FixtureRequest, socket_path: Path) -> AsyncIterator[Wire]:
-    """Every behaviour of a transport is that of all; afterwards no descriptor is left open."""
+    """Each kind of network in turn. After a test no descriptor is left open."""
     before = len(os.listdir("/proc/self/fd"))
     if request.param == "memory":
         made = Wire("memory", MemoryNetwork(), "memory://fleet:0")

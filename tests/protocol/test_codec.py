@@ -1,3 +1,5 @@
+"""Frames of messages, and the bytes that are refused."""
+
 from __future__ import annotations
 
 import math

@@ -1,4 +1,4 @@
-"""Whatever message goes in comes out; whatever bytes come in, an Envelope or a ProtocolError goes out."""
+"""Every message that is encoded is decoded to the same. All bytes become an Envelope or a ProtocolError."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def decoder_of(kind: type[m.Message]) -> Decoder:
 
 
 def either(decoder: Decoder, frames: list[bytes]) -> None:
-    """Decode, or be refused in one short sentence; anything else fails the test."""
+    """Decode the frames, or be refused in one short sentence. Anything else fails the test."""
     outcome: Envelope | ProtocolError
     try:
         outcome = decoder.decode(frames)

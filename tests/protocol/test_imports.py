@@ -1,3 +1,5 @@
+"""What an import of the protocol brings with it."""
+
 from __future__ import annotations
 
 import subprocess

@@ -1,4 +1,4 @@
-"""The device of ``docs/minimal_device.py``, a program of its own, before a scripted coordinator."""
+"""The device of ``docs/minimal_device.py``, which is a program of its own, with a scripted coordinator."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Coordinator(ScriptedCoordinator):
 
 
 async def run_device(address: str) -> tuple[int | None, str]:
-    """Its exit code and what it wrote to stderr."""
+    """The exit code of the device, and what it wrote to stderr."""
     device = await asyncio.create_subprocess_exec(sys.executable, str(DEVICE), address, stderr=asyncio.subprocess.PIPE)
     try:
         _, errors = await asyncio.wait_for(device.communicate(), 30)

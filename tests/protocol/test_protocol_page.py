@@ -21,12 +21,12 @@ FROM_COORDINATOR = PAGE.index("## Messages from the coordinator")
 
 
 def rows(section: str) -> dict[str, str]:
-    """The tables' first cells, without their marks, with the second ones."""
+    """The second cell of each row of the tables, by the first cell without its marks."""
     return dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", section, re.MULTILINE))
 
 
 def section(heading: str) -> str:
-    """From a heading to the next one."""
+    """The text from a heading to the next."""
     [text] = re.findall(rf"^##+ {heading}\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL)
     assert isinstance(text, str)
     return text

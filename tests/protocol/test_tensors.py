@@ -1,3 +1,5 @@
+"""Arrays as specs and frames."""
+
 from __future__ import annotations
 
 from typing import Any

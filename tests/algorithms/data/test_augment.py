@@ -1,3 +1,5 @@
+"""Random changes of images: crop, mirror and cut out."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Batches of a corpus: normalisation, padding and text."""
+
 import subprocess
 import sys
 

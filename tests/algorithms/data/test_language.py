@@ -70,7 +70,7 @@ def test_the_shares_of_a_masking_are_those_of_bert() -> None:
     tokens = np.random.RandomState(1).randint(5, 500, (4000, 20))
     read, targets = masked(tokens, np.random.RandomState(0), 500).transpose(1, 0, 2)
     chosen = targets != NO
-    # One of the twenty is always chosen, where all fail with a chance of 0.85^20.
+    # One of the twenty is always chosen, also in the case that none is drawn, which has the chance 0.85^20.
     assert chosen.mean() == pytest.approx(0.15 + 0.85**20 / 20, abs=0.003)
     assert (read[chosen] == MASK).mean() == pytest.approx(0.8, abs=0.01)
     assert (read[chosen] == targets[chosen]).mean() == pytest.approx(0.1, abs=0.01)
@@ -106,7 +106,7 @@ def test_mask_goes_with_masked_language_modelling_alone() -> None:
 
 
 def test_the_loss_is_the_mean_over_predicted_tokens_by_the_weights_of_their_samples() -> None:
-    """With equal logits for 4 tokens a token costs ln 4; a logit of ln 3 more for the right one, ln 2."""
+    """With equal logits for 4 tokens, a token costs ln 4. If the right logit is larger by ln 3, it costs ln 2."""
     logits = torch.zeros(3, 2, 4)
     logits[0, 0, 3] = math.log(3)
     x = torch.tensor([[[0, 0], [3, NO]], [[0, 0], [1, 2]], [[0, 0], [0, 0]]])

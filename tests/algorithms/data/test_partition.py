@@ -1,3 +1,5 @@
+"""The partition as arrays: validation parts, views of a device, and arrays that are refused."""
+
 import numpy as np
 import pytest
 

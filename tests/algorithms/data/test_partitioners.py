@@ -1,3 +1,5 @@
+"""Ways to divide samples over devices, on cases worked out by hand and by their properties."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from fedemu.protocol.errors import ConfigurationError, DataError
 
 
 class Scripted:
-    """Stands in for a generator: proportions as given, draw after draw, and permutations that change nothing."""
+    """A generator with given proportions, one draw after the other, whose permutations change nothing."""
 
     def __init__(self, *proportions):
         self.proportions = list(proportions)
@@ -43,7 +45,7 @@ def test_each_class_is_cut_at_the_cumulative_proportions():
     labels = np.array([0, 1] * 10)
     generator = Scripted([[0.5, 0.3, 0.2], [0.05, 0.05, 0.9]])
     shares = plain(dirichlet(labels, 3, alpha=0.1, min_samples=0, generator=generator))
-    # Class 0 is the even samples: 5, 3, 2 of ten. Class 1 the odd ones: 0, 1, 9, because cuts are rounded down.
+    # Class 0 has the even samples: 5, 3, 2 of ten. Class 1 has the odd ones: 0, 1, 9, because cuts are rounded down.
     assert shares == [[0, 2, 4, 6, 8], [1, 10, 12, 14], [3, 5, 7, 9, 11, 13, 15, 16, 17, 18, 19]]
 
 
@@ -80,7 +82,7 @@ def test_a_balanced_device_that_holds_an_even_part_gets_no_more():
     labels = np.array([0] * 4 + [1] * 4)
     generator = Scripted([[1.0, 0.0], [0.5, 0.5]])
     shares = plain(dirichlet(labels, 2, alpha=0.1, min_samples=0, generator=generator, balanced=True))
-    # Four is an even part of eight: device 0 is full after the first class.
+    # An even part of eight is four, so device 0 is full after the first class.
     assert shares == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 

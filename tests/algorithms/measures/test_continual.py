@@ -1,3 +1,5 @@
+"""Measures of continual learning, against numbers worked out by hand and against Avalanche's definitions."""
+
 import math
 
 import numpy as np
@@ -28,7 +30,7 @@ UNTRAINED = [0.1, 0.15, 0.05]
 
 
 def avalanche_forgetting(matrix: np.ndarray) -> list[float]:
-    """As Avalanche records it: the accuracy just after training on an experience, less the one found last."""
+    """Forgetting as Avalanche records it: the accuracy just after training on an experience, minus the last one."""
     initial, last = {}, {}
     for trained, row in enumerate(matrix):
         last = {}
@@ -38,7 +40,7 @@ def avalanche_forgetting(matrix: np.ndarray) -> list[float]:
 
 
 def avalanche_forward_transfer(matrix: np.ndarray, untrained: list[float]) -> list[float]:
-    """As Avalanche records it: the accuracy once the experience before was learnt, less that of the initial model."""
+    """Forward transfer as Avalanche records it: the accuracy after the experience before, minus the initial one."""
     return [
         accuracy - untrained[evaluated]
         for trained, row in enumerate(matrix)
@@ -48,7 +50,7 @@ def avalanche_forward_transfer(matrix: np.ndarray, untrained: list[float]) -> li
 
 
 def avalanche_stream_accuracy(latest: np.ndarray, examples: list[int]) -> float:
-    """As Avalanche records it: a running mean over all samples of the stream."""
+    """Stream accuracy as Avalanche records it: a running mean over all samples of the stream."""
     hits = sum(round(accuracy * count) for accuracy, count in zip(latest, examples, strict=True))
     return hits / sum(examples)
 

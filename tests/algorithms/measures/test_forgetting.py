@@ -1,3 +1,5 @@
+"""Measures of forgetting, against numbers worked out by hand."""
+
 import math
 
 import numpy as np

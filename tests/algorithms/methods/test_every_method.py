@@ -1,7 +1,7 @@
-"""What holds for all methods alike: with which loss, in what company, over whose devices, and what leaves a device.
+"""What holds for all methods: the losses that they take, the executors, lost devices, and what leaves a device.
 
-Each is played on all of its devices' samples at once and, where a test says ``in_tasks``, on a stream of two tasks that
-bring two classes each. Methods that remember earlier tasks are played on the latter only.
+Each method is played on all of its devices' samples at once. With ``in_tasks`` it is played on a stream of two tasks
+that bring two classes each. Methods that remember earlier tasks are played only on such a stream.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def build(name: str, in_tasks: bool, loss: str = "cross_entropy") -> Algorithm[A
 
 @pytest.fixture(scope="module")
 def corpus(corpus: Corpus) -> Corpus:
-    """The middle of the pictures, of a size that there is a generator for."""
+    """The middle of the pictures, in a size for which there is a generator."""
     split = replace(corpus.train, x=np.ascontiguousarray(corpus.train.x[:, :, 2:10, 2:10]))
     return replace(corpus, train=split, test=split, input_shape=SHAPE)
 
@@ -99,8 +99,8 @@ def test_it_plays_where_devices_come_and_go_and_no_executor_changes_what_comes_o
 ) -> None:
     """``Checked`` compares both executors on every ask, own states included.
 
-    In the second task, which begins with the third round, device 2 is there for the first time, device 4 has no
-    samples, and device 0 has a state of the first round only.
+    The second task begins with the third round. Then device 2 takes part for the first time, device 4 has no samples,
+    and device 0 has a state from the first round only.
     """
     played = fleet(name, in_tasks, executor=Checked(Serial(), Vmapped(2)), rounds_per_period=2)
     first = played.model
@@ -129,7 +129,7 @@ def test_the_reweighted_softmax_goes_with_it_unless_cross_entropy_is_built_into_
 
 
 def in_rounds(played: Any, cohort: list[int], in_tasks: bool) -> Iterator[Ask]:
-    """What was asked in a round or, in tasks, in one of each."""
+    """The last ask of a round; with tasks, the last ask of one round of each task."""
     for _ in range(2 if in_tasks else 1):
         played.play(cohort)
         yield played.asks[-1]
@@ -148,7 +148,7 @@ def test_what_leaves_a_device(name: str, in_tasks: bool, fleet: Callable[..., An
 
 
 def weight_of_a_reply(name: str, model: Tree) -> int:
-    """In numbers: models, the statistics of a layer or, in FedCIL, a generator by noise and class and a second head."""
+    """The number of values in a payload: models, statistics, or FedCIL's generator and second head."""
     numbers = sum(leaf.numel() for leaf in model.values())
     generator = generator_for(SHAPE, NOISE + CLASSES).model.init(0)
     match name:
@@ -165,7 +165,7 @@ def weight_of_a_reply(name: str, model: Tree) -> int:
 
 @EVERY_METHOD
 def test_a_reply_tells_the_devices_model(name: str, in_tasks: bool, fleet: Callable[..., Any]) -> None:
-    """Diagnosis looks at it: where one device takes part and nothing is trained after it, it is the global model."""
+    """The model that diagnosis tests. With a single device, and no training after it, this is the global model."""
     played = fleet(name, in_tasks)
     for ask in in_rounds(played, [3], in_tasks):
         program = played.algorithm.programs[ask.program]

@@ -1,3 +1,5 @@
+"""FedAvg and FedProx."""
+
 from __future__ import annotations
 
 import pytest

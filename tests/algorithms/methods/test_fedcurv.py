@@ -1,3 +1,5 @@
+"""FedCurv: the Fisher diagonal, the penalty, and the sums at the coordinator."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -32,7 +34,7 @@ def ingredients(model: Model = MLP, **settings: Any) -> Ingredients:
 
 
 class Line:
-    """``w·x + b`` for numbers, of which a criterion makes the loss."""
+    """A model with the logit ``w·x + b``, for numbers."""
 
     kind = "dense"
     buffers: frozenset[str] = frozenset()
@@ -84,7 +86,7 @@ OWN: Tree = {
 
 
 def squared(batches: Sequence[Batch]) -> tuple[Any, dict[str, dict[str, float]]]:
-    """The outcome of no training and these batches of the second stage, and its payload as numbers."""
+    """The outcome without training after these batches of the second stage, and its payload as numbers."""
     program = line()
     carry = program.begin(SHARED, OWN, facts())
     for each in batches:

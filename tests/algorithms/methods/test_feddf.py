@@ -1,3 +1,5 @@
+"""FedDF: the ensemble's loss, the schedule of the learning rate, and the distilled average."""
+
 from __future__ import annotations
 
 import math

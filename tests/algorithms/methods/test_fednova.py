@@ -1,3 +1,5 @@
+"""FedNova: effective steps, normalised directions, and their averages."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -52,7 +54,7 @@ def facts(steps: int, lr: float = 0.5, first_visit: bool = True) -> Facts:
 
 
 class Slope:
-    """One weight of which the loss is three times its value, and a buffer that counts forward passes."""
+    """A model with one weight, whose loss is three times this weight, and a buffer that counts forward passes."""
 
     kind = "dense"
     buffers = frozenset({"seen"})
@@ -72,7 +74,7 @@ def slope(momentum: float = 0.0, **settings: Any) -> NormalisedSGD:
 
 
 def trained(program: NormalisedSGD, steps: int, own: Tree) -> Any:
-    """The outcome of so many steps from the initial model."""
+    """The outcome of ``steps`` steps from the initial model."""
     batch = Batch(torch.zeros(1), torch.zeros(1, dtype=torch.int64), torch.ones(1))
     shared = {"model": program.model.init(0)}
     carry: Training = program.begin(shared, own, facts(steps))
@@ -86,7 +88,7 @@ def test_without_momentum_every_step_counts_as_one() -> None:
 
 
 def test_momentum_makes_early_steps_count_for_more() -> None:
-    # With momentum 0.5 the gradient of a step counts 1, 1.5 or 1.75 where 0, 1 or 2 more steps follow.
+    # With momentum 0.5 the gradient of a step counts 1, 1.5 or 1.75 if 0, 1 or 2 more steps follow.
     assert [effective_steps(steps, 0.5) for steps in (0, 1, 2, 3)] == [0.0, 1.0, 2.5, 4.25]
 
 
@@ -165,7 +167,7 @@ def largest_difference(one: Tree, other: Tree) -> float:
 
 def test_equal_steps_make_it_federated_averaging(little_fleet: Callable[..., Any]) -> None:
     equal = [np.arange(start, start + 18) for start in (0, 20, 40)]
-    for momentum, tolerance in ((0.0, 0.0), (0.9, 1e-7)):  # eight steps divide without rounding
+    for momentum, tolerance in ((0.0, 0.0), (0.9, 1e-7)):  # Eight steps divide without rounding.
         settings = ingredients(momentum=momentum)
         nova, average = (little_fleet(build(settings), MLP.init(1), equal) for build in (fednova, fedavg))
         for cohort in ([0, 1, 2], [2, 0]):

@@ -1,3 +1,5 @@
+"""FedNTD: the not-true distillation in the local loss."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -33,7 +35,7 @@ def same(left: Tree, right: Tree) -> bool:
 
 
 class Louder:
-    """Logits ``w·x``, twice as large in training; ``w [classes]``, ``x [batch, 1]``."""
+    """A model with the logits ``w·x``, twice as large in training. ``w [classes]``, ``x [batch, 1]``."""
 
     kind = "dense"
     buffers: frozenset[str] = frozenset()

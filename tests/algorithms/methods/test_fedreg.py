@@ -1,3 +1,5 @@
+"""FedReg: made data, and steps that are corrected by them."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -32,7 +34,7 @@ def ingredients(model: Model = MLP, **settings: Any) -> Ingredients:
 
 
 class Sides:
-    """Two classes told apart by ``a·x_0 + b·x_1``: logits are that and its negative."""
+    """A model of two classes. Its logits are ``a·x_0 + b·x_1`` and the negative of this."""
 
     kind = "dense"
     buffers: frozenset[str] = frozenset()
@@ -226,7 +228,7 @@ def test_it_is_built_by_name() -> None:
 
 
 class Centred(nn.Module):
-    """Has a buffer that no training changes."""
+    """A module with a buffer that no training changes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,3 +1,5 @@
+"""FedAvg with fine-tuning on the public data."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

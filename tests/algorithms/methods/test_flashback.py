@@ -1,3 +1,5 @@
+"""Flashback: knowledge, dynamic distillation on both sides, and its variants."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

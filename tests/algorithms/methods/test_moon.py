@@ -1,3 +1,5 @@
+"""MOON: the contrastive term, and the previous model that a device keeps."""
+
 from __future__ import annotations
 
 import math
@@ -43,7 +45,7 @@ def same(left: Tree, right: Tree) -> bool:
 
 
 class Shifted:
-    """Features ``x + w``, and 1 more in training."""
+    """A model with the features ``x + w``, larger by 1 in training."""
 
     kind = "dense"
     buffers: frozenset[str] = frozenset()
@@ -125,7 +127,7 @@ def test_after_a_lost_result_the_previous_model_is_still_the_older_one(little_fl
 class Normalised(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        # A bias before the normalisation has no gradient but rounding, over which executors would disagree.
+        # The gradient of a bias before the normalisation is only a rounding error, which differs between executors.
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(144, 6, bias=False), nn.BatchNorm1d(6))
         self.head = nn.Linear(6, 4)
 

@@ -1,3 +1,5 @@
+"""SCAFFOLD: both rules of the control variates, on steps that can be followed by hand."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +58,7 @@ def facts(steps: int) -> Facts:
 
 
 class Slope:
-    """One weight, from 1.0 on, whose gradient is always 3, and a buffer that counts forward passes."""
+    """A model with one weight, 1.0 at first, whose gradient is always 3, and a buffer that counts forward passes."""
 
     kind = "dense"
     buffers = frozenset({"seen"})
@@ -79,7 +81,7 @@ def slope(rule: Rule, momentum: float = 0.0) -> ControlledSGD:
 
 
 def trained(program: ControlledSGD, steps: int) -> tuple[Forest, Any]:
-    """What was shared, with c = 2, and the outcome of so many steps of 0.5 at a device with c_i = 1."""
+    """What was shared, with c = 2, and the outcome of ``steps`` steps of 0.5 at a device with c_i = 1."""
     batch = Batch(torch.zeros(1), torch.zeros(1, dtype=torch.int64), torch.ones(1))
     shared = {"model": program.model.init(0), "control": {"w": torch.tensor(2.0)}}
     carry: Training = program.begin(shared, OWN, facts(steps))

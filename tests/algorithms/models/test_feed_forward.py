@@ -1,3 +1,5 @@
+"""Perceptron, CNN, LeNet-5 and ResNet-18: shapes, values, gradients and statistics."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -76,7 +78,7 @@ def test_a_projection_is_two_layers_with_one_relu() -> None:
         "fc2.weight": torch.eye(2),
         "fc2.bias": torch.zeros(2),
     }
-    # ReLU of (2, 3) stays; hidden (2, 1 - 3), of which ReLU leaves (2, 0); output (-2, 2), negative as it is.
+    # ReLU keeps (2, 3). The hidden layer gives (2, 1 - 3), and ReLU leaves (2, 0). The output is (-2, 2), without ReLU.
     outputs = model.apply(variables, torch.tensor([[2.0, 3.0, 9.0]]), True)[0]
     assert outputs.features.tolist() == [[-2.0, 2.0]]
     assert outputs.logits.tolist() == [[-2.0, 2.0]]
@@ -115,7 +117,7 @@ def _reproducible() -> None:
 
 
 def _wide(leaf: Tensor) -> Tensor:
-    """In float64, so that only a wrong gradient differs."""
+    """Everything is in float64, so that only a wrong gradient differs."""
     return leaf.double() if leaf.is_floating_point() else leaf
 
 

@@ -1,3 +1,5 @@
+"""Classifiers that grow with the tasks of a stream."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -168,7 +170,7 @@ def test_the_state_must_hold_the_model_where_it_can_be_changed() -> None:
             return variables
 
     method: Any = Bare()
-    with pytest.raises(ConfigurationError, match="the field 'variables' of a method's state, which dict lacks"):
+    with pytest.raises(ConfigurationError, match="the field 'variables' of a method's state, but the state"):
         TaskByTask(method, MODEL).init({}, Context(0, 0, 0, 4))
 
 
@@ -247,7 +249,7 @@ def test_a_model_that_does_not_fit_the_samples_is_refused(shape: tuple[int, ...]
 def test_what_a_method_keeps_of_rows_that_have_yet_to_come_is_nothing(
     name: str, options: dict[str, Any], kept: Callable[[Any], list[Tree]], little_fleet: Callable[..., Any]
 ) -> None:
-    """So there is nothing to undo when a task begins."""
+    """What a method keeps is 0 for unseen classes, so there is nothing to undo when a task begins."""
     made = replace(INGREDIENTS, weight_decay=0.0)
     fleet = played(build_algorithm(name, options, made), little_fleet)
     trees = kept(fleet)

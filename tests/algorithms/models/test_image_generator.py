@@ -1,3 +1,5 @@
+"""Generators of images: shapes, sizes and statistics."""
+
 from __future__ import annotations
 
 import pytest
@@ -30,7 +32,7 @@ def test_the_generators_for_larger_images_are_those_of_table_6() -> None:
 
 
 def test_a_generator_is_worth_as_many_samples_as_take_its_memory() -> None:
-    # Of its 85,702 numbers 3 count batches, in 8 bytes instead of 4. An image of 64 bytes has a label of one.
+    # 3 of its 85,702 numbers count batches and take 8 bytes instead of 4. An image has 64 bytes, its label one.
     assert samples_of_equal_memory(generator_for((1, 8, 8))) == (4 * 85_702 + 3 * 4) // 65 == 5274
     assert samples_of_equal_memory(generator_for((1, 28, 28))) == 1734
     assert samples_of_equal_memory(generator_for((3, 32, 32))) == 2435

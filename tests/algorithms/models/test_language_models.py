@@ -1,4 +1,4 @@
-"""Language models: what they see, that every executor and derivative takes them, and which methods train them."""
+"""Language models: what they see, their executors and derivatives, and the methods that train them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 @pytest.fixture(scope="module")
 def texts() -> Corpus:
-    """Texts that count upwards, of 2 to 6 tokens, one masking of each."""
+    """Texts of 2 to 6 tokens that count upwards, with one masking of each."""
     random = np.random.RandomState(0)
     tokens = np.full((SAMPLES, LENGTH), PAD)
     for row in tokens:
@@ -182,7 +182,7 @@ def test_methods_without_a_loss_of_classes_train_it(name: str, texts: Corpus, li
 
 
 def test_both_executors_train_it_alike(model: Model, texts: Corpus, little_fleet: Callable[..., Any]) -> None:
-    """Not by ``Checked``: the gradient of a bias of BERT's keys is 0, and of that only rounding is left to compare."""
+    """``Checked`` cannot be used: the gradient of a bias of BERT's keys is 0, so it would compare rounding errors."""
     scaffold = build_algorithm("scaffold", {}, ingredients(model))
     one, stacked = (played(scaffold, model, texts, little_fleet, executor) for executor in (Serial(), Vmapped(2)))
     for mine, theirs in ((one.model, stacked.model), (one.own[0], stacked.own[0])):

@@ -1,3 +1,5 @@
+"""Statistics of a model's layers, of one batch and running ones."""
+
 from __future__ import annotations
 
 import pytest

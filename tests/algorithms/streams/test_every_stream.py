@@ -1,3 +1,5 @@
+"""What holds for the streams of every kind."""
+
 import math
 
 import numpy as np
@@ -36,7 +38,7 @@ def make(name, labels, shares, periods, seed):
 
 
 def every_stream(test):
-    """Run a test with drawn cases of every maker; all have enough samples for their periods."""
+    """Run a test with drawn cases for each kind of stream. All cases have enough samples for their periods."""
     names = [f"{kind} {cut}" for kind in ("consecutive", "dirichlet", "window") for cut in ("device", "fleet")]
     cases = given(
         labels=st.lists(st.integers(0, 3), max_size=20).map(lambda drawn: np.array([0, 1, 2, 3] * 10 + drawn)),

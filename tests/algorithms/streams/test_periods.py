@@ -1,3 +1,5 @@
+"""Streams that are divided by an order or by a drift, on cases worked out by hand."""
+
 import math
 
 import numpy as np
@@ -47,7 +49,7 @@ def test_each_device_divides_its_own_samples_in_the_order_of_the_column():
 def test_common_cut_points_divide_all_samples_as_one():
     column = np.arange(10)[::-1]
     arrivals, tests = consecutive(column, partition([0, 1, 2], [3, 4, 5, 6, 7, 8, 9]), 2, cut="fleet")
-    # From the last to the first: 9 8 7 6, 5 to test on; then 4 3 2 1, 0 to test on.
+    # From the last sample to the first: 9 8 7 6 to train and 5 to test on, then 4 3 2 1 to train and 0 to test on.
     assert by_period(arrivals, 0) == [[], [2, 1]]
     assert by_period(arrivals, 1) == [[9, 8, 7, 6], [4, 3]]
     assert plan_of(tests) == [[5], [0]]
@@ -142,7 +144,7 @@ def test_a_wider_window_lets_neighbours_overlap_and_a_very_wide_one_mixes_all():
 
 
 class Scripted:
-    """Stands in for a generator: weights as given, the same waiting time for all, and no shuffling."""
+    """A generator with given weights, the same waiting time for all samples, and no shuffling."""
 
     def __init__(self, weights):
         self.weights = np.array(weights)

@@ -1,3 +1,5 @@
+"""Class-incremental streams: which task brings which class, and what is refused."""
+
 import math
 
 import numpy as np

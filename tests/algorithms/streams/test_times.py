@@ -1,3 +1,5 @@
+"""The times of arrival within a period."""
+
 import math
 
 import numpy as np

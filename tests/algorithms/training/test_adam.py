@@ -1,3 +1,5 @@
+"""Adam against torch's own."""
+
 from __future__ import annotations
 
 import torch

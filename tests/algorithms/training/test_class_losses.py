@@ -1,4 +1,4 @@
-"""The losses of devices that learn new classes, against numbers worked out by hand."""
+"""Losses over some of the classes, against numbers worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""What a method is built from, and what it refuses."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -16,7 +16,7 @@ from fedemu.algorithms.training.objective import Loss
 
 
 class Line:
-    """``logit = w·x + b``; counts forward passes in a buffer where asked to."""
+    """A model with the logit ``w·x + b``. If asked to, it counts forward passes in a buffer."""
 
     kind = "dense"
 
@@ -144,7 +144,7 @@ def test_the_learning_rate_decays_after_each_round() -> None:
 def test_the_learning_rate_may_begin_anew_with_each_task() -> None:
     program = local(Line(), lr_decay=0.5, rounds_per_task=2)
     assert [program.learning_rate(r, (r - 1) // 2) for r in (1, 2, 3, 4, 5)] == [0.5, 0.25, 0.5, 0.25, 0.5]
-    # The last task goes on where there are more rounds than tasks have.
+    # If there are more rounds than all tasks have, the last task goes on.
     assert program.learning_rate(7, 2) == 0.125
 
 

@@ -1,4 +1,4 @@
-"""Every loss against numbers worked out by hand, gradients by finite differences, and what must not matter."""
+"""Every loss against numbers worked out by hand, gradients against finite differences, and padding."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
         (random(5, 3), random(3, 5).t(), random(5, 3) ** 2),
     ),
 }
-"""A loss of rows and weight, and its rows ``[5, ...]``."""
+"""A loss as a function of rows and weights, and its rows ``[5, ...]``."""
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -1,3 +1,5 @@
+"""A criterion with its terms."""
+
 from __future__ import annotations
 
 import pytest

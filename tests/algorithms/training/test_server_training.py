@@ -1,3 +1,5 @@
+"""Training on the public data: early stopping, the order of samples, and resumed jobs."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from fedemu.algorithms.trees import from_arrays, to_arrays
 
 
 class Clock:
-    """Its parameter ``w`` grows by 1 per batch under ``forward``; it is right about ``right[w]`` validation samples."""
+    """A model whose parameter ``w`` grows by 1 per batch. It is right about ``right[w]`` validation samples."""
 
     kind: Literal["dense"] = "dense"
     buffers: frozenset[str] = frozenset()
@@ -48,7 +50,7 @@ CLOCK_DATA = PublicData(Labelled(NUMBERS[:4], torch.ones(4).long()), Labelled(NU
 
 
 def run(job: ServerJob) -> tuple[Tree, int]:
-    """The last carry, and after how many steps."""
+    """The last carry, and the number of steps."""
     carry = job.init()
     for index in range(job.steps):
         carry, finished = job.step(carry, index)
@@ -58,7 +60,7 @@ def run(job: ServerJob) -> tuple[Tree, int]:
 
 
 def best_of(right: Sequence[int], patience: int = 2, steps: int = 6) -> tuple[float, int]:
-    """The best parameter, which tells the step, and the number of steps, of a model with these right answers."""
+    """The best parameter, which is its step, and the number of steps, for a model with these right answers."""
     model = Clock(right)
     training = ServerTraining.by_passes(model, forward, 1.0, 0.0, 4, steps, patience)
     job = training.job("clock", model.init(0), lambda public: {}, context(CLOCK_DATA))

@@ -1,3 +1,5 @@
+"""The re-weighted softmax as a criterion."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,3 +1,5 @@
+"""Tensor files, the blob store, and downloads that break off."""
+
 from __future__ import annotations
 
 import hashlib

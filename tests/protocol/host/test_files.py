@@ -1,3 +1,5 @@
+"""Files that are written whole, or piece by piece."""
+
 import fcntl
 import os
 import stat

@@ -15,7 +15,7 @@ from fedemu.protocol.transport.memory import Faults, MemoryDealer, MemoryNetwork
 
 
 class Clock:
-    """Timers that fire when told, in order of time and then of setting."""
+    """Timers that fire when the test says so: by time, and at the same time in the order in which they were set."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -33,7 +33,7 @@ class Clock:
 
 
 def pair(faults: Faults, seed: int = 0) -> tuple[Clock, MemoryDealer, list[tuple[int, float]]]:
-    """A dealer, and what its router gets of it: device numbers with the times of arrival."""
+    """A dealer, and what its router receives: device numbers with the times of arrival."""
     clock = Clock()
     network = MemoryNetwork(faults, seed, clock.call_later)
     seen: list[tuple[int, float]] = []

@@ -1,4 +1,4 @@
-"""What is particular to ZeroMQ: strangers' bytes, full queues, addresses, and the loop."""
+"""What only ZeroMQ has: bytes of strangers, full queues, addresses, and the loop."""
 
 from __future__ import annotations
 
