@@ -10,7 +10,8 @@ from pathlib import Path
 
 import player
 import pytest
-from pages import Page, mistakes
+from checks import mistakes
+from pages import Page
 
 
 def page(folder: Path, text: str) -> Page:
@@ -37,6 +38,13 @@ def page(folder: Path, text: str) -> Page:
         ("```python\nif\n```", "page.md:1: the python block is not valid"),
         ("```toml\n[local\n```", "page.md:1: the toml block is not valid"),
         ("```toml\n[local]\nlearning_rate = 1\n```", "page.md:1: the toml block is not valid: local.learning_rate"),
+        ("`make no-such-target`", "page.md:1: there is no make no"),
+        ("`fedemu walk`", "page.md:1: there is no command fedemu walk"),
+        ("`fedemu run --no-such`", "page.md:1: fedemu run has no option --no-such"),
+        (
+            "<!-- not run: slow -->\n```console\n$ fedemu run digits+none\n```",
+            "page.md:2: there is no preset digits+none",
+        ),
         ("A list\n- of one", "page.md:2: a list needs an empty line before it"),
     ],
 )

@@ -13,7 +13,8 @@ from pathlib import Path
 import player
 import pytest
 import warm
-from pages import ROOT, Page, dead_links, mistakes
+from checks import dead_links, mistakes
+from pages import ROOT, Page
 
 LAYERS = ("protocol", "algorithms", "device", "coordinator", "ops")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
