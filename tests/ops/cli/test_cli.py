@@ -147,7 +147,7 @@ def test_presets_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFi
     assert call("presets") == 0
     shown = capsys.readouterr().out
     assert shown.startswith("digits ")
-    assert shown.index("\nfedntd-mnist-shards2 ") < shown.index("\nMethods, ") < shown.index("\nscaffold ")
+    assert shown.index("\nfedntd-mnist-shards2 ") < shown.index("\nMethods. ") < shown.index("\nscaffold ")
     assert call("presets", "--format", "json") == 0
     listed = json.loads(capsys.readouterr().out)
     assert listed[0]["name"] == "digits"
