@@ -113,12 +113,12 @@ def period_colours(periods: int) -> Floats:
 
 
 def period_bar(figure: Figure, axes: Any, periods: int, title: str) -> None:
-    """Draw the key to the colours of the periods at the right of ``axes``."""
+    """Show at the right of ``axes`` which colour means which period."""
     colour_bar(figure, axes, period_colours(periods), title)
 
 
 def colour_bar(figure: Figure, axes: Any, colours: Any, title: str) -> None:
-    """Draw a field for each of ``colours`` at the right of ``axes``. The fields are numbered from 0 upwards."""
+    """Draw a field of each of ``colours`` at the right of ``axes``. The fields are numbered from 0 upwards."""
     count = len(colours)
     norm = BoundaryNorm(np.arange(count + 1) - 0.5, count)
     fields = ScalarMappable(norm, ListedColormap(colours))

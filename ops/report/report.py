@@ -50,7 +50,7 @@ def write_report(directory: Path) -> Path:
 def _context(
     directory: str, run: Run, results: PeriodResults | None, plots: Mapping[str, list[Picture]]
 ) -> dict[str, object]:
-    """What the template shows of any run; ``plots`` are the pictures by the heading of their section."""
+    """The values that the template shows of every run. ``plots`` are pictures by the heading of their section."""
     summary = run.summary or {}
     return {
         "name": str(summary.get("name") or directory),
