@@ -5,16 +5,16 @@ The final model and the replay buffers are those of an undisturbed run in one pr
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from fedemu.coordinator.record.json_lines import read_lines
+from fedemu.coordinator.record.row import Row, read_rows
 from fedemu.coordinator.record.summary import Summary
 from fedemu.device.memory.replay_buffer import split_own
 from fedemu.device.memory.store import read_own
@@ -48,13 +48,13 @@ class Played:
     summary: Summary
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
-        return _lines(self.directory / "metrics.jsonl")
+    def rows(self) -> tuple[Row, ...]:
+        return read_rows(self.directory)
 
     @property
     def dropped(self) -> list[AskId]:
         """The asks in which devices dropped out."""
-        events = _lines(self.directory / "events.jsonl")
+        events = read_lines(self.directory / "events.jsonl")
         return [AskId.parse(event["ask"]) for event in events if event["event"] == "dropout"]
 
 
@@ -65,7 +65,7 @@ def coordinated(tmp_path_factory: pytest.TempPathFactory, in_one_process: Play) 
 
 
 def test_devices_drop_out_of_exchanges_miss_them_and_select_later(coordinated: Played) -> None:
-    exchanges = [coordinated.rows[round - 1]["remarks"] for round in EXCHANGES]
+    exchanges = [coordinated.rows[round - 1].remarks for round in EXCHANGES]
     answered = [exchange["coordination"]["devices"] for exchange in exchanges]
     chose = [exchange["replay"]["devices"] for exchange in exchanges]
     assert all(0 < devices < DEVICES for devices in answered), "some were away for a whole exchange"
@@ -110,7 +110,7 @@ def test_kills_in_the_middle_of_the_exchange_leave_model_and_buffers_as_they_wou
     rows = fleet.rows()
     assert (len(rows), fleet.summary()["perturbed"]) == (ROUNDS, False)
     assert outcomes_add_up(rows) == []
-    assert [row["remarks"] for row in rows] == [row["remarks"] for row in coordinated.rows]
+    assert [row.remarks for row in rows] == [row.remarks for row in coordinated.rows]
     assert fleet.summary()["model_digest"] == coordinated.summary.model_digest
     assert contents(fleet.run_directory.parent) == contents(coordinated.directory)
 
@@ -138,10 +138,6 @@ def test_a_run_interrupted_in_an_exchange_goes_on_to_more_rounds_with_other_proc
     assert (len(fleet.rows()), fleet.summary()["perturbed"]) == (ROUNDS, False)
     assert fleet.summary()["model_digest"] == expected.model_digest
     assert contents(fleet.run_directory.parent) == contents(tmp_path / "undisturbed")
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def _wait_for_exchange(fleet: LiveFleet, round: int) -> None:

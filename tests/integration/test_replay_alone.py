@@ -5,7 +5,6 @@ The coordinator also fails in the middle of an exchange, with methods whose devi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.record.row import read_rows
 from fedemu.coordinator.record.summary import Summary
 from fedemu.device.memory.replay_buffer import split_own
 from fedemu.device.memory.store import read_own
@@ -89,8 +89,8 @@ def test_targets_by_mean_and_for_each_device_lead_to_the_same_choice(tmp_path: P
     objectives = []
     for form in ("mean", "each"):
         in_one_process(tmp_path / form, *STEADY.settings, *CHURN, f"rounds={EXCHANGES[0]}", f"replay.targets='{form}'")
-        last = _lines(tmp_path / form / "metrics.jsonl")[-1]
-        objectives.append(last["remarks"]["coordination"]["objective"])
+        last = read_rows(tmp_path / form)[-1]
+        objectives.append(last.remarks["coordination"]["objective"])
     assert contents(tmp_path / "mean") == contents(tmp_path / "each")
     assert objectives[0] == pytest.approx(objectives[1], rel=1e-5)
 
@@ -104,7 +104,7 @@ def test_a_coordinator_that_fails_in_an_exchange_goes_on_with_own_states_and_buf
     resumed = tmp_path / "resumed"
     with pytest.raises(_Unplugged):
         in_one_process(resumed, *settings, observers=[_Unplugs(EXCHANGES[1])])
-    assert len(_lines(resumed / "metrics.jsonl")) == EXCHANGES[1] - 1
+    assert len(read_rows(resumed)) == EXCHANGES[1] - 1
     summary = in_one_process(resumed, *settings)
     assert (summary.model_digest, summary.perturbed) == (expected.model_digest, False)
     assert contents(resumed) == contents(tmp_path / "undisturbed")
@@ -116,21 +116,21 @@ def test_samples_arrive_as_the_clock_goes_and_a_period_begins_in_time(tmp_path: 
     """The clock shows what an ask takes: two minutes of latency, and one second per sample of the largest device."""
     settings = (*STEADY.settings, ARRIVING, *SLOW, f"replay={{strategy='reservoir', capacity={BUDGET}}}")
     in_one_process(tmp_path / "run", *settings, f"rounds={ROUNDS}")
-    plan, rows = published_plan(tmp_path / "run"), _lines(tmp_path / "run" / "metrics.jsonl")
+    plan, rows = published_plan(tmp_path / "run"), read_rows(tmp_path / "run")
     assert clock_goes_forward(rows) == []
     kept, time, arrived = np.zeros(DEVICES, np.int64), 0.0, []
     for row in rows:
-        time = max(time, plan.begins(row["task"]))
-        held = np.array([len(plan.held(device, row["round"], time)) for device in range(DEVICES)])
+        time = max(time, plan.begins(row.task or 0))
+        held = np.array([len(plan.held(device, row.round, time)) for device in range(DEVICES)])
         time += 120 + float(np.max(held + kept))
         arrived.append(held.sum())
-        if row["round"] in EXCHANGES:
-            at_the_end = [len(plan.held(device, row["round"], time)) for device in range(DEVICES)]
+        if row.round in EXCHANGES:
+            at_the_end = [len(plan.held(device, row.round, time)) for device in range(DEVICES)]
             kept = np.minimum(BUDGET, kept + at_the_end)
             time += 120
-        assert row["virtual_time"] == pytest.approx(time, abs=1e-3)
+        assert row.virtual_time == pytest.approx(time, abs=1e-3)
     assert all(arrived[round - 2] < arrived[round - 1] for round in (*EXCHANGES, ROUNDS)), "X_t grows in its period"
-    assert [row["task"] for row in rows] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [row.task for row in rows] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 class _Unplugged(Exception):
@@ -149,7 +149,3 @@ class _Unplugs(Observers):
             ask = AskId.parse(fields["ask"])
             if ask.round == self._round and ask.ordinal > 0:
                 raise _Unplugged
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -5,16 +5,16 @@ The coordinator fails when a task begins; devices and a trainer are killed.
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.record.row import COLUMNS, Row, read_rows
 from fedemu.coordinator.record.summary import Summary
 from fedemu.ops.stress.fleet import LiveFleet
 from fedemu.ops.stress.invariants import clock_goes_forward, outcomes_add_up
@@ -52,10 +52,10 @@ class Played:
     summary: Summary
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows of ``metrics.jsonl``, without the columns that differ between machines."""
-        lines = (self.directory / "metrics.jsonl").read_text().splitlines()
-        return [{key: value for key, value in json.loads(line).items() if not _real(key)} for line in lines]
+    def rows(self) -> list[Row]:
+        """The rows, without the values that differ between machines."""
+        real: dict[str, Any] = dict.fromkeys(filter(_real, COLUMNS))
+        return [replace(row, **real) for row in read_rows(self.directory)]
 
 
 def _real(column: str) -> bool:
@@ -91,10 +91,10 @@ def test_a_coordinator_that_fails_as_a_task_begins_goes_on_to_the_same_model(
     rows = resumed.rows
     assert (resumed.summary.model_digest, resumed.summary.perturbed) == (expected.summary.model_digest, False)
     assert rows == expected.rows
-    assert [row["task"] for row in rows] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
+    assert [row.task for row in rows] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
     assert outcomes_add_up(rows) == clock_goes_forward(rows) == []
-    assert len({row["online"] for row in rows}) > 1, "devices come and go"
-    assert sum(row["dropped"] for row in rows) > 0, "some drop out"
+    assert len({row.online for row in rows}) > 1, "devices come and go"
+    assert sum(row.outcomes["dropped"] for row in rows) > 0, "some drop out"
 
 
 def test_devices_that_keep_models_of_earlier_tasks_have_them_still_when_they_and_the_trainer_are_killed(

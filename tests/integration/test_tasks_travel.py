@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fedemu.coordinator.record.row import read_rows
 from fedemu.coordinator.record.summary import Summary
 from fedemu.device.memory.store import read_own
 from fedemu.ops.stress.fleet import LiveFleet
@@ -77,18 +78,18 @@ def test_a_generator_travels_once_per_machine_and_heartbeats_go_on_while_it_is_t
     assert fleet.wait_for_end(100) == 0, fleet.tail()
 
     rows = fleet.rows()
-    assert [row["accepted"] for row in rows] == [4, 4, 4, 4, 4, 5]
-    assert rows[3]["server_seconds"] > SECONDS
+    assert [row.accepted for row in rows] == [4, 4, 4, 4, 4, 5]
+    assert (rows[3].server_seconds or 0.0) > SECONDS
     told = Counter(event["event"] for event in fleet.events())
     assert told["join"] == DEVICES, "nobody had to come back"
     assert not {"silence", "death", "dropout", "given_up"} & told.keys()
     assert not fleet.summary()["perturbed"]
 
-    emulated = [row["bytes_down"] for row in rows[3:]]
+    emulated = [row.bytes_down or 0 for row in rows[3:]]
     model = emulated[1] // 4
     beside = emulated[0] // 4 - model
     assert emulated == [4 * (model + beside), 4 * model, 5 * model + beside]
-    wire = [row["wire_bytes_down"] for row in rows[3:]]
+    wire = [row.wire_bytes_down or 0 for row in rows[3:]]
     assert wire[0] - wire[1] == pytest.approx(beside, abs=SMALL), "once for the four of them"
     assert wire[1] == pytest.approx(model, abs=SMALL)
     assert wire[2] == pytest.approx(model, abs=SMALL), "the fifth finds the rest on its machine"
@@ -109,10 +110,10 @@ def test_devices_that_come_with_the_third_task_take_part_in_its_first_round(
         "rounds=3",
         experiment=TASKS.experiment,
     )
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["accepted"] for row in rows] == [3, 3, 5]
+    rows = read_rows(tmp_path / "run")
+    assert [row.accepted for row in rows] == [3, 3, 5]
     assert not summary.perturbed
-    each = [row["bytes_down"] / row["accepted"] for row in rows]
+    each = [(row.bytes_down or 0) / (row.accepted or 1) for row in rows]
     assert each[1] == each[2], "as a task begins everything is new, to whoever was there before as well"
     [record] = (tmp_path / "run" / "checkpoint").glob("record-*.json")
     sent = json.loads(record.read_text())["record"]["roster"]["charged"]

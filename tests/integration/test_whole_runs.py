@@ -93,7 +93,7 @@ def test_a_device_written_from_the_protocol_page_takes_part(new_fleet: FleetMake
             assert device.wait(20) == 0
         finally:
             device.kill()
-    assert [row["accepted"] for row in fleet.rows()] == [11] * 4
+    assert [row.accepted for row in fleet.rows()] == [11] * 4
 
 
 def test_an_interrupted_run_resumes_to_the_same_digest(new_fleet: FleetMaker, undisturbed: dict[str, Any]) -> None:
