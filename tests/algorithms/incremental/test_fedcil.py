@@ -69,7 +69,7 @@ def fleet(little_fleet: Callable[..., Any], digits: Corpus) -> Callable[..., Any
     return make
 
 
-def test_it_plays_where_devices_come_and_go_alike_on_every_executor(fleet: Callable[..., Any]) -> None:
+def test_it_runs_alike_on_every_executor_while_devices_come_and_go(fleet: Callable[..., Any]) -> None:
     played = fleet(rounds_per_period=2, executor=Checked(Serial(), Vmapped(2)))
     for cohort in ([0, 1], [1], [0, 2], [0, 1, 2]):
         played.play(cohort)
@@ -122,8 +122,8 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def test_a_step_is_one_of_the_discriminator_and_one_of_the_generator() -> None:
-    """The discriminator's by hand: real, replayed and made samples, of which padding is none."""
+def test_a_step_moves_the_discriminator_and_then_the_generator() -> None:
+    """The step of the discriminator is computed by hand from real, replayed and made samples, without the padding."""
     method = fedcil(replace(INGREDIENTS, momentum=0.0), **SHORT)
     program = method.programs["rehearse"]
     assert isinstance(program, AdversarialSGD)
@@ -174,7 +174,7 @@ def test_a_step_is_one_of_the_discriminator_and_one_of_the_generator() -> None:
         if name in gan.generator.idle:
             assert torch.equal(after[GENERATOR + name], leaf)
             continue
-        # Adam's first step, whatever its decays.
+        # The first step of Adam does not depend on its decays.
         move = 0.001 * slopes[name] / (slopes[name].abs() + 1e-5)
         torch.testing.assert_close(after[GENERATOR + name], leaf - move, rtol=0, atol=1e-5)
     assert int(after[f"{GENERATOR}norm.num_batches_tracked"]) == 1
@@ -209,7 +209,7 @@ def consolidation(counts: tuple[int, ...]) -> tuple[Any, Tree]:
     return job, state.variables
 
 
-def test_consolidation_trains_the_classifier_and_goes_on_in_the_middle_to_the_same_end() -> None:
+def test_consolidation_trains_the_classifier_and_ends_the_same_if_it_is_resumed() -> None:
     job, average = consolidation((2, 0, 3, 0))
     assert (job.name, job.steps) == ("consolidation", 2)
     begun = job.init()

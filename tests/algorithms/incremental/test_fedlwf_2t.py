@@ -46,7 +46,7 @@ def facts(task: int, *, first: bool = False) -> Facts:
 
 
 @pytest.mark.parametrize("builder", [fedprox_plus, fedlwf_2t])
-def test_they_play_where_devices_come_and_go_alike_on_every_executor(
+def test_both_run_alike_on_every_executor_while_devices_come_and_go(
     builder: Callable[..., Any], little_fleet: Callable[..., Any]
 ) -> None:
     """Device 2 joins in the second task."""

@@ -161,7 +161,7 @@ def test_a_generator_starts_from_the_one_before(
     assert int(second["norm.num_batches_tracked"]) == 40
 
 
-def test_synthetic_samples_made_once_travel_in_place_of_the_generator(fleet: Callable[..., Any]) -> None:
+def test_stored_synthetic_samples_are_sent_in_place_of_the_generator(fleet: Callable[..., Any]) -> None:
     played = fleet(mfcl(INGREDIENTS, **SHORT, samples=5), executor=Checked(Serial(), Vmapped(2)))
     played.play([0, 1, 2])
     played.play([0, 1])
@@ -191,7 +191,7 @@ def test_making_samples_takes_convolutions_and_reading_them_does_not() -> None:
         (fedavg_gen, {"targets": "model", "samples": 3}, False),
     ],
 )
-def test_the_previous_model_travels_where_devices_ask_it_something(
+def test_the_previous_model_is_sent_if_devices_ask_it_something(
     fleet: Callable[..., Any], method: Any, options: dict[str, Any], whole: bool
 ) -> None:
     played = fleet(method(INGREDIENTS, **SHORT, **options))
@@ -243,7 +243,7 @@ def test_a_round_tells_how_good_the_generator_is_that_it_rehearsed_from(fleet: C
     assert said["generator"]["cross_entropy"] == pytest.approx(float(functional.cross_entropy(logits, intended)))
 
 
-def test_where_noise_tells_no_class_none_can_be_recognised(fleet: Callable[..., Any]) -> None:
+def test_no_class_is_recognised_if_the_noise_tells_none(fleet: Callable[..., Any]) -> None:
     played = fleet(mfcl(INGREDIENTS, **SHORT, targets="model", image_prior=0.0))
     played.play([0, 1])
     played.play([1, 2])

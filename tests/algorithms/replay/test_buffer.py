@@ -7,7 +7,7 @@ from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.protocol.errors import DataError
 
 
-def test_a_buffer_survives_storage_and_nothing_else_passes_for_one() -> None:
+def test_a_buffer_survives_storage_and_arrays_that_are_no_buffer_are_refused() -> None:
     buffer = Buffer(np.array([3, 8]), np.array([0, 1]), period=2, seen=9, asked=4, answered={"x": np.array([0.5])})
     again = Buffer.from_arrays(buffer.to_arrays())
     assert (again.indices.tolist(), again.periods.tolist(), again.period, again.seen, again.asked) == (

@@ -1,4 +1,4 @@
-"""Coordinated selection over gradients that are given: sums, targets, dropouts and late comers, to the last digit."""
+"""Coordinated selection over given gradients: the sums, the targets, and devices that drop out or come late."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALL = list(range(len(SHARES)))
 STREAM = [SHARES, *([np.arange(100 * t + 20 * i, 100 * t + 20 * i + 5) for i in ALL] for t in (1, 2))]
 EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
 SOLVED: dict[str, Any] = {"rtol": 5e-3, "atol": 5e-3}
-"""How far apart the solver's tolerance may leave two sums ``G x`` that differ by rounding before."""
+"""The largest difference that the solver's tolerance may make between two sums ``G x`` with rounded inputs."""
 
 
 def given_gradients() -> Any:
@@ -65,7 +65,7 @@ class Given:
 
 
 class Idle:
-    """A method that asks nobody."""
+    """A method that asks no device."""
 
     programs: Mapping[str, Any] = {}
 
@@ -193,7 +193,7 @@ someone = st.sets(st.sampled_from(ALL)).map(sorted)
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=st.lists(someone, min_size=1, max_size=4))
-def test_targets_add_up_to_0_whoever_drops_out(played: Any, asked: Any) -> None:
+def test_targets_add_up_to_0_whichever_device_drops_out(played: Any, asked: Any) -> None:
     by_mean, by_each = (played(coordinated(len(asked), form), [*asked, ALL]) for form in ("mean", "each"))
     for ask, other, known in zip(by_mean.asks, by_each.asks, sums_so_far(by_mean), strict=True):
         assert other.each.keys() == known.keys()
@@ -224,7 +224,7 @@ def test_without_iterations_devices_select_as_without_coordination(played: Any, 
     assert kept(fleet) == {device: alone(device, final) for device in ALL}
 
 
-def test_one_device_has_nobody_to_coordinate_with(played: Any) -> None:
+def test_one_device_alone_selects_as_without_coordination(played: Any) -> None:
     fleet = played(coordinated(3), stream=[SHARES[:1], STREAM[1][:1]])
     assert kept(fleet) == {0: alone(0)}
     assert len({round(value, 9) for value in remarks(fleet)["objective"]}) == 1
@@ -237,7 +237,7 @@ def test_a_budget_of_0_keeps_nothing(played: Any) -> None:
 
 
 @pytest.mark.parametrize("form", ["mean", "each"])
-def test_nobody_on_line_is_an_exchange_without_answers(played: Any, form: str) -> None:
+def test_an_exchange_with_no_device_on_line_has_no_answers(played: Any, form: str) -> None:
     fleet = played(coordinated(2, form), [[], [], []])
     assert fleet.algorithm.remarks(fleet.state) == {
         "replay": {"period": 0, "devices": 0, "samples": 0, "periods": [0, 0, 0]},
@@ -246,13 +246,13 @@ def test_nobody_on_line_is_an_exchange_without_answers(played: Any, form: str) -
     assert kept(fleet) == {}
 
 
-def test_who_comes_only_to_select_does_so_alone(played: Any) -> None:
+def test_a_device_that_comes_only_to_select_selects_alone(played: Any) -> None:
     fleet = played(coordinated(2), [[0, 1], [0, 1], [0, 1, 2]])
     assert kept(fleet)[2] == alone(2)
 
 
 @pytest.mark.parametrize("form", ["mean", "each"])
-def test_who_answered_but_was_away_at_the_end_keeps_the_largest_of_its_last_x(begun: Any, form: str) -> None:
+def test_a_device_that_answered_but_was_away_at_the_end_keeps_the_largest_of_its_last_x(begun: Any, form: str) -> None:
     fleet = begun(coordinated(1, form))
     fleet.play([], online=[[0, 1, 2], [0, 1]])
     assert kept(fleet)[2] == []
@@ -263,7 +263,7 @@ def test_who_answered_but_was_away_at_the_end_keeps_the_largest_of_its_last_x(be
     assert fleet.buffers[2].period == 1
 
 
-def test_who_was_away_for_the_whole_exchange_selects_alone_at_its_next_work(begun: Any) -> None:
+def test_a_device_that_was_away_for_the_whole_exchange_selects_alone_at_its_next_work(begun: Any) -> None:
     fleet = begun(coordinated(1))
     fleet.play([], online=[[0, 1], [0, 1]])
     assert 2 not in fleet.buffers
@@ -271,7 +271,7 @@ def test_who_was_away_for_the_whole_exchange_selects_alone_at_its_next_work(begu
     assert fleet.buffers[2].indices.tolist() == alone(2)
 
 
-def test_what_arrives_after_a_device_answered_comes_after_all_that_it_weighed() -> None:
+def test_samples_that_arrive_after_an_answer_come_after_all_samples_of_the_answer() -> None:
     own = {"x": torch.tensor([0.0, 0.4, 0.6, 0.0], dtype=torch.float64)}
     kept = selecting().choose(memory(6, 1), {}, own, NO_FACTS)
     assert kept.tolist() == [2]

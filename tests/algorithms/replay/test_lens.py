@@ -1,4 +1,4 @@
-"""What devices see of their samples: computed once per model, and the same to the bit."""
+"""Features and gradients of a device's samples: computed once per model, and the same to the bit."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def part(memory: Memory, size: int) -> Memory:
-    """With the first samples only."""
+    """The memory with its first samples only."""
     batch = Batch(*(leaf[:size] for leaf in memory.batch))
     return replace(memory, batch=batch, indices=memory.indices[:size])
 
 
-def test_the_same_samples_and_model_are_looked_at_once_and_give_the_same_bits(memory: Memory, computed: Any) -> None:
+def test_the_same_samples_and_model_are_computed_once_and_give_the_same_bits(memory: Memory, computed: Any) -> None:
     lens, shared = Lens(MODEL, cross_entropy, 2**20), {"model": MODEL.init(0)}
     expected = Directions.of(SampleGradients(MODEL, cross_entropy, shared["model"], memory.batch, FACTS))
     again = FACTS._replace(first_visit=torch.ones(()))
@@ -63,7 +63,7 @@ def test_the_same_samples_and_model_are_looked_at_once_and_give_the_same_bits(me
     assert torch.equal(first.weighted_sum(np.ones(12))["fc1.weight"], second.weighted_sum(np.ones(12))["fc1.weight"])
 
 
-def test_other_samples_facts_and_models_are_looked_at_anew(memory: Memory, computed: Any) -> None:
+def test_other_samples_facts_and_models_are_computed_anew(memory: Memory, computed: Any) -> None:
     lens, first, second = Lens(MODEL, cross_entropy, 2**20), {"model": MODEL.init(0)}, {"model": MODEL.init(1)}
     lens.directions(memory, first, FACTS)
     lens.directions(part(memory, 5), first, FACTS)
@@ -100,7 +100,7 @@ class Module(nn.Module):
         return self.top(features), features
 
 
-def test_what_else_is_sent_with_the_model_is_not_looked_at(memory: Memory, computed: Any) -> None:
+def test_other_variables_that_are_sent_with_the_model_are_not_used(memory: Memory, computed: Any) -> None:
     model = from_module(Module)
     lens, plain = Lens(model, cross_entropy, 2**20), {"model": model.init(0)}
     more = {"model": {**plain["model"], "watched.body.mean": torch.ones(6), "gan.batches": torch.tensor(3)}}

@@ -1,4 +1,4 @@
-"""Replay around methods: rounds, states, what is asked when a period ends, what leaves a device, what is refused."""
+"""Replay around methods: rounds, states, the asks at the end of a period, the payloads, and refusals."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_devices_select_when_a_period_ends_within_budget_and_the_same_each_time(
 
 
 @pytest.mark.parametrize("strategy", STRATEGY_NAMES)
-def test_only_strategies_that_look_at_the_model_are_sent_it(fleet: Any, strategy: str) -> None:
+def test_the_model_is_sent_only_to_strategies_that_look_at_it(fleet: Any, strategy: str) -> None:
     ask = play(fleet(built(strategy)), 2).asks[-1]
     assert ask.cohort == "online"
     assert ask.optional
@@ -90,7 +90,7 @@ def test_nothing_is_asked_after_the_last_period(fleet: Any) -> None:
     assert [ask.program for ask in play(fleet(built("reservoir")), 6).asks[-2:]] == ["train", "train"]
 
 
-def test_what_is_kept_goes_on_record_by_label_and_period(fleet: Any) -> None:
+def test_the_kept_samples_are_recorded_by_label_and_period(fleet: Any) -> None:
     played = play(fleet(built("class_balanced")), 4)
     indices = np.concatenate([buffer.indices for buffer in played.buffers.values()])
     assert played.algorithm.remarks(played.state) == {
@@ -121,7 +121,7 @@ def test_unlabelled_data_have_no_census_of_labels() -> None:
 
 @pytest.mark.parametrize("form", ["mean", "each"])
 def test_only_sums_a_flag_and_the_census_leave_a_device(fleet: Any, form: str) -> None:
-    """Of whatever shape the sums are, it is the model's: nothing has a row per sample."""
+    """All sums have the shapes of the model's leaves: no payload has a row per sample."""
     played = play(fleet(built("coordinated", targets=form, iterations=2)), 1)
     played.play([0, 1], online=[[0, 1, 2], [0, 2], [0, 1]])
     sums = {name: (leaf.shape, leaf.dtype) for name, leaf in MODEL.init(0).items()}
@@ -137,7 +137,7 @@ def test_only_sums_a_flag_and_the_census_leave_a_device(fleet: Any, form: str) -
     assert all(not result.metrics and result.label_counts is None for result in played.results.values())
 
 
-def test_a_payload_is_what_was_promised(fleet: Any) -> None:
+def test_a_payload_has_the_promised_form(fleet: Any) -> None:
     played = play(fleet(built("coordinated")), 2)
     for ask, answers in zip(played.asks[-2:], played.sent[-2:], strict=True):
         promised = wire_names(played.algorithm.programs[ask.program].payload(ask.shared))
@@ -161,7 +161,7 @@ def test_both_wire_forms_select_alike_with_a_real_model(fleet: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon", "fedcurv"])
-def test_rounds_states_and_the_model_are_those_of_the_method(fleet: Any, little_fleet: Any, method: str) -> None:
+def test_rounds_states_and_model_are_those_of_the_method(fleet: Any, little_fleet: Any, method: str) -> None:
     replayed = play(fleet(built("coordinated", method)), 2)
     plain = little_fleet(build_algorithm(method, {}, ingredients()), MODEL.init(0), STREAM[0])
     play(plain, 2)
@@ -180,7 +180,7 @@ def test_training_goes_over_the_buffer_and_the_periods_samples(fleet: Any) -> No
     assert [played.results[device].examples for device in (0, 1)] == [5 + 12, 3 + 3]
 
 
-def test_who_was_away_selects_at_its_next_work(fleet: Any) -> None:
+def test_a_device_that_was_away_selects_at_its_next_work(fleet: Any) -> None:
     played = play(fleet(built("coordinated")), 1)
     played.play([1], online=[[1], [1]])
     assert kept(played)[0] == []
@@ -189,7 +189,7 @@ def test_who_was_away_selects_at_its_next_work(fleet: Any) -> None:
     assert played.buffers[0].period == 1
 
 
-def test_it_selects_and_remarks_and_keeps_what_the_method_says() -> None:
+def test_replay_selects_and_remarks_and_keeps_the_remarks_of_the_method() -> None:
     class Talking:
         programs: Mapping[str, Any] = {}
 

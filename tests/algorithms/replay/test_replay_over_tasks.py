@@ -33,7 +33,7 @@ STREAM = [[np.arange(start + task, start + 24, 2) for start in (0, 40, 80)] for 
 
 
 class Normalised(nn.Module):
-    """A network of one's own, which refuses variables that it does not have."""
+    """A network that refuses variables that it does not have, as a user might write one."""
 
     def __init__(self) -> None:
         super().__init__()

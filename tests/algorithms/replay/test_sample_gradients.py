@@ -66,7 +66,7 @@ def batch_of(samples: int) -> Batch:
 
 
 def gradients_of(model: Model, batch: Batch, criterion: Criterion = cross_entropy, **settings: Any) -> SampleGradients:
-    """In float64, where blocks of other sizes come to the same side of every kink."""
+    """A model in float64, so that blocks of other sizes round to the same side of every kink."""
     torch.set_num_threads(1)
     variables = map_leaves(double, model.init(3))
     for name in model.buffers:

@@ -1,4 +1,4 @@
-"""What replay refuses before anything starts."""
+"""Settings and methods that replay refuses before a run starts."""
 
 from __future__ import annotations
 

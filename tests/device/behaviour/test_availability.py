@@ -54,7 +54,7 @@ def test_a_timetable_until_an_earlier_time_is_a_prefix_in_whatever_order_it_is_a
 @pytest.mark.parametrize("name", SOURCES)
 @given(seed=st.integers(0, 2**32 - 1), time=st.floats(0, 5e4))
 @settings(max_examples=25, deadline=None)
-def test_intervals_ascend_never_touch_and_agree_with_what_is_said_of_a_moment(
+def test_intervals_ascend_do_not_touch_and_agree_with_the_answers_for_single_times(
     name: str, seed: int, time: float
 ) -> None:
     timetable = Timetable(SOURCES[name](seed))
@@ -104,7 +104,7 @@ def test_a_trace_without_a_period_is_played_once() -> None:
     assert take(recorded((1.0, 2.0, 4.0, 5.0), None), 9) == [(1.0, 2.0), (4.0, 5.0)]
 
 
-def test_a_device_that_stayed_stays_for_ever_or_until_the_period_ends() -> None:
+def test_a_device_that_is_on_line_at_the_end_stays_for_ever_or_until_the_period_ends() -> None:
     assert take(recorded((1.0, 2.0, 4.0), None), 9) == [(1.0, 2.0), (4.0, math.inf)]
     assert take(recorded((1.0, 2.0, 4.0), 5.0), 4) == [(1.0, 2.0), (4.0, 5.0), (6.0, 7.0), (9.0, 10.0)]
 

@@ -66,7 +66,7 @@ def test_going_off_line_before_a_planned_fault_comes_first() -> None:
     assert behaviour(0.0, before, 300.0, rates=rates).schedule(WORK) == Schedule("drop", before, "offline", 300.0)
 
 
-def test_a_misbehaving_reply_is_part_of_a_finish_only() -> None:
+def test_only_a_device_that_finishes_sends_a_faulty_reply() -> None:
     rates = FaultRates(corrupt=1.0, corruptions=("nan",))
     assert behaviour(0.0, rates=rates).schedule(WORK) == Schedule("finish", 110.5, reply="corrupt", corruption="nan")
     assert behaviour(0.0, 104.0, rates=rates).schedule(WORK).reply == "normal"

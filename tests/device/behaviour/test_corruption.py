@@ -12,7 +12,7 @@ FRAMES = [np.array([5]).tobytes(), np.ones((2, 2), np.float32).tobytes()]
 RESULT = Result(ask="1.0.0", examples=1, steps=1, metrics={}, tensors=SPECS)
 
 
-def test_nan_strikes_the_first_floats() -> None:
+def test_nan_fills_the_first_floats() -> None:
     result, frames = corrupt(RESULT, FRAMES, "nan")
     assert result == RESULT
     assert frames[0] == FRAMES[0]

@@ -42,7 +42,7 @@ def test_faults_happen_at_their_rates() -> None:
     assert all(found.corruption is None for found in plans if found.reply != "corrupt")
 
 
-def test_a_rate_of_one_strikes_every_time_and_only_so() -> None:
+def test_a_rate_of_one_always_causes_its_fault_and_no_other() -> None:
     plans = [plan(FaultRates(leave=1.0, downtime=Fixed(7.0)), 1, device, AskId(1, 0, 0)) for device in range(50)]
     assert {(found.drop, found.downtime, found.reply) for found in plans} == {("leave", 7.0, "normal")}
     assert all(0.0 <= found.fraction < 1.0 for found in plans)
@@ -50,7 +50,7 @@ def test_a_rate_of_one_strikes_every_time_and_only_so() -> None:
     assert plan(corrupt, 1, 2, AskId(1, 0, 0)) == FaultPlan(reply="corrupt", corruption="shape")
 
 
-def test_a_higher_rate_keeps_the_devices_that_a_lower_one_struck() -> None:
+def test_a_device_with_a_fault_at_a_low_rate_has_it_at_a_higher_rate() -> None:
     def struck(rate: float) -> set[int]:
         return {
             device for device in range(500) if plan(FaultRates(crash=rate), 1, device, AskId(1, 0, 0)).drop == "crash"

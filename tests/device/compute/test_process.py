@@ -26,7 +26,7 @@ from fedemu.protocol.tensors import unpack
 
 
 class Recorder:
-    """A trainer that keeps its jobs and answers as the test wants."""
+    """A trainer that records its jobs and answers as the test wants."""
 
     def __init__(self, answer: Callable[[Job], JobResult | TrainingError]) -> None:
         self.programs = {"train": None, "ask": None}

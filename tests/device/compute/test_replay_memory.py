@@ -1,4 +1,4 @@
-"""What a coordinated selection from 1,000 samples takes of a trainer's memory, with the CNN of 2 million parameters."""
+"""The memory that a trainer needs for a coordinated selection from 1,000 samples by a CNN of 2 million parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GIB = 2**30
 
 
 def test_a_thousand_samples_of_the_cnn_fit_into_two_gigabytes() -> None:
-    """In a process of its own, as a trainer is; G itself would take 8 GiB."""
+    """This runs in a process of its own, as a trainer does. The matrix G would take 8 GiB."""
     found = subprocess.run([sys.executable, __file__], stdout=subprocess.PIPE, text=True, check=True, timeout=300)
     parameters, peak = map(int, found.stdout.split())
     assert 2e6 < parameters < 3e6
@@ -33,7 +33,7 @@ def test_a_thousand_samples_of_the_cnn_fit_into_two_gigabytes() -> None:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has ever had for its own."""
+    """The largest resident memory of this process so far, in bytes."""
     with open("/proc/self/status") as status:
         return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM"))
 

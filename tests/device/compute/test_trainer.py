@@ -141,7 +141,7 @@ def test_a_forest_without_the_model_fails_every_job(trainer: Trainer) -> None:
     assert all(isinstance(result, TrainingError) for result in results)
 
 
-def test_executors_go_by_name_or_by_the_rule() -> None:
+def test_an_executor_is_opened_by_its_name_or_by_the_rule() -> None:
     assert isinstance(open_executor("auto", "dense", "cpu"), Vmapped)
     assert isinstance(open_executor("auto", "convolutional", "cpu"), Serial)
     assert isinstance(open_executor("auto", "convolutional", "cuda"), Vmapped)
@@ -150,7 +150,7 @@ def test_executors_go_by_name_or_by_the_rule() -> None:
     assert isinstance(open_executor("checked", "convolutional", "cpu"), Checked)
 
 
-def test_wrong_names_of_executors_and_devices_are_told(corpus: Corpus) -> None:
+def test_wrong_names_of_executors_and_devices_are_refused(corpus: Corpus) -> None:
     with pytest.raises(ConfigurationError, match=r"local.executor = 'fast' is none of auto, serial, vmapped, checked"):
         open_executor("fast", "dense", "cpu")
     with pytest.raises(ConfigurationError, match="device_type = 'tpu' is none of auto, cpu and cuda"):
@@ -158,7 +158,7 @@ def test_wrong_names_of_executors_and_devices_are_told(corpus: Corpus) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_cuda_where_there_is_none_is_told(corpus: Corpus) -> None:
+def test_cuda_is_refused_if_there_is_none(corpus: Corpus) -> None:
     with pytest.raises(ConfigurationError, match="torch finds no CUDA device here; use 'cpu' or 'auto'"):
         Trainer({}, corpus, 1, device_type="cuda")
     assert Trainer({}, corpus, 1, device_type="auto").device == torch.device("cpu")

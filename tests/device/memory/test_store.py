@@ -1,4 +1,4 @@
-"""Versions of a device's own state: whole or not at all, found again after a restart, gone when nobody names them."""
+"""Versions of a device's own state: written whole, found again after a restart, deleted when nothing names them."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_reading_a_version_that_is_gone_says_so(tmp_path: Path) -> None:
         read_own(Path(OwnStore(tmp_path).path("1.0.0")))
 
 
-def test_nothing_is_dropped_while_the_current_version_is_not_durable(tmp_path: Path) -> None:
+def test_no_version_is_deleted_while_the_current_one_is_not_durable(tmp_path: Path) -> None:
     store = OwnStore(tmp_path)
     fill(store, AskId(1, 0, 0), AskId(2, 0, 0))
     store.supersede(AskId(2, 0, 0), durable_round=1)
     assert store.versions == {AskId(1, 0, 0), AskId(2, 0, 0)}
 
 
-def test_all_others_up_to_the_durable_round_are_dropped(tmp_path: Path) -> None:
+def test_all_other_versions_up_to_the_durable_round_are_deleted(tmp_path: Path) -> None:
     store = OwnStore(tmp_path)
     fill(store, AskId(1, 0, 0), AskId(2, 0, 0), AskId(3, 0, 0), AskId(4, 0, 0))
     store.supersede(AskId(2, 0, 0), durable_round=3)

@@ -1,4 +1,4 @@
-"""What a device can reach of its stream, at any time and in any round."""
+"""The samples of its stream that a device can reach, at any time and in any round."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_device_has_what_has_arrived_of_the_rounds_period() -> None:
     ]  # fmt: skip
 
 
-def test_what_arrives_after_the_rounds_of_its_period_have_begun_late_is_there_at_once() -> None:
+def test_samples_are_there_at_once_if_the_rounds_of_their_period_begin_late() -> None:
     assert stream().arrived(5000.0, 2).tolist() == [10, 11]
 
 
@@ -54,7 +54,7 @@ def test_the_budget_is_that_of_the_plan() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), cumulative=st.booleans())
-def test_older_samples_are_out_of_reach_in_any_round_at_any_time(data: st.DataObject, cumulative: bool) -> None:
+def test_samples_of_earlier_periods_are_never_reached(data: st.DataObject, cumulative: bool) -> None:
     devices, periods = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))
     samples = data.draw(st.integers(1, 40))
     random = np.random.default_rng(data.draw(st.integers(0, 1000)))

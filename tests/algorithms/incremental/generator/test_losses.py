@@ -27,10 +27,10 @@ def close(value: Tensor, expected: object) -> None:
 
 
 def test_the_entropy_is_that_of_the_batch_and_not_of_its_samples() -> None:
-    # Softmax of the rows: (1/2, 1/2, 0...) can't be had, so (1/4, 3/4) and (3/4, 1/4), whose mean is even.
+    # The rows' softmax are (1/4, 3/4) and (3/4, 1/4). Their mean is even, and neither of them is.
     logits = doubles([[0.0, math.log(3)], [math.log(3), 0.0]])
     close(information_entropy_loss(logits), -LOG2 / 2)
-    # Alone: (1/4 log 1/4 + 3/4 log 3/4) / 2.
+    # The first row alone: (1/4 log 1/4 + 3/4 log 3/4) / 2.
     close(information_entropy_loss(logits[:1]), (0.25 * math.log(0.25) + 0.75 * math.log(0.75)) / 2)
 
 

@@ -85,7 +85,7 @@ def test_a_trained_generator_makes_the_frozen_model_predict_the_intended_classes
     assert after > 0.7
 
 
-def test_it_goes_on_in_the_middle_to_the_same_end(frozen: Frozen) -> None:
+def test_a_job_that_is_resumed_in_the_middle_ends_the_same(frozen: Frozen) -> None:
     job = training(frozen, iterations=50).job(frozen.variables, {}, CONTEXT)
     assert job.steps == 3
     carry, finished = job.step(job.init(), 0)
@@ -99,7 +99,7 @@ def test_it_goes_on_in_the_middle_to_the_same_end(frozen: Frozen) -> None:
     assert float(one["memory/steps"]) == 50
 
 
-def test_it_begins_anew_or_from_the_last_one(frozen: Frozen) -> None:
+def test_training_begins_with_a_new_generator_or_with_the_last_one(frozen: Frozen) -> None:
     few = training(frozen, iterations=1)
     new = few.job(frozen.variables, {}, CONTEXT).init()
     last = unflatten(run(few.job(frozen.variables, {}, CONTEXT)))["generator"]

@@ -1,4 +1,4 @@
-"""The solver of the relaxed selection: exact where the problem is convex, a local optimum where it isn't."""
+"""The solver of the relaxed selection: it is exact for convex problems, and finds a local optimum of others."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_without_its_diagonal_the_solution_is_a_choice() -> None:
     assert np.array_equal(gram, before)
 
 
-def test_of_samples_that_are_all_the_same_any_may_be_chosen_but_not_a_part_of_each() -> None:
+def test_from_samples_that_are_all_the_same_whole_ones_are_chosen() -> None:
     x = solve_capped_simplex(np.ones((6, 6)), 2.5, zero_diagonal=True)
     assert sorted(x.tolist()) == pytest.approx([0.0, 0.0, 0.0, 0.5, 1.0, 1.0])
 
@@ -74,11 +74,11 @@ def test_no_budget_takes_nothing_and_a_large_one_everything(
 
 @pytest.mark.parametrize("zero_diagonal", [False, True])
 @pytest.mark.parametrize("budget", [1e-14, 3 - 1e-14])
-def test_a_budget_that_is_nothing_or_everything_by_rounding_is_met(budget: float, zero_diagonal: bool) -> None:
+def test_a_budget_that_is_rounded_to_nothing_or_everything_is_met(budget: float, zero_diagonal: bool) -> None:
     assert_feasible(solve_capped_simplex(np.eye(3), budget, [0.0, 0.0, -9.0], zero_diagonal), budget)
 
 
-def test_many_equal_samples_are_no_burden() -> None:
+def test_many_equal_samples_are_solved_exactly() -> None:
     x = solve_capped_simplex(np.ones((300, 300)), 40, zero_diagonal=True)
     assert sorted(x.tolist()) == [0.0] * 260 + [1.0] * 40
 
@@ -104,7 +104,7 @@ def test_a_convex_problem_is_solved_as_well_as_by_cvxpy(samples: int, seed: int,
     x = solve_capped_simplex(gram, budget, linear)
     assert_feasible(x, budget)
     variable = cvxpy.Variable(samples)
-    # Not the quadratic form: it needs a matrix whose smallest eigenvalue isn't negative even by rounding.
+    # cvxpy's quadratic form is not used: it refuses a matrix with an eigenvalue that is negative by rounding.
     cost = cvxpy.sum_squares(rows.T @ variable) - 2.0 * linear @ variable
     least = cvxpy.Problem(cvxpy.Minimize(cost), [variable >= 0, variable <= 1, cvxpy.sum(variable) == budget]).solve(
         solver=cvxpy.CLARABEL
@@ -176,7 +176,7 @@ def test_the_scale_of_a_problem_does_not_matter() -> None:
         ((np.full((2, 2), np.nan), 1), "is not finite"),
     ],
 )
-def test_what_makes_no_problem_is_refused(arguments: Any, words: str) -> None:
+def test_impossible_problems_are_refused(arguments: Any, words: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         solve_capped_simplex(*arguments)
     assert words in str(caught.value)

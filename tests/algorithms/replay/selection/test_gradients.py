@@ -114,7 +114,7 @@ def test_gss_greedy_replaces_a_buffered_sample_by_an_opposed_one() -> None:
         assert gss_greedy(gram, 2, np.random.default_rng(seed)).tolist() in ([0, 2], [1, 2])
 
 
-def test_gss_greedy_keeps_its_first_samples_where_nothing_points_elsewhere() -> None:
+def test_gss_greedy_keeps_its_first_samples_if_no_other_gradient_is_opposed() -> None:
     assert gss_greedy(np.ones((5, 5)), 2, np.random.default_rng(0)).tolist() == [0, 1]
     assert gss_greedy(np.eye(5), 2, np.random.default_rng(0)).tolist() == [0, 1]
 
@@ -133,7 +133,7 @@ def test_gss_cluster_keeps_one_of_each_cluster() -> None:
         assert [sum(each in cluster for each in kept) for cluster in ({0, 1, 2}, {3, 4}, {5})] == [1, 1, 1]
 
 
-def test_gss_cluster_fills_up_where_there_are_fewer_clusters() -> None:
+def test_gss_cluster_adds_random_samples_if_there_are_fewer_clusters() -> None:
     for gram in (np.ones((6, 6)), np.zeros((6, 6))):
         assert len(set(gss_cluster(gram, 4, np.random.default_rng(0)).tolist())) == 4
     assert gss_cluster(np.ones((3, 3)), 5, np.random.default_rng(0)).tolist() == [0, 1, 2]

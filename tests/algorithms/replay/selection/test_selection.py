@@ -1,4 +1,4 @@
-"""Every selection strategy: within its budget, of its candidates, repeatable, and right where one can count by hand."""
+"""Every selection strategy: it keeps candidates within its budget, repeats its choice, and agrees with hand counts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def chosen(strategy: str, given: Candidates, budget: int, seed: int = 0) -> list
     budget=st.integers(0, 18),
     seed=st.integers(0, 1000),
 )
-def test_every_strategy_keeps_what_it_was_given_and_no_more_than_it_may(
+def test_every_strategy_keeps_given_samples_and_no_more_than_the_budget(
     strategy: str, old: int, new: int, more: int, budget: int, seed: int
 ) -> None:
     given = candidates(old, new, old + new + more, seed)
@@ -108,7 +108,7 @@ def from_new(strategy: selection.Strategy, given: Candidates, budget: int, seed:
     ("old", "new", "seen", "budget", "expected"),
     [(10, 20, 100, 10, 2), (10, 50, 100, 10, 5), (0, 20, 20, 10, 10), (1, 20, 100, 10, 9), (10, 0, 100, 5, 0)],
 )
-def test_the_approximation_of_uniform_takes_of_a_period_what_it_is_of_everything(
+def test_the_approximation_of_uniform_gives_a_period_its_share_of_all_samples(
     old: int, new: int, seen: int, budget: int, expected: int
 ) -> None:
     assert from_new(selection.approximation_of_uniform, candidates(old, new, seen), budget) == expected

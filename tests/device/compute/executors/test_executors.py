@@ -1,4 +1,4 @@
-"""The executors against each other, and each device's result against its company."""
+"""The executors agree with each other, and a device's result does not depend on the other devices."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def leaves(result: JobResult) -> dict[str, torch.Tensor]:
 
 
 def assert_alike(result: JobResult, expected: JobResult) -> None:
-    """Up to rounding, which grows from step to step: by the magnitude of each leaf's largest element."""
+    """The results agree up to rounding, which grows with the steps, relative to the largest element of each leaf."""
     assert leaves(result).keys() == leaves(expected).keys()
     for name, leaf in leaves(expected).items():
         bound = 5e-3 * float(leaf.abs().max()) + 1e-6
@@ -92,7 +92,7 @@ class _Module(torch.nn.Sequential):
 
 
 def small_resnet(norm: Literal["group", "batch"]) -> Model:
-    """The stem and the first three blocks, the last of which changes the shape."""
+    """The stem and the first three blocks. The last block changes the shape."""
     whole = resnet18(SHAPE, CLASSES, norm=norm, width=2)
     return replace(whole, blocks=whole.blocks[:3], head=Linear("head", 4, CLASSES))
 
@@ -123,7 +123,7 @@ def test_stacked_and_serial_results_agree_for_every_model(name: str, momentum: f
 
 
 @pytest.mark.parametrize(("name", "stack"), [("mlp", 8), ("mlp", 16), ("lenet", 4), ("resnet-batch", 2)])
-def test_a_devices_bits_do_not_depend_on_its_company(name: str, stack: int, source: Source) -> None:
+def test_a_devices_bits_do_not_depend_on_the_other_devices(name: str, stack: int, source: Source) -> None:
     model = MODELS[name]
     program = local(model, momentum=0.5)
     shared = {"model": model.init(1)}
@@ -180,7 +180,7 @@ def test_a_device_without_samples_sends_zeros_after_no_step(source: Source) -> N
             assert all(not leaf.any() for leaf in leaves(result).values())
 
 
-def test_nobodys_variables_are_written_to(source: Source) -> None:
+def test_shared_variables_are_not_written_to(source: Source) -> None:
     model = MODELS["mlp"]
     shared = {"model": model.init(1)}
     before = {name: leaf.clone() for name, leaf in shared["model"].items()}
@@ -314,7 +314,7 @@ def test_noise_is_the_devices_own(source: Source) -> None:
     assert len({tuple(noise) for noise in drawn[0]}) == 3
 
 
-def test_a_job_that_can_not_be_run_fails_alone(source: Source) -> None:
+def test_a_job_that_cannot_be_run_fails_alone(source: Source) -> None:
     program = Diary()
     offset = {"offset": torch.zeros(())}
     good = Job(1, 1, 0, np.arange(5), offset)
@@ -415,7 +415,9 @@ def test_the_checked_executor_names_what_differs(source: Source) -> None:
 
 
 @pytest.mark.parametrize(("difference", "agree"), [(0.9e-6, True), (1.1e-6, False)])
-def test_a_leaf_of_rounding_alone_is_measured_by_the_others(source: Source, difference: float, agree: bool) -> None:
+def test_a_leaf_that_is_rounding_alone_is_compared_on_the_scale_of_the_others(
+    source: Source, difference: float, agree: bool
+) -> None:
     class Says(Serial):
         def __init__(self, bias: float) -> None:
             self._bias = bias

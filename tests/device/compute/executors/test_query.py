@@ -1,4 +1,4 @@
-"""A replay buffer at a trainer: what is trained on, what is kept, and what happens to periods that were missed."""
+"""Questions about a replay buffer at a trainer: which samples it trains on and keeps, also from periods it missed."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_sealed_periods_are_selected_from_oldest_first_before_training(corpus: C
     assert result.examples == 4
 
 
-def test_a_selection_draws_the_same_whenever_it_comes(corpus: Corpus) -> None:
+def test_a_selection_draws_the_same_at_whatever_time_it_is_made(corpus: Corpus) -> None:
     def at_random(memory: Memory) -> list[int]:
         chosen: list[int] = memory.generator.permutation(len(memory.indices))[: memory.budget].tolist()
         return chosen
@@ -142,7 +142,7 @@ def test_an_answer_is_remembered_until_the_period_is_over(corpus: Corpus) -> Non
     assert (held(late), late.buffer.asked, dict(late.buffer.answered)) == (([1, 2], [0, 0], 1, 2), -1, {})
 
 
-def test_a_question_leaves_what_the_program_keeps_alone(corpus: Corpus) -> None:
+def test_a_question_does_not_change_what_the_program_keeps(corpus: Corpus) -> None:
     own = {"control": torch.ones(2)}
     assert done(a_trainer(corpus, Select()), "select", a_job(0, [1], own=own)).own is own
 
@@ -156,7 +156,7 @@ def test_a_question_leaves_what_the_program_keeps_alone(corpus: Corpus) -> None:
         ([-1], "the positions -1 to -1 is refused; they must be from 0 to 4"),
     ],
 )
-def test_a_selection_that_is_none_fails_its_device_alone(corpus: Corpus, kept: list[int], refusal: str) -> None:
+def test_an_impossible_selection_fails_its_device_alone(corpus: Corpus, kept: list[int], refusal: str) -> None:
     trainer = a_trainer(corpus, Select(lambda memory: kept if 1 in memory.indices else [0]))
     bad, good = trainer.run("select", SHARED, [a_job(0, [1, 2, 3, 4, 5]), a_job(0, [11, 12])])
     assert isinstance(bad, TrainingError)
@@ -164,11 +164,11 @@ def test_a_selection_that_is_none_fails_its_device_alone(corpus: Corpus, kept: l
     assert isinstance(good, JobResult)
 
 
-def test_a_buffer_that_is_ahead_of_the_work_is_no_buffer_of_it(corpus: Corpus) -> None:
+def test_a_buffer_that_is_ahead_of_the_work_is_refused(corpus: Corpus) -> None:
     (result,) = a_trainer(corpus, Select()).run("train", SHARED, [a_job(1, [1], buffer=Buffer(period=2))])
     assert str(result) == "device 4: its replay buffer is of period 2, later than the work's 1"
 
 
-def test_sealed_samples_beyond_the_data_are_told(corpus: Corpus) -> None:
+def test_sealed_samples_beyond_the_data_are_refused(corpus: Corpus) -> None:
     (result,) = a_trainer(corpus, Select()).run("train", SHARED, [a_job(1, [1], sealed={0: np.array([50])})])
     assert str(result) == "device 4: its sample indices reach beyond the 50 training samples"

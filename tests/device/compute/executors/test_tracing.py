@@ -100,12 +100,12 @@ def test_operations_that_write_keep_their_order() -> None:
     assert total.tolist() == [2.0, 8.0]
 
 
-def test_reading_a_value_can_not_be_traced() -> None:
+def test_reading_a_value_cannot_be_traced() -> None:
     with pytest.raises(Untraceable, match="reads values"):
         trace(lambda x: [x * float(x.sum())], [torch.ones(2)])
 
 
-def test_writing_to_an_input_can_not_be_traced() -> None:
+def test_writing_to_an_input_cannot_be_traced() -> None:
     with pytest.raises(Untraceable, match="writes to what the program did not make"):
         trace(lambda x: [x.add_(1)], [torch.ones(2)])
 
