@@ -28,7 +28,7 @@ class Split:
     """Samples ``x [n, *input_shape]`` and labels ``y [n]`` int64, both read-only and usually memory-mapped.
 
     ``x`` is uint8 or float32; for language data it is int16 or int32. ``columns`` are further values per sample,
-    ``[n]`` each, such as the writer by whom a partition divides.
+    ``[n]`` each, such as writers, by which a partition may divide.
     """
 
     x: NDArray[Any]
@@ -64,6 +64,7 @@ class Corpus:
 
     @property
     def classes(self) -> int:
+        """The number of classes."""
         return len(self.class_names)
 
     @property

@@ -1,4 +1,4 @@
-"""What every device is told of the fleet's stream: the arrivals, and how rounds make periods."""
+"""What every device knows of the fleet's stream: the arrivals, and the periods that rounds make."""
 
 from __future__ import annotations
 

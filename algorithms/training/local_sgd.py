@@ -85,11 +85,13 @@ class LocalSGD:
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
+        """One stage: ``epochs`` shuffled passes over the device's samples."""
         plan = shuffled_epochs(self.epochs, self.batch_size)
         return (Stage(plan, self.step, self.augment, rows_matter=bool(self.model.buffers)),)
 
     @cached_property
     def optimiser(self) -> SGD:
+        """The optimiser with the settings of this program."""
         return SGD(self.momentum, self.weight_decay)
 
     def learning_rate(self, round: int, task: int) -> float:
@@ -102,12 +104,14 @@ class LocalSGD:
         return {"delta": shared["model"]}
 
     def begin(self, shared: Forest, own: Tree, facts: Facts) -> Training:
+        """The carry before the first step: the global model, and the optimiser's momentum."""
         variables = shared["model"]
         return Training(variables, self.optimiser.begin(without(variables, self.model.buffers)))
 
     def step(
         self, carry: Training, batch: Batch, shared: Forest, own: Tree, facts: Facts, noise: Tree
     ) -> tuple[Training, Tree]:
+        """One step of SGD on a batch; the metrics are those of the loss."""
         gradients, loss = self.gradients(carry.variables, batch, shared, own, facts)
         if self.direction is not None:
             gradients = self.direction(gradients, shared, own, facts)
@@ -127,9 +131,11 @@ class LocalSGD:
         return gradients, loss
 
     def finish(self, carry: Training, shared: Forest, own: Tree, facts: Facts) -> Outcome:
+        """The payload, ``{"delta": local - global}``, and the unchanged own state."""
         return Outcome({"delta": subtract(carry.variables, shared["model"])}, own)
 
     def local_model(self, shared: Forest, payload: Forest) -> Tree:
+        """The device's trained model: the global model plus the delta of the payload."""
         return add(shared["model"], payload["delta"])
 
 

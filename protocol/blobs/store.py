@@ -42,6 +42,7 @@ class BlobStore:
         return self.directory / digest
 
     def has(self, digest: Digest) -> bool:
+        """Whether the blob is here, whole."""
         return self.path(digest).exists()
 
     def size(self, digest: Digest) -> int:

@@ -18,11 +18,17 @@ from fedemu.protocol.messages import Message
 class ReaderLoop(Protocol):
     """The part of an event loop that a transport uses. Every asyncio loop has it."""
 
-    def add_reader(self, descriptor: int, callback: Callable[[], object], /) -> object: ...
+    def add_reader(self, descriptor: int, callback: Callable[[], object], /) -> object:
+        """Call ``callback`` whenever the descriptor can be read."""
+        ...
 
-    def remove_reader(self, descriptor: int, /) -> bool: ...
+    def remove_reader(self, descriptor: int, /) -> bool:
+        """Stop watching the descriptor. Returns whether it was watched."""
+        ...
 
-    def call_soon(self, callback: Callable[..., object], /, *arguments: Any) -> object: ...
+    def call_soon(self, callback: Callable[..., object], /, *arguments: Any) -> object:
+        """Call ``callback`` with the arguments in the next turn of the loop."""
+        ...
 
 
 class Router(Protocol):
@@ -34,10 +40,14 @@ class Router(Protocol):
         ...
 
     @property
-    def bytes_received(self) -> int: ...
+    def bytes_received(self) -> int:
+        """The bytes of all frames that have come so far."""
+        ...
 
     @property
-    def bytes_sent(self) -> int: ...
+    def bytes_sent(self) -> int:
+        """The bytes of all frames that were sent so far."""
+        ...
 
     def send(self, peer: bytes, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         """Send a message to a peer. Returns whether it is on its way.
@@ -58,10 +68,14 @@ class Dealer(Protocol):
     """One connection to a Router. It waits for an absent Router. After a loss it connects again, as a new peer."""
 
     @property
-    def bytes_received(self) -> int: ...
+    def bytes_received(self) -> int:
+        """The bytes of all frames that have come so far."""
+        ...
 
     @property
-    def bytes_sent(self) -> int: ...
+    def bytes_sent(self) -> int:
+        """The bytes of all frames that were sent so far."""
+        ...
 
     def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         """Send a message. Returns False, and drops the message, if too many messages already wait."""

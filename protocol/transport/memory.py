@@ -9,39 +9,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any
 
 from fedemu.protocol.codec import Buffer, Decoder, Envelope, encode
 from fedemu.protocol.errors import ConfigurationError, ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.seeds import integer
-
-_QUEUE: Final = 2000
-"""The most messages that are on their way in one direction of one connection."""
+from fedemu.protocol.transport.link import Faults, Link
 
 CallLater = Callable[[float, Callable[[], None]], Any]
-
-
-@dataclass(frozen=True)
-class Faults:
-    """What happens to messages: three probabilities, and a delay drawn uniformly from 0 to ``delay_seconds``.
-
-    A delay keeps the order. A reordered message overtakes some of the messages that are on their way.
-    """
-
-    loss: float = 0.0
-    delay_seconds: float = 0.0
-    duplication: float = 0.0
-    reordering: float = 0.0
-
-    def __post_init__(self) -> None:
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if not 0 <= value < float("inf") or (value > 1 and entry.name != "delay_seconds"):
-                raise ConfigurationError(f"the fault {entry.name} = {value} is out of range")
 
 
 class MemoryNetwork:
@@ -101,6 +78,10 @@ class MemoryNetwork:
         """The name of a new peer, which no peer had before."""
         return next(self._peers).to_bytes(5, "big")
 
+    def link(self) -> Link:
+        """One direction of a new connection."""
+        return Link(self.faults, self.random, self.later)
+
     def later(self, callback: Callable[[], None]) -> None:
         """Run ``callback`` on the loop, after a delay that is drawn from the faults."""
         delay = self.random.uniform(0, self.faults.delay_seconds) if self.faults.delay_seconds else 0.0
@@ -110,41 +91,6 @@ class MemoryNetwork:
             asyncio.get_running_loop().call_later(delay, callback)
         else:
             asyncio.get_running_loop().call_soon(callback)
-
-
-class _Link:
-    """One direction of a connection: a queue, and one timer for each message in it."""
-
-    def __init__(self, network: MemoryNetwork) -> None:
-        self._network = network
-        self._queue: deque[list[Buffer]] = deque()
-        self._deliver: Callable[[list[Buffer]], None] | None = None
-
-    def open(self, deliver: Callable[[list[Buffer]], None]) -> None:
-        """Let messages arrive from now on, also those that are already queued."""
-        self._deliver = deliver
-        for _ in self._queue:
-            self._network.later(self._arrive)
-
-    def put(self, frames: list[Buffer]) -> bool:
-        if len(self._queue) >= _QUEUE:
-            return False
-        faults, draw = self._network.faults, self._network.random.random
-        if faults.loss and draw() < faults.loss:
-            return True
-        copies = 2 if faults.duplication and draw() < faults.duplication else 1
-        for _ in range(copies):
-            if faults.reordering and draw() < faults.reordering:
-                self._queue.insert(self._network.random.randint(0, len(self._queue)), frames)
-            else:
-                self._queue.append(frames)
-            if self._deliver is not None:
-                self._network.later(self._arrive)
-        return True
-
-    def _arrive(self) -> None:
-        if self._deliver is not None:
-            self._deliver(self._queue.popleft())
 
 
 class MemoryRouter:
@@ -211,8 +157,8 @@ class MemoryDealer:
     ) -> None:
         self.bytes_received = 0
         self.bytes_sent = 0
-        self.down = _Link(network)
-        self._up = _Link(network)
+        self.down = network.link()
+        self._up = network.link()
         self._network = network
         self._address = address
         self._decoder = decoder
@@ -228,13 +174,13 @@ class MemoryDealer:
         self._peer = peer = self._network.peer()
         router.dealers[peer] = self
         self._up.open(lambda frames: router.take(peer, frames))
-        self.down = _Link(self._network)
+        self.down = self._network.link()
         self.down.open(self._take)
 
     def detach(self) -> None:
         """Lose the Router with all messages on their way to it, and wait for the next Router at the address."""
         self._router = None
-        self._up = _Link(self._network)
+        self._up = self._network.link()
         self._network.waiting.setdefault(self._address, []).append(self)
 
     def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:

@@ -27,7 +27,8 @@ from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN
 from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError
 from fedemu.protocol.messages import Presence
-from fedemu.protocol.transport.memory import Faults, MemoryNetwork
+from fedemu.protocol.transport.link import Faults
+from fedemu.protocol.transport.memory import MemoryNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 MakePlan = Callable[..., CoordinatorPlan]

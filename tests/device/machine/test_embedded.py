@@ -15,7 +15,8 @@ from fedemu.device.machine.embedded import EmbeddedPlan, embed
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.messages import Bye, Died, Enroll
-from fedemu.protocol.transport.memory import Faults, MemoryNetwork
+from fedemu.protocol.transport.link import Faults
+from fedemu.protocol.transport.memory import MemoryNetwork
 
 
 @pytest.fixture

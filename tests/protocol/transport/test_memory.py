@@ -11,7 +11,8 @@ import pytest
 from fedemu.protocol.codec import DOWN, UP
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.messages import Hello
-from fedemu.protocol.transport.memory import Faults, MemoryDealer, MemoryNetwork, MemoryRouter
+from fedemu.protocol.transport.link import Faults
+from fedemu.protocol.transport.memory import MemoryDealer, MemoryNetwork, MemoryRouter
 
 
 class Clock:
