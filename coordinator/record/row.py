@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ Values = tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
-class Row(Mapping[str, Any]):
+class Row:
     """One round in numbers. None means "not measured", and that is the only meaning of None.
 
     A value that is not finite counts as not measured, so a row in memory equals the same row read back from its file.
@@ -81,19 +81,6 @@ class Row(Mapping[str, Any]):
             first = error.errors()[0]
             column = first["loc"][0] if first["loc"] else "the row"
             raise ValueError(f"{column} is {line.get(str(column))!r} ({first['msg']})") from error
-
-    # The columns by name, for readers that do not take the fields yet.
-
-    def __getitem__(self, column: str) -> Any:
-        if column not in COLUMNS:
-            raise KeyError(column)
-        return getattr(self, column)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COLUMNS)
-
-    def __len__(self) -> int:
-        return len(COLUMNS)
 
     def to_json(self) -> dict[str, Any]:
         """The columns in the order of the file, as JSON knows them."""
