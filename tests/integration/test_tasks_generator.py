@@ -6,7 +6,6 @@ first round of a task has to be tried again.
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import subprocess
@@ -27,6 +26,7 @@ from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.trees import flatten, model_digest
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.record.checkpoint import load_job
+from fedemu.coordinator.record.row import read_rows
 from fedemu.coordinator.record.summary import Summary
 from fedemu.ops.stress.play import play
 from fedemu.ops.stress.scenarios import scenarios
@@ -78,7 +78,7 @@ def test_ctrl_c_during_the_training_of_the_generator_leaves_a_run_that_goes_on_i
     kept = load_job(run / "checkpoint", BEGINS, 0)
     assert kept is not None
     assert (kept.step, kept.finished) == (CHECKPOINT, False)
-    assert [row["round"] for row in _lines(run / "metrics.jsonl")] == [1, 2]
+    assert [row.round for row in read_rows(run)] == [1, 2]
     watcher = _Watcher()
     resumed = in_one_process(run, *KILLS.settings(SCALE), experiment=SCALE.experiment, observers=[watcher])
     assert (resumed.model_digest, resumed.perturbed) == (undisturbed.model_digest, False)
@@ -123,7 +123,7 @@ def test_a_first_round_of_a_task_that_is_tried_again_trains_no_generator_again(
     monkeypatch.setattr(RememberingFedAvg, "round", overheard)
     watcher = _Watcher()
     in_one_process(tmp_path / "run", *SHORT_OF_REPLIES, experiment=TASKS.experiment, observers=[watcher])
-    tries = [row["attempts"] for row in _lines(tmp_path / "run" / "metrics.jsonl")]
+    tries = [row.attempts for row in read_rows(tmp_path / "run")]
     assert min(tries[1:]) > 1, "both rounds that train a generator are tried again"
     assert [watcher.steps.count((round, 1)) for round in (2, 3)] == [1, 1]
     assert Counter(watcher.finished) == {2: tries[1], 3: tries[2]}, "each try has the job's result"
@@ -166,7 +166,3 @@ def _wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -
         assert process.poll() is None, process.communicate()[1].decode()
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
