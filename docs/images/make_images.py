@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from PIL import Image
@@ -27,6 +28,7 @@ PAGE = HERE.parent / "tutorial.md"
 COLUMNS = 88
 LARGEST = 150_000
 NEXT_FRAME = re.compile(r"(?:\x1b\[2K\x1b\[1A)+\x1b\[2K")
+PLAIN = re.compile(r"\x1b\[[0-9;]*m")
 FONT_FACE = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)
 
 
@@ -36,6 +38,7 @@ def main() -> None:
         save_files(folder)
         pictures_of_first_run(folder)
         pictures_of_seeds(folder)
+        pictures_of_accidents(folder)
         pictures_of_own_method(folder)
         pictures_of_tasks(folder)
     for picture in sorted([*HERE.glob("*.png"), *HERE.glob("*.svg")]):
@@ -57,6 +60,23 @@ def pictures_of_seeds(folder: Path) -> None:
     run(folder, "fedemu run fleet.toml --seeds 0-2 --transport memory --set local.epochs=1 --out one-epoch")
     run(folder, "fedemu compare five-epochs one-epoch --out epochs")
     page(folder / "epochs/compare.html", "comparison.png", width=1200, height=880)
+
+
+def pictures_of_accidents(folder: Path) -> None:
+    """Kill all devices of a run once it shows its third round; the picture has the moment with the fewest of them."""
+    killed = False
+
+    def kill_devices(shown: str) -> None:
+        nonlocal killed
+        fleet = re.search(r"devices +process (\d+)", shown)
+        if fleet and not killed and re.search(r"round +3/30", shown):
+            killed = True
+            subprocess.run(["pkill", "-KILL", "-x", "-s", fleet[1], "fedemu-device"], check=True)
+
+    shown = on_terminal(folder, "fedemu run fleet.toml --set local.epochs=400 --out broken", kill_devices)
+    frames = [frame for frame in NEXT_FRAME.split(shown) if re.search(r"round +\d+/30(.|\n)* connected", frame)]
+    fewest = min(frames, key=lambda frame: int(PLAIN.sub("", frame).split(" connected")[0].split()[-1]))
+    terminal(fewest, "accident.svg", title="fedemu run fleet.toml --set local.epochs=400 --out broken")
 
 
 def pictures_of_own_method(folder: Path) -> None:
@@ -87,14 +107,18 @@ def run(folder: Path, command: str) -> None:
     subprocess.run(command, shell=True, cwd=folder, env=environment(), check=True, capture_output=True)
 
 
-def on_terminal(folder: Path, command: str) -> str:
-    """Run a command on a pseudo-terminal of ``COLUMNS`` columns, and return everything that it wrote there."""
+def on_terminal(folder: Path, command: str, watch: Callable[[str], object] = len) -> str:
+    """Run a command on a pseudo-terminal of ``COLUMNS`` columns, and return everything that it wrote there.
+
+    ``watch`` is called with all that was written so far, again and again.
+    """
     print(f"$ {command}", flush=True)
     written = bytearray()
 
     def read(descriptor: int) -> bytes:
         chunk = os.read(descriptor, 65536)
         written.extend(chunk)
+        watch(written.decode(errors="replace"))
         return b"."  # one dot on our own terminal for each piece
 
     before = Path.cwd()
