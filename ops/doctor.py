@@ -125,7 +125,7 @@ def _limits() -> list[Finding]:
             found.append(Finding("note", subject, f"this system does not tell; {DEVICES} devices need {amount}"))
             continue
         has = f"{there:,}" if unit == 1 else f"{there / unit:.1f} GiB"
-        detail = f"{has} to be had, {DEVICES} devices need {amount}"
+        detail = f"{has} available, {DEVICES} devices need {amount}"
         found.append(
             Finding("bad", subject, f"{detail}: {advice}") if there < needed else Finding("ok", subject, detail)
         )

@@ -29,7 +29,7 @@ from fedemu.ops.running.folder import claim, give_back
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, UnreachableError
 
 _STOP_PATIENCE = 60.0
-"""Real seconds that an interrupted run has to end."""
+"""The time of an interrupted run to end, in real seconds."""
 _WIDTH = 120
 """Characters that a cell of a notebook shows side by side."""
 _BY_CODE: Mapping[int, type[FedemuError]] = {
@@ -103,8 +103,8 @@ class ComparedRuns:
 def compare(*directories: Path | str, target: float | None = None) -> ComparedRuns:
     """Put runs in one table. Runs that differ only by their seed are one row, with mean ± standard deviation.
 
-    Each of ``directories`` is a run directory, or a folder of run directories. The rounds to shares of ``target`` are
-    counted, an accuracy between 0 and 1 (by default the best accuracy of the first row). Nothing is written.
+    Each of ``directories`` is a run directory, or a folder of run directories. ``target`` is an accuracy between 0 and
+    1, by default the best one of the first row; the rounds until 50, 75 and 95 % of it are counted. Nothing is written.
 
     Raises ConfigurationError if one of them holds no run.
 
@@ -116,6 +116,7 @@ def compare(*directories: Path | str, target: float | None = None) -> ComparedRu
 def _load(
     experiment: Experiment | Mapping[str, Any] | str | Path | None, settings: list[str]
 ) -> tuple[Experiment, Runtime]:
+    """Check an experiment with the overrides ``settings``. Raises ConfigurationError if something is wrong."""
     if experiment is None or isinstance(experiment, str | Path):
         return load_experiment(experiment, settings, os.environ)
     with tempfile.TemporaryDirectory(prefix="fedemu-") as folder:
@@ -123,12 +124,12 @@ def _load(
             write_frozen(experiment, Path(folder))
         else:
             (Path(folder) / "config.toml").write_text(toml_text(experiment), encoding="utf-8")
-        # What was made in a program is complete; the environment says at most where data lie.
+        # An experiment that was made in a program is complete. The environment only names the folders of data.
         return load_experiment(Path(folder) / "config.toml", settings, _no_settings(os.environ))
 
 
 def _run(directory: Path, runtime: Runtime, progress: bool) -> tuple[int, str]:
-    """The exit code of ``fedemu run`` in a claimed directory, and its complaint if it had one."""
+    """Run ``fedemu run`` in a claimed directory. Returns its exit code and its error, which may be empty."""
     command = [sys.executable, "-m", "fedemu.ops.cli", "run", "--resume", str(directory)]
     for key, value in runtime.model_dump().items():
         command += ["--set", f"runtime.{key}={_toml(value)}"]
@@ -140,7 +141,7 @@ def _run(directory: Path, runtime: Runtime, progress: bool) -> tuple[int, str]:
         stderr=subprocess.PIPE,
         text=True,
         env=_no_settings(os.environ),
-        # Ctrl-C is for us to pass on, once.
+        # Ctrl-C must not reach the run directly, as it is passed on below.
         start_new_session=True,
     )
     assert process.stderr is not None
@@ -165,6 +166,7 @@ def _run(directory: Path, runtime: Runtime, progress: bool) -> tuple[int, str]:
 
 
 def _relay(lines: IO[str], progress: bool, complaints: list[str]) -> None:
+    """Pass lines on to stderr if ``progress`` is to be shown, and keep the errors among them."""
     for line in lines:
         if line.startswith("fedemu: "):
             complaints.append(line.removeprefix("fedemu: ").strip())
@@ -173,9 +175,10 @@ def _relay(lines: IO[str], progress: bool, complaints: list[str]) -> None:
 
 
 def _no_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without settings of experiments. Variables that name folders stay."""
     return {name: value for name, value in environment.items() if not name.startswith(PREFIX) or name in NOT_SETTINGS}
 
 
 def _toml(value: Any) -> str:
-    """One value as TOML, tables inline."""
+    """A value as TOML. Tables are written inline."""
     return toml_text({"": {"v": str(value) if isinstance(value, Path) else value}}).partition("v = ")[2].strip()

@@ -11,16 +11,22 @@ import typer
 
 
 class Format(StrEnum):
+    """The formats of data on stdout."""
+
     TEXT = "text"
     JSON = "json"
 
 
 class Transport(StrEnum):
+    """The ways in which processes exchange messages."""
+
     ZMQ = "zmq"
     MEMORY = "memory"
 
 
 class LogLevel(StrEnum):
+    """The levels of log lines, the least important one first."""
+
     DEBUG = "debug"
     INFO = "info"
     WARNING = "warning"
@@ -28,6 +34,8 @@ class LogLevel(StrEnum):
 
 
 class DeviceType(StrEnum):
+    """The kinds of processors on which trainers compute."""
+
     AUTO = "auto"
     CPU = "cpu"
     CUDA = "cuda"

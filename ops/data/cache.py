@@ -29,7 +29,7 @@ from fedemu.protocol.ids import Digest, digest_of
 FORMAT = 3
 """The version of the entries. A change of what is stored raises it, and older entries are not read any more."""
 LONGEST_WAIT = 3600.0
-"""Real seconds that a process waits for another one to decode the same data."""
+"""The longest time, in real seconds, that a process waits for another one to decode the same data."""
 _ROWS = 4096
 _PIXELS = 2**22
 

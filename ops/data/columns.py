@@ -131,6 +131,7 @@ def classes_of(
 
 
 def listed(names: Iterable[str]) -> str:
+    """Names for an error: with commas, or ``none``."""
     return ", ".join(names) or "none"
 
 

@@ -143,7 +143,7 @@ def _told(file: Path, images: set[str], folder: Path, known: set[str]) -> Mappin
         if name not in images:
             raise DataError(f"line {number} of {file} names {name}, which is not in {folder}")
         if wnid not in known:
-            raise DataError(f"line {number} of {file} names the class {wnid}, of which there is no training folder")
+            raise DataError(f"line {number} of {file} names the class {wnid}, which has no training folder")
         told[name] = wnid
     if left := sorted(images - told.keys()):
         raise DataError(f"{file} does not tell the class of {_some(left)} in {folder}")

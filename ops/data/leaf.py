@@ -66,7 +66,7 @@ def _require_columns(source: DataSource) -> None:
     wrong = {source.image_column} - {None, "x"} | {source.label_column} - {None, "y"} | {*source.columns} - {WRITER}
     if wrong:
         raise DataError(
-            f"the data set {source.dataset!r} in LEAF's form has no column {min(map(str, wrong))!r} of that use; "
+            f"the data set {source.dataset!r} in LEAF's form has no such column {min(map(str, wrong))!r}; "
             f"its images are x, its labels y, its writers {WRITER}"
         )
 

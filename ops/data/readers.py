@@ -83,4 +83,4 @@ READERS = (
     ),
     Reader(lambda source, place: True, _images, frozenset({"train_split", "image_size", "regroup"})),
 )
-"""In the order in which they are tried. The last one reads every folder and every data set of the hub."""
+"""All readers, in the order in which they are tried. The last one fits every folder and every data set of the hub."""

@@ -28,6 +28,7 @@ class Part(NamedTuple):
     read: Callable[[Rows], Iterable[NDArray[Any]]]
 
     def samples(self, rows: Rows, columns: Mapping[str, NDArray[Any]]) -> Samples:
+        """The samples at some rows, with the values of ``columns`` ``[n]`` at these rows."""
         return Samples(self.read(rows), self.y[rows], {name: values[rows] for name, values in columns.items()})
 
 

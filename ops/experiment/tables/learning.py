@@ -140,6 +140,7 @@ class ModelSpec(Section):
 
     @property
     def options(self) -> dict[str, JsonValue]:
+        """All keys but ``name``, for the builder of the model."""
         return dict(self.__pydantic_extra__)
 
 

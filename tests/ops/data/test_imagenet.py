@@ -94,7 +94,7 @@ def test_the_hugging_face_form_of_tinyimagenet_is_the_same_data(tiny, opened, tm
         ),
         (
             lambda folder: (folder / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn09999999\n"),
-            r"line 1 of .*/val_annotations.txt names the class n09999999, of which there is no training folder",
+            r"line 1 of .*/val_annotations.txt names the class n09999999, which has no training folder",
         ),
         (
             lambda folder: (folder / "val" / "val_annotations.txt").write_text(f"\nval_7.JPEG\t{FISH}\n"),

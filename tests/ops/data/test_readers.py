@@ -217,7 +217,7 @@ def test_a_file_that_only_begins_like_leaf_is_told_why(tmp_path, opened, users, 
 
 def test_columns_that_leaf_does_not_have_are_named(tmp_path, opened):
     femnist_leaf(tmp_path / "femnist")
-    with pytest.raises(DataError, match="has no column 'alphabet' of that use; its images are x, its labels y"):
+    with pytest.raises(DataError, match="has no such column 'alphabet'; its images are x, its labels y"):
         opened("femnist", columns=("alphabet",))
 
 
