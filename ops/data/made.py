@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,8 @@ from numpy.typing import NDArray
 from fedemu.ops.data.cache import Decoded
 from fedemu.ops.data.source import DataSource, Place
 from fedemu.ops.data.split import Part, divided
-from fedemu.protocol.errors import DataError
+from fedemu.protocol.errors import ConfigurationError, DataError
+from fedemu.protocol.host.named import load
 
 SYNTHETIC_SAMPLES = 20_000
 """The number of samples of ``synthetic``. ``synthetic#N`` has N."""
@@ -72,11 +72,12 @@ def own(where: str, source: DataSource) -> Decoded:
     It returns a mapping with ``x [n, ...]``, ``y [n]`` from 0, and perhaps ``test_x``, ``test_y``, ``class_names``,
     ``columns`` and ``test_columns``. Raises DataError if it fails, or returns anything else.
     """
-    module, name = where.split(":")
     try:
-        made = getattr(importlib.import_module(module), name)()
+        made = load(where)()
     except DataError:
         raise
+    except ConfigurationError as error:
+        raise DataError(f"the data set {where} can't be loaded: {error}") from error
     except Exception as error:
         raise DataError(f"the data set {where} failed with {type(error).__name__}: {error}") from error
     if not isinstance(made, Mapping) or not {"x", "y"} <= set(made):
