@@ -36,7 +36,7 @@ def test_every_subject_is_looked_at_once() -> None:
     [
         (limits.MachineLimits(files_hard=256, threads=None, memory=None), "open files", "ulimit -Hn"),
         (limits.MachineLimits(files_hard=20_000, threads=100, memory=None), "processes", "--per-process"),
-        (limits.MachineLimits(files_hard=20_000, threads=None, memory=2**28), "memory", "0.2 GiB to be had"),
+        (limits.MachineLimits(files_hard=20_000, threads=None, memory=2**28), "memory", "0.2 GiB available"),
     ],
 )
 def test_a_limit_that_is_too_low_is_bad_and_comes_with_advice(
