@@ -122,7 +122,7 @@ class DeviceProcess:
                 self._over(0)
                 return
             case Leave():
-                pass  # its companions stay, so it is born again right here
+                pass  # its companions stay, so its next life begins in this process
             case _:
                 assert_never(end)
         self._bear(device, incarnation + 1)

@@ -95,7 +95,7 @@ class Membership:
         return True
 
     def refused(self, refused: Refused, now: float) -> list[Action]:
-        """React to a refusal. After others than these, ``tick`` connects anew when the coordinator stays silent."""
+        """React to a refusal. After any other refusal, ``tick`` connects anew if the coordinator stays silent."""
         if refused.reason == "superseded":
             return self.retire("superseded")
         if refused.reason == "unknown_peer" and self.mode == "member":
@@ -107,7 +107,7 @@ class Membership:
         self.mode, self._back = "away", now + seconds
 
     def fall_silent(self, seconds: float, now: float) -> None:
-        """Keep the connection open and say nothing for ``seconds``, and long enough for the coordinator to notice."""
+        """Keep the connection open and say nothing for ``seconds``, or longer until the coordinator must notice."""
         self.mode, self._back = "silent", now + max(seconds, SILENCE * self.expiry)
 
     def retire(self, reason: str) -> list[Action]:

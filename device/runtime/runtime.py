@@ -140,7 +140,7 @@ class DeviceRuntime:
         return [Send(wire.Bye(reason="offline")), Disconnect()]
 
     def _unreadable(self, detail: str) -> list[Action]:
-        """The coordinator could not read a message. It does not say which one, but only a corrupted result can be."""
+        """The coordinator could not read a message. It can only be a result that this device corrupted as planned."""
         return [
             Send(wire.Failed(ask=ask, reason="malformed", detail=detail, planned=True))
             for ask, held in self._in_hand.items()

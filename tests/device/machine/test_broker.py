@@ -1,0 +1,178 @@
+"""The bus of a machine: who is heard on it, and the way of a job from a device process to a trainer and back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedemu.device.bus import (
+    TO_PROCESS,
+    TO_TRAINER,
+    Attach,
+    Done,
+    Finished,
+    JobFailed,
+    Joined,
+    Quit,
+    Ready,
+    Submit,
+    Train,
+    Unusable,
+)
+from fedemu.device.machine.broker import Broker
+from fedemu.device.machine.observer import Silent
+from fedemu.protocol.blobs.store import BlobStore
+from fedemu.protocol.codec import Envelope
+from fedemu.protocol.errors import BlobError, FedemuError
+from fedemu.protocol.ids import Digest, digest_of
+from fedemu.protocol.messages import BlobRef, Message, TensorSpec
+from fedemu.protocol.transport.memory import MemoryNetwork
+
+MODEL = b"weights"
+REF = BlobRef(key="model", digest=digest_of(MODEL), size=len(MODEL))
+INDICES = TensorSpec(name=".", dtype="int64", shape=(2,))
+DONE = Done(device=3, ask="1.0.0", examples=2, steps=1, metrics={}, label_counts=None, wrote_own=False, tensors=())
+
+
+class Observed(Silent):
+    def __init__(self) -> None:
+        self.trainings: list[tuple[float, int, int]] = []
+
+    def trained(self, seconds: float, done: int, failed: int) -> None:
+        self.trainings.append((seconds, done, failed))
+
+
+class Bus:
+    """A broker on a network in memory, and the peers that the test lets join."""
+
+    def __init__(self, folder: Path) -> None:
+        self.network = MemoryNetwork()
+        self.store = BlobStore(folder)
+        self.observer = Observed()
+        self.wanted: list[BlobRef] = []
+        self.failures: list[FedemuError] = []
+        self.joined: list[tuple[int, int]] = []
+        self.broker = Broker(
+            self.network,
+            "bus",
+            "token",
+            self.store,
+            self.observer,
+            want=self.wanted.append,
+            failed=self.failures.append,
+        )
+        self.broker.joined = lambda device, incarnation: self.joined.append((device, incarnation))
+
+    def peer(self, role: Any, token: str = "token") -> Peer:
+        peer = Peer(self.network, role)
+        peer.dealer.send(Attach(token=token, role=role, number=0))
+        return peer
+
+
+class Peer:
+    """A device process or a trainer that keeps what it hears."""
+
+    def __init__(self, network: MemoryNetwork, role: str) -> None:
+        self.heard: list[Message] = []
+        self.frames: list[tuple[Any, ...]] = []
+        decoder = TO_PROCESS if role == "process" else TO_TRAINER
+        self.dealer = network.connect("bus", decoder, self._received, lambda error: None)
+
+    def submit(self) -> None:
+        job = Submit(
+            device=3, ask="1.0.0", program="train", task=0, shared=(REF,), own=None, next_own="next", tensors=(INDICES,)
+        )
+        self.dealer.send(job, [np.array([6, 7]).tobytes()])
+
+    def _received(self, envelope: Envelope) -> None:
+        self.heard.append(envelope.message)
+        self.frames.append(tuple(envelope.frames))
+
+
+@pytest.fixture
+async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
+    made = Bus(tmp_path)
+    yield made
+    made.broker.close()
+    made.network.close()
+
+
+async def test_a_job_goes_to_a_trainer_and_its_answer_back_to_the_device(bus: Bus, until: Callable[..., Any]) -> None:
+    bus.store.put(MODEL)
+    process, trainer = bus.peer("process"), bus.peer("trainer")
+    trainer.dealer.send(Ready(capacity={}, default=4))
+    process.submit()
+    await until(lambda: trainer.heard, "the group")
+    (group,) = trainer.heard
+    assert isinstance(group, Train)
+    assert [(job.device, job.tensors) for job in group.jobs] == [(3, 1)]
+    assert [(file.key, file.path) for file in group.shared] == [("model", str(bus.store.path(digest_of(MODEL))))]
+    assert [spec.name for spec in group.tensors] == ["3/."]
+    assert np.frombuffer(trainer.frames[0][0], np.int64).tolist() == [6, 7]
+    trainer.dealer.send(DONE)
+    trainer.dealer.send(Finished(group=group.group, seconds=0.25))
+    await until(lambda: process.heard and bus.observer.trainings, "the answer")
+    assert process.heard == [DONE]
+    assert bus.observer.trainings == [(0.25, 1, 0)]
+
+
+async def test_a_stranger_is_not_heard(bus: Bus, until: Callable[..., Any]) -> None:
+    stranger, process = bus.peer("process", token="guessed"), bus.peer("process")
+    stranger.dealer.send(Joined(device=1, incarnation=7))
+    process.dealer.send(Joined(device=2, incarnation=8))
+    await until(lambda: bus.joined, "a device")
+    assert bus.joined == [(2, 8)]
+
+
+async def test_a_missing_blob_is_asked_for_and_its_job_waits(bus: Bus, until: Callable[..., Any]) -> None:
+    process, trainer = bus.peer("process"), bus.peer("trainer")
+    trainer.dealer.send(Ready(capacity={}, default=4))
+    process.submit()
+    await until(lambda: bus.wanted == [REF], "the wish")
+    assert trainer.heard == []
+    bus.broker.arrived(bus.store.put(MODEL))
+    await until(lambda: trainer.heard, "the group")
+
+
+async def test_a_job_whose_blob_cannot_be_had_fails(bus: Bus, until: Callable[..., Any]) -> None:
+    process = bus.peer("process")
+    process.submit()
+    await until(lambda: bus.wanted, "the wish")
+    bus.broker.lost(Digest(REF.digest), BlobError("It is gone."))
+    await until(lambda: process.heard, "the answer")
+    assert process.heard == [JobFailed(device=3, ask="1.0.0", reason="blob", detail="It is gone.")]
+
+
+async def test_a_job_that_its_trainer_leaves_unanswered_fails(bus: Bus, until: Callable[..., Any]) -> None:
+    bus.store.put(MODEL)
+    process, trainer = bus.peer("process"), bus.peer("trainer")
+    trainer.dealer.send(Ready(capacity={}, default=4))
+    process.submit()
+    await until(lambda: trainer.heard, "the group")
+    trainer.dealer.send(Finished(group=0, seconds=0.1))
+    await until(lambda: process.heard, "the answer")
+    (answer,) = process.heard
+    assert isinstance(answer, JobFailed)
+    assert answer.reason == "trainer"
+
+
+async def test_a_trainer_that_cannot_start_ends_the_machine(bus: Bus, until: Callable[..., Any]) -> None:
+    bus.peer("trainer").dealer.send(Unusable(detail="There is no GPU."))
+    await until(lambda: bus.failures, "the failure")
+    assert [str(error) for error in bus.failures] == ["There is no GPU."]
+
+
+async def test_a_process_that_attaches_after_the_farewell_is_told_to_end_as_well(
+    bus: Bus, until: Callable[..., Any]
+) -> None:
+    early = bus.peer("process")
+    early.dealer.send(Joined(device=0, incarnation=1))
+    await until(lambda: bus.joined, "the first process")
+    bus.broker.quit_processes()
+    late = bus.peer("process")
+    await until(lambda: early.heard and late.heard, "both ends")
+    assert early.heard == late.heard == [Quit()]

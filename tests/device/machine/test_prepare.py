@@ -1,0 +1,73 @@
+"""Data that another process prepares: its digest, its errors, and its end."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedemu.device.machine.prepare import compare_data, prepare_data
+from fedemu.protocol.errors import ConfigurationError, DataError
+
+HERE, THERE = "a" * 64, "b" * 64
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> str:
+    path = tmp_path / "preparing.py"
+    path.write_text(
+        textwrap.dedent(f"""
+        import os
+        from fedemu.protocol.errors import ConfigurationError
+
+        def prepare(experiment):
+            print("12 of 12 files")
+            if experiment == b"one sentence":
+                raise ConfigurationError("There is no column 'writer',\\nso nothing can be read.")
+            if experiment == b"bug":
+                raise ZeroDivisionError
+            if experiment == b"killed":
+                os.abort()
+            return {HERE!r}
+        """)
+    )
+    return f"{path}:prepare"
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Callable[[bytes], Path]:
+    def write(content: bytes) -> Path:
+        path = tmp_path / "experiment"
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+async def test_equal_data_are_accepted(code: str, experiment: Callable[[bytes], Path]) -> None:
+    await prepare_data(code, experiment(b"digits"), HERE)
+    with pytest.raises(DataError, match=f"digest {HERE[:12]} here, {THERE[:12]} there"):
+        await prepare_data(code, experiment(b"digits"), THERE)
+
+
+async def test_an_error_that_is_meant_for_people_comes_back_as_one_line(
+    code: str, experiment: Callable[[bytes], Path]
+) -> None:
+    with pytest.raises(DataError, match=r"^There is no column 'writer', so nothing can be read\.$"):
+        await prepare_data(code, experiment(b"one sentence"), HERE)
+
+
+@pytest.mark.parametrize(("content", "exit_code"), [(b"bug", 70), (b"killed", -6)])
+async def test_every_other_end_tells_its_exit_code(
+    code: str, experiment: Callable[[bytes], Path], content: bytes, exit_code: int
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"prepares the data ended with code {exit_code}; see the output"):
+        await prepare_data(code, experiment(content), HERE)
+
+
+def test_data_are_compared_by_their_digests() -> None:
+    compare_data(HERE, HERE)
+    with pytest.raises(DataError, match="Give both the same data set"):
+        compare_data(HERE, THERE)
