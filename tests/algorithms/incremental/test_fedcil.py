@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional
 
-from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.incremental.fedcil import class_shares, fedcil
 from fedemu.algorithms.incremental.fedcil_local import (
     FAKE,
@@ -37,7 +36,7 @@ from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.ids import DeviceId, Digest
+from fedemu.protocol.ids import DeviceId
 
 SHAPE = (1, 8, 8)
 TASKS = ClassTasks.of(4, 2, [2, 0, 3, 1])
@@ -46,21 +45,8 @@ INGREDIENTS = Ingredients(MODEL, cross_entropy, 4, 1, 10, 0.05, 0.5, devices=3, 
 SHORT: dict[str, Any] = {"noise": 5, "server_iterations": 30, "server_batch": 4, "server_samples": 6}
 
 
-@pytest.fixture(scope="module")
-def digits() -> Corpus:
-    """The digits 0 to 3."""
-    found = load_digits(n_class=4)
-    x, y = (found.images * 15).astype(np.uint8)[:, None], found.target.astype(np.int64)
-    split = Split(x, y, {})
-    return Corpus("digits", split, split, tuple("0123"), SHAPE, np.array([75.0]), np.array([90.0]), Digest("0" * 64))
-
-
 @pytest.fixture
-def fleet(little_fleet: Callable[..., Any], digits: Corpus) -> Callable[..., Any]:
-    """Two tasks over three devices, 60 samples each."""
-    per_task = [np.flatnonzero(np.isin(digits.train.y, TASKS.order[2 * t : 2 * t + 2])) for t in range(2)]
-    stream = [[task[20 * i : 20 * i + 20] for i in range(3)] for task in per_task]
-
+def fleet(little_fleet: Callable[..., Any], digits: Corpus, stream: Any) -> Callable[..., Any]:
     def make(**fields: Any) -> Any:
         made = little_fleet(fedcil(INGREDIENTS, **SHORT), MODEL.init(0), [], stream=stream, **fields)
         made.corpus = digits

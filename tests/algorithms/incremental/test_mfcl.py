@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.incremental.generator.training import intended_classes
 from fedemu.algorithms.incremental.mfcl import MFCL, fedavg_gen, mfcl
 from fedemu.algorithms.incremental.mfcl_local import NOISE, RehearsingSGD, StableLoss, generated, stored
@@ -31,29 +30,12 @@ from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.ids import Digest
 
 SHAPE = (1, 8, 8)
 TASKS = ClassTasks.of(4, 2, [2, 0, 3, 1])
 MODEL = growing(mlp(SHAPE, 4, (6,)), TASKS, SHAPE)
 INGREDIENTS = Ingredients(MODEL, cross_entropy, 4, 2, 5, 0.05, devices=3, input_shape=SHAPE)
 SHORT: dict[str, Any] = {"iterations": 20, "generator_batch": 8, "noise": 6, "synthetic_batch": 3}
-
-
-@pytest.fixture(scope="module")
-def digits() -> Corpus:
-    """The digits 0 to 3."""
-    found = load_digits(n_class=4)
-    x, y = (found.images * 15).astype(np.uint8)[:, None], found.target.astype(np.int64)
-    split = Split(x, y, {})
-    return Corpus("digits", split, split, tuple("0123"), SHAPE, np.array([75.0]), np.array([90.0]), Digest("0" * 64))
-
-
-@pytest.fixture
-def stream(digits: Corpus) -> list[list[Any]]:
-    """Two tasks over three devices, 60 samples each."""
-    per_task = [np.flatnonzero(np.isin(digits.train.y, TASKS.order[2 * t : 2 * t + 2])) for t in range(2)]
-    return [[task[20 * i : 20 * i + 20] for i in range(3)] for task in per_task]
 
 
 @pytest.fixture

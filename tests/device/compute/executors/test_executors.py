@@ -399,37 +399,6 @@ def test_the_checked_executor_returns_what_both_agree_on(source: Source) -> None
     assert [bits(result) for result in results] == [bits(result) for result in alone]
 
 
-def test_the_checked_executor_names_what_differs(source: Source) -> None:
-    class Wrong(Vmapped):
-        def run(self, program: Any, shared: Forest, jobs: Sequence[Job], source: Source) -> Any:
-            results = super().run(program, shared, jobs, source)
-            results[1].payload["delta"]["fc1.bias"][0] += 1.0  # type: ignore[union-attr, index]
-            return results
-
-    model = MODELS["mlp"]
-    checked = Checked(Serial(), Wrong(4))
-    results = checked.run(local(model), {"model": model.init(0)}, jobs_of([9, 6]), source)
-    assert isinstance(results[0], JobResult)
-    assert isinstance(results[1], TrainingError)
-    assert "the executors disagree on delta/fc1.bias by 1" in str(results[1])
-
-
-@pytest.mark.parametrize(("difference", "agree"), [(0.9e-6, True), (1.1e-6, False)])
-def test_a_leaf_that_is_rounding_alone_is_compared_on_the_scale_of_the_others(
-    source: Source, difference: float, agree: bool
-) -> None:
-    class Says(Serial):
-        def __init__(self, bias: float) -> None:
-            self._bias = bias
-
-        def run(self, program: Any, shared: Forest, jobs: Sequence[Job], source: Source) -> Any:
-            delta = {"weight": torch.tensor([1.0]), "bias": torch.tensor([self._bias])}
-            return [JobResult({"delta": delta}, {}, 1, 1, {}, None)]
-
-    (result,) = Checked(Says(1e-12), Says(1e-12 + difference)).run(local(MODELS["mlp"]), {}, jobs_of([9]), source)
-    assert isinstance(result, JobResult) is agree
-
-
 def test_a_stack_of_one_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 2"):
         Vmapped(1)
