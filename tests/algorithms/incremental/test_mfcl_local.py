@@ -42,7 +42,7 @@ def facts(task: int) -> Facts:
 
 
 class Case:
-    """A model in its second task, and a batch of three real samples, the last of them padding, and two synthetic ones."""
+    """A model in its second task, and a batch of three real samples (the last is padding) and two synthetic ones."""
 
     def __init__(self) -> None:
         self.previous = MODEL.init(0)
