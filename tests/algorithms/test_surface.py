@@ -7,9 +7,14 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import fedemu.algorithms
 from fedemu.algorithms.interface import Ask
@@ -95,3 +100,39 @@ def test_fedemu_itself_imports_from_the_rooms_and_not_from_the_surface() -> None
     files = [path for floor in floors for path in (ROOT / floor).rglob("*.py")]
     wrong = [str(path.relative_to(ROOT)) for path in files if form.search(path.read_text())]
     assert wrong == []
+
+
+def test_a_method_may_play_the_round_of_a_built_in_one(little_fleet: Callable[..., Any]) -> None:
+    """As ``docs/own_methods.md`` composes methods: here the state counts the rounds of an inner SCAFFOLD."""
+    from fedemu.algorithms import Context, Ingredients, Script, Tree, build_algorithm, build_model, cross_entropy
+
+    @dataclass(frozen=True)
+    class Counting:
+        inner: Any
+        rounds: int
+
+    class Wrapper:
+        def __init__(self, ingredients: Ingredients) -> None:
+            self._inner = build_algorithm("scaffold", {}, ingredients)
+            self.programs = self._inner.programs
+
+        def init(self, variables: Tree, context: Context) -> Counting:
+            return Counting(self._inner.init(variables, context), 0)
+
+        def round(self, state: Counting, context: Context) -> Script[Counting]:
+            inner = yield from self._inner.round(state.inner, context)
+            return Counting(inner, state.rounds + 1)
+
+        def variables(self, state: Counting) -> Tree:
+            return self._inner.variables(state.inner)
+
+    model = build_model("mlp", {"hidden": [8]}, (1, 12, 12), 4)
+    ingredients = Ingredients(model, cross_entropy, classes=4, epochs=1, batch_size=20, lr=0.1, devices=2)
+    shares = [np.arange(0, 100), np.arange(100, 200)]
+    wrapped = little_fleet(Wrapper(ingredients), model.init(0), shares)
+    plain = little_fleet(build_algorithm("scaffold", {}, ingredients), model.init(0), shares)
+    for fleet in (wrapped, plain):
+        fleet.play([0, 1])
+        fleet.play([1])
+    assert wrapped.state.rounds == 2
+    assert all(torch.equal(leaf, plain.model[name]) for name, leaf in wrapped.model.items())
