@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +16,9 @@ import torch
 from fedemu.algorithms.interface import Ask, Context, Forest, ServerJob, Tree, weighted_mean
 from fedemu.coordinator.evaluation.evaluate import Evaluation
 from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.record.run import Run, read_run
+from fedemu.coordinator.record.summary import Summary
+from fedemu.coordinator.serve import serve
 from fedemu.coordinator.settings import Settings
 from fedemu.protocol import messages as wire
 from fedemu.protocol.blobs.tree_file import decode_tree
@@ -387,6 +390,20 @@ def make_plan(network: MemoryNetwork, tmp_path: Path) -> Callable[..., Coordinat
         return replace(plan, **more)
 
     return make
+
+
+@pytest.fixture
+def play() -> Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]:
+    """Plays a run to its end and reads what it left. In every row the outcomes add up to the devices selected."""
+
+    async def to_its_end(plan: CoordinatorPlan) -> tuple[Summary, Run]:
+        summary = await asyncio.wait_for(serve(plan), 60)
+        left = read_run(plan.directory)
+        for row in left.rows:
+            assert row.selected == sum(row.outcomes.values())
+        return summary, left
+
+    return to_its_end
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from fedemu.coordinator.evaluation.evaluate import Evaluator
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.record.run import Run, read_run
+from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
 from fedemu.protocol import messages as wire
 from fedemu.protocol.errors import ConfigurationError
@@ -34,6 +35,7 @@ from fedemu.protocol.transport.memory import MemoryNetwork
 
 MakePlan = Callable[..., CoordinatorPlan]
 MakeFleet = Callable[..., Any]
+Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
 
 
 class Threshold:
@@ -244,27 +246,18 @@ def diagnosed(make_plan: MakePlan) -> MakePlan:
     return make
 
 
-async def run(plan: CoordinatorPlan) -> tuple[Any, Run]:
-    summary = await asyncio.wait_for(serve(plan), 60)
-    return summary, read_run(plan.directory)
-
-
-def act(after: float = 10.0, **more: Any) -> Mapping[str, Any]:
-    return {"after": after, **more}
-
-
 def slow_ones_differ(index: int, work: wire.Work) -> Any:
-    return act(10.0 + (index + int(work.ask.split(".")[0])) % 6)
+    return {"after": 10.0 + (index + int(work.ask.split(".")[0])) % 6}
 
 
 async def test_diagnosis_changes_nothing_but_its_log(
-    make_plan: MakePlan, diagnosed: MakePlan, make_fleet: MakeFleet
+    make_plan: MakePlan, diagnosed: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
     make_fleet(script=slow_ones_differ)
-    plain_summary, plain = await run(make_plan("plain"))
+    plain_summary, plain = await play(make_plan("plain"))
     network = MemoryNetwork()
     make_fleet(script=slow_ones_differ, network=network)
-    summary, left = await run(diagnosed(network=network))
+    summary, left = await play(diagnosed(network=network))
     assert summary.model_digest == plain_summary.model_digest
     assert not (plain.path / "diagnosis.jsonl").exists()
     assert {row.local_forgetting for row in plain.rows} == {None}
@@ -277,9 +270,11 @@ async def test_diagnosis_changes_nothing_but_its_log(
         assert line["after"] == following["before"]
 
 
-async def test_a_line_is_about_the_accepted_devices_in_cohort_order(diagnosed: MakePlan, make_fleet: MakeFleet) -> None:
-    make_fleet(script=lambda i, work: act(10.0 - i, reply="nan" if i == 4 else "good"))
-    _, left = await run(diagnosed(rounds=1, over_selection=2.0))
+async def test_a_line_is_about_the_accepted_devices_in_cohort_order(
+    diagnosed: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet(script=lambda i, work: {"after": 10.0 - i, "reply": "nan" if i == 4 else "good"})
+    _, left = await play(diagnosed(rounds=1, over_selection=2.0))
     [line] = left.diagnosis
     assert line["devices"] == [2, 3, 5]
     assert line["label_counts"] == [[1, 0, 0], [0, 1, 0], [1, 0, 0]]
@@ -287,39 +282,43 @@ async def test_a_line_is_about_the_accepted_devices_in_cohort_order(diagnosed: M
     assert line["weight_divergence"] == pytest.approx([math.sqrt(3) * (i + 1) / 8 for i in (2, 3, 5)])
 
 
-async def test_rounds_are_diagnosed_every_so_often_and_at_the_end(diagnosed: MakePlan, make_fleet: MakeFleet) -> None:
+async def test_rounds_are_diagnosed_every_so_often_and_at_the_end(
+    diagnosed: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
     make_fleet()
-    _, left = await run(diagnosed(rounds=5, diagnose_every=3))
+    _, left = await play(diagnosed(rounds=5, diagnose_every=3))
     assert [line["round"] for line in left.diagnosis] == [3, 5]
     assert [row.local_forgetting is None for row in left.rows] == [True, True, False, True, False]
 
 
-async def test_programs_that_do_not_tell_their_model_are_skipped(diagnosed: MakePlan, make_fleet: MakeFleet) -> None:
+async def test_programs_that_do_not_tell_their_model_are_skipped(
+    diagnosed: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
     make_fleet()
     plan = diagnosed(rounds=2)
     del type(plan.algorithm.programs["train"]).local_model  # type: ignore[attr-defined]
-    _, left = await run(plan)
+    _, left = await play(plan)
     assert left.diagnosis == []
     assert (plan.directory / "diagnosis.jsonl").is_file()
 
 
 async def test_a_round_that_started_again_is_measured_by_its_last_attempt(
-    diagnosed: MakePlan, make_fleet: MakeFleet
+    diagnosed: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
     # The first attempt gets through its first ask, and fails at the second.
-    make_fleet(script=lambda i, work: act(900.0 if work.ask == "1.0.1" else 10.0))
-    _, left = await run(diagnosed(rounds=1, asks=2, quorum=1.0))
+    make_fleet(script=lambda i, work: {"after": 900.0 if work.ask == "1.0.1" else 10.0})
+    _, left = await play(diagnosed(rounds=1, asks=2, quorum=1.0))
     assert left.rows[0].attempts == 2
     [line] = left.diagnosis
     assert len(line["devices"]) == 3
 
 
 async def test_a_run_that_is_killed_and_resumed_leaves_the_same_lines(
-    diagnosed: MakePlan, make_fleet: MakeFleet
+    diagnosed: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
     network = MemoryNetwork()
     make_fleet(script=slow_ones_differ, network=network)
-    _, whole = await run(diagnosed("whole", network=network))
+    _, whole = await play(diagnosed("whole", network=network))
     fleet = make_fleet(script=slow_ones_differ)
     first = asyncio.create_task(serve(diagnosed()))
     async with asyncio.timeout(60):
@@ -327,12 +326,12 @@ async def test_a_run_that_is_killed_and_resumed_leaves_the_same_lines(
             await asyncio.sleep(0.002)
     first.cancel()
     await asyncio.wait({first})
-    _, left = await run(diagnosed())
+    _, left = await play(diagnosed())
     assert left.diagnosis == whole.diagnosis
 
 
 async def test_a_line_whose_checkpoint_was_not_written_is_written_once(
-    diagnosed: MakePlan, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch
+    diagnosed: MakePlan, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, play: Play
 ) -> None:
     save = checkpoint.save
 
@@ -345,10 +344,10 @@ async def test_a_line_whose_checkpoint_was_not_written_is_written_once(
     plan = diagnosed(rounds=3)
     monkeypatch.setattr(checkpoint, "save", crash)
     with pytest.raises(OSError, match="killed"):
-        await run(plan)
+        await play(plan)
     assert [line["round"] for line in read_run(plan.directory).diagnosis] == [1, 2]
     monkeypatch.undo()
     network = MemoryNetwork()
     make_fleet(network=network, lease=fleet.granted.lease)
-    _, left = await run(diagnosed(rounds=3, network=network))
+    _, left = await play(diagnosed(rounds=3, network=network))
     assert [line["round"] for line in left.diagnosis] == [1, 2, 3]

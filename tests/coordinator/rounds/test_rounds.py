@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+
 from fedemu.algorithms.interface import Context, Tree
 from fedemu.coordinator.evaluation.evaluate import Evaluation
 from fedemu.coordinator.plan import CoordinatorPlan
-from fedemu.coordinator.record.run import Run, read_run
+from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import Summary
-from fedemu.coordinator.serve import serve
 
 MakePlan = Callable[..., CoordinatorPlan]
 MakeFleet = Callable[..., Any]
+Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
 
 PAGE = (Path(__file__).parents[3] / "docs" / "run_directory.md").read_text(encoding="utf-8")
 
@@ -49,22 +51,17 @@ def remarking(algorithm: Any, contexts: list[Context]) -> Any:
     return told()
 
 
-async def play(plan: CoordinatorPlan) -> Run:
-    await asyncio.wait_for(serve(plan), 60)
-    return read_run(plan.directory)
-
-
 def two_periods(round: int) -> int:
     """Of two rounds each, of which the second goes on."""
     return min((round - 1) // 2, 1)
 
 
 async def test_the_last_round_of_a_period_and_of_the_run_are_always_evaluated(
-    make_plan: MakePlan, make_fleet: MakeFleet
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
     make_fleet()
     judge = PeriodJudge()
-    left = await play(make_plan(rounds=5, evaluate_every=4, task_of_round=two_periods, evaluator=judge))
+    _, left = await play(make_plan(rounds=5, evaluate_every=4, task_of_round=two_periods, evaluator=judge))
     assert [row.task for row in left.rows] == [0, 0, 1, 1, 1]
     assert [row.accuracy is not None for row in left.rows] == [False, True, False, True, True]
     assert judge.asked == [0, 1, 1]
@@ -79,12 +76,12 @@ async def test_the_last_round_of_a_period_and_of_the_run_are_always_evaluated(
 
 
 async def test_a_method_is_told_where_a_period_ends_and_its_remarks_are_in_the_row(
-    make_plan: MakePlan, make_fleet: MakeFleet
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
     make_fleet()
     contexts: list[Context] = []
     plan = make_plan(rounds=5, task_of_round=two_periods)
-    left = await play(replace(plan, algorithm=remarking(plan.algorithm, contexts)))
+    _, left = await play(replace(plan, algorithm=remarking(plan.algorithm, contexts)))
     assert [(context.task, context.task_ends) for context in contexts] == [
         (0, False), (0, True), (1, False), (1, False), (1, False),
     ]  # fmt: skip
@@ -92,9 +89,11 @@ async def test_a_method_is_told_where_a_period_ends_and_its_remarks_are_in_the_r
     assert [row.remarks for row in left.rows] == [{"first": [row.loss]} for row in left.rows]
 
 
-async def test_without_periods_their_columns_are_there_and_empty(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+async def test_without_periods_their_columns_are_there_and_empty(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
     make_fleet()
-    left = await play(make_plan(rounds=2))
+    _, left = await play(make_plan(rounds=2))
     for row in left.rows:
         assert (row.seen_accuracy, row.period_accuracy, row.perplexity) == (None, None, None)
         assert row.remarks == {}
@@ -102,10 +101,30 @@ async def test_without_periods_their_columns_are_there_and_empty(make_plan: Make
     assert left.summary["periods"] is None
 
 
-async def test_the_page_names_the_keys_of_a_summary(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
+async def test_the_page_names_the_keys_of_a_summary(make_plan: MakePlan, make_fleet: MakeFleet, play: Play) -> None:
     make_fleet()
-    left = await play(make_plan(rounds=1))
+    _, left = await play(make_plan(rounds=1))
     section = PAGE.partition("## summary.json\n")[2].partition("\n## ")[0].partition("\n\n`periods` ")[0]
     named = re.findall(r"^\| (`[^|]*`) \|", section, re.MULTILINE)
     keys = {key for names in named for key in re.findall(r"`(\w+)`", names)}
     assert keys == {field.name for field in fields(Summary)} == set(left.summary or ())
+
+
+async def test_evaluation_is_done_as_often_as_asked_and_at_the_end(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet()
+    _, left = await play(make_plan(rounds=5, evaluate_every=2))
+    assert [row.accuracy is not None for row in left.rows] == [False, True, False, True, True]
+    assert [row.round_forgetting for row in left.rows] == [None, None, None, 0.0, 0.0]
+
+
+async def test_the_model_in_the_directory_is_the_one_that_was_evaluated(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet()
+    plan = make_plan()
+    _, left = await play(plan)
+    model = load_file(plan.directory / "model.safetensors")
+    assert float(model["w"][0]) == left.rows[-1].loss
+    assert torch.equal(model["w"], model["w"][0].expand(3))

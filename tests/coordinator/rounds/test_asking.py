@@ -1,0 +1,215 @@
+"""Which devices are asked, what they get, and what their replies come to, in whole runs with a scripted fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.record.run import Run
+from fedemu.coordinator.record.summary import Summary
+from fedemu.protocol import messages as wire
+from fedemu.protocol.messages import Presence
+
+MakePlan = Callable[..., CoordinatorPlan]
+MakeFleet = Callable[..., Any]
+Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
+
+
+def events(left: Run, name: str) -> list[dict[str, Any]]:
+    return [event for event in left.events if event["event"] == name]
+
+
+async def test_the_fold_is_the_weighted_mean_of_the_first_to_finish(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet(4, script=lambda index, work: {"after": 40.0 - index})
+    plan = make_plan(devices=4, rounds=1, evaluate_every=5)
+    _, left = await play(plan)
+    # Devices 3, 2 and 1 finish first, with 1, 3 and 2 examples, and add 4/8, 3/8 and 2/8.
+    assert left.rows[0].loss == pytest.approx((1 * 4 + 3 * 3 + 2 * 2) / 8 / 6)
+    assert left.rows[0].virtual_time == 39.0
+    assert left.rows[0].device_metrics == {"loss": 2.0}
+    assert left.rows[0].device_seconds == (2.0 + 1.5 + 1.0) / 3
+
+
+async def test_every_outcome_is_counted_where_it_belongs(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    acts = {
+        0: {"after": 10.0, "reply": "nan"},
+        1: {"after": 11.0, "reply": "failed"},
+        2: {"after": 12.0},
+        3: {"after": 5.0, "event": "drop", "cause": "offline", "back": 1000.0},
+        4: {"after": 13.0},
+        5: {"after": 14.0, "reply": "misshapen"},
+        6: {"after": 15.0},
+        7: {"after": 16.0},
+        8: {"after": 700.0},
+        9: {"reply": "declined"},
+    }
+    fleet = make_fleet(10, script=lambda index, work: acts[index])
+    plan = make_plan(devices=10, per_round=3, over_selection=4.0, rounds=1)
+    summary, left = await play(plan)
+    row = left.rows[0]
+    assert row.outcomes == {
+        "accepted": 3, "dropped": 1, "late": 0, "cancelled": 2, "failed": 2, "rejected": 2,
+    }  # fmt: skip
+    assert row.virtual_time == 15.0
+    assert not summary.perturbed
+    first = {index: device.answers[0] for index, device in fleet.devices.items() if device.answers}
+    assert [first[index].type for index in (0, 2, 7, 8)] == ["invalid", "accepted", "cancel", "cancel"]
+    assert [first[index].reason for index in (0, 5)] == ["nonfinite", "shape"]
+    assert not {7, 8} & {index for index, _ in fleet.trained}
+    [dropout] = events(left, "dropout")
+    assert (dropout["device"], dropout["ask"], dropout["cause"], dropout["back"]) == (3, "1.0.0", "offline", 1000.0)
+
+
+async def test_a_dropped_device_is_not_asked_before_it_is_back(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    asked: dict[int, list[float]] = {}
+
+    def script(index: int, work: wire.Work) -> Any:
+        if work.start not in asked.setdefault(index, []):
+            asked[index].append(work.start)
+        return (
+            {"after": 5.0, "event": "drop", "cause": "crash", "back": 35.0}
+            if index == 0 and work.start == 0
+            else {"after": 10.0}
+        )
+
+    make_fleet(3, script=script)
+    _, left = await play(make_plan(devices=3, per_round=2, over_selection=2.0, rounds=5))
+    assert asked == {0: [0.0, 40.0], 1: [0.0, 10.0, 20.0, 30.0, 40.0], 2: [0.0, 10.0, 20.0, 30.0, 40.0]}
+    assert len(events(left, "death")) == 1
+
+
+async def test_with_nobody_on_line_the_clock_jumps_and_presence_is_asked_for_ever_further(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    day = 86_400.0
+    asked: list[float] = []
+
+    def presence(index: int, until: float) -> Presence:
+        asked.append(until)
+        known = [(start, end) for start, end in ((5 * day, 5 * day + 24), (20 * day, 21 * day)) if start < until]
+        return Presence(until=until, intervals=tuple(known))
+
+    make_fleet(3, presence=presence)
+    _, left = await play(make_plan(devices=3, per_round=3, over_selection=1.0, rounds=3, quorum=1.0))
+    assert [row.virtual_time for row in left.rows] == [5 * day + 12, 5 * day + 24, 20 * day + 12]
+    assert set(asked) == {day * 2**power for power in range(6)}
+
+
+async def test_every_ask_of_a_script_is_an_exchange_of_its_own(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    asks: set[str] = set()
+    make_fleet(script=lambda index, work: asks.add(work.ask) or {"after": 10.0})
+    plan = make_plan(rounds=2, asks=2)
+    _, left = await play(plan)
+    assert asks == {"1.0.0", "1.0.1", "2.0.0", "2.0.1"}
+    assert [(row.selected, row.attempts, row.virtual_time) for row in left.rows] == [
+        (8, 1, 20.0),
+        (8, 1, 40.0),
+    ]
+
+
+async def test_a_device_gets_its_own_part_and_pays_for_it(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    downloads: dict[tuple[int, str], int] = {}
+
+    def script(index: int, work: wire.Work) -> Any:
+        downloads[index, work.ask] = work.download_bytes - work.shared[0].size
+        return {"after": 10.0}
+
+    fleet = make_fleet(2, script=script)
+    plan = make_plan(devices=2, per_round=2, rounds=1, asks=2)
+    await play(plan)
+    assert downloads == {(0, "1.0.0"): 0, (1, "1.0.0"): 0, (0, "1.0.1"): 8, (1, "1.0.1"): 8}
+    assert fleet.devices[1].parts["1.0.1"]["own"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(("cohort", "asked", "accepted"), [("online", [0, 1, 3, 4], 3), ([4, 2, 9, 1, 4], [1, 4], 1)])
+async def test_other_cohorts_take_everyone_who_is_on_line_and_replies(
+    make_plan: MakePlan, make_fleet: MakeFleet, cohort: Any, asked: list[int], accepted: int, play: Play
+) -> None:
+    def presence(index: int, until: float) -> Presence:
+        return Presence(until=until, intervals=((100.0 if index == 2 else 0.0, float("inf")),))
+
+    seen: set[int] = set()
+    make_fleet(
+        5,
+        script=lambda i, work: seen.add(i) or {"after": 10.0 + i, "reply": "nan" if i == 4 else "good"},
+        presence=presence,
+    )
+    plan = make_plan(devices=5, per_round=2, rounds=1, cohort=cohort)
+    _, left = await play(plan)
+    assert sorted(seen) == asked
+    assert (left.rows[0].accepted, left.rows[0].rejected) == (accepted, 1)
+    assert left.rows[0].virtual_time == 600.0
+
+
+async def test_downloads_are_charged_by_what_a_device_has_seen(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    sizes: dict[str, set[int]] = {}
+
+    def script(index: int, work: wire.Work) -> Any:
+        sizes.setdefault(work.ask, set()).add(work.download_bytes)
+        size = work.shared[0].size
+        assert work.upload_bytes == 16
+        assert work.download_bytes == (0 if work.ask == "2.1.0" else size)
+        return {"after": 900.0 if work.ask == "2.0.0" else 10.0}
+
+    make_fleet(2, script=script)
+    _, left = await play(make_plan(devices=2, per_round=2, rounds=2, attempts=2))
+    assert list(sizes) == ["1.0.0", "2.0.0", "2.1.0"]
+    size = max(sizes["1.0.0"])
+    assert [(row.bytes_down, row.bytes_up) for row in left.rows] == [(2 * size, 32), (2 * size, 32)]
+
+
+async def test_presence_that_is_not_announced_in_time_perturbs_and_loses_the_device(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    day = 86_400.0
+
+    def presence(index: int, until: float) -> Presence:
+        if index == 0 and until > day:  # asked to look farther ahead, it is gone before it answers
+            fleet.devices[0].vanish()
+        return Presence(until=until, intervals=((0.0, 5.0), (1.5 * day, 9 * day)))
+
+    fleet = make_fleet(3, script=lambda index, work: {"after": 5.0 + index}, presence=presence)
+    summary, left = await play(make_plan(devices=3, per_round=2, over_selection=2.0, rounds=2, give_up=3.0))
+    assert [row.selected for row in left.rows] == [3, 2]
+    assert summary.perturbed
+    assert [event["device"] for event in events(left, "given_up")] == [0]
+
+
+async def test_who_never_comes_back_has_failed_and_the_run_is_perturbed(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    fleet = make_fleet(script=lambda index, work: {"after": 10.0 + index, "reply": "silent" if index == 0 else "good"})
+    plan = make_plan(devices=6, per_round=6, over_selection=1.0, rounds=3, give_up=2.5, answer_timeout=2.5)
+    summary, left = await play(plan)
+    assert [(row.selected, row.accepted, row.failed) for row in left.rows] == [(6, 5, 1), (5, 5, 0), (5, 5, 0)]
+    assert left.rows[0].virtual_time == 600.0
+    assert summary.perturbed
+    assert fleet.devices[0].verdicts == {}
+    assert [(event["device"], event["ask"]) for event in events(left, "given_up")] == [(0, "1.0.0")]
+
+
+async def test_under_the_wall_clock_the_first_results_to_arrive_count(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    fleet = make_fleet(4, wall=True, script=lambda index, work: {"reply": "silent" if index == 3 else "good"})
+    plan = make_plan(clock="wall", devices=4, per_round=4, over_selection=1.0, rounds=1, deadline=2.5)
+    summary, left = await play(plan)
+    assert summary.outcome == "completed"
+    assert [(row.accepted, row.late) for row in left.rows] == [(3, 1)]
+    assert left.rows[0].virtual_time >= 2.5
+    assert fleet.devices[3].answers == [wire.Late(ask="1.0.0")]

@@ -1,0 +1,208 @@
+"""Rounds that are tried again, runs that diverge, and server jobs, in whole runs with a scripted fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedemu.algorithms.interface import ServerJob, Tree
+from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.record.run import Run, read_run
+from fedemu.coordinator.record.summary import Summary
+from fedemu.protocol import messages as wire
+from fedemu.protocol.errors import ConfigurationError, QuorumError
+
+MakePlan = Callable[..., CoordinatorPlan]
+MakeFleet = Callable[..., Any]
+Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
+
+
+class Watcher(Observers):
+    """Remembers the steps of server jobs, and counts events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[str, int, int, int]] = []
+        self.events: Counter[str] = Counter()
+
+    def server_job(self, name: str, round: int, step: int, steps: int) -> None:
+        self.steps.append((name, round, step, steps))
+
+    def event(self, name: str, **fields: Any) -> None:
+        self.events[name] += 1
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - any condition of the fleet or the run
+            await asyncio.sleep(0.002)
+
+
+def events(left: Run, name: str) -> list[dict[str, Any]]:
+    return [event for event in left.events if event["event"] == name]
+
+
+async def test_a_round_with_too_few_replies_starts_again_with_another_cohort(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    states: dict[str, set[str | None]] = {}
+
+    def script(index: int, work: wire.Work) -> Any:
+        states.setdefault(work.ask, set()).add(work.state)
+        return {"after": 900.0 if work.ask.startswith("2.0") and index > 1 else 10.0 + index}
+
+    make_fleet(3, script=script)
+    summary, left = await play(make_plan(devices=3, per_round=3, quorum=1.0, rounds=2))
+    assert summary.outcome == "completed"
+    row = left.rows[1]
+    assert (row.attempts, row.selected, row.accepted, row.late) == (2, 6, 5, 1)
+    assert row.virtual_time == 12.0 + 600.0 + 12.0
+    # What was accepted in the first attempt does not count: the second starts from where the first did.
+    assert states == {"1.0.0": {None}, "2.0.0": {"1.0.0"}, "2.1.0": {"1.0.0"}}
+    assert [(e["round"], e["attempt"], e["accepted"], e["needed"]) for e in events(left, "retry")] == [(2, 0, 2, 3)]
+
+
+async def test_a_run_without_quorum_ends_with_an_error_and_its_last_round(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    fleet = make_fleet(script=lambda index, work: {"after": 900.0 if work.ask.startswith("3.") else 10.0})
+    plan = make_plan()
+    with pytest.raises(QuorumError, match="Round 3 got 0 of the 2 replies that it needs, 3 times"):
+        await play(plan)
+    left = read_run(plan.directory)
+    assert left.summary is not None
+    assert (left.summary["outcome"], left.summary["rounds"]) == ("quorum", 2)
+    assert -1 in fleet.stopped
+
+
+async def test_a_quorum_missed_because_training_fails_names_what_the_devices_said(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet(script=lambda index, work: {"after": 10.0, "reply": "failed"})
+    with pytest.raises(QuorumError, match="devices failed, saying: the loss is not finite"):
+        await play(make_plan())
+
+
+async def test_replies_that_are_not_finite_end_the_run_as_diverged(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet(script=lambda index, work: {"after": 10.0, "reply": "nan" if work.ask.startswith("3.") else "good"})
+    plan = make_plan()
+    summary, left = await play(plan)
+    assert (summary.outcome, summary.rounds, len(events(left, "retry"))) == ("diverged", 2, 0)
+
+
+async def test_replies_beyond_the_largest_norm_end_the_run_as_diverged(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet()
+    summary, left = await play(make_plan(max_norm=1e-6))
+    assert (summary.outcome, summary.rounds, len(events(left, "retry"))) == ("diverged", 0, 0)
+    (diverged,) = events(left, "diverged")
+    assert "beyond limits.max_norm" in diverged["detail"]
+
+
+async def test_a_server_job_of_a_round_is_done_once_however_often_the_round_is_tried(
+    make_plan: MakePlan, make_fleet: MakeFleet, tmp_path: Path, play: Play
+) -> None:
+    log = tmp_path / "log"
+
+    def step(carry: Tree, index: int) -> tuple[Tree, bool]:
+        with log.open("a") as file:  # the job runs in a process of its own
+            file.write(f"{index} ")
+        return {"x": carry["x"] + 1}, False
+
+    job = ServerJob("count", lambda: {"x": torch.zeros(1)}, step, steps=3, checkpoint_every=1)
+    make_fleet(script=lambda index, work: {"after": 900.0 if work.ask == "1.0.1" else 10.0})
+    plan = make_plan(rounds=1, job=job)
+    _, left = await play(plan)
+    assert left.rows[0].attempts == 2
+    assert [carry["x"].item() for carry in plan.algorithm.carries] == [3.0, 3.0]  # type: ignore[attr-defined]
+    assert log.read_text() == "0 1 2 "
+
+
+async def test_a_server_job_is_seen_to_advance_and_its_end_is_an_event(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    def step(carry: Tree, index: int) -> tuple[Tree, bool]:
+        return carry, index == 3
+
+    job = ServerJob("distil", lambda: {"x": torch.zeros(1)}, step, steps=50, checkpoint_every=10)
+    make_fleet()
+    watcher = Watcher()
+    _, left = await play(make_plan(rounds=2, job=job, observers=[watcher]))
+    assert {(name, steps) for name, _, _, steps in watcher.steps} == {("distil", 50)}
+    assert [step for _, round, step, _ in watcher.steps if round == 2][-1] == 4
+    ends = events(left, "server_job")
+    assert [(end["job"], end["round"], end["steps"]) for end in ends] == [("distil", 1, 4), ("distil", 2, 4)]
+    assert [row.server_seconds for row in left.rows] == [end["seconds"] for end in ends]
+    assert all(0 < row.server_seconds < row.coordinator_seconds < row.round_seconds for row in left.rows)
+
+
+async def test_devices_stay_alive_through_a_long_server_job_and_one_that_falls_silent_is_noticed(
+    make_plan: MakePlan, make_fleet: MakeFleet, tmp_path: Path, play: Play
+) -> None:
+    begun, over = tmp_path / "begun", tmp_path / "over"
+
+    def step(carry: Tree, index: int) -> tuple[Tree, bool]:
+        begun.touch()
+        while not over.exists():
+            time.sleep(0.001)
+        return carry, True
+
+    job = ServerJob("distil", lambda: {"x": torch.zeros(1)}, step, steps=1, checkpoint_every=1)
+    fleet, watcher = make_fleet(), Watcher()
+    running = asyncio.create_task(play(make_plan(rounds=1, job=job, patience=16, observers=[watcher])))
+    await until(begun.exists)
+    silent = fleet.devices[4]
+    silent.vanish()
+    await until(lambda: watcher.events["silence"] > 0)
+    silent.gone = False
+    silent.connect()
+    over.touch()
+    summary, left = await running
+    assert [event["device"] for event in events(left, "silence")] == [4]
+    assert (summary.outcome, summary.perturbed) == ("completed", False)
+    assert left.rows[0].server_seconds > 0.5
+    assert watcher.steps[0] == ("distil", 1, 0, 1)
+
+
+async def test_the_death_of_a_server_job_is_an_event(
+    make_plan: MakePlan, make_fleet: MakeFleet, tmp_path: Path, play: Play
+) -> None:
+    def step(carry: Tree, index: int) -> tuple[Tree, bool]:
+        if not (tmp_path / "killed").exists():
+            (tmp_path / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return carry, True
+
+    job = ServerJob("distil", lambda: {"x": torch.zeros(1)}, step, steps=5, checkpoint_every=1)
+    make_fleet()
+    _, left = await play(make_plan(rounds=1, job=job))
+    (death,) = events(left, "server_job_died")
+    assert (death["job"], death["round"], death["cause"]) == ("distil", 1, "signal SIGKILL")
+    assert len(events(left, "server_job")) == 1
+
+
+async def test_a_script_that_yields_something_else_ends_the_run_with_a_sentence(
+    make_plan: MakePlan, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, play: Play
+) -> None:
+    make_fleet()
+    plan = make_plan()
+    monkeypatch.setattr(type(plan.algorithm), "round", lambda *_: iter_of(17))
+    with pytest.raises(ConfigurationError, match="yielded a int; it may yield Ask and ServerJob"):
+        await play(plan)
+
+
+def iter_of(request: Any) -> Generator[Any, Any, Any]:
+    yield request

@@ -1,0 +1,58 @@
+"""Peers that repeat themselves or are too many, in whole runs with a scripted fleet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.record.run import Run
+from fedemu.coordinator.record.summary import Summary
+from fedemu.protocol import messages as wire
+
+MakePlan = Callable[..., CoordinatorPlan]
+MakeFleet = Callable[..., Any]
+Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - any condition of the fleet or the run
+            await asyncio.sleep(0.002)
+
+
+def events(left: Run, name: str) -> list[dict[str, Any]]:
+    return [event for event in left.events if event["event"] == name]
+
+
+async def test_a_second_result_is_answered_with_the_first_verdict(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    fleet = make_fleet(2)
+    plan = make_plan(devices=2, per_round=2, over_selection=1.0, rounds=3)
+    running = asyncio.create_task(play(plan))
+    await until(lambda: bool(fleet.devices) and "1.0.0" in fleet.devices[0].verdicts)
+    fleet.devices[0].dealer.send(wire.Result(ask="1.0.0", examples=9, steps=1, metrics={}, seconds=99.0, tensors=()))
+    fleet.devices[0].dealer.send(wire.Result(ask="0.0.7", examples=9, steps=1, metrics={}, tensors=()))
+    _, left = await running
+    assert [row.device_seconds for row in left.rows] == [(0.5 + 1.0) / 2] * 3
+    assert wire.Duplicate(ask="1.0.0", verdict="accepted") in fleet.devices[0].answers
+    assert wire.Late(ask="0.0.7") in fleet.devices[0].answers
+
+
+async def test_devices_beyond_the_fleet_are_told_so(make_plan: MakePlan, make_fleet: MakeFleet, play: Play) -> None:
+    first, second = make_fleet(4), make_fleet(4)
+    third = make_fleet(2)
+    await play(make_plan())
+    assert sorted([*first.devices, *second.devices]) == [0, 1, 2, 3, 4, 5]
+    assert not third.devices
+    assert third.refused[0].reason == "fleet_full"
+
+
+async def test_asking_twice_for_places_is_one_event(make_plan: MakePlan, make_fleet: MakeFleet, play: Play) -> None:
+    fleet = make_fleet()
+    for _ in range(2):
+        fleet.supervisor.send(wire.Enroll(count=fleet.count, lease=None, host="here"))
+    _, left = await play(make_plan(rounds=1))
+    assert [event["devices"] for event in events(left, "enroll")] == [fleet.count]

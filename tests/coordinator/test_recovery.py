@@ -1,0 +1,216 @@
+"""A run under loss, deaths, restarts and garbage ends with the same model as an undisturbed one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.record.run import Run, read_run
+from fedemu.coordinator.record.summary import Summary
+from fedemu.coordinator.serve import serve
+from fedemu.protocol import messages as wire
+from fedemu.protocol.codec import DOWN
+from fedemu.protocol.errors import Interrupted
+from fedemu.protocol.transport.link import Faults
+from fedemu.protocol.transport.memory import MemoryNetwork
+from fedemu.protocol.transport.zeromq import ZmqNetwork
+
+MakePlan = Callable[..., CoordinatorPlan]
+MakeFleet = Callable[..., Any]
+Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
+
+
+class Raw(wire.Message):
+    """Any header at all."""
+
+    type: str
+    v: int = 1
+
+
+class Reasons(Observers):
+    """Counts the messages that could not be used, by reason."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def rejected(self, reason: str) -> None:
+        self.counts[reason] += 1
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - any condition of the fleet or the run
+            await asyncio.sleep(0.002)
+
+
+def events(left: Run, name: str) -> list[dict[str, Any]]:
+    return [event for event in left.events if event["event"] == name]
+
+
+def churn(index: int, work: wire.Work) -> Any:
+    """Finishes, drop-outs and bad replies that differ by device and round."""
+    turn = (7 * index + 3 * int(work.ask.split(".")[0])) % 11
+    if turn == 0:
+        return {"after": 6.0, "event": "drop", "cause": "crash", "back": 90.0}
+    return {"after": 10.0 + turn, "reply": {3: "nan", 5: "failed"}.get(turn, "good")}
+
+
+BIG: dict[str, Any] = {"devices": 12, "per_round": 5, "over_selection": 1.6, "rounds": 8}
+
+
+async def undisturbed(make_plan: MakePlan, make_fleet: MakeFleet, play: Play) -> str:
+    """The digest of the churning run when nothing unplanned happens."""
+    network = MemoryNetwork()
+    make_fleet(12, script=churn, network=network)
+    summary, _ = await play(make_plan("undisturbed", network=network, **BIG))
+    assert not summary.perturbed
+    return str(summary.model_digest)
+
+
+async def test_loss_duplication_and_reordering_do_not_change_the_model(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    digest = await undisturbed(make_plan, make_fleet, play)
+    network = MemoryNetwork(Faults(loss=0.03, duplication=0.05, reordering=0.1, delay_seconds=0.003), seed=4)
+    make_fleet(12, script=churn, network=network)
+    summary, left = await play(make_plan(network=network, **BIG))
+    assert events(left, "given_up") == []
+    assert (summary.model_digest, summary.perturbed) == (digest, False)
+
+
+async def test_over_sockets_the_model_is_the_same(make_plan: MakePlan, make_fleet: MakeFleet, play: Play) -> None:
+    digest = await undisturbed(make_plan, make_fleet, play)
+    network = ZmqNetwork()
+    address = f"ipc://@{uuid.uuid4()}"
+    fleet = make_fleet(12, script=churn, network=network, address=address)
+    summary, _ = await play(make_plan(network=network, address=address, **BIG))
+    await fleet.close()
+    network.close()
+    assert (summary.model_digest, summary.perturbed) == (digest, False)
+
+
+async def test_unplanned_deaths_do_not_change_the_model(make_plan: MakePlan, make_fleet: MakeFleet, play: Play) -> None:
+    digest = await undisturbed(make_plan, make_fleet, play)
+    deaths: Counter[int] = Counter()
+
+    def script(index: int, work: wire.Work) -> Any:
+        if index % 2 and deaths[index] < 3:
+            deaths[index] += 1
+            told = deaths[index] != 2
+            asyncio.get_running_loop().call_soon(lambda: fleet.devices[index].crash(told=told))
+        return churn(index, work)
+
+    fleet = make_fleet(12, script=script)
+    summary, _ = await play(make_plan(**BIG))
+    assert sum(deaths.values()) > 6
+    assert (summary.model_digest, summary.perturbed) == (digest, False)
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.02, 0.05, 0.1])
+async def test_a_coordinator_that_is_killed_and_resumed_ends_with_the_same_model(
+    make_plan: MakePlan, make_fleet: MakeFleet, moment: float, play: Play
+) -> None:
+    digest = await undisturbed(make_plan, make_fleet, play)
+    fleet = make_fleet(12, script=churn)
+    first = asyncio.create_task(serve(make_plan(**BIG)))
+    await until(lambda: len(fleet.trained) > 100 * moment)
+    first.cancel()
+    await asyncio.wait({first})
+    granted = fleet.granted
+    summary, left = await play(make_plan(**BIG))
+    assert [row.round for row in left.rows] == list(range(1, 9))
+    assert (summary.model_digest, summary.perturbed, summary.rounds) == (digest, False, 8)
+    assert granted is None or fleet.granted.lease == granted.lease
+
+
+async def test_a_finished_run_can_go_on_with_more_rounds(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    digest = await undisturbed(make_plan, make_fleet, play)
+    make_fleet(12, script=churn)
+    await play(make_plan(**{**BIG, "rounds": 5}))
+    lease = json.loads((make_plan().directory / "checkpoint" / "leases.jsonl").read_text())["grant"]
+    network = MemoryNetwork()
+    make_fleet(12, script=churn, network=network, lease=lease)
+    summary, _ = await play(make_plan(network=network, **BIG))
+    assert summary.model_digest == digest
+
+
+async def test_resuming_a_run_that_is_finished_needs_no_fleet(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet()
+    first, _ = await play(make_plan())
+    again, _ = await play(make_plan(network=MemoryNetwork()))
+    assert (again.model_digest, again.outcome, again.rounds) == (first.model_digest, "completed", 4)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_stops_the_run_with_a_checkpoint_to_go_on_from(
+    make_plan: MakePlan, make_fleet: MakeFleet, number: signal.Signals, play: Play
+) -> None:
+    digest = await undisturbed(make_plan, make_fleet, play)
+    fleet = make_fleet(12, script=churn)
+    plan = make_plan(**BIG)
+    running = asyncio.create_task(play(plan))
+    await until(lambda: any(ask.startswith("4.") for _, ask in fleet.trained))
+    os.kill(os.getpid(), number)
+    with pytest.raises(Interrupted, match=r"Stopped after round \d of 8; go on with --resume"):
+        await running
+    left = read_run(plan.directory)
+    assert left.summary is not None
+    assert (left.summary["outcome"], left.summary["rounds"]) == ("interrupted", len(left.rows))
+    assert -1 in fleet.stopped
+    fleet.stopped.clear()
+    summary, _ = await play(make_plan(**BIG))
+    assert summary.model_digest == digest
+
+
+async def test_garbage_is_counted_answered_and_changes_nothing(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    digest = await undisturbed(make_plan, make_fleet, play)
+    seen = Reasons()
+    plan = make_plan(observers=(seen,), **BIG)
+    fleet = make_fleet(12, script=churn)
+    answers: list[Any] = []
+    stranger = plan.network.connect("here", DOWN, answers.append, lambda error: None)
+
+    async def disturb() -> None:
+        ask, turn = "1.0.0", 0
+        while True:
+            turn += 1
+            stranger.send(Raw(type="nonsense"))
+            stranger.send(Raw(type="hello", v=2))
+            stranger.send(wire.Heartbeat())
+            stranger.send(wire.Hello(device=turn % 12, incarnation=2**30, lease="guess"))
+            stranger.send(wire.Enroll(count=3))
+            stranger.send(wire.Enroll(count=3, lease="guess"))
+            stranger.send(wire.Died(device=turn % 12, incarnation=1))
+            stranger.send(wire.Result(ask=ask, examples=1, steps=1, metrics={}, tensors=()))
+            device = fleet.devices.get(turn % 12)
+            if device is not None and device.welcomed:
+                device.dealer.send(wire.Result(ask="99.0.0", examples=1, steps=1, metrics={}, tensors=()))
+                device.dealer.send(wire.Scheduled(ask="99.0.0", event="finish", at=0.0))
+                device.dealer.send(wire.Need(digest="f" * 64, offset=0, length=10))
+            await asyncio.sleep(0.005)
+
+    disturbing = asyncio.create_task(disturb())
+    summary, _ = await play(plan)
+    disturbing.cancel()
+    assert (summary.model_digest, summary.perturbed) == (digest, False)
+    reasons = {envelope.message.reason for envelope in answers if isinstance(envelope.message, wire.Refused)}
+    assert reasons <= {"malformed", "version", "unknown_peer", "lease_unknown", "fleet_full"}
+    assert {"malformed", "version", "unknown_peer"} <= reasons
+    assert {"type", "version", "unknown_peer", "lease_unknown", "unknown_blob"} <= seen.counts.keys()
