@@ -55,6 +55,8 @@ COORDINATION: Final = (
 
 @dataclass(frozen=True)
 class Quartiles:
+    """How the values of one figure are spread over the problems."""
+
     least: float
     lower: float
     median: float

@@ -11,7 +11,7 @@ from fedemu.ops.pages.parts import Picture, draw_all
 from fedemu.ops.report.facts import cards, events_table, facts_table, outcomes_table
 from fedemu.ops.report.generated import generated_plots, generator_table, missing_pictures
 from fedemu.ops.report.periods import period_table
-from fedemu.ops.report.plots.diagnosis import DIAGNOSIS_PLOTS
+from fedemu.ops.report.plots.diagnosis import DIAGNOSIS_PLOTS, of_rounds
 from fedemu.ops.report.plots.generated import is_broad
 from fedemu.ops.report.plots.periods import PERIOD_PLOTS
 from fedemu.ops.report.plots.replay import REPLAY_PLOTS
@@ -34,7 +34,7 @@ def write_report(directory: Path) -> Path:
         "Periods": draw_all(PERIOD_PLOTS, results, folder) if results else [],
         "Replay": draw_all(REPLAY_PLOTS, run.rows, folder),
         "Plots": draw_all(PLOTS, run.rows, folder),
-        "Diagnosed rounds": draw_all(DIAGNOSIS_PLOTS, run.diagnosis, folder),
+        "Diagnosed rounds": draw_all(DIAGNOSIS_PLOTS, of_rounds(run.diagnosis), folder),
     }
     generated = {
         "generated": draw_all(generated_plots(made), made, folder),

@@ -33,8 +33,8 @@ from fedemu.ops.report.plots.one_round import (
     Lines,
     local_forgetting_of_last_round,
     local_forgetting_of_worst_round,
-    rows_of_last_round,
-    rows_of_worst_round,
+    models_of_last_round,
+    models_of_worst_round,
 )
 
 
@@ -46,7 +46,7 @@ def forgetting_by_stage(lines: Lines) -> Figure | None:
         ("aggregation_forgetting", "aggregation: local models → new global", PURPLE),
         ("round_forgetting", "round: old global → new global", RED),
     ):
-        known = [line for line in _of_rounds(lines) if line.get(key) is not None]
+        known = [line for line in lines if line.get(key) is not None]
         rounds, values = [int(line["round"]) for line in known], [float(line[key]) for line in known]
         if rounds:
             axes.plot(rounds, values, color=colour, linewidth=1.8, marker=marker(len(rounds)), label=label)
@@ -66,7 +66,7 @@ def loss_transition(lines: Lines) -> Figure | None:
     path: list[tuple[float, float]] = []
     local_points, global_points = [], []
     last = None
-    for line in _of_rounds(lines):
+    for line in lines:
         round, before, after = int(line["round"]), _loss(line.get("before")), _loss(line.get("after"))
         between = mean_over_devices(line, "loss")
         if round - 1 != last and before is not None:
@@ -102,7 +102,6 @@ def loss_transition(lines: Lines) -> Figure | None:
 
 def in_and_out_local(lines: Lines) -> Figure | None:
     """Accuracy on the devices' own classes, and on the others, before and after training (Lee et al., figure 7)."""
-    lines = _of_rounds(lines)
     figure = bare_figure(6.6, 3.6)
     for axes, part, title in zip(
         figure.subplots(1, 2, sharey=True), ("in_local", "out_local"), ("In-local", "Out-local"), strict=True
@@ -134,21 +133,21 @@ DIAGNOSIS_PLOTS: Mapping[str, Callable[[Lines], Figure | None]] = {
     "forgetting_by_stage": forgetting_by_stage,
     "loss_transition": loss_transition,
     "in_and_out_local": in_and_out_local,
-    "rows_worst_round": rows_of_worst_round,
-    "rows_last_round": rows_of_last_round,
+    "rows_worst_round": models_of_worst_round,
+    "rows_last_round": models_of_last_round,
     "local_forgetting_worst_round": local_forgetting_of_worst_round,
     "local_forgetting_last_round": local_forgetting_of_last_round,
 }
 
 
+def of_rounds(lines: Lines) -> Lines:
+    """The lines that tell their round. No other line can be drawn."""
+    return [line for line in lines if line.get("round") is not None]
+
+
 def mean_over_devices(line: Line, key: str) -> float:
     """The mean of one figure over the local models of a round. NaN if no device has the figure."""
     return float(_means([numbers((line.get("locals") or {}).get(key) or [None])])[0])
-
-
-def _of_rounds(lines: Lines) -> Lines:
-    """The lines that tell their round. No other line can be drawn."""
-    return [line for line in lines if line.get("round") is not None]
 
 
 def _loss(model: Mapping[str, Any] | None) -> float | None:

@@ -29,18 +29,18 @@ _MODELS = ("before", "locals", "after")
 _DOT: Mapping[str, Any] = {"markersize": 3.4, "markeredgecolor": INK, "markeredgewidth": 0.6}
 
 
-def rows_of_worst_round(lines: Lines) -> Figure | None:
+def models_of_worst_round(lines: Lines) -> Figure | None:
     """The accuracy by class of every model of the round that forgot most."""
     known = [line for line in _with_classes(lines) if line.get("round_forgetting") is not None]
     if not known:
         return None
-    return _rows_of(max(known, key=lambda line: float(line["round_forgetting"])), "most forgotten")
+    return _models_of(max(known, key=lambda line: float(line["round_forgetting"])), "most forgotten")
 
 
-def rows_of_last_round(lines: Lines) -> Figure | None:
+def models_of_last_round(lines: Lines) -> Figure | None:
     """The accuracy by class of every model of the last diagnosed round."""
     known = _with_classes(lines)
-    return _rows_of(known[-1], "last diagnosed") if known else None
+    return _models_of(known[-1], "last diagnosed") if known else None
 
 
 def local_forgetting_of_worst_round(lines: Lines) -> Figure | None:
@@ -58,7 +58,7 @@ def local_forgetting_of_last_round(lines: Lines) -> Figure | None:
     return _local_forgetting(known[-1], "last diagnosed") if known else None
 
 
-def _rows_of(line: Line, why: str) -> Figure:
+def _models_of(line: Line, why: str) -> Figure:
     """Accuracies by class of the old global model, the local ones, the new one (Aljahdali et al., figure 2)."""
     old, local, new = (line[which]["class_accuracy"] for which in _MODELS)
     table = numbers([old, *local, new])

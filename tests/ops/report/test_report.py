@@ -65,7 +65,8 @@ def test_a_diagnosed_run_has_the_papers_pictures_too(run_directory: Path, monkey
         "round_forgetting": 0.0,
         "validation": {"forgetting": [[0.25]], "mean_forgetting": 0.0},
     }
-    (run_directory / "diagnosis.jsonl").write_text(json.dumps(diagnosed) + "\n")
+    nowhere = {key: value for key, value in diagnosed.items() if key != "round"}
+    (run_directory / "diagnosis.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (diagnosed, nowhere)))
     page = write_report(run_directory).read_text()
     assert "Diagnosed rounds" in page
     assert page.count("data:image/png;base64,") == len(DIAGNOSIS_PLOTS)

@@ -18,8 +18,8 @@ from fedemu.ops.report.plots.diagnosis import (
 from fedemu.ops.report.plots.one_round import (
     local_forgetting_of_last_round,
     local_forgetting_of_worst_round,
-    rows_of_last_round,
-    rows_of_worst_round,
+    models_of_last_round,
+    models_of_worst_round,
 )
 
 
@@ -106,7 +106,7 @@ def test_in_and_out_local_accuracy_is_the_mean_over_the_devices_that_have_one() 
 
 
 def test_the_rows_of_a_round_are_the_old_global_model_the_local_ones_and_the_new_one() -> None:
-    figure = rows_of_last_round([diagnosed(1), diagnosed(2)])
+    figure = models_of_last_round([diagnosed(1), diagnosed(2)])
     assert figure is not None
     axes = figure.axes[0]
     assert axes.get_title().startswith("Round 2, ")
@@ -123,7 +123,7 @@ def test_the_rows_of_a_round_are_the_old_global_model_the_local_ones_and_the_new
 
 def test_the_worst_round_is_the_one_with_the_largest_round_forgetting() -> None:
     rounds = [diagnosed(1), diagnosed(2, round_forgetting=0.3), diagnosed(3), diagnosed(4, round_forgetting=None)]
-    figure = rows_of_worst_round(rounds)
+    figure = models_of_worst_round(rounds)
     assert figure is not None
     assert figure.axes[0].get_title() == "Round 2, model by model (most forgotten)"
 
