@@ -1,4 +1,4 @@
-"""What the coordinator has to know of an experiment to run it. These are plain numbers, no configuration objects."""
+"""The settings that a coordinator needs of an experiment. They are plain numbers, no configuration objects."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who is a member, who is on-line, and who is asked."""
+"""The fleet: who is a member, who is on-line, and who is asked."""

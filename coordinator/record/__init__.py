@@ -1,1 +1,1 @@
-"""What a run leaves on disk: how it is written, and how it is read."""
+"""The record of a run on disk: how it is written, and how it is read."""

@@ -93,7 +93,7 @@ class Row:
 
     @property
     def outcomes(self) -> dict[str, int]:
-        """How many selected devices ended in each of the six outcomes; 0 where it was not counted."""
+        """The number of selected devices by outcome, in the order of ``OUTCOMES``. 0 if it was not counted."""
         return {outcome: getattr(self, outcome) or 0 for outcome in OUTCOMES}
 
 

@@ -1,4 +1,4 @@
-"""What one round adds up while it is played, and the row that comes of it."""
+"""The tally of one round: it adds up what happens while the round is played, and makes the row of it."""
 
 from __future__ import annotations
 

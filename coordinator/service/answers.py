@@ -1,4 +1,4 @@
-"""What is remembered for answers: the outcomes of recent asks, and how often a peer was refused."""
+"""The memory for answers: the outcomes of recent asks, and how often each peer was refused."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who watches a run: the display, the logs, Prometheus."""
+"""The observers of a run: the display, the logs, the metrics for Prometheus."""

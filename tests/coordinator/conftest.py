@@ -40,7 +40,7 @@ class MeanState:
 
 
 class Train:
-    """What the fake devices run; only its promises matter here."""
+    """The program of the fake devices. Only what it declares matters here."""
 
     stages = ()
     noise: Mapping[str, tuple[int, ...]] = MappingProxyType({})
@@ -63,7 +63,7 @@ class Train:
 
 
 class Mean:
-    """The mean of what the devices make of the model; a device adds (index + 1) / 8 times the round."""
+    """The mean of the devices' models. In round r, a device adds r × (index + 1) / 8 to the model."""
 
     programs: Mapping[str, Any] = MappingProxyType({"train": Train()})
 
@@ -89,7 +89,7 @@ class Mean:
 
 
 class Judge:
-    """Accuracy and loss that can be worked out by hand from the model's first value."""
+    """An evaluator whose accuracy and loss follow simply from the model's first value."""
 
     def evaluate(self, variables: Tree, period: int | None = None) -> Evaluation:
         value = float(variables["w"][0])
@@ -101,22 +101,22 @@ class Judge:
 
 @dataclass(frozen=True)
 class Act:
-    """What a device does with its Work: finish after ``after`` seconds with a ``reply``, or drop out."""
+    """The answer of a device to its Work: it finishes after ``after`` seconds with a ``reply``, or drops out."""
 
     after: float = 10.0
     event: str = "finish"
     cause: str | None = None
     back: float | None = None
     reply: str = "good"
-    """good, nan, misshapen, failed, declined, silent"""
+    """One of good, nan, misshapen, failed, declined and silent."""
 
 
 Script = Callable[[int, wire.Work], Mapping[str, Any]]
-"""(device, work) -> the fields of an Act."""
+"""Maps a device's index and its Work to fields of an Act."""
 
 
 class FakeDevice:
-    """One device that follows the protocol, and a script where that leaves a choice."""
+    """A device that follows the protocol. A script makes its choices."""
 
     def __init__(self, fleet: FakeFleet, index: int, lease: str) -> None:
         self.fleet, self.index, self.lease = fleet, index, lease
@@ -142,7 +142,7 @@ class FakeDevice:
         self.dealer.send(wire.Hello(device=self.index, incarnation=self.incarnation, lease=self.lease))
 
     def crash(self, *, told: bool = True) -> None:
-        """Lose everything; the supervisor sees it and starts the device again."""
+        """Lose everything and start again. With ``told``, the supervisor tells the coordinator."""
         self.dealer.close()
         if told:
             self.fleet.supervisor.send(wire.Died(device=self.index, incarnation=self.incarnation))
@@ -152,7 +152,7 @@ class FakeDevice:
         self.connect()
 
     def vanish(self) -> None:
-        """Be gone for good."""
+        """Go away for good."""
         self.dealer.close()
         self.gone = True
 
@@ -171,7 +171,7 @@ class FakeDevice:
         match message:
             case wire.Welcome():
                 self.welcomed = True
-                self.proceeding.clear()  # a coordinator that has started again may ask the same again
+                self.proceeding.clear()  # a coordinator that was restarted may ask the same again
                 self.dealer.send(self.fleet.presence(self.index, message.horizon))
             case wire.Refused(reason="unknown_peer") if self.welcomed:
                 self.incarnation += 1
@@ -226,7 +226,7 @@ class FakeDevice:
             return
         self.fleet.trained.append((self.index, work.ask))
         if act.reply == "failed":
-            self.proceeding.discard(work.ask)  # the word may be lost; whoever asks again is told again
+            self.proceeding.discard(work.ask)  # the message may be lost, so it is sent again on request
             self.dealer.send(wire.Failed(ask=work.ask, reason="training", detail="the loss is not finite"))
             return
         step = np.float32((self.index + 1) / 8 * int(work.ask.split(".")[0]))
@@ -259,7 +259,7 @@ class FakeFleet:
     presence: Callable[[int, float], wire.Presence] = lambda index, until: FOREVER
     wall: bool = False
     seconds: float | None = 0.5
-    """How long device 0 says that a reply takes it; device 1 twice, device 2 three times as long, and so on."""
+    """The seconds that device 0 tells for a reply. Device 1 tells twice as many, device 2 three times, and so on."""
     lease: str | None = None
     devices: dict[int, FakeDevice] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
@@ -362,7 +362,7 @@ async def network() -> AsyncIterator[MemoryNetwork]:
 
 @pytest.fixture
 def make_plan(network: MemoryNetwork, tmp_path: Path) -> Callable[..., CoordinatorPlan]:
-    """A plan of 4 rounds with 6 devices, 3 replies wanted; settings and the script's wishes may be given by name."""
+    """Makes plans of 4 rounds with 6 devices and 3 replies wanted. Settings and the script's options go by name."""
 
     def make(directory: str = "run", **more: Any) -> CoordinatorPlan:
         folder = tmp_path / directory

@@ -31,14 +31,14 @@ Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
 
 
 class Raw(wire.Message):
-    """Any header at all."""
+    """A message with any header."""
 
     type: str
     v: int = 1
 
 
 class Reasons(Observers):
-    """Counts the messages that could not be used, by reason."""
+    """An observer that counts the messages that could not be used, by reason."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def events(left: Run, name: str) -> list[dict[str, Any]]:
 
 
 def churn(index: int, work: wire.Work) -> Any:
-    """Finishes, drop-outs and bad replies that differ by device and round."""
+    """A script with finishes, dropouts and bad replies, which differ by device and round."""
     turn = (7 * index + 3 * int(work.ask.split(".")[0])) % 11
     if turn == 0:
         return {"after": 6.0, "event": "drop", "cause": "crash", "back": 90.0}
@@ -70,7 +70,7 @@ BIG: dict[str, Any] = {"devices": 12, "per_round": 5, "over_selection": 1.6, "ro
 
 
 async def undisturbed(make_plan: MakePlan, make_fleet: MakeFleet, play: Play) -> str:
-    """The digest of the churning run when nothing unplanned happens."""
+    """The digest of a run with this churn if nothing unplanned happens."""
     network = MemoryNetwork()
     make_fleet(12, script=churn, network=network)
     summary, _ = await play(make_plan("undisturbed", network=network, **BIG))

@@ -23,7 +23,7 @@ Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
 
 
 class Watcher(Observers):
-    """Remembers what it is told."""
+    """An observer that remembers what it is told."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The fate of an ask under the virtual clock: exact tables, then invariants under any order of events."""
+"""An ask under the virtual clock: exact tables of outcomes, then invariants under any order of events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def drop(at: float, back: float | None = None) -> Scheduled:
 
 
 def opened(schedules: list[Scheduled | None], wanted: int, **more: Any) -> VirtualAsk:
-    """An ask whose devices are all connected and have answered; None declines."""
+    """An ask whose devices are all connected and have told their schedules. A device with None declines."""
     machine = VirtualAsk(terms(len(schedules), wanted, **more), map(DeviceId, range(len(schedules))))
     machine.open(0.0)
     for index, schedule in enumerate(schedules):
@@ -46,7 +46,7 @@ def opened(schedules: list[Scheduled | None], wanted: int, **more: Any) -> Virtu
 
 
 def play(machine: VirtualAsk, bad: frozenset[int] = frozenset(), failing: frozenset[int] = frozenset()) -> VirtualAsk:
-    """Everyone who may proceed answers, in index order, until the ask is closed."""
+    """Let every device that may proceed answer, in index order, until the ask is closed."""
     while machine.end is None:
         device = next(device for device in machine.terms.cohort if machine.expects(device))
         if device in bad:
@@ -60,7 +60,7 @@ def play(machine: VirtualAsk, bad: frozenset[int] = frozenset(), failing: frozen
 
 
 def table(machine: VirtualAsk) -> str:
-    """One letter per device in index order."""
+    """The outcomes as one letter per device, in index order."""
     return "".join(machine.verdicts[device][0] for device in machine.terms.cohort)
 
 
@@ -313,7 +313,7 @@ class Wild:
                 self.may_proceed.add(action.device)
 
     def settle(self) -> None:
-        """Bring everyone back and let them do what they have to."""
+        """Bring all devices back and let them do what they have to."""
         for device in set(self.machine.terms.cohort) - self.present:
             self.perform(self.step("join", device))
         for _ in range(2 + len(self.devices)):

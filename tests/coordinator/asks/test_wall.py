@@ -1,4 +1,4 @@
-"""The fate of an ask under the wall clock: arrival decides."""
+"""Under the wall clock, the order of arrival decides an ask."""
 
 from __future__ import annotations
 

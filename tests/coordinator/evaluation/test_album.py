@@ -1,4 +1,4 @@
-"""Pictures of what a method generates: what is kept of them, when, and that a run doesn't depend on it."""
+"""Pictures of what a method generates are kept once a task, and the run does not depend on them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MakeFleet = Callable[..., Any]
 
 
 def corpus_of(x: np.ndarray, names: str = "abc", mean: float = 4.0, std: float = 2.0) -> Corpus:
-    """Samples of the classes 0, 1, 2, 0, ...; the test split is the training split."""
+    """A corpus with samples of the classes 0, 1, 2, 0, and so on. Its test split is its training split."""
     split = Split(x, np.arange(len(x)) % len(names), {})
     means, stds = np.full(x.shape[1], mean), np.full(x.shape[1], std)
     return Corpus("made", split, split, tuple(names), x.shape[1:], means, stds, Digest("0" * 64))
@@ -38,7 +38,7 @@ GREY = corpus_of(np.arange(0, 17, dtype=np.uint8)[:, None, None, None] * np.ones
 
 
 class Painter:
-    """A method that also has images of the classes 1 and 2, from the second time on; their level tells the model."""
+    """A method that shows images of the classes 1 and 2 from its second call on. Their level tells the model."""
 
     def __init__(self, method: Any = None) -> None:
         self._method = method
@@ -60,7 +60,7 @@ class Painter:
 
 @dataclass
 class Showing:
-    """Always shows the same."""
+    """Always shows the same images."""
 
     x: Tensor
     y: list[int]

@@ -1,4 +1,4 @@
-"""What a round's models are measured by, and that measuring them changes nothing."""
+"""The diagnosis of a round's models has the right numbers, and changes nothing in the run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
 
 
 class Threshold:
-    """Says class 1 below ``w[0]`` and class 0 from there on, and never class 2."""
+    """Answers class 1 for inputs below ``w[0]`` and class 0 for others, never class 2."""
 
     kind = "dense"
     buffers = frozenset({"b"})
@@ -100,7 +100,7 @@ SHARES = [[], [4], [], [0, 1, 2, 3]]
 
 
 def found(tmp_path: Path, validation: Sequence[Sequence[int]] = ((), (), (), ()), samples: int = 0) -> dict[str, Any]:
-    """Of a round in which devices 3 and 1 moved the threshold from 0.75 to 1.25 and 2.5, and the server to 1.875."""
+    """The line of a round: devices 3 and 1 moved the threshold from 0.75 to 1.25 and 2.5, the server to 1.875."""
     round = diagnosis(SHARES, validation, samples).open(7, model(0.75))
     examine(round, {3: 0.5, 1: 1.75}, tmp_path)
     line = round.conclude(model(1.875))
@@ -109,7 +109,7 @@ def found(tmp_path: Path, validation: Sequence[Sequence[int]] = ((), (), (), ())
 
 
 def known(values: Any) -> list[float]:
-    """Of the classes that have test samples."""
+    """The values of the classes that have test samples."""
     return np.asarray(values)[..., :2].tolist()
 
 
@@ -227,7 +227,7 @@ def test_a_round_without_models_has_no_line() -> None:
 
 
 def revealing(algorithm: Any) -> Any:
-    """The algorithm of the plan, with a program that lets its model be seen."""
+    """The algorithm of the plan, with a program that reveals its model."""
     train = type(algorithm.programs["train"])
     told = type("Told", (train,), {"local_model": lambda self, shared, payload: payload["model"]})
     algorithm.programs = {"train": told()}
@@ -236,7 +236,7 @@ def revealing(algorithm: Any) -> Any:
 
 @pytest.fixture
 def diagnosed(make_plan: MakePlan) -> MakePlan:
-    """As ``make_plan``, diagnosed every round unless told otherwise; device i holds sample i of the training split."""
+    """Makes plans like ``make_plan``, with a diagnosis every round by default. Device i holds training sample i."""
 
     def make(*arguments: Any, diagnose_every: int = 1, **more: Any) -> CoordinatorPlan:
         plan = make_plan(*arguments, diagnose_every=diagnose_every, classes=3, **more)
@@ -305,7 +305,7 @@ async def test_programs_that_do_not_tell_their_model_are_skipped(
 async def test_a_round_that_started_again_is_measured_by_its_last_attempt(
     diagnosed: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
-    # The first attempt gets through its first ask, and fails at the second.
+    # The first attempt passes its first ask and fails at the second.
     make_fleet(script=lambda i, work: {"after": 900.0 if work.ask == "1.0.1" else 10.0})
     _, left = await play(diagnosed(rounds=1, asks=2, quorum=1.0))
     assert left.rows[0].attempts == 2

@@ -16,7 +16,7 @@ from fedemu.protocol.ids import digest_of
 
 
 class Scaled:
-    """Logits are the sample times ``scale``; one input per class."""
+    """A model whose logits are the sample times ``scale``, with one input per class."""
 
     kind = "dense"
     buffers: frozenset[str] = frozenset()
@@ -115,7 +115,7 @@ def divided(parts: list[list[int]], *, held_out: bool = False) -> PeriodTests:
 
 
 def test_each_period_has_its_own_accuracy_and_loss_and_those_seen_are_counted_together():
-    # Of the four samples only the second is not recognised.
+    # All samples but the second are recognised.
     tests = divided([[3], [1, 0], [2, 1]])
     right, wrong = math.log(4 / 3), math.log(4)
     found = Evaluator(Scaled(), CORPUS, tests).evaluate(ONE, 1)
@@ -184,7 +184,7 @@ def test_periods_without_any_test_sample_are_refused():
 
 
 class Certain:
-    """Gives the token of row 0 e times the weight of each of the others, or ``scale`` in the exponent."""
+    """A model that gives the token of row 0 ``exp(scale)`` times the weight of each other token."""
 
     kind = "dense"
     buffers: frozenset[str] = frozenset()
@@ -196,7 +196,7 @@ class Certain:
 
 
 def language_of(samples: list[tuple[list[int], list[int]]], y: list[int]) -> Corpus:
-    """Of tokens and targets, in a vocabulary of 4."""
+    """A corpus of these tokens and targets, with a vocabulary of 4."""
     split = Split(np.array(samples, dtype=np.int16), np.array(y), {})
     classes = tuple(map(str, range(max(y) + 1)))
     return Corpus(

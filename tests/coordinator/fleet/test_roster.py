@@ -1,4 +1,4 @@
-"""Leases, sessions, incarnations, presence, and what a checkpoint keeps of them."""
+"""Leases, sessions, incarnations, on-line times, and what a checkpoint keeps of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def leases(devices: int = 10, **more: Any) -> Leases:
 
 
 def roster(devices: int = 4, clock: str = "virtual", resumed: bool = False) -> tuple[Roster, str]:
-    """All indices are granted to one supervisor."""
+    """A roster whose indices are all leased to one supervisor, and the token of the lease."""
     settings = Settings(run="test", seed=1, rounds=1, devices=devices, per_round=1, clock=clock)  # type: ignore[arg-type]
     roster = Roster(settings, resumed=resumed)
     lease = roster.enroll(A, devices, None, "", 0.0)

@@ -1,4 +1,4 @@
-"""Cohorts are a function of the seed, the ask and who is eligible."""
+"""A cohort is a function of the seed, the ask and the eligible devices."""
 
 from __future__ import annotations
 

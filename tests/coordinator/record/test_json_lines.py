@@ -1,4 +1,4 @@
-"""Values on their way to JSON and back."""
+"""Values are written as JSON lines and read back."""
 
 from __future__ import annotations
 

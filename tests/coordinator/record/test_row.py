@@ -1,4 +1,4 @@
-"""A row is written as today's runs have it, and rows of older runs are read."""
+"""Rows are written in the form that runs have always had, and rows of older runs can be read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LINE = (
     b'"round_seconds":0.05019551700002012,"server_seconds":0.0,"coordinator_seconds":0.0032811340000193923,'
     b'"device_seconds":null,"wire_bytes_down":22721,"wire_bytes_up":102081}\n'
 )
-"""A line as runs have it: the order of its columns and the form of its numbers are what other tools rely on."""
+"""A line of a run. Other tools rely on the order of its columns and the form of its numbers."""
 
 
 def test_a_line_is_written_as_it_was_read_to_the_byte() -> None:

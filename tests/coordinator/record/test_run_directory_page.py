@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "run_directory.md").read_text(encoding="utf-8")
 NAME_AT = {"event": 0, "_gone": 2}
-"""Where calls that record an event name it."""
+"""The place of the event's name among the arguments of the calls that record events."""
 
 
 def recorded() -> Iterator[str]:

@@ -66,7 +66,7 @@ def test_periods_are_summarised_by_the_last_evaluated_round_of_each():
 
 def test_forgetting_and_backward_transfer_are_avalanches_where_a_period_is_done_best_just_after_it_was_learnt():
     matrix = [row.period_accuracy for row in PERIODS if row.round in (2, 4, 6)]
-    # As StreamForgetting has it: of each earlier experience, the accuracy just after training on it less the last.
+    # StreamForgetting takes for each earlier experience the accuracy just after training on it minus the last one.
     stream_forgetting = np.mean([matrix[k][k] - matrix[-1][k] for k in range(2)])
     found = summarize(PERIODS, **FACTS).periods
     assert found["average_forgetting"] == pytest.approx(stream_forgetting)

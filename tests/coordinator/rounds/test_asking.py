@@ -1,4 +1,4 @@
-"""Which devices are asked, what they get, and what their replies come to, in whole runs with a scripted fleet."""
+"""Which devices are asked, what they get, and how their replies count, in whole runs with a scripted fleet."""
 
 from __future__ import annotations
 

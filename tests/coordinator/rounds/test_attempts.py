@@ -28,7 +28,7 @@ Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
 
 
 class Watcher(Observers):
-    """Remembers the steps of server jobs, and counts events."""
+    """An observer that remembers the steps of server jobs and counts events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ async def test_a_round_with_too_few_replies_starts_again_with_another_cohort(
     row = left.rows[1]
     assert (row.attempts, row.selected, row.accepted, row.late) == (2, 6, 5, 1)
     assert row.virtual_time == 12.0 + 600.0 + 12.0
-    # What was accepted in the first attempt does not count: the second starts from where the first did.
+    # Replies of the first attempt do not count: the second attempt starts where the first did.
     assert states == {"1.0.0": {None}, "2.0.0": {"1.0.0"}, "2.1.0": {"1.0.0"}}
     assert [(e["round"], e["attempt"], e["accepted"], e["needed"]) for e in events(left, "retry")] == [(2, 0, 2, 3)]
 

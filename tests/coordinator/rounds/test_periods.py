@@ -1,4 +1,4 @@
-"""When the rounds of a stream's periods begin: the clock goes on to a period's beginning, and never back."""
+"""The rounds of a period begin when the period does, and the clock never goes back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MakeFleet = Callable[..., Any]
 
 
 class Starts:
-    """A script of devices that take 10 s for everything; remembers when each round's work began."""
+    """A script for devices that take 10 s for each Work. It remembers when each round's work began."""
 
     def __init__(self) -> None:
         self.of_round: dict[int, float] = {}

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:Deprecati
 
 
 def train(step_hook=lambda index: None, steps: int = 12, checkpoint_every: int = 5) -> ServerJob:
-    """Gradient steps on a noisy quadratic, the noise drawn by a generator whose state is part of the carry."""
+    """A job of gradient steps on a noisy quadratic. The state of the noise's generator is part of the carry."""
 
     def init():
         return {"w": torch.zeros(8, 4).t(), "random": torch.Generator().manual_seed(3).get_state()}
@@ -49,7 +49,7 @@ async def until(condition) -> None:
 
 
 def kill_once(marker: Path, at: int):
-    """Kills its own process at one step, the first time only."""
+    """A job that kills its own process at one step, the first time only."""
 
     def hook(index: int) -> None:
         if index == at and not marker.exists():

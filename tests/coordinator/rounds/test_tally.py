@@ -1,4 +1,4 @@
-"""What a round adds up to: its outcomes, its measures, and its real time, on which nothing in the run depends."""
+"""A round's row holds its outcomes, its measures and its real time. The model does not depend on real time."""
 
 from __future__ import annotations
 

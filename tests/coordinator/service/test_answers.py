@@ -1,4 +1,4 @@
-"""What is remembered to answer peers: the outcomes of recent asks, and refusals."""
+"""The coordinator remembers the outcomes of recent asks and its refusals, in bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs side by side: which belong together, what they are called, and the numbers of the table."""
+"""A comparison: which runs belong together, how they are called, and the numbers of the table."""
 
 import json
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ PLOTS = {**COMPARISON_PLOTS, **WIDE_COMPARISON_PLOTS}
 def write_run(
     directory: Path, accuracies: Sequence[float | None], *, outcome: str | None = "completed", **settings: Any
 ) -> Path:
-    """A run of two classes, of which the first has the accuracy of the round and the second a half."""
+    """Write a run of two classes. The first class has the accuracy of the round, the second one half."""
     directory.mkdir(parents=True)
     write_frozen(Experiment.parse({"name": directory.name, **settings}), directory)
     rows = [

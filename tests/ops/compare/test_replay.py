@@ -1,4 +1,4 @@
-"""Replay compared: changes against the run without replay, seed by seed, by strategy and by the samples kept."""
+"""Runs with replay are compared with the run without, seed by seed, by strategy and by the samples kept."""
 
 import json
 import math
@@ -31,7 +31,10 @@ def write_run(
     stream: str = "drift",
     **replay: Any,
 ) -> Path:
-    """A round per period, whose loss is 1 minus the accuracy; of language data with the perplexity over all periods."""
+    """Write a run with one round per period, whose loss is 1 minus the accuracy.
+
+    With ``perplexity``, which is that over all periods, it is a run of language data.
+    """
     directory.mkdir(parents=True)
     experiment = {
         "name": directory.name,
@@ -57,7 +60,7 @@ def write_run(
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """Two periods and two seeds: without replay, and with 5 and 20 samples."""
+    """Runs of two periods and two seeds: without replay, and with 5 and 20 samples."""
     write_run(tmp_path / "none-0", [[0.5, 0.0], [0.25, 0.75]], seed=0)
     write_run(tmp_path / "none-1", [[0.5, 0.0], [0.0, 0.5]], seed=1)
     write_run(tmp_path / "five-0", [[0.5, 0.0], [0.5, 0.75]], seed=0, strategy="reservoir", capacity=5)
@@ -77,7 +80,7 @@ def test_changes_are_taken_seed_by_seed_and_then_averaged(runs: Path) -> None:
     assert study.reference.label == "fedavg, no replay"
     ((line, (five, twenty)),) = study.lines.items()
     assert (line, five.samples, twenty.samples) == ("reservoir", 5, 20)
-    # 0.625 against 0.5, and 0.5 against 0.25.
+    # The values are 0.625 against 0.5, and 0.5 against 0.25.
     assert study.value(five, ACCURACY) == Statistic((0.125, 0.25))
     assert study.value(five, LOSS).values == pytest.approx((0.375 / 0.5 - 1, 0.5 / 0.75 - 1))
     assert study.value(twenty, ACCURACY) == Statistic((0.25,))

@@ -1,4 +1,4 @@
-"""Class-incremental streams compared: MFCL's average accuracy and forgetting, and what task 1 and later ones cost."""
+"""Class-incremental runs are compared by MFCL's measures, and by the costs of the first task and of later ones."""
 
 import json
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def write_run(
     unknown: Sequence[str] = (),
     **algorithm: Any,
 ) -> Path:
-    """Two rounds per task, of test sets of one size; ``jobs`` are the server seconds by round.
+    """Write a run with two rounds per task and test sets of one size. ``jobs`` are the server seconds by round.
 
     A device takes 1 and 2 seconds in task 1, and 3 and 4 later; the coordinator 0.5 beside its jobs, and 0.75 later.
     """
@@ -90,7 +90,7 @@ def test_the_average_is_over_what_was_seen_after_each_task(runs: Path) -> None:
     assert fedavg.seen == pytest.approx(np.array([[1.0, 0.5, 0.25], [1.0, 0.5, 0.25]]))
     assert mfcl.seen == pytest.approx(np.array([[1.0, 0.75, 0.5]]))
     assert mfcl.figures["average_incremental_accuracy"].values == (0.75,)
-    # Tasks 1 and 2, the best of earlier models minus the last.
+    # For tasks 1 and 2: the best of earlier models minus the last.
     assert fedavg.figures["average_forgetting"].values == (1.0, (1.0 + 0.25) / 2)
     assert mfcl.figures["average_forgetting"].values == (0.25,)
 

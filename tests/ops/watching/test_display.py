@@ -1,4 +1,4 @@
-"""What a run shows while it goes on."""
+"""The display shows how far a run is, as lines or as a live picture."""
 
 import io
 import re

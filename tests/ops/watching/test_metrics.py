@@ -1,4 +1,4 @@
-"""The exporter serves what the coordinator and the supervisor observe, under the names that dashboards go by."""
+"""The exporter serves the metrics of coordinator and supervisor under the names that dashboards use."""
 
 from __future__ import annotations
 
