@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from fedemu.coordinator.record.row import Row
-from fedemu.ops import figures
 from fedemu.ops.report import report
 from fedemu.ops.report.plots import rounds as plots
 from fedemu.ops.report.plots.diagnosis import DIAGNOSIS_PLOTS
@@ -111,20 +110,3 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 def test_a_plot_without_data_is_left_out() -> None:
     bare = [Row(1, virtual_time=0.0)]
     assert [name for name, draw in plots.PLOTS.items() if draw(bare) is not None] == []
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (123_456, "123 kB"), (2.5e6, "2.5 MB"), (3e12, "3.0 TB")],
-)
-def test_bytes_are_written_as_people_read_them(size: float, text: str) -> None:
-    assert figures.readable_bytes(size) == text
-
-
-def test_a_span_is_given_in_the_unit_in_which_it_reads_well() -> None:
-    assert [figures.time_unit(seconds) for seconds in (10.0, 600.0, 20000.0, 5e5)] == [
-        (1.0, "seconds"),
-        (60.0, "minutes"),
-        (3600.0, "hours"),
-        (86400.0, "days"),
-    ]

@@ -13,7 +13,7 @@ import pytest
 
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import Run
-from fedemu.ops.pages.style import counted, rendered
+from fedemu.ops.pages.style import rendered
 from fedemu.ops.report import report
 from fedemu.ops.report.periods import period_cards, period_table
 from fedemu.ops.report.plots.periods import PERIOD_PLOTS, period_curves, period_matrix
@@ -226,9 +226,3 @@ def test_the_page_has_the_periods_and_the_replay_of_an_unfinished_run(
         in page
     )
     assert {path.stem for path in (tmp_path / "plots").iterdir()} == {*PERIOD_PLOTS, "buffers"}
-
-
-@pytest.mark.parametrize(("count", "first"), [(1, [0]), (12, [0, 1]), (13, [0, 2]), (64, [0, 10])])
-def test_ticks_are_few_and_evenly_spaced(count: int, first: list[int]) -> None:
-    assert counted(count)[: len(first)] == first
-    assert len(counted(count)) <= 12
