@@ -26,7 +26,7 @@ TINY = {"name": "mine", "rounds": 5, "fleet": {"devices": 6, "per_round": 2}}
 
 
 async def test_a_run_works_beside_a_running_loop_and_gives_its_results(capfd: pytest.CaptureFixture[str]) -> None:
-    """Whatever the notebook's loop does; this test has one."""
+    """A notebook has a running event loop, and so has this test."""
     results = fedemu.run(TINY, out="here", transport="memory", rounds=1, local__epochs=1)
     assert results.summary["outcome"] == "completed"
     assert [row.accepted for row in results.rows] == [2]
@@ -49,7 +49,7 @@ def test_runs_are_compared_as_by_the_command(tmp_path: Path, capfd: pytest.Captu
     (row,) = json.loads(compared.to_json())["rows"]
     assert [run["seed"] for run in row["runs"]] == [1, 2]
     assert compared.comparison.target == 0.5
-    assert capfd.readouterr().err == "", "nothing is said where nothing is to be shown"
+    assert capfd.readouterr().err == "", "without progress a run writes nothing"
 
 
 def test_a_folder_without_a_run_is_told_so(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_poisson_arrivals_are_spread_over_the_period() -> None:
 
 
 def test_samples_that_have_times_of_their_own_arrive_by_them() -> None:
-    """What is in a period by its time also comes by it, from its very beginning to its very end."""
+    """A sample arrives in the period to which its time belongs, also at the first and the last moment of it."""
     plan, _ = opened(experiment(kind="periods", periods=4, order="time", arrivals="order", period_seconds=60.0))
     for device in range(DEVICES):
         arrived = plan.arrivals.everything(device, 3)

@@ -1,4 +1,4 @@
-"""What a first step on two samples finds, before any device is started."""
+"""The trial finds what cannot be computed, before any device is started."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_what_this_machine_can_not_do_others_may(name: str) -> None:
 
 @pytest.mark.parametrize("method", [name for name, _ in methods()])
 def test_every_method_gets_through(method: str) -> None:
-    """On the setting that has what it needs, with memory for samples where the method does not say how much."""
+    """Each method is tried on a setting that has what it needs. Replay gets a capacity if the method sets none."""
     setting, more = "digits-small", []
     if method.startswith("mfcl") or method in OF_TASKS:
         setting, more = "digits-tasks", ["replay.capacity=20"]
@@ -184,7 +184,7 @@ def test_every_method_gets_through(method: str) -> None:
 
 @pytest.fixture
 def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
-    """Settings that replace the digits by lines of text."""
+    """Settings whose data are lines of text instead of the digits."""
     monkeypatch.setenv("FEDEMU_DATA", str(tmp_path))
     monkeypatch.setenv("FEDEMU_CACHE", str(tmp_path / "cache"))
     (tmp_path / "lines.txt").write_text("\n".join(f"line {i}" for i in range(100)))

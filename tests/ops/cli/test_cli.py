@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 
 from fedemu.ops.cli import commands as cli_commands
-from fedemu.ops.cli import guarded as cli_errors
 from fedemu.ops.cli import look as cli_look
-from fedemu.protocol import errors
 
 COMMANDS = ("run", "coordinator", "device", "report", "compare", "presets", "validate", "stress", "bench", "doctor")
 
 
 def call(*arguments: str) -> int:
-    """Run a command in this process; its output goes to capsys."""
+    """Run a command in this process, and return its exit code. Its output goes to capsys."""
     with pytest.raises(SystemExit) as ended:
         cli_commands.app(list(arguments), prog_name="fedemu")
     return int(ended.value.code or 0)
@@ -201,51 +199,6 @@ def test_validate_gives_the_resolved_experiment_to_programs(capsys: pytest.Captu
     assert said["ok"] is True
     assert said["experiment"]["fleet"]["devices"] == 20
     assert len(said["digest"]) == 64
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (errors.ConfigurationError("wrong"), 2),
-        (errors.DataError("wrong"), 2),
-        (errors.QuorumError("wrong"), 3),
-        (errors.UnreachableError("wrong"), 3),
-        (errors.RefusedError("fleet_full", "wrong"), 3),
-        (errors.Interrupted("wrong"), 4),
-    ],
-)
-def test_an_error_ends_with_its_code_and_its_sentence(
-    error: Exception, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def action() -> int:
-        raise error
-
-    assert cli_errors.exit_code_of(action) == code
-    assert capsys.readouterr().err == "fedemu: wrong\n"
-
-
-def test_an_internal_error_is_one_sentence_that_names_the_file_with_the_traceback(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-
-    def action() -> int:
-        raise ZeroDivisionError("by zero")
-
-    assert cli_errors.exit_code_of(action) == 5
-    said = capsys.readouterr().err
-    assert said.startswith("fedemu: internal error: ZeroDivisionError: by zero")
-    assert said.count("\n") == 1
-    log = Path(said.rpartition(" is in ")[2].strip().rstrip(")"))
-    assert "Traceback" in log.read_text()
-
-
-def test_ctrl_c_is_code_4(capsys: pytest.CaptureFixture[str]) -> None:
-    def action() -> int:
-        raise KeyboardInterrupt
-
-    assert cli_errors.exit_code_of(action) == 4
-    assert capsys.readouterr().err == "fedemu: interrupted\n"
 
 
 def test_the_doctors_code_tells_whether_something_is_bad(

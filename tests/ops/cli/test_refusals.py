@@ -153,7 +153,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def refused(capture: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a command said on stderr that has to end with code 2, in one sentence, and without a trace."""
+    """Run a command that must be refused: with code 2, one sentence on stderr, and nothing left behind.
+
+    Returns the sentence.
+    """
     with pytest.raises(SystemExit) as ended:
         cli_commands.app([*arguments, "digits-small"], prog_name="fedemu")
     said, complained = capture.readouterr()

@@ -10,7 +10,7 @@ from fedemu.ops.experiment import Experiment
 
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
-    """A cache of this test's own, and no folder of data sets."""
+    """An empty cache for this test, and no folder of data sets."""
     monkeypatch.setenv("FEDEMU_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("FEDEMU_DATA", raising=False)
     return tmp_path / "cache"

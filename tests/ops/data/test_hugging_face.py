@@ -50,7 +50,7 @@ IMAGE, LABEL = {"_type": "Image"}, {"_type": "ClassLabel", "names": ["cat", "dog
 
 @pytest.fixture
 def open_folder(tmp_path):
-    """Opens a folder below this test's own as a data set."""
+    """Opens a folder of this test as a data set."""
 
     def open_it(name="pets", **settings):
         return load_corpus(DataSource(name, **settings), cache=tmp_path / "cache", data=tmp_path)
@@ -342,7 +342,7 @@ def test_a_folder_that_does_not_exist_is_named_at_every_place(tmp_path):
 
 @pytest.fixture
 def no_hub(monkeypatch, tmp_path):
-    """The hub at a port of this machine where nobody listens, and nothing downloaded before."""
+    """The hub is at a port of this machine where nobody listens, and nothing was downloaded before."""
     monkeypatch.setattr(hugging_face.config, "HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(hugging_face.config, "HF_DATASETS_CACHE", str(tmp_path / "hub"))
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):

@@ -14,7 +14,7 @@ FISH, SHARK, COCK = "n01443537", "n01484850", "n01514668"
 
 @pytest.fixture
 def opened(tmp_path):
-    """Opens a folder below this test's own as a data set."""
+    """Opens a folder of this test as a data set."""
 
     def open_it(name="tiny", **settings):
         return load_corpus(DataSource(name, **settings), cache=tmp_path / "cache", data=tmp_path)
@@ -23,20 +23,23 @@ def opened(tmp_path):
 
 
 def save(path, value, size=(16, 16), colour=True):
-    """An image of one colour, whose first channel is about ``value``; grey without ``colour``."""
+    """An image of one colour, whose first channel is about ``value``. Without ``colour`` it is grey."""
     path.parent.mkdir(parents=True, exist_ok=True)
     made = Image.new("RGB", size, (value, 20, 200)) if colour else Image.new("L", size, value)
     made.save(path, "JPEG", quality=95, subsampling=0)
 
 
 def told(split):
-    """About what was drawn, whatever JPEG made of it."""
+    """The values that were drawn. JPEG changes them a little."""
     return [round(float(value), -1) for value in split.x[:, 0].mean((1, 2))]
 
 
 @pytest.fixture
 def tiny(tmp_path):
-    """A tree as in TinyImageNet's archive: of two classes two images each to train and one to test; one is grey."""
+    """A tree as in TinyImageNet's archive, with two classes: two training images and one test image each.
+
+    One is grey.
+    """
     folder = tmp_path / "tiny"
     for wnid, values in ((SHARK, (10, 20)), (FISH, (30, 40))):
         for number, value in enumerate(values):
@@ -146,7 +149,7 @@ def test_a_tree_has_no_columns(tiny, opened):
 
 @pytest.fixture
 def imagenet(tmp_path):
-    """Writes a tree of so many training images by class, wide and high ones in turns, and one to test of each."""
+    """Writes a tree with a number of training images for each class, some wide and some high, and one test image."""
 
     def write(base="imagenet", **counts):
         folder = tmp_path / base

@@ -24,7 +24,7 @@ TEXTS = TextSource("next", 10, 100, "characters")
 
 @pytest.fixture
 def opened(tmp_path):
-    """Opens a folder below this test's own as a data set."""
+    """Opens a folder of this test as a data set."""
 
     def open_it(name, **settings):
         return load_corpus(DataSource(name, **settings), cache=tmp_path / "cache", data=tmp_path)
@@ -33,7 +33,7 @@ def opened(tmp_path):
 
 
 def picture(value, side=32, colour=True):
-    """A picture whose first pixel tells ``value``; the second one makes it a coloured one."""
+    """A picture whose first pixel is ``value``. The second pixel has a colour, if ``colour`` is true."""
     pixels = np.full((side, side, 3), 255, np.uint8)
     pixels[0, 0] = value
     if colour:
@@ -49,7 +49,7 @@ def write_parquet(folder, features, **splits):
 
 
 def told(split):
-    """What each picture's first pixel tells."""
+    """The value of the first pixel of each picture."""
     return split.x[:, 0, 0, 0].tolist()
 
 
@@ -128,7 +128,10 @@ def femnist_parquet(folder):
 
 
 def leaf_file(path, start, **samples):
-    """So many samples by writer in LEAF's form, numbered from ``start``; a sample's first pixel tells its number."""
+    """Write a file in LEAF's form with a number of samples for each writer.
+
+    Samples are numbered from ``start``, and the first pixel of a sample is its number.
+    """
     users, number = {}, start
     for user, count in samples.items():
         numbers = range(number, number + count)

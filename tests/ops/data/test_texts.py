@@ -46,7 +46,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def load(folder: Path) -> Load:
-    """Write a file, gzipped where it is called so, and load it; by characters unless the settings say otherwise."""
+    """Write a file, gzipped if its name says so, and load it.
+
+    Tokens are characters unless the settings say otherwise.
+    """
 
     def made(name: str, content: str, **data: Any) -> Corpus:
         text = {"kind": "next", "length": 16, "tokenizer": "characters", **data.pop("text", {})}
@@ -63,7 +66,7 @@ def utterances(rows: int = 40) -> str:
 
 
 def read_back(corpus: Corpus, row: int) -> str:
-    """What a sample is to predict, as text."""
+    """The tokens that are predicted for a sample, as text."""
     targets = corpus.train.x[row, 1]
     return "".join(corpus.vocabulary[token] for token in targets if token not in (NO_TARGET, END))
 

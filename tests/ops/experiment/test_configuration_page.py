@@ -32,7 +32,7 @@ def test_every_setting_is_explained_in_its_section(path: str) -> None:
 
 
 def rows(section: str) -> dict[str, str]:
-    """Keys and defaults of the tables that have them."""
+    """The keys and defaults in those tables of the page that have them."""
     return dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", section, flags=re.MULTILINE))
 
 

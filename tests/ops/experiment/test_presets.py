@@ -150,7 +150,7 @@ OF_TASKS = ("fedavg-gen", "fedprox-plus", "fedlwf-2t", "fedcil", "oracle", "new-
 
 
 def fitting(part: str) -> str:
-    """The digits with what a part needs of public data, periods or tasks."""
+    """The digits experiment, with the public data, periods or tasks that a method needs."""
     if part in OF_TASKS or part.startswith("mfcl"):
         return f"digits-tasks+public+{part}"
     return f"digits-drift+public+{part}" if part.endswith("-replay") else f"digits+public+{part}"

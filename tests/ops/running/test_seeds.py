@@ -18,7 +18,7 @@ from fedemu.protocol.errors import ConfigurationError
 
 
 class FakeRuns:
-    """Stands for ``run_together``: a run ends at once, with code 0 or the one that is set for its seed."""
+    """Replaces ``run_together``: a run ends at once, with code 0 or the code that is set for its seed."""
 
     def __init__(self) -> None:
         self.codes: dict[int, int] = {}

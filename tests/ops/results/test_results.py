@@ -1,0 +1,82 @@
+"""The results of a run, read from its directory."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.record.run_directory import RunDirectory
+from fedemu.ops.experiment import Experiment
+from fedemu.ops.results.results import Results
+from fedemu.ops.running.folder import claim
+
+EXPERIMENT = Experiment(name="tiny", rounds=3)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write_row(directory: Path, round: int) -> None:
+    with RunDirectory(directory) as run:
+        run.metrics(Row(round=round, accuracy=0.5, accepted=5))
+
+
+def write_summary(directory: Path, **more: Any) -> None:
+    summary = {
+        "name": "tiny",
+        "outcome": "completed",
+        "rounds": 3,
+        "final_accuracy": 0.875,
+        "best_accuracy": 0.9,
+        "perturbed": False,
+        "totals": {"selected": 12, "accepted": 9, "cancelled": 2, "dropped": 1},
+        "virtual_time": 7200.0,
+        "wall_time": 4.25,
+        "model_digest": "ab" * 32,
+    }
+    (directory / "summary.json").write_text(json.dumps(summary | more))
+
+
+def test_periods_and_perplexity_are_told_at_the_end_of_a_run() -> None:
+    directory = claim(EXPERIMENT, None)
+    with RunDirectory(directory) as run:
+        run.metrics(Row(round=1, accuracy=0.5, perplexity=53.517))
+        run.metrics(Row(round=2))
+    matrix = [[0.8, 0.2, 0.1], [0.5, 0.6, 0.1]]
+    measures = {
+        "average_accuracy": 0.55,
+        "average_incremental_accuracy": 0.675,
+        "average_forgetting": 0.3,
+        "backward_transfer": None,
+    }
+    write_summary(directory, periods={"rounds": [2, 3], "accuracy": matrix, **measures})
+    results = Results.read(directory)
+    assert results.perplexity == 53.517
+    assert results.to_text().splitlines()[1:3] == [
+        "  accuracy  0.8750  (best 0.9000)  perplexity 53.52",
+        "  periods   2 of 3, average accuracy 0.5500, average incremental accuracy 0.6750, forgetting 0.3000",
+    ]
+
+
+def test_why_a_run_diverged_is_told_and_nothing_where_a_resumed_one_went_on() -> None:
+    directory = claim(EXPERIMENT, None)
+    with RunDirectory(directory) as run:
+        run.event("diverged", 1.0, 2.0, detail="3 replies of round 7 were not finite")
+    write_summary(directory, outcome="diverged")
+    assert Results.read(directory).to_text().splitlines()[1] == "  cause     3 replies of round 7 were not finite"
+    write_summary(directory, outcome="completed")
+    assert Results.read(directory).cause == ""
+
+
+def test_results_give_what_a_notebook_wants() -> None:
+    directory = claim(EXPERIMENT, None)
+    write_row(directory, 1)
+    write_summary(directory)
+    results = Results.read(directory)
+    assert results.accuracy == 0.875
+    assert [row.round for row in results.rows] == [1]
+    assert results.model == directory / "model.safetensors"

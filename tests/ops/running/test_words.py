@@ -1,0 +1,96 @@
+"""The lines that a run shows to people when it ends."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.record.run_directory import RunDirectory
+from fedemu.ops.experiment import Experiment
+from fedemu.ops.running.folder import claim
+from fedemu.ops.running.words import conclude
+
+EXPERIMENT = Experiment(name="tiny", rounds=3)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write_row(directory: Path, round: int) -> None:
+    with RunDirectory(directory) as run:
+        run.metrics(Row(round=round, accuracy=0.5, accepted=5))
+
+
+def write_summary(directory: Path, **more: Any) -> None:
+    summary = {
+        "name": "tiny",
+        "outcome": "completed",
+        "rounds": 3,
+        "final_accuracy": 0.875,
+        "best_accuracy": 0.9,
+        "perturbed": False,
+        "totals": {"selected": 12, "accepted": 9, "cancelled": 2, "dropped": 1},
+        "virtual_time": 7200.0,
+        "wall_time": 4.25,
+        "model_digest": "ab" * 32,
+    }
+    (directory / "summary.json").write_text(json.dumps(summary | more))
+
+
+def test_a_completed_run_is_told_in_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    directory = claim(EXPERIMENT, None)
+    write_summary(directory)
+    assert conclude(directory, 0, "run", new=True, print_summary=False) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        "tiny: completed, 3 rounds in 4.2 s (2.0 h of the experiment's time)",
+        "  accuracy  0.8750  (best 0.9000)",
+        "  devices   12 asked: 9 accepted, 2 cancelled, 1 dropped",
+        "  model     runs/tiny-1/model.safetensors  sha256 abababababababab",
+    ]
+
+
+def test_a_program_gets_the_summary_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    directory = claim(EXPERIMENT, None)
+    write_summary(directory, final_accuracy=None)
+    conclude(directory, 0, "run", new=True, print_summary=True)
+    said = json.loads(capsys.readouterr().out)
+    assert said["directory"] == "runs/tiny-1"
+    assert said["totals"]["accepted"] == 9
+
+
+def test_the_last_line_of_an_unfinished_run_is_the_command_that_resumes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    directory = claim(EXPERIMENT, Path("my run"))
+    write_row(directory, 1)
+    assert conclude(directory, 4, "run", new=True, print_summary=True) == 4
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[-1] == "fedemu run --resume 'my run'"
+    assert "after round 1" in captured.err
+
+
+def test_a_complete_run_that_was_interrupted_lacks_only_its_report(capsys: pytest.CaptureFixture[str]) -> None:
+    directory = claim(EXPERIMENT, None)
+    write_summary(directory)
+    assert conclude(directory, 4, "run", new=True, print_summary=False) == 4
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("tiny: completed")
+    assert said[-1] == "fedemu report runs/tiny-1"
+
+
+def test_a_run_that_could_not_be_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    directory = claim(EXPERIMENT, None)
+    assert conclude(directory, 2, "run", new=True, print_summary=False) == 2
+    assert not directory.exists()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_resumed_run_is_never_removed() -> None:
+    directory = claim(EXPERIMENT, None)
+    assert conclude(directory, 2, "run", new=False, print_summary=False) == 2
+    assert directory.exists()
