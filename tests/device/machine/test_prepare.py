@@ -19,7 +19,7 @@ def code(tmp_path: Path) -> str:
     path = tmp_path / "preparing.py"
     path.write_text(
         textwrap.dedent(f"""
-        import os
+        import os, signal
         from fedemu.protocol.errors import ConfigurationError
 
         def prepare(experiment):
@@ -29,7 +29,7 @@ def code(tmp_path: Path) -> str:
             if experiment == b"bug":
                 raise ZeroDivisionError
             if experiment == b"killed":
-                os.abort()
+                os.kill(os.getpid(), signal.SIGKILL)
             return {HERE!r}
         """)
     )
@@ -59,7 +59,7 @@ async def test_an_error_that_is_meant_for_people_comes_back_as_one_line(
         await prepare_data(code, experiment(b"one sentence"), HERE)
 
 
-@pytest.mark.parametrize(("content", "exit_code"), [(b"bug", 70), (b"killed", -6)])
+@pytest.mark.parametrize(("content", "exit_code"), [(b"bug", 70), (b"killed", -9)])
 async def test_every_other_end_tells_its_exit_code(
     code: str, experiment: Callable[[bytes], Path], content: bytes, exit_code: int
 ) -> None:
