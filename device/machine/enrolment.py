@@ -56,7 +56,7 @@ class Enrolment:
 
     @property
     def due(self) -> float:
-        """When ``tick`` has something to do next."""
+        """The time on the monotonic clock at which ``tick`` has something to do next."""
         if self.granted is None and self.idle:
             return min(self._asked + FULL_AGAIN, self._heard + self._lost_seconds)
         if self.granted is None:
@@ -143,7 +143,7 @@ class Enrolment:
 
     @property
     def _lost(self) -> float:
-        """When this machine gives up: the coordinator was silent for too long, or did not take it back."""
+        """The time at which this machine gives up, because the coordinator was silent or did not take it back."""
         refused_since = self._sought if self.granted is not None and self.state == "seeking" else math.inf
         return min(self._heard, refused_since) + self._lost_seconds
 

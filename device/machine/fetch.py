@@ -54,7 +54,7 @@ class Fetches:
 
     @property
     def due(self) -> float | None:
-        """When a chunk has to be asked for again; None if no chunk is under way."""
+        """The time at which a chunk has to be asked for again; None if no chunk is under way."""
         asked = [min(fetch.asked.values()) for fetch in self._fetches.values() if fetch.asked]
         return min(asked) + PATIENCE if asked else None
 

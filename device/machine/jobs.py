@@ -166,7 +166,7 @@ class JobQueue:
         return unanswered
 
     def due(self) -> float | None:
-        """When ``dispatch`` has something to do; None if no job can begin before something else happens."""
+        """The time at which ``dispatch`` has something to do; None if no job can begin before another event."""
         if not self.idle or len(self._lacking) == len(self._jobs):
             return None
         return min(self._last + self.linger, self._first + 5 * self.linger)

@@ -50,7 +50,7 @@ class Membership:
 
     @property
     def due(self) -> float:
-        """When ``tick`` has something to do next."""
+        """The time on the monotonic clock at which ``tick`` has something to do next."""
         match self.mode:
             case "retired":
                 return math.inf

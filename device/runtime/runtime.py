@@ -43,7 +43,7 @@ class DeviceRuntime:
 
     @property
     def due(self) -> float:
-        """When ``tick`` has something to do next."""
+        """The time on the monotonic clock at which ``tick`` has something to do next."""
         due = self.member.due
         if self.member.mode == "member":
             for held in self._in_hand.values():

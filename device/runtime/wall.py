@@ -35,11 +35,11 @@ class WallClock:
 
     @property
     def due(self) -> float:
-        """When the on-line time that was looked up last ends, on the monotonic clock."""
+        """The end, on the monotonic clock, of the on-line time that was looked up last."""
         return self.real(self._until)
 
     def end_of_presence(self, now: float) -> float:
-        """When the device goes off-line next, on the monotonic clock. It is not after ``now`` if it is off-line now."""
+        """The time on the monotonic clock at which the device goes off-line next. It is past if it is off-line now."""
         moment = self.elapsed(now)
         if self._until <= moment:
             intervals = self._behaviour.presence(moment + DAY)

@@ -37,7 +37,7 @@ class WorkInHand:
     replies: list[Send] = field(default_factory=list)
     """The messages that are sent when the work is done, and again until the coordinator gives its verdict."""
     due: float = math.inf
-    """When something is to be done next, on the monotonic clock: to drop out as planned, or to send the result."""
+    """The time on the monotonic clock at which to do the next thing: drop out as planned, or send the result."""
 
     def asks_the_same(self, work: Work) -> bool:
         """Whether ``work`` is this one again. The coordinator's durable round may have advanced meanwhile."""

@@ -54,7 +54,7 @@ class PartialFile:
             offset += written
 
     def read(self, offset: int, length: int) -> bytes:
-        """At most ``length`` bytes from ``offset`` on; fewer at the end of what was written."""
+        """Read at most ``length`` bytes from ``offset`` on; there are fewer at the end of what was written."""
         return os.pread(self._file.fileno(), length, offset)
 
     def put_in_place(self) -> None:
