@@ -62,7 +62,7 @@ def model_digest(variables: Tree) -> Digest:
         tensor = variables[name].detach().cpu().contiguous()
         dtype = str(tensor.dtype).removeprefix("torch.")
         digest.update(json.dumps([name, dtype, list(tensor.shape)], separators=(",", ":")).encode() + b"\n")
-        if dtype == "bfloat16":  # numpy does not have this type; only its bits count
+        if dtype == "bfloat16":  # numpy has no bfloat16, but the digest only needs the bits.
             tensor = tensor.view(torch.int16)
         values = tensor.numpy()
         digest.update(values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes())

@@ -94,7 +94,7 @@ def augmentation(
         return Masking(masked)
     if "mask" in names:
         raise ConfigurationError(
-            f"local.augment = {list(names)}: mask goes with masked language modelling, and with nothing else; "
+            f"local.augment = {list(names)}: mask goes with masked language modelling only, and with no other change; "
             "leave it out, or set data.text.kind = 'masked'"
         )
     if len(input_shape) != 3:

@@ -101,7 +101,7 @@ def shards(labels: Labels, devices: int, *, shards_per_device: int, generator: n
     if total < len(present):
         raise ConfigurationError(
             f"{devices} devices with {shards_per_device} shards each make {total} shards, "
-            f"too few for {len(present)} classes"
+            f"too few for {len(present)} classes; raise fleet.devices or data.partition.per_device"
         )
     pieces: list[Indices] = []
     for position, label in enumerate(present):

@@ -68,7 +68,7 @@ def accumulate_knowledge(knowledge: Tensor, counts: Tensor, participations: Tens
     include this round. Each device adds ``gamma · counts`` in its first ``floor(1 / gamma)`` participations, and
     nothing afterwards. Algorithm 1, lines 14 to 19.
     """
-    most = math.floor(1 / gamma + 1e-9)  # 1 / gamma may be slightly below a whole number
+    most = math.floor(1 / gamma + 1e-9)  # 1 / gamma may be slightly below a whole number.
     learnt = gamma * counts[participations <= most].double().sum(0)
     return (knowledge + learnt).to(knowledge.dtype)
 

@@ -93,7 +93,7 @@ def _views(data: memoryview) -> dict[str, NDArray[Any]]:
         if not all(type(size) is int and size >= 0 for size in shape):
             raise ValueError(f"{name!r} has the shape {shape}")
         if start != position or end - start != math.prod(shape) * ITEM_BYTES[dtype] or end > len(body):
-            raise ValueError(f"{name!r} of shape {shape} does not lie where it should")
+            raise ValueError(f"{name!r} of shape {shape} is not at the place that the header gives")
         arrays[name] = view(body[start:end], dtype, shape)
         position = end
     if position != len(body):

@@ -31,7 +31,10 @@ class Faults:
         for entry in fields(self):
             value = getattr(self, entry.name)
             if not 0 <= value < float("inf") or (value > 1 and entry.name != "delay_seconds"):
-                raise ConfigurationError(f"the fault {entry.name} = {value} is out of range")
+                raise ConfigurationError(
+                    f"the fault {entry.name} = {value} is out of range; probabilities are from 0 to 1, "
+                    "and delay_seconds is finite and at least 0"
+                )
 
 
 class Link:

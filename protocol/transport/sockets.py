@@ -99,7 +99,7 @@ def _socket(
             "this process has no file descriptors or sockets left; raise the limit (ulimit -n) or use more processes"
         ) from None
     socket.setsockopt(zmq.LINGER, linger_ms)
-    # IPv6 needs this option. With it, IPv4 addresses would be shown in the form of IPv6, so it is not always set.
+    # IPv6 needs this option. It is off for IPv4, whose addresses would otherwise be shown in the form of IPv6.
     socket.setsockopt(zmq.IPV6, int(address.startswith("tcp://[")))
     # A larger frame ends the connection before memory is allocated for it.
     socket.setsockopt(zmq.MAXMSGSIZE, max(limits.frame_bytes, limits.header_bytes))
