@@ -1,1 +1,1 @@
-"""Methods for classes that arrive task by task."""
+"""Methods for class-incremental streams, whose classes come task by task."""

@@ -1,1 +1,1 @@
-"""What a device keeps of periods that are over, and how devices choose it together."""
+"""Replay: what devices keep of periods that are over, and how they choose it, alone or together."""

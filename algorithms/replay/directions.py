@@ -26,6 +26,7 @@ class Directions:
 
     @classmethod
     def of(cls, gradients: SampleGradients) -> Directions:
+        """The directions of these gradients; their Gram matrix is computed at once."""
         gram = gradients.gram()
         norms = np.sqrt(np.diagonal(gram))
         scales = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms != 0)

@@ -1,1 +1,1 @@
-"""When a device is on-line, how fast it is, and how it fails; pure functions of the seed."""
+"""The behaviour of a device: when it is on-line, how fast it is, and how it fails. Pure functions of the seed."""

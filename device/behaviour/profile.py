@@ -25,6 +25,7 @@ class Fixed:
     value: float
 
     def draw(self, random: Generator) -> float:
+        """One value."""
         return self.value
 
 
@@ -36,6 +37,7 @@ class Uniform:
     high: float
 
     def draw(self, random: Generator) -> float:
+        """One value."""
         return float(random.uniform(self.low, self.high))
 
 
@@ -52,6 +54,7 @@ class Normal:
     high: float = float("inf")
 
     def draw(self, random: Generator) -> float:
+        """One value."""
         while True:
             value = float(random.normal(self.mean, self.std))
             if self.low <= value <= self.high:
@@ -66,6 +69,7 @@ class Lognormal:
     sigma: float
 
     def draw(self, random: Generator) -> float:
+        """One value."""
         return float(self.median * np.exp(self.sigma * random.standard_normal()))
 
 

@@ -71,6 +71,7 @@ class TorchRunner:
         self._trees: dict[str, Tree] = {}
 
     def run(self, train: Train, frames: Sequence[memoryview]) -> Iterator[Answer]:
+        """The answers to the jobs of a group. A job that cannot be decoded or computed is answered with JobFailed."""
         shared = {blob.key: self._tree(blob) for blob in train.shared}
         jobs: list[Job] = []
         waiting: list[TrainJob] = []

@@ -1,1 +1,1 @@
-"""What a device remembers: its stream, its replay buffer, its own state."""
+"""The memory of a device: its stream, its replay buffer, its own state."""

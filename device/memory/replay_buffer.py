@@ -1,4 +1,4 @@
-"""Where a device keeps its replay buffer: in each version of its own state, beside what the program keeps."""
+"""The replay buffer on disk: it is a part of each version of a device's own state, beside what the program keeps."""
 
 from __future__ import annotations
 

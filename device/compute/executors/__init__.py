@@ -1,1 +1,1 @@
-"""How programs run: one device after another, or many devices stacked."""
+"""The executors: they run a program for one device after another, or for many devices in a stack."""

@@ -62,6 +62,7 @@ class Names:
 
     @classmethod
     def of(cls, shared: Forest, each: Tree, own: Tree, program: LocalProgram) -> Names:
+        """The names for a call of ``program`` with these trees."""
         return cls(
             tuple((key, name) for key, tree in shared.items() for name in tree),
             tuple(each),

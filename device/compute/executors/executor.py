@@ -72,6 +72,7 @@ class Source:
 
     @cached_property
     def planner(self) -> Planner:
+        """The planner of all batches; it remembers the plans that draw no random numbers."""
         return Planner(self.seed)
 
 

@@ -102,7 +102,7 @@ class Lowering:
         self, function: Callable[[Arguments], Any], given: Arguments, strides: Sequence[tuple[int, ...]]
     ) -> Lowered:
         spec: TreeSpec | None = None
-        lengths = given.lengths  # a function that can't be traced stays, so it must not hold the tensors
+        lengths = given.lengths  # not ``given``: ``flat`` may stay in the cache, and would keep all its tensors alive
 
         def flat(*leaves: Tensor) -> tuple[Tensor, ...]:
             nonlocal spec
