@@ -14,7 +14,9 @@ Direction = Literal["down", "up"]
 class RunObserver(Protocol):
     """Watches a run. Calls come on the event loop and have to return at once. Times are seconds of the experiment."""
 
-    def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None: ...
+    def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
+        """An attempt at a round begins, with ``selected`` devices in its first cohort. Attempts count from 0."""
+        ...
 
     def round_finished(self, row: Row) -> None:
         """The round is durable; ``row`` is what is known of it."""

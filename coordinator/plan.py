@@ -20,7 +20,9 @@ from fedemu.protocol.transport.interface import Network
 class Evaluates(Protocol):
     """Evaluates a model after a round of a period. ``evaluate.Evaluator`` is one."""
 
-    def evaluate(self, variables: Tree, period: int | None = None) -> Evaluation: ...
+    def evaluate(self, variables: Tree, period: int | None = None) -> Evaluation:
+        """The results of the model with these variables. The test sets up to ``period`` count as seen."""
+        ...
 
 
 @dataclass(frozen=True)

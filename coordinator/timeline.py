@@ -31,14 +31,16 @@ class Timeline:
 
     @property
     def time(self) -> float:
+        """Seconds of the experiment."""
         return self._virtual if self._kind == "virtual" else self._began + (self.now() - self._origin)
 
     @property
     def spent(self) -> float:
+        """Real seconds that the run has taken, those before a resume included."""
         return self._spent_before + (self.now() - self._origin)
 
     def advance(self, time: float) -> None:
-        """Move the virtual clock to ``time``, unless it is there already. Wall time moves by itself.
+        """Move the virtual clock forward to ``time``. It never goes back. Wall time moves by itself.
 
         This is called when an ask has ended at ``time``, or when nothing can happen before it because nobody is on-line
         or no data have arrived.

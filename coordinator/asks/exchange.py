@@ -110,12 +110,15 @@ class Exchange:
                 self._failed(device, message, now)
 
     def joined(self, device: DeviceId, now: float) -> None:
+        """The device or its next incarnation is connected."""
         self._perform(self.machine.joined(device, now))
 
     def left(self, device: DeviceId, now: float) -> None:
+        """The device is no longer connected."""
         self._perform(self.machine.left(device, now))
 
     def tick(self, now: float) -> None:
+        """Time passed. Unanswered messages are sent again, and devices are given up."""
         self._perform(self.machine.tick(now))
 
     @property

@@ -51,6 +51,7 @@ class Leaf:
 
     @property
     def bytes(self) -> int:
+        """The size in bytes."""
         return self.size * DTYPES[self.dtype].itemsize
 
 
@@ -164,6 +165,7 @@ class Subtree:
         }
 
     def load(self) -> Tree:
+        """The tensors by leaf name, each in memory of its own."""
         return {name: as_tensor(array, leaf) for name, (array, leaf) in self._parts.items()}
 
 

@@ -27,6 +27,7 @@ class Lease:
 
     @property
     def ranges(self) -> Ranges:
+        """The indices as half-open ranges."""
         return compress(self.indices)
 
 
@@ -63,7 +64,7 @@ class Leases:
         if token is not None and (held is None or held.token != token):
             lease = self._by_token.get(token)
             if lease is None:
-                raise RefusedError("lease_unknown", "This lease is not of this run; enrol without one.")
+                raise RefusedError("lease_unknown", "This lease does not belong to this run; enrol without one.")
             if lease.peer is not None:
                 host = f" on {lease.host}" if lease.host else ""
                 raise RefusedError("lease_taken", f"The lease is held by a live supervisor{host}.")

@@ -84,7 +84,9 @@ def _restore(outline: Any, tensors: Mapping[str, Tensor], classes: Mapping[str, 
             if known is None:
                 raise ConfigurationError(f"The checkpoint holds a {name}, which this experiment does not know.")
             if differing := set(_fields(known)) ^ fields.keys():
-                raise ConfigurationError(f"The checkpoint's {name} is of another version: see {min(differing)!r}.")
+                raise ConfigurationError(
+                    f"The checkpoint's {name} comes from another version: it differs in {min(differing)!r}."
+                )
             return known(**{field: _restore(item, tensors, classes) for field, item in fields.items()})
     return outline
 

@@ -142,7 +142,7 @@ class Asking:
                 tally.perturbed |= not await service.extend(2 * service.reception.horizon)
             else:
                 raise QuorumError(
-                    "No device is on-line or will be, by what the devices announced; make availability last longer, "
+                    "No device is on-line, and none has announced that it will be; make availability last longer, "
                     "or let the trace wrap."
                 )
 

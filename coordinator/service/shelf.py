@@ -73,6 +73,6 @@ class Shelf:
         """The chunk that a peer asks for. BlobError if there is no such blob."""
         digest = Digest(need.digest)
         if digest not in self._kept and not any(digest in recent for recent in self._recent):
-            raise BlobError(f"The blob {digest} is not of this run, or its ask is over.")
+            raise BlobError(f"The blob {digest} does not belong to this run, or its ask is over.")
         data = self._store.read(digest, need.offset, min(need.length, CHUNK))
         return Blob(digest=need.digest, offset=need.offset, size=self._store.size(digest)), data

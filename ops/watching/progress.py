@@ -84,21 +84,25 @@ class Progress:
         self._finished: deque[tuple[float, int]] = deque(maxlen=WINDOW + 1)
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
+        """An attempt at a round begins."""
         self.running = True
         self.attempt = attempt
         self.virtual_time = virtual_time
 
     def server_job(self, name: str, round: int, step: int, steps: int) -> None:
+        """``step`` of at most ``steps`` steps of a server job are done."""
         self.running = True
         if self.job is None or (self.job.name, self.job.round) != (name, round) or step < self.job.step:
             self.job = JobProgress(name, round, steps, self.clock())
         self.job.stepped(step, self.clock())
 
     def event(self, name: str) -> None:
+        """An event was recorded. The one named ``server_job`` ends the job."""
         if name == "server_job":
             self.job = None
 
     def round_finished(self, row: Row) -> None:
+        """A round is over. Accuracy and loss stay as they are if it was not evaluated."""
         self.round = row.round
         self.virtual_time = row.virtual_time or 0.0
         if row.accuracy is not None:
@@ -111,6 +115,7 @@ class Progress:
         self._finished.append((self.clock(), self.outcomes["accepted"]))
 
     def fleet(self, counts: Mapping[str, int]) -> None:
+        """The number of devices by state has changed."""
         self.states = dict(counts)
 
     @property
