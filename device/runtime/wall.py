@@ -39,7 +39,10 @@ class WallClock:
         return self.real(self._until)
 
     def end_of_presence(self, now: float) -> float:
-        """The time on the monotonic clock at which the device goes off-line next. It is past if it is off-line now."""
+        """The time on the monotonic clock at which the device goes off-line next.
+
+        If the device is off-line at ``now``, the result is not after ``now``.
+        """
         moment = self.elapsed(now)
         if self._until <= moment:
             intervals = self._behaviour.presence(moment + DAY)
