@@ -146,16 +146,16 @@ def mfcl(
     this size, if the model has no statistics, or if the noise has fewer values than there are classes.
     """
     settings = GeneratorSettings(
-        diversity,
-        batch_statistics,
-        image_prior,
-        iterations,
-        generator_batch,
-        generator_lr,
-        targets,
-        temperature,
-        entropy,
-        device,
+        diversity=diversity,
+        batch_statistics=batch_statistics,
+        image_prior=image_prior,
+        iterations=iterations,
+        batch_size=generator_batch,
+        lr=generator_lr,
+        targets=targets,
+        temperature=temperature,
+        entropy=entropy,
+        device=device,
     )
 
     def loss(model: Model, classifier: Growing) -> LossFunction:
@@ -186,16 +186,16 @@ def fedavg_gen(
     Options and errors are those of ``mfcl``.
     """
     settings = GeneratorSettings(
-        diversity,
-        batch_statistics,
-        image_prior,
-        iterations,
-        generator_batch,
-        generator_lr,
-        targets,
-        temperature,
-        entropy,
-        device,
+        diversity=diversity,
+        batch_statistics=batch_statistics,
+        image_prior=image_prior,
+        iterations=iterations,
+        batch_size=generator_batch,
+        lr=generator_lr,
+        targets=targets,
+        temperature=temperature,
+        entropy=entropy,
+        device=device,
     )
 
     def loss(model: Model, classifier: Growing) -> LossFunction:
