@@ -2,7 +2,7 @@
 
 The script plays the tutorial's commands in a temporary folder, as the page has them, and takes the pictures from what
 they leave behind. It needs fedemu in the Python that runs it, and chromium (Debian: ``apt-get install chromium``). It
-takes about three minutes on two cores. Look at each picture before you commit it.
+takes about three minutes on two cores. Look at each picture before you commit it: the pages around it name its figures.
 """
 
 from __future__ import annotations
