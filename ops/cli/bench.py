@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedemu.coordinator.record.summary import machine, versions
 from fedemu.ops.bench.measure import QUICK, Effort, Figure, Spread
-from fedemu.ops.bench.selection import Study, study
-from fedemu.ops.bench.subjects import SUBJECTS
+from fedemu.ops.bench.subjects import SUBJECTS, study
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, FormatOption
 from fedemu.protocol.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fedemu.ops.bench.selection import Study
 
 WIDTH = 150
 """The width of the tables in columns, if the output is no terminal."""
@@ -119,6 +120,9 @@ def _number(value: float) -> str:
 
 
 def _facts() -> dict[str, Any]:
+    # Imports numpy, which other commands do not need.
+    from fedemu.coordinator.record.summary import machine, versions
+
     return {"machine": machine(), "versions": versions(), "load": os.getloadavg()[0]}
 
 

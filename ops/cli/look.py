@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from fedemu.ops import doctor as examination
 from fedemu.ops.cli import options
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format
@@ -114,6 +113,9 @@ def _kind(table: dict[str, Any]) -> str:
 @guarded
 def doctor(format: options.FormatOption = Format.TEXT) -> int:
     """Check that this machine can run a fleet: Python, packages, limits, memory, data."""
+    # Imported here, because it needs numpy, for which no other command should have to wait.
+    from fedemu.ops import doctor as examination
+
     findings = examination.examine(os.environ)
     if format is Format.JSON:
         print(json.dumps([finding._asdict() for finding in findings]))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fedemu.ops import doctor
 from fedemu.ops.cli import commands as cli_commands
-from fedemu.ops.cli import look as cli_look
 
 COMMANDS = ("run", "coordinator", "device", "report", "compare", "presets", "validate", "stress", "bench", "doctor")
 
@@ -204,10 +204,10 @@ def test_validate_gives_the_resolved_experiment_to_programs(capsys: pytest.Captu
 def test_the_doctors_code_tells_whether_something_is_bad(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finding = cli_look.examination.Finding
+    finding = doctor.Finding
     for verdict, code in (("ok", 0), ("note", 0), ("bad", 2)):
         found = [finding("ok", "python", "3.11.7"), finding(verdict, "memory", "some")]  # type: ignore[arg-type]
-        monkeypatch.setattr(cli_look.examination, "examine", lambda environment, found=found: found)
+        monkeypatch.setattr(doctor, "examine", lambda environment, found=found: found)
         assert call("doctor", "--format", "json") == code
         assert json.loads(capsys.readouterr().out)[1]["verdict"] == verdict
 
