@@ -57,7 +57,7 @@ class BlobRef(Message):
 Tensors = Annotated[tuple[TensorSpec, ...], Field(max_length=8192)]
 
 
-# ── from devices ──────────────────────────────────────────────────────────────
+# Messages from devices.
 
 
 class Hello(Message):
@@ -142,7 +142,7 @@ class Bye(Message):
     reason: Name = ""
 
 
-# ── from supervisors (Enroll and Need also from devices without a supervisor) ──
+# Messages from supervisors. A device without a supervisor also sends Enroll and Need.
 
 
 class Enroll(Message):
@@ -171,7 +171,7 @@ class Died(Message):
     incarnation: Index
 
 
-# ── from the coordinator ──────────────────────────────────────────────────────
+# Messages from the coordinator.
 
 
 class Welcome(Message):

@@ -170,6 +170,7 @@ def _require_present(targets: Tensor, proportions: Tensor, weight: Tensor | None
 
 def _readable(tensor: Tensor) -> bool:
     """Whether the tensor's values can be read: true unless ``vmap`` maps over it."""
+    # torch has no public way to ask this. A test says what to do when these names are gone.
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         if torch._C._functorch.is_batchedtensor(tensor):
             return False

@@ -65,7 +65,7 @@ class Roster:
         self._liveness: Liveness[bytes] = Liveness(settings.heartbeat_seconds, settings.patience)
         self.leases = Leases(settings.devices, settings.give_up, self.connected.__contains__, journal)
 
-    # ── sessions ──────────────────────────────────────────────────────────────
+    # Sessions: which connection speaks for which device.
 
     def heard(self, peer: bytes, now: float) -> bool:
         """Something came from the peer. False if it has no session, so that it has to enrol or say Hello first."""
@@ -156,7 +156,7 @@ class Roster:
             if member.incarnation < 0 and not (self._resumed and self.leases.holder_present(member.device))
         ]
 
-    # ── who can be asked ──────────────────────────────────────────────────────
+    # Who can be asked.
 
     def lacking(self, until: float) -> list[Member]:
         """The members whose announced on-line times do not reach ``until``. Lost members do not count."""
@@ -185,7 +185,7 @@ class Roster:
         )
         return min((arrival for arrival in arrivals if arrival is not None and arrival < math.inf), default=None)
 
-    # ── what is remembered ────────────────────────────────────────────────────
+    # What a checkpoint keeps.
 
     def download_bytes(self, device: DeviceId, shared: Sequence[BlobRef]) -> int:
         """The bytes of these blobs that the device has to download, because it did not download them before."""

@@ -41,6 +41,10 @@ class Run:
     summary: Mapping[str, Any] | None
     diagnosis: Sequence[Line] = ()
 
+    def named(self, event: str) -> list[Line]:
+        """The events of one name, such as ``dropout``, in the order in which they happened."""
+        return [line for line in self.events if line.get("event") == event]
+
 
 def read_run(path: Path) -> Run:
     """Read a finished or unfinished run. ConfigurationError if ``path`` holds none, or a file of it is damaged."""

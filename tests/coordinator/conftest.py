@@ -31,7 +31,16 @@ BEAT = 0.05
 FOREVER = wire.Presence(until=float("inf"), intervals=((0.0, float("inf")),))
 
 
-# ── the algorithm ─────────────────────────────────────────────────────────────
+@pytest.fixture
+def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
+    """Waits for a condition of the fleet or the run; fails after a minute."""
+
+    async def wait(condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(60):
+            while not condition():  # noqa: ASYNC110 - any condition
+                await asyncio.sleep(0.002)
+
+    return wait
 
 
 @dataclass(frozen=True)
@@ -94,9 +103,6 @@ class Judge:
     def evaluate(self, variables: Tree, period: int | None = None) -> Evaluation:
         value = float(variables["w"][0])
         return Evaluation(value / 100, value, (value / 100, 0.5), (value, 1.0))
-
-
-# ── the fleet ─────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -348,9 +354,6 @@ class FakeFleet:
             else:
                 use({ref.key: decode_tree(self.blobs[ref.digest]) for ref in work.shared})
         self._waiting = still
-
-
-# ── a run of both ─────────────────────────────────────────────────────────────
 
 
 @pytest.fixture

@@ -25,6 +25,8 @@ from fedemu.protocol.transport.link import Faults
 from fedemu.protocol.transport.memory import MemoryNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
+Until = Callable[[Callable[[], object]], Awaitable[None]]
+
 MakePlan = Callable[..., CoordinatorPlan]
 MakeFleet = Callable[..., Any]
 Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
@@ -46,16 +48,6 @@ class Reasons(Observers):
 
     def rejected(self, reason: str) -> None:
         self.counts[reason] += 1
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - any condition of the fleet or the run
-            await asyncio.sleep(0.002)
-
-
-def events(left: Run, name: str) -> list[dict[str, Any]]:
-    return [event for event in left.events if event["event"] == name]
 
 
 def churn(index: int, work: wire.Work) -> Any:
@@ -85,7 +77,7 @@ async def test_loss_duplication_and_reordering_do_not_change_the_model(
     network = MemoryNetwork(Faults(loss=0.03, duplication=0.05, reordering=0.1, delay_seconds=0.003), seed=4)
     make_fleet(12, script=churn, network=network)
     summary, left = await play(make_plan(network=network, **BIG))
-    assert events(left, "given_up") == []
+    assert left.named("given_up") == []
     assert (summary.model_digest, summary.perturbed) == (digest, False)
 
 
@@ -119,7 +111,7 @@ async def test_unplanned_deaths_do_not_change_the_model(make_plan: MakePlan, mak
 
 @pytest.mark.parametrize("moment", [0.0, 0.02, 0.05, 0.1])
 async def test_a_coordinator_that_is_killed_and_resumed_ends_with_the_same_model(
-    make_plan: MakePlan, make_fleet: MakeFleet, moment: float, play: Play
+    make_plan: MakePlan, make_fleet: MakeFleet, moment: float, play: Play, until: Until
 ) -> None:
     digest = await undisturbed(make_plan, make_fleet, play)
     fleet = make_fleet(12, script=churn)
@@ -158,7 +150,7 @@ async def test_resuming_a_run_that_is_finished_needs_no_fleet(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_stops_the_run_with_a_checkpoint_to_go_on_from(
-    make_plan: MakePlan, make_fleet: MakeFleet, number: signal.Signals, play: Play
+    make_plan: MakePlan, make_fleet: MakeFleet, number: signal.Signals, play: Play, until: Until
 ) -> None:
     digest = await undisturbed(make_plan, make_fleet, play)
     fleet = make_fleet(12, script=churn)

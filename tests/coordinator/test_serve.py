@@ -49,10 +49,6 @@ class Watcher(Observers):
         self.bytes[kind, direction] += size
 
 
-def events(left: Run, name: str) -> list[dict[str, Any]]:
-    return [event for event in left.events if event["event"] == name]
-
-
 async def test_a_run_completes_and_leaves_its_results(make_plan: MakePlan, make_fleet: MakeFleet, play: Play) -> None:
     fleet = make_fleet()
     plan = make_plan()
@@ -137,5 +133,5 @@ async def test_observers_hear_of_rounds_outcomes_and_events(
     assert seen.rows == list(left.rows)
     assert seen.outcomes == {"accepted": 6, "cancelled": 2}
     assert {"enroll", "join", "fleet_complete", "checkpoint"} <= set(seen.events)
-    assert [event["round"] for event in events(left, "checkpoint")] == [1, 2]
+    assert [event["round"] for event in left.named("checkpoint")] == [1, 2]
     assert seen.bytes["wire", "up"] == sum(row.wire_bytes_up for row in left.rows) > 0

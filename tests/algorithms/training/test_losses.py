@@ -257,3 +257,18 @@ def test_mapped_over_devices_a_loss_is_that_of_a_loop(name: str) -> None:
     for function in (loss, grad(loss)):
         expected = [function(*(stack[i] for stack in stacks), weight) for i in range(3)]
         torch.testing.assert_close(vmap(function)(*stacks, weights), torch.stack(expected), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["is_functorch_wrapped_tensor", "is_batchedtensor", "get_unwrapped"])
+def test_the_private_names_of_torch_that_tell_a_mapped_tensor_exist(name: str) -> None:
+    assert hasattr(torch._C._functorch, name), (
+        f"torch._C._functorch.{name} is gone; find in torch/func how vmap tells its tensors now, "
+        "and use that in _readable of algorithms/training/losses.py"
+    )
+
+
+def test_values_are_checked_unless_vmap_maps_over_them() -> None:
+    logits, targets, absent = torch.zeros(2, 1, 2), torch.ones(2, 1, dtype=torch.int64), torch.tensor([1.0, 0.0])
+    with pytest.raises(ValueError, match="class 1, whose proportion is 0"):
+        reweighted_cross_entropy(logits[0], targets[0], absent)
+    vmap(lambda logits, targets: reweighted_cross_entropy(logits, targets, absent))(logits, targets)

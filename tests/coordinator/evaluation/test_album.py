@@ -138,7 +138,7 @@ async def test_a_run_goes_on_without_pictures_that_could_not_be_made_and_says_so
     painter.broken = True
     summary = await asyncio.wait_for(serve(plan), 60)
     assert (summary.outcome, summary.rounds) == ("completed", 6)
-    failures = [event for event in read_run(plan.directory).events if event["event"] == "pictures_failed"]
+    failures = read_run(plan.directory).named("pictures_failed")
     assert [(event["task"], event["detail"]) for event in failures] == [
         (task, "MemoryError: too many images") for task in range(3)
     ]
@@ -150,7 +150,7 @@ async def test_a_run_goes_on_where_pictures_cannot_be_written(make_plan: MakePla
     opened = replace(plan, opened=lambda: (plan.directory / "generated").write_text("in the way"))
     summary = await asyncio.wait_for(serve(opened), 60)
     assert (summary.outcome, summary.rounds) == ("completed", 6)
-    failures = [event for event in read_run(plan.directory).events if event["event"] == "pictures_failed"]
+    failures = read_run(plan.directory).named("pictures_failed")
     assert [event["task"] for event in failures] == [1, 2]
     assert all(event["detail"].startswith(f"Cannot write {plan.directory / 'generated'}") for event in failures)
 

@@ -46,9 +46,6 @@ def refused(reason: str) -> Any:
     return pytest.raises(RefusedError, check=lambda error: error.reason == reason)
 
 
-# ── leases ────────────────────────────────────────────────────────────────────
-
-
 def test_the_lowest_free_indices_are_granted() -> None:
     grants = leases()
     assert [
@@ -138,9 +135,6 @@ def test_indices_are_compressed_to_ranges() -> None:
     assert compress((0, 1, 2, 5, 7, 8)) == ((0, 3), (5, 6), (7, 9))
 
 
-# ── sessions ──────────────────────────────────────────────────────────────────
-
-
 def test_a_device_needs_the_lease_that_holds_its_index() -> None:
     fleet, _ = roster()
     with refused("lease_unknown"):
@@ -209,9 +203,6 @@ def test_one_connection_may_enrol_and_be_a_device() -> None:
     assert fleet.heard(A, 1.0)
 
 
-# ── on-line times ──────────────────────────────────────────────────────────────
-
-
 def test_an_on_line_interval_is_half_open() -> None:
     times = OnlineTimes(100.0, [(10.0, 20.0), (20.0, 30.0), (50.0, math.inf)])
     assert [times.online(time) for time in (9.9, 10.0, 20.0, 29.9, 30.0, 50.0, 1e9)] == [
@@ -275,9 +266,6 @@ def test_after_a_restart_under_the_wall_clock_a_supervisor_stands_for_its_device
     assert fleet.missing() == []
     fleet.leave(A, 1.0)
     assert fleet.missing() == [0, 1, 2]
-
-
-# ── what is remembered ────────────────────────────────────────────────────────
 
 
 def blob(key: str, letter: str, size: int) -> BlobRef:

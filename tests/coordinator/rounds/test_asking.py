@@ -13,13 +13,11 @@ from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol import messages as wire
 from fedemu.protocol.messages import Presence
 
+Until = Callable[[Callable[[], object]], Awaitable[None]]
+
 MakePlan = Callable[..., CoordinatorPlan]
 MakeFleet = Callable[..., Any]
 Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
-
-
-def events(left: Run, name: str) -> list[dict[str, Any]]:
-    return [event for event in left.events if event["event"] == name]
 
 
 async def test_the_fold_is_the_weighted_mean_of_the_first_to_finish(
@@ -63,7 +61,7 @@ async def test_every_outcome_is_counted_where_it_belongs(
     assert [first[index].type for index in (0, 2, 7, 8)] == ["invalid", "accepted", "cancel", "cancel"]
     assert [first[index].reason for index in (0, 5)] == ["nonfinite", "shape"]
     assert not {7, 8} & {index for index, _ in fleet.trained}
-    [dropout] = events(left, "dropout")
+    [dropout] = left.named("dropout")
     assert (dropout["device"], dropout["ask"], dropout["cause"], dropout["back"]) == (3, "1.0.0", "offline", 1000.0)
 
 
@@ -84,11 +82,11 @@ async def test_a_dropped_device_is_not_asked_before_it_is_back(
     make_fleet(3, script=script)
     _, left = await play(make_plan(devices=3, per_round=2, over_selection=2.0, rounds=5))
     assert asked == {0: [0.0, 40.0], 1: [0.0, 10.0, 20.0, 30.0, 40.0], 2: [0.0, 10.0, 20.0, 30.0, 40.0]}
-    assert len(events(left, "death")) == 1
+    assert len(left.named("death")) == 1
 
 
 async def test_with_nobody_on_line_the_clock_jumps_and_presence_is_asked_for_ever_further(
-    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
 ) -> None:
     day = 86_400.0
     asked: list[float] = []
@@ -136,7 +134,7 @@ async def test_a_device_gets_its_own_part_and_pays_for_it(
 
 @pytest.mark.parametrize(("cohort", "asked", "accepted"), [("online", [0, 1, 3, 4], 3), ([4, 2, 9, 1, 4], [1, 4], 1)])
 async def test_other_cohorts_take_everyone_who_is_on_line_and_replies(
-    make_plan: MakePlan, make_fleet: MakeFleet, cohort: Any, asked: list[int], accepted: int, play: Play
+    make_plan: MakePlan, make_fleet: MakeFleet, cohort: Any, asked: list[int], accepted: int, play: Play, until: Until
 ) -> None:
     def presence(index: int, until: float) -> Presence:
         return Presence(until=until, intervals=((100.0 if index == 2 else 0.0, float("inf")),))
@@ -174,7 +172,7 @@ async def test_downloads_are_charged_by_what_a_device_has_seen(
 
 
 async def test_presence_that_is_not_announced_in_time_perturbs_and_loses_the_device(
-    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
 ) -> None:
     day = 86_400.0
 
@@ -187,7 +185,7 @@ async def test_presence_that_is_not_announced_in_time_perturbs_and_loses_the_dev
     summary, left = await play(make_plan(devices=3, per_round=2, over_selection=2.0, rounds=2, give_up=3.0))
     assert [row.selected for row in left.rows] == [3, 2]
     assert summary.perturbed
-    assert [event["device"] for event in events(left, "given_up")] == [0]
+    assert [event["device"] for event in left.named("given_up")] == [0]
 
 
 async def test_who_never_comes_back_has_failed_and_the_run_is_perturbed(
@@ -200,7 +198,7 @@ async def test_who_never_comes_back_has_failed_and_the_run_is_perturbed(
     assert left.rows[0].virtual_time == 600.0
     assert summary.perturbed
     assert fleet.devices[0].verdicts == {}
-    assert [(event["device"], event["ask"]) for event in events(left, "given_up")] == [(0, "1.0.0")]
+    assert [(event["device"], event["ask"]) for event in left.named("given_up")] == [(0, "1.0.0")]
 
 
 async def test_under_the_wall_clock_the_first_results_to_arrive_count(

@@ -22,6 +22,8 @@ from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol import messages as wire
 from fedemu.protocol.errors import ConfigurationError, QuorumError
 
+Until = Callable[[Callable[[], object]], Awaitable[None]]
+
 MakePlan = Callable[..., CoordinatorPlan]
 MakeFleet = Callable[..., Any]
 Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
@@ -42,16 +44,6 @@ class Watcher(Observers):
         self.events[name] += 1
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - any condition of the fleet or the run
-            await asyncio.sleep(0.002)
-
-
-def events(left: Run, name: str) -> list[dict[str, Any]]:
-    return [event for event in left.events if event["event"] == name]
-
-
 async def test_a_round_with_too_few_replies_starts_again_with_another_cohort(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
@@ -69,7 +61,7 @@ async def test_a_round_with_too_few_replies_starts_again_with_another_cohort(
     assert row.virtual_time == 12.0 + 600.0 + 12.0
     # Replies of the first attempt do not count: the second attempt starts where the first did.
     assert states == {"1.0.0": {None}, "2.0.0": {"1.0.0"}, "2.1.0": {"1.0.0"}}
-    assert [(e["round"], e["attempt"], e["accepted"], e["needed"]) for e in events(left, "retry")] == [(2, 0, 2, 3)]
+    assert [(e["round"], e["attempt"], e["accepted"], e["needed"]) for e in left.named("retry")] == [(2, 0, 2, 3)]
 
 
 async def test_a_run_without_quorum_ends_with_an_error_and_its_last_round(
@@ -99,7 +91,7 @@ async def test_replies_that_are_not_finite_end_the_run_as_diverged(
     make_fleet(script=lambda index, work: {"after": 10.0, "reply": "nan" if work.ask.startswith("3.") else "good"})
     plan = make_plan()
     summary, left = await play(plan)
-    assert (summary.outcome, summary.rounds, len(events(left, "retry"))) == ("diverged", 2, 0)
+    assert (summary.outcome, summary.rounds, len(left.named("retry"))) == ("diverged", 2, 0)
 
 
 async def test_replies_beyond_the_largest_norm_end_the_run_as_diverged(
@@ -107,8 +99,8 @@ async def test_replies_beyond_the_largest_norm_end_the_run_as_diverged(
 ) -> None:
     make_fleet()
     summary, left = await play(make_plan(max_norm=1e-6))
-    assert (summary.outcome, summary.rounds, len(events(left, "retry"))) == ("diverged", 0, 0)
-    (diverged,) = events(left, "diverged")
+    assert (summary.outcome, summary.rounds, len(left.named("retry"))) == ("diverged", 0, 0)
+    (diverged,) = left.named("diverged")
     assert "beyond limits.max_norm" in diverged["detail"]
 
 
@@ -143,14 +135,14 @@ async def test_a_server_job_is_seen_to_advance_and_its_end_is_an_event(
     _, left = await play(make_plan(rounds=2, job=job, observers=[watcher]))
     assert {(name, steps) for name, _, _, steps in watcher.steps} == {("distil", 50)}
     assert [step for _, round, step, _ in watcher.steps if round == 2][-1] == 4
-    ends = events(left, "server_job")
+    ends = left.named("server_job")
     assert [(end["job"], end["round"], end["steps"]) for end in ends] == [("distil", 1, 4), ("distil", 2, 4)]
     assert [row.server_seconds for row in left.rows] == [end["seconds"] for end in ends]
     assert all(0 < row.server_seconds < row.coordinator_seconds < row.round_seconds for row in left.rows)
 
 
 async def test_devices_stay_alive_through_a_long_server_job_and_one_that_falls_silent_is_noticed(
-    make_plan: MakePlan, make_fleet: MakeFleet, tmp_path: Path, play: Play
+    make_plan: MakePlan, make_fleet: MakeFleet, tmp_path: Path, play: Play, until: Until
 ) -> None:
     begun, over = tmp_path / "begun", tmp_path / "over"
 
@@ -171,7 +163,7 @@ async def test_devices_stay_alive_through_a_long_server_job_and_one_that_falls_s
     silent.connect()
     over.touch()
     summary, left = await running
-    assert [event["device"] for event in events(left, "silence")] == [4]
+    assert [event["device"] for event in left.named("silence")] == [4]
     assert (summary.outcome, summary.perturbed) == ("completed", False)
     assert left.rows[0].server_seconds > 0.5
     assert watcher.steps[0] == ("distil", 1, 0, 1)
@@ -189,9 +181,9 @@ async def test_the_death_of_a_server_job_is_an_event(
     job = ServerJob("distil", lambda: {"x": torch.zeros(1)}, step, steps=5, checkpoint_every=1)
     make_fleet()
     _, left = await play(make_plan(rounds=1, job=job))
-    (death,) = events(left, "server_job_died")
+    (death,) = left.named("server_job_died")
     assert (death["job"], death["round"], death["cause"]) == ("distil", 1, "signal SIGKILL")
-    assert len(events(left, "server_job")) == 1
+    assert len(left.named("server_job")) == 1
 
 
 async def test_a_script_that_yields_something_else_ends_the_run_with_a_sentence(

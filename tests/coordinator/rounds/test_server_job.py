@@ -5,6 +5,7 @@ import signal
 import socket
 import stat
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,8 @@ from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.rounds.server_job import run_server_job
 from fedemu.protocol.errors import FedemuError
+
+Until = Callable[[Callable[[], object]], Awaitable[None]]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
@@ -39,13 +42,6 @@ def train(step_hook=lambda index: None, steps: int = 12, checkpoint_every: int =
 
 def ignore(step: int, steps: int) -> None:
     pass
-
-
-async def until(condition) -> None:
-    bound = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < bound
-        await asyncio.sleep(0.002)
 
 
 def kill_once(marker: Path, at: int):
@@ -153,7 +149,7 @@ async def test_a_job_that_raises_is_not_tried_again(tmp_path: Path):
     assert tries.read_text() == "x"
 
 
-async def test_progress_is_told_on_the_event_loop(tmp_path: Path):
+async def test_progress_is_told_on_the_event_loop(tmp_path: Path, until: Until):
     told = []
 
     def progress(step: int, steps: int) -> None:
@@ -177,7 +173,7 @@ def endless(pid_file: Path) -> ServerJob:
     return train(hook, steps=10**9)
 
 
-async def test_cancelling_ends_the_process_and_keeps_the_checkpoint(tmp_path: Path):
+async def test_cancelling_ends_the_process_and_keeps_the_checkpoint(tmp_path: Path, until: Until):
     pid_file = tmp_path / "pid"
     task = asyncio.create_task(run_server_job(endless(pid_file), tmp_path, 1, 0, ignore))
     await until(lambda: pid_file.exists() and checkpoint.load_job(tmp_path, 1, 0) is not None)
@@ -188,7 +184,7 @@ async def test_cancelling_ends_the_process_and_keeps_the_checkpoint(tmp_path: Pa
     assert not checkpoint.load_job(tmp_path, 1, 0).finished
 
 
-async def test_the_event_loop_goes_on_while_a_job_runs(tmp_path: Path):
+async def test_the_event_loop_goes_on_while_a_job_runs(tmp_path: Path, until: Until):
     pid_file = tmp_path / "pid"
     task = asyncio.create_task(run_server_job(endless(pid_file), tmp_path, 1, 0, ignore))
     await until(pid_file.exists)
@@ -203,7 +199,7 @@ def coordinate(directory: Path) -> None:
     asyncio.run(run_server_job(endless(directory / "pid"), directory, 1, 0, ignore))
 
 
-async def test_a_job_dies_with_a_coordinator_that_is_killed(tmp_path: Path):
+async def test_a_job_dies_with_a_coordinator_that_is_killed(tmp_path: Path, until: Until):
     coordinator = multiprocessing.get_context("fork").Process(target=coordinate, args=(tmp_path,))
     coordinator.start()
     await until((tmp_path / "pid").exists)

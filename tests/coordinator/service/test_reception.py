@@ -11,23 +11,15 @@ from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol import messages as wire
 
+Until = Callable[[Callable[[], object]], Awaitable[None]]
+
 MakePlan = Callable[..., CoordinatorPlan]
 MakeFleet = Callable[..., Any]
 Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - any condition of the fleet or the run
-            await asyncio.sleep(0.002)
-
-
-def events(left: Run, name: str) -> list[dict[str, Any]]:
-    return [event for event in left.events if event["event"] == name]
-
-
 async def test_a_second_result_is_answered_with_the_first_verdict(
-    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
 ) -> None:
     fleet = make_fleet(2)
     plan = make_plan(devices=2, per_round=2, over_selection=1.0, rounds=3)
@@ -55,4 +47,4 @@ async def test_asking_twice_for_places_is_one_event(make_plan: MakePlan, make_fl
     for _ in range(2):
         fleet.supervisor.send(wire.Enroll(count=fleet.count, lease=None, host="here"))
     _, left = await play(make_plan(rounds=1))
-    assert [event["devices"] for event in events(left, "enroll")] == [fleet.count]
+    assert [event["devices"] for event in left.named("enroll")] == [fleet.count]

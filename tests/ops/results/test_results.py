@@ -1,8 +1,7 @@
 """The results of a run, read from its directory."""
 
-import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,6 +11,7 @@ from fedemu.ops.experiment import Experiment
 from fedemu.ops.results.results import Results
 from fedemu.ops.running.folder import claim
 
+Write = Callable[..., None]
 EXPERIMENT = Experiment(name="tiny", rounds=3)
 
 
@@ -20,28 +20,7 @@ def _in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.chdir(tmp_path)
 
 
-def write_row(directory: Path, round: int) -> None:
-    with RunDirectory(directory) as run:
-        run.metrics(Row(round=round, accuracy=0.5, accepted=5))
-
-
-def write_summary(directory: Path, **more: Any) -> None:
-    summary = {
-        "name": "tiny",
-        "outcome": "completed",
-        "rounds": 3,
-        "final_accuracy": 0.875,
-        "best_accuracy": 0.9,
-        "perturbed": False,
-        "totals": {"selected": 12, "accepted": 9, "cancelled": 2, "dropped": 1},
-        "virtual_time": 7200.0,
-        "wall_time": 4.25,
-        "model_digest": "ab" * 32,
-    }
-    (directory / "summary.json").write_text(json.dumps(summary | more))
-
-
-def test_periods_and_perplexity_are_told_at_the_end_of_a_run() -> None:
+def test_periods_and_perplexity_are_told_at_the_end_of_a_run(write_summary: Write) -> None:
     directory = claim(EXPERIMENT, None)
     with RunDirectory(directory) as run:
         run.metrics(Row(round=1, accuracy=0.5, perplexity=53.517))
@@ -62,7 +41,7 @@ def test_periods_and_perplexity_are_told_at_the_end_of_a_run() -> None:
     ]
 
 
-def test_why_a_run_diverged_is_told_and_nothing_where_a_resumed_one_went_on() -> None:
+def test_why_a_run_diverged_is_told_and_nothing_where_a_resumed_one_went_on(write_summary: Write) -> None:
     directory = claim(EXPERIMENT, None)
     with RunDirectory(directory) as run:
         run.event("diverged", 1.0, 2.0, detail="3 replies of round 7 were not finite")
@@ -72,7 +51,7 @@ def test_why_a_run_diverged_is_told_and_nothing_where_a_resumed_one_went_on() ->
     assert Results.read(directory).cause == ""
 
 
-def test_results_give_what_a_notebook_wants() -> None:
+def test_results_give_what_a_notebook_wants(write_row: Write, write_summary: Write) -> None:
     directory = claim(EXPERIMENT, None)
     write_row(directory, 1)
     write_summary(directory)

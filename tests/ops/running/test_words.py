@@ -1,17 +1,16 @@
 """The lines that a run shows to people when it ends."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fedemu.coordinator.record.row import Row
-from fedemu.coordinator.record.run_directory import RunDirectory
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.running.folder import claim
 from fedemu.ops.running.words import conclude
 
+Write = Callable[..., None]
 EXPERIMENT = Experiment(name="tiny", rounds=3)
 
 
@@ -20,28 +19,7 @@ def _in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.chdir(tmp_path)
 
 
-def write_row(directory: Path, round: int) -> None:
-    with RunDirectory(directory) as run:
-        run.metrics(Row(round=round, accuracy=0.5, accepted=5))
-
-
-def write_summary(directory: Path, **more: Any) -> None:
-    summary = {
-        "name": "tiny",
-        "outcome": "completed",
-        "rounds": 3,
-        "final_accuracy": 0.875,
-        "best_accuracy": 0.9,
-        "perturbed": False,
-        "totals": {"selected": 12, "accepted": 9, "cancelled": 2, "dropped": 1},
-        "virtual_time": 7200.0,
-        "wall_time": 4.25,
-        "model_digest": "ab" * 32,
-    }
-    (directory / "summary.json").write_text(json.dumps(summary | more))
-
-
-def test_a_completed_run_is_told_in_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_completed_run_is_told_in_a_few_lines(capsys: pytest.CaptureFixture[str], write_summary: Write) -> None:
     directory = claim(EXPERIMENT, None)
     write_summary(directory)
     assert conclude(directory, 0, "run", new=True, print_summary=False) == 0
@@ -55,7 +33,7 @@ def test_a_completed_run_is_told_in_a_few_lines(capsys: pytest.CaptureFixture[st
     ]
 
 
-def test_a_program_gets_the_summary_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_gets_the_summary_on_stdout(capsys: pytest.CaptureFixture[str], write_summary: Write) -> None:
     directory = claim(EXPERIMENT, None)
     write_summary(directory, final_accuracy=None)
     conclude(directory, 0, "run", new=True, print_summary=True)
@@ -64,7 +42,9 @@ def test_a_program_gets_the_summary_on_stdout(capsys: pytest.CaptureFixture[str]
     assert said["totals"]["accepted"] == 9
 
 
-def test_the_last_line_of_an_unfinished_run_is_the_command_that_resumes_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_line_of_an_unfinished_run_is_the_command_that_resumes_it(
+    capsys: pytest.CaptureFixture[str], write_row: Write
+) -> None:
     directory = claim(EXPERIMENT, Path("my run"))
     write_row(directory, 1)
     assert conclude(directory, 4, "run", new=True, print_summary=True) == 4
@@ -74,7 +54,9 @@ def test_the_last_line_of_an_unfinished_run_is_the_command_that_resumes_it(capsy
     assert "after round 1" in captured.err
 
 
-def test_a_complete_run_that_was_interrupted_lacks_only_its_report(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_complete_run_that_was_interrupted_lacks_only_its_report(
+    capsys: pytest.CaptureFixture[str], write_summary: Write
+) -> None:
     directory = claim(EXPERIMENT, None)
     write_summary(directory)
     assert conclude(directory, 4, "run", new=True, print_summary=False) == 4
