@@ -30,7 +30,7 @@ ORDER = {
     "coordinator": ("settings timeline | fleet record | observer | asks | evaluation service | plan | rounds | serve"),
     "ops": (
         "figures pages experiment/tables | experiment watching | data results | assembly compare report/plots "
-        "| report compare/page | doctor running | stress | bench notebook | cli fedemu"
+        "| report compare/page | doctor running | stress | bench notebook | cli"
     ),
 }
 """The rooms of each floor. A room imports from itself and from rooms further left, never from one behind the same bar.
@@ -39,7 +39,7 @@ A room is a folder, or a file that lies beside the folders of its floor. What is
 """
 MOST_FILES = 16
 """In one room. A room that needs more wants a wall; ``ops/bench`` is the exception."""
-FACES = ("algorithms", "algorithms/interface", "ops/experiment", "ops", "ops/fedemu")
+FACES = ("algorithms", "algorithms/interface", "ops/experiment", "ops")
 """The packages whose ``__init__.py`` hands on names. All others hold a docstring and import nothing."""
 SCIENCE_MAY_USE = {"protocol.ids", "protocol.seeds", "protocol.errors", "protocol.host.named"}
 """What ``algorithms`` may import of the protocol: pure functions and errors, and nothing that sends.

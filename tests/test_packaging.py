@@ -1,6 +1,8 @@
 """What pyproject.toml, constraints.txt and the folders say of each other."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -28,34 +30,33 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def folder_of(package: str, project: dict[str, Any]) -> Path:
-    """Where the files of a package lie, by the longest name in ``package-dir`` that it begins with."""
-    places = project["tool"]["setuptools"]["package-dir"]
-    parts = package.split(".")
-    names = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
-    known = next(name for name in names if name in places)
-    return ROOT.joinpath(places[known], *parts[len(known.split(".")) :])
+def folder_of(package: str) -> Path:
+    """Where the files of a package lie. The root of the repository is the package ``fedemu`` itself."""
+    return ROOT.joinpath(*package.split(".")[1:])
 
 
 def test_every_package_is_listed(project: dict[str, Any]) -> None:
     folders = {path.parent for layer in LAYERS for path in (ROOT / layer).rglob("__init__.py")}
     packages = project["tool"]["setuptools"]["packages"]
-    assert {folder_of(name, project) for name in packages} == folders
-    assert len(packages) == len({*packages}) == len(folders)
+    assert project["tool"]["setuptools"]["package-dir"] == {"fedemu": "."}
+    assert {folder_of(name) for name in packages} == {ROOT, *folders}
+    assert len(packages) == len({*packages})
 
 
-def test_the_top_package_lies_in_a_folder_of_its_own(project: dict[str, Any]) -> None:
-    assert folder_of("fedemu", project) == ROOT / "ops" / "fedemu"
-    assert "fedemu.ops.fedemu" not in project["tool"]["setuptools"]["packages"]
+def test_the_package_is_found_beside_a_checkout_of_its_name(tmp_path: Path) -> None:
+    """Python takes a folder ``fedemu`` of the working folder for the package, as after ``git clone`` of the project."""
+    (tmp_path / "fedemu").symlink_to(ROOT, target_is_directory=True)
+    command = [sys.executable, "-c", "import fedemu; print(fedemu.__version__)"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.strip() == metadata.version("fedemu")
 
 
 def test_every_file_that_is_no_code_is_shipped(project: dict[str, Any]) -> None:
     tables = project["tool"]["setuptools"]["package-data"]
     shipped = set()
     for name in project["tool"]["setuptools"]["packages"]:
-        folder = folder_of(name, project)
-        for pattern in [*tables["*"], *tables.get(name, [])]:
-            shipped |= set(folder.glob(pattern))
+        for pattern in tables.get(name, []):
+            shipped |= set(folder_of(name).glob(pattern))
     files = {path for layer in LAYERS for path in (ROOT / layer).rglob("*") if path.is_file()}
     files = {path for path in files if path.suffix not in CODE and "__pycache__" not in path.parts}
     assert files - shipped == set()

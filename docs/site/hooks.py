@@ -23,15 +23,14 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)")
 def on_config(config: MkDocsConfig) -> None:
     """Link the packages below ``build/api/fedemu``, under the names by which Python imports them."""
     root = Path(config.config_file_path).parent
-    places = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["package-dir"]
+    packages = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    floors = [name.removeprefix("fedemu.") for name in packages if name.count(".") == 1]
     top = root / "build" / "api" / "fedemu"
     top.mkdir(parents=True, exist_ok=True)
-    for package, folder in places.items():
-        _, _, name = package.partition(".")
-        for source in [root / folder] if name else sorted((root / folder).iterdir()):
-            link = top / (name or source.name)
-            link.unlink(missing_ok=True)
-            link.symlink_to(source)
+    for name in ["__init__.py", *floors]:
+        link = top / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(root / name)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
