@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fedemu.algorithms.interface import Ask, Context, Reply, ServerJob, Tree
-from fedemu.algorithms.measures import forgetting as metrics
+from fedemu.algorithms.measures import forgetting
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.models.image_generator import generator_for, samples_of_equal_memory
@@ -174,7 +174,7 @@ def test_what_strategies_of_replay_are_sent_need_and_cost() -> None:
 def test_every_measure_of_forgetting_is_a_function() -> None:
     measures = re.findall(r"^\| `(\w+)`[^|]* \|[^|]+\|[^|]+(?:eq\.|section)[^|]+\|", PAGE, flags=re.MULTILINE)
     assert len(measures) == 9
-    assert [name for name in measures if not callable(getattr(metrics, name, None))] == []
+    assert [name for name in measures if not callable(getattr(forgetting, name, None))] == []
 
 
 def test_presets_that_the_pages_run_are_there() -> None:

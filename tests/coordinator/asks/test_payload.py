@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedemu.coordinator.asks import payload as module
+from fedemu.coordinator.asks import payload as payload_module
 from fedemu.coordinator.asks.payload import PayloadError, PayloadTemplate, Subtree, check, spill
 from fedemu.protocol.errors import FedemuError, ProtocolError
 from fedemu.protocol.messages import TensorSpec
@@ -139,7 +139,7 @@ def test_a_small_payload_is_owned_in_memory(tmp_path: Path):
 
 
 def test_a_large_payload_rests_in_a_file_that_has_no_name_any_more(tmp_path: Path):
-    values = torch.arange(module.FILE_THRESHOLD // 4 + 1, dtype=torch.float32)
+    values = torch.arange(payload_module.FILE_THRESHOLD // 4 + 1, dtype=torch.float32)
     forest = {"model": {"odd": torch.tensor([1, 2, 3], dtype=torch.int8), "weight": values}}
     payload = spill(tmp_path / "spill", 0, *on_the_wire(forest))
     assert list((tmp_path / "spill").iterdir()) == []
@@ -153,7 +153,7 @@ def test_arrays_of_a_payload_cannot_be_written(tmp_path: Path):
         payload.load()["model/weight"][0, 0] = 1.0
 
 
-@pytest.mark.parametrize("size", [4, module.FILE_THRESHOLD])
+@pytest.mark.parametrize("size", [4, payload_module.FILE_THRESHOLD])
 def test_arrays_outlive_the_discarded_payload(tmp_path: Path, size: int):
     payload = spill(tmp_path, 3, *on_the_wire({"model": {"weight": torch.full((size,), 2.5)}}))
     arrays = payload.load()
@@ -188,6 +188,6 @@ def test_a_subtree_has_its_device_and_outlives_the_payload(tmp_path: Path):
 
 def test_a_place_that_cannot_hold_a_payload_is_named(tmp_path: Path):
     (tmp_path / "spill").write_text("a file")
-    forest = {"model": {"weight": torch.zeros(module.FILE_THRESHOLD)}}
+    forest = {"model": {"weight": torch.zeros(payload_module.FILE_THRESHOLD)}}
     with pytest.raises(FedemuError, match=r"cannot keep a payload of 4194304 bytes in .*spill"):
         spill(tmp_path / "spill", 0, *on_the_wire(forest))

@@ -10,7 +10,7 @@ import torch
 from fedemu.algorithms.data.corpus import NO_TARGET, Corpus, Split
 from fedemu.algorithms.interface import Outputs
 from fedemu.algorithms.streams.period_tests import PeriodTests
-from fedemu.coordinator.evaluation import evaluate as module
+from fedemu.coordinator.evaluation import evaluate
 from fedemu.coordinator.evaluation.evaluate import Evaluator
 from fedemu.protocol.ids import digest_of
 
@@ -61,9 +61,9 @@ def test_a_class_without_test_samples_has_no_accuracy():
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 100])
-@pytest.mark.parametrize("limit", [0, module.CACHE_LIMIT])
+@pytest.mark.parametrize("limit", [0, evaluate.CACHE_LIMIT])
 def test_chunks_and_cache_do_not_change_the_result(monkeypatch, batch_size, limit):
-    monkeypatch.setattr(module, "CACHE_LIMIT", limit)
+    monkeypatch.setattr(evaluate, "CACHE_LIMIT", limit)
     generator = np.random.default_rng(0)
     corpus = corpus_of(generator.standard_normal((10, 4)).tolist(), [k % 4 for k in range(10)])
     variables = {"scale": torch.tensor(1.5)}
@@ -212,11 +212,11 @@ RIGHT, WRONG = math.log(math.e + 3) - 1, math.log(math.e + 3)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
-@pytest.mark.parametrize("limit", [0, module.CACHE_LIMIT])
-@pytest.mark.parametrize("block", [1, 8, module.BLOCK_LOGITS])
+@pytest.mark.parametrize("limit", [0, evaluate.CACHE_LIMIT])
+@pytest.mark.parametrize("block", [1, 8, evaluate.BLOCK_LOGITS])
 def test_of_language_data_predicted_tokens_are_counted(monkeypatch, batch_size, limit, block):
-    monkeypatch.setattr(module, "CACHE_LIMIT", limit)
-    monkeypatch.setattr(module, "BLOCK_LOGITS", block)
+    monkeypatch.setattr(evaluate, "CACHE_LIMIT", limit)
+    monkeypatch.setattr(evaluate, "BLOCK_LOGITS", block)
     found = Evaluator(Certain(), TALK, batch_size=batch_size).evaluate(ONE)
     assert found.accuracy == 4 / 6
     assert found.loss == pytest.approx((4 * RIGHT + 2 * WRONG) / 6, rel=1e-7)
@@ -244,7 +244,7 @@ def test_a_guess_of_nothing_has_the_perplexity_of_the_vocabulary():
 
 
 def test_a_large_vocabulary_makes_batches_small(monkeypatch):
-    monkeypatch.setattr(module, "BATCH_LOGITS", 2 * 3 * 4)
+    monkeypatch.setattr(evaluate, "BATCH_LOGITS", 2 * 3 * 4)
     rows = []
 
     class Counting(Certain):

@@ -10,7 +10,7 @@ from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.data.partitioners import by_id, dirichlet, shards
 from fedemu.ops.assembly.flwr import flwr_shares
 from fedemu.ops.assembly.partition import build_partition
-from fedemu.ops.data import corpora as datasets
+from fedemu.ops.data import corpora
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.ids import Digest
@@ -73,7 +73,7 @@ def test_an_experiment_may_name_any_partitioner_with_its_options():
 def test_the_column_to_divide_by_is_kept_with_the_data():
     chosen = {"kind": "flwr", "partitioner": "NaturalIdPartitioner", "options": {"partition_by": "writer"}}
     data = Experiment.parse({"data": {"dataset": "omniglot", "partition": chosen}}).data
-    assert datasets.source_of(data).columns == ("writer",)
+    assert corpora.source_of(data).columns == ("writer",)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedemu.ops.assembly import parts as assembly
+from fedemu.ops.assembly import parts as parts_module
 from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.protocol.errors import DataError
@@ -43,13 +43,13 @@ def test_equal_experiments_have_equal_parts() -> None:
 def test_nothing_is_made_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     for name in ("open_corpus", "open_algorithm", "initial_variables", "build_partition", "open_public", "open_stream"):
-        real = getattr(assembly, name)
+        real = getattr(parts_module, name)
 
         def noted(*given: object, name: str = name, real: object = real, **more: object) -> object:
             made.append(name)
             return real(*given, **more)  # type: ignore[operator]
 
-        monkeypatch.setattr(assembly, name, noted)
+        monkeypatch.setattr(parts_module, name, noted)
     parts = parts_of()
     assert made == []
     assert parts.model is not None

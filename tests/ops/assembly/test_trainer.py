@@ -10,7 +10,7 @@ import torch
 
 from fedemu.device.compute.executors.executor import Job, JobResult
 from fedemu.device.compute.executors.serial import Serial
-from fedemu.ops.assembly import parts as assembly
+from fedemu.ops.assembly import parts
 from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.assembly.trainer import open_trainer
 from fedemu.ops.experiment import Experiment
@@ -42,6 +42,6 @@ def test_a_trainer_divides_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     def divided(*_: object, **__: object) -> None:
         raise AssertionError("a trainer asked for the partition or the stream")
 
-    monkeypatch.setattr(assembly, "build_partition", divided)
-    monkeypatch.setattr(assembly, "open_stream", divided)
+    monkeypatch.setattr(parts, "build_partition", divided)
+    monkeypatch.setattr(parts, "open_stream", divided)
     open_trainer(Experiment().to_bytes(), "cpu").warm_up()

@@ -14,7 +14,7 @@ from fedemu.ops.bench import selection, selection_solvers
 from fedemu.ops.bench.measure import QUICK, Effort
 from fedemu.ops.bench.selection import Quartiles, Study, coordination, study
 from fedemu.ops.bench.selection_data import Size, cosines, fleet, least_objective, mixture
-from fedemu.ops.cli import bench as cli_bench
+from fedemu.ops.cli import bench as bench_command
 from fedemu.ops.cli.commands import app
 
 TINY = Size(samples=10, budget=3, dimensions=12)
@@ -90,7 +90,7 @@ def test_the_expected_order_is_that_of_the_medians(greedy: float, random: float,
 
 def test_the_command_shows_the_study_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        cli_bench, "study", lambda effort, problems, tell: selection.study(QUICK, problems // 10, tell, TINY)
+        bench_command, "study", lambda effort, problems, tell: selection.study(QUICK, problems // 10, tell, TINY)
     )
     monkeypatch.setattr(selection, "DEVICES", 20)
     result = CliRunner().invoke(app, ["bench", "selection", "--problems", "100", "--format", "json"])

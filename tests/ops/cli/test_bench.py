@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedemu.ops.bench.measure import Effort, Figure, Sample, Tell, cost, rate
-from fedemu.ops.cli import bench as cli_bench
+from fedemu.ops.cli import bench
 from fedemu.ops.cli.commands import app
 
 efforts: list[Effort] = []
@@ -25,7 +25,7 @@ def toy(effort: Effort, tell: Tell) -> Iterator[Figure]:
 @pytest.fixture(autouse=True)
 def _only_toys(monkeypatch: pytest.MonkeyPatch) -> None:
     efforts.clear()
-    monkeypatch.setattr(cli_bench, "SUBJECTS", {"toy": toy, "other": lambda effort, tell: iter(())})
+    monkeypatch.setattr(bench, "SUBJECTS", {"toy": toy, "other": lambda effort, tell: iter(())})
 
 
 def test_figures_are_shown_with_what_was_wanted() -> None:

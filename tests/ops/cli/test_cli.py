@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedemu.ops import doctor
-from fedemu.ops.cli import commands as cli_commands
+from fedemu.ops.cli import commands
 
 COMMANDS = ("run", "coordinator", "device", "report", "compare", "presets", "validate", "stress", "bench", "doctor")
 
@@ -17,7 +17,7 @@ COMMANDS = ("run", "coordinator", "device", "report", "compare", "presets", "val
 def call(*arguments: str) -> int:
     """Run a command in this process, and return its exit code. Its output goes to capsys."""
     with pytest.raises(SystemExit) as ended:
-        cli_commands.app(list(arguments), prog_name="fedemu")
+        commands.app(list(arguments), prog_name="fedemu")
     return int(ended.value.code or 0)
 
 
@@ -78,7 +78,7 @@ def test_a_mistake_of_our_own_is_not_told_as_wrong_usage(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("typer.core.TyperGroup.main", fails)
     with pytest.raises(ZeroDivisionError):
-        cli_commands.app([], prog_name="fedemu")
+        commands.app([], prog_name="fedemu")
 
 
 def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,11 +15,10 @@ import pytest
 import torch
 
 from fedemu.ops.assembly.learning import open_algorithm
-from fedemu.ops.cli import commands as cli_commands
+from fedemu.ops.cli import commands
 from fedemu.ops.data.corpora import open_corpus, prepare
 from fedemu.ops.experiment import Experiment
-from fedemu.ops.running import embedded as serve_embedded
-from fedemu.ops.running import launch
+from fedemu.ops.running import embedded, launch
 from fedemu.ops.watching.logs import LogFile
 from fedemu.protocol.errors import ConfigurationError
 
@@ -158,7 +157,7 @@ def refused(capture: pytest.CaptureFixture[str], *arguments: str) -> str:
     Returns the sentence.
     """
     with pytest.raises(SystemExit) as ended:
-        cli_commands.app([*arguments, "digits-small"], prog_name="fedemu")
+        commands.app([*arguments, "digits-small"], prog_name="fedemu")
     said, complained = capture.readouterr()
     assert (ended.value.code, said, complained.count("\n")) == (2, "", 1), complained
     assert complained.startswith("fedemu: ")
@@ -185,11 +184,11 @@ def test_a_method_may_refuse_as_late_as_in_its_first_state(
 ) -> None:
     own = tmp_path_factory.mktemp("own") / "method.py"
     own.write_text(textwrap.dedent(REFUSES))
-    embedded: list[object] = []
-    monkeypatch.setattr(serve_embedded, "embed", embedded.append)
+    started_devices: list[object] = []
+    monkeypatch.setattr(embedded, "embed", started_devices.append)
     said = refused(capfd, "run", "--transport", "memory", "--set", f"algorithm.name={own}:Refuses")
     assert said == "fedemu: this method wants more classes\n"
-    assert embedded == []
+    assert started_devices == []
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedemu.ops.cli import commands as cli_commands
+from fedemu.ops.cli import commands
 from fedemu.ops.compare.compare import Comparison, compare
 from fedemu.ops.compare.curves import MOVED, class_table, curve
 from fedemu.ops.compare.entry import Statistic
@@ -375,7 +375,7 @@ def test_the_command_prints_the_table_for_people_and_everything_for_programs(
 
     def call(*arguments: str) -> tuple[int, str, list[str]]:
         with pytest.raises(SystemExit) as ended:
-            cli_commands.app(["compare", str(seeds), str(other), *arguments], prog_name="fedemu")
+            commands.app(["compare", str(seeds), str(other), *arguments], prog_name="fedemu")
         said = capsys.readouterr()
         return int(ended.value.code or 0), said.out, said.err.splitlines()
 

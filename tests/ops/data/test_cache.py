@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedemu.ops.data import cache as datasets_cache
-from fedemu.ops.data import corpora as datasets
+from fedemu.ops.data import cache, corpora
 from fedemu.ops.data.source import DataSource
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import ConfigurationError
@@ -19,7 +18,7 @@ def experiment(**data):
 
 @pytest.fixture
 def digits(tmp_path_factory):
-    return datasets.load_corpus(DataSource("digits"), cache=tmp_path_factory.getbasetemp() / "digits-cache")
+    return corpora.load_corpus(DataSource("digits"), cache=tmp_path_factory.getbasetemp() / "digits-cache")
 
 
 def test_means_and_deviations_are_those_of_the_training_samples(digits):
@@ -36,7 +35,7 @@ def test_stored_arrays_are_mapped_and_read_only(digits):
 @pytest.mark.parametrize("harm", ["truncate", "remove", "scribble"])
 def test_a_damaged_entry_is_made_again(own_cache, harm):
     content = experiment().to_bytes()
-    digest = datasets.prepare(content)
+    digest = corpora.prepare(content)
     (x,) = own_cache.rglob("train.x.npy")
     match harm:
         case "truncate":
@@ -45,29 +44,29 @@ def test_a_damaged_entry_is_made_again(own_cache, harm):
             x.unlink()
         case "scribble":
             x.with_name("meta.json").write_text("{")
-    again = datasets.load(content)
+    again = corpora.load(content)
     assert again.digest == digest
     assert len(again.train.x) == 1437
 
 
 def test_what_a_killed_process_left_behind_is_swept_up(own_cache):
     content = experiment().to_bytes()
-    datasets.prepare(content)
+    corpora.prepare(content)
     (entry,) = (own_cache / "datasets").glob("digits-*/")
     leftover = entry.with_name(entry.name + ".partial-killed")
     leftover.mkdir()
     (entry / "meta.json").unlink()
-    datasets.prepare(content)
+    corpora.prepare(content)
     assert not leftover.exists()
 
 
 def test_a_cache_that_can_not_be_written_is_named(own_cache):
     own_cache.write_text("a file where the folder should be")
     with pytest.raises(ConfigurationError, match=r"the cache folder .* can't be written .*; set FEDEMU_CACHE"):
-        datasets.prepare(experiment().to_bytes())
+        corpora.prepare(experiment().to_bytes())
 
 
 def test_the_cache_is_where_the_environment_says():
-    assert datasets_cache.cache_folder({"FEDEMU_CACHE": "/a"}) == Path("/a")
-    assert datasets_cache.cache_folder({"XDG_CACHE_HOME": "/b"}) == Path("/b/fedemu")
-    assert datasets_cache.cache_folder({}) == Path.home() / ".cache" / "fedemu"
+    assert cache.cache_folder({"FEDEMU_CACHE": "/a"}) == Path("/a")
+    assert cache.cache_folder({"XDG_CACHE_HOME": "/b"}) == Path("/b/fedemu")
+    assert cache.cache_folder({}) == Path.home() / ".cache" / "fedemu"

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fedemu.ops.data import corpora as datasets
+from fedemu.ops.data import corpora
 from fedemu.ops.data.source import DataSource
 from fedemu.ops.experiment import Experiment
 
@@ -19,7 +19,7 @@ def experiment(**data):
 
 @pytest.fixture
 def digits(tmp_path_factory):
-    return datasets.load_corpus(DataSource("digits"), cache=tmp_path_factory.getbasetemp() / "digits-cache")
+    return corpora.load_corpus(DataSource("digits"), cache=tmp_path_factory.getbasetemp() / "digits-cache")
 
 
 def test_digits_have_one_digest_on_every_machine(digits):
@@ -39,10 +39,10 @@ def test_digits_are_decoded_without_the_heavy_libraries(own_cache):
 def test_preparing_stores_once_and_tells_the_digest_of_what_is_loaded(own_cache):
     calls = []
     content = experiment(dataset="digits").to_bytes()
-    first = datasets.prepare(content, lambda done, total: calls.append((done, total)))
+    first = corpora.prepare(content, lambda done, total: calls.append((done, total)))
     stored = {path: path.stat().st_mtime_ns for path in own_cache.rglob("*") if path.is_file()}
-    second = datasets.prepare(content, lambda done, total: calls.append((done, total)))
-    assert first == second == datasets.load(content).digest
+    second = corpora.prepare(content, lambda done, total: calls.append((done, total)))
+    assert first == second == corpora.load(content).digest
     assert {path: path.stat().st_mtime_ns for path in own_cache.rglob("*") if path.is_file()} == stored
     assert calls == [(1437, 1797), (1797, 1797)]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedemu.ops.data import corpora as datasets
+from fedemu.ops.data import corpora
 from fedemu.ops.data.source import DataSource
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import DataError
@@ -15,7 +15,7 @@ def experiment(**data):
 
 @pytest.fixture
 def digits(tmp_path_factory):
-    return datasets.load_corpus(DataSource("digits"), cache=tmp_path_factory.getbasetemp() / "digits-cache")
+    return corpora.load_corpus(DataSource("digits"), cache=tmp_path_factory.getbasetemp() / "digits-cache")
 
 
 def test_digits_are_the_1797_images_with_a_stratified_fifth_as_the_test_split(digits):
@@ -31,7 +31,7 @@ def test_digits_are_the_1797_images_with_a_stratified_fifth_as_the_test_split(di
 
 
 def test_the_synthetic_data_set_has_the_size_asked_for_and_can_be_told_apart_by_class(tmp_path):
-    corpus = datasets.load_corpus(DataSource("synthetic#1000"), cache=tmp_path)
+    corpus = corpora.load_corpus(DataSource("synthetic#1000"), cache=tmp_path)
     assert (len(corpus.train), len(corpus.test), corpus.input_shape) == (800, 200, (1, 8, 8))
     centres = np.stack([corpus.train.x[corpus.train.y == label].mean(axis=0) for label in range(10)])
     distances = ((corpus.test.x[:, None].astype(float) - centres) ** 2).sum(axis=(2, 3, 4))
@@ -41,7 +41,7 @@ def test_the_synthetic_data_set_has_the_size_asked_for_and_can_be_told_apart_by_
 @pytest.mark.parametrize("name", ["synthetic#5", "synthetic#many", "digits#100"])
 def test_a_wrong_size_of_a_built_in_data_set_is_refused(name, tmp_path):
     with pytest.raises(DataError, match="only synthetic#N takes a size"):
-        datasets.load_corpus(DataSource(name), cache=tmp_path)
+        corpora.load_corpus(DataSource(name), cache=tmp_path)
 
 
 def test_a_function_of_ones_own_returns_arrays(own_data):
@@ -92,8 +92,8 @@ def test_a_function_that_returns_no_data_set_is_told_why(own_data, body, complai
 
 def test_a_function_or_module_that_does_not_exist_is_named(own_cache):
     with pytest.raises(DataError, match="names a module 'no_such_module' that can't be found"):
-        datasets.load(experiment(dataset="no_such_module:make").to_bytes())
+        corpora.load(experiment(dataset="no_such_module:make").to_bytes())
     with pytest.raises(DataError, match="names a module '__main__' that can't be found"):
-        datasets.load(experiment(dataset="__main__:make").to_bytes())
+        corpora.load(experiment(dataset="__main__:make").to_bytes())
     with pytest.raises(DataError, match="no_such_function"):
-        datasets.load(experiment(dataset="json:no_such_function").to_bytes())
+        corpora.load(experiment(dataset="json:no_such_function").to_bytes())

@@ -16,7 +16,7 @@ import pytest
 
 from fedemu.algorithms.data.corpus import NO_TARGET, Corpus
 from fedemu.algorithms.data.language import BEGIN, END, MASK, PAD, SPECIAL_TOKENS, UNKNOWN
-from fedemu.ops.data import corpora as datasets
+from fedemu.ops.data import corpora
 from fedemu.ops.data.source import TextSource
 from fedemu.ops.data.text_files import values
 from fedemu.ops.data.tokens import train_tokenizer
@@ -55,7 +55,7 @@ def load(folder: Path) -> Load:
         text = {"kind": "next", "length": 16, "tokenizer": "characters", **data.pop("text", {})}
         raw = content.encode()
         (folder / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
-        return datasets.open_corpus(Experiment.parse({"data": {"dataset": name, "text": text, **data}}))
+        return corpora.open_corpus(Experiment.parse({"data": {"dataset": name, "text": text, **data}}))
 
     return made
 
@@ -210,7 +210,7 @@ def test_a_folder_is_read_by_hugging_face(folder: Path) -> None:
         rows = [{"sentence": f"say {i}", "label": f"l{i % 2}", "time": None if i == 0 else i} for i in range(size)]
         (folder / "talk" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     data = {"dataset": "talk", "id_column": "time", "text": {"kind": "next", "tokenizer": "characters", "length": 8}}
-    corpus = datasets.open_corpus(Experiment.parse({"data": data}))
+    corpus = corpora.open_corpus(Experiment.parse({"data": data}))
     assert (len(corpus.train), len(corpus.test), corpus.class_names) == (6, 3, ("l0", "l1"))
     np.testing.assert_array_equal(corpus.train.columns["time"], [np.nan, 1, 2, 3, 4, 5])
     assert [read_back(corpus, row) for row in range(2)] == ["say 0", "say 1"]
@@ -253,7 +253,7 @@ def test_texts_and_other_data_are_not_mixed_up(folder: Path) -> None:
         ({"dataset": "b.txt.gz", "text": {"kind": "next"}}, "can't be read as UTF-8 text"),
     ):
         with pytest.raises(DataError) as caught:
-            datasets.open_corpus(Experiment.parse({"data": data}))
+            corpora.open_corpus(Experiment.parse({"data": data}))
         assert sentence in str(caught.value)
 
 
@@ -278,8 +278,8 @@ def test_the_real_files_are_read(name: str, data: dict[str, Any], sizes: tuple[i
         pytest.skip(f"FEDEMU_DATA has no text/{name}")
     play = name.startswith("tiny")
     text = {"kind": "next", "length": 64, "tokenizer": "characters"} if play else {"kind": "masked", "length": 24}
-    source = datasets.source_of(Experiment.parse({"data": {"dataset": str(file), "text": text, **data}}).data)
-    corpus = datasets.load_corpus(source, cache=tmp_path)
+    source = corpora.source_of(Experiment.parse({"data": {"dataset": str(file), "text": text, **data}}).data)
+    corpus = corpora.load_corpus(source, cache=tmp_path)
     assert (len(corpus.train), len(corpus.test), corpus.classes) == sizes
     if "recorded_at_unix" in corpus.train.columns:
         times = corpus.train.columns["recorded_at_unix"]

@@ -7,7 +7,7 @@ import pytest
 
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.report import report
-from fedemu.ops.report.plots import rounds as plots
+from fedemu.ops.report.plots import rounds
 from fedemu.ops.report.plots.diagnosis import DIAGNOSIS_PLOTS
 from fedemu.ops.report.report import write_report
 from fedemu.protocol.errors import ConfigurationError
@@ -47,8 +47,8 @@ def test_the_page_of_an_unfinished_run_holds_its_plots_and_numbers(run_directory
     assert "<b>30.0%</b><span>final accuracy" in page
     assert '<td class="words">dropped</td><td class="number">3</td><td class="number">25.0%</td>' in page
     assert '<td class="words">dropout</td><td class="number">1</td>' in page
-    assert page.count("data:image/png;base64,") == len(plots.PLOTS)
-    assert {path.stem for path in (run_directory / "plots").iterdir()} == set(plots.PLOTS)
+    assert page.count("data:image/png;base64,") == len(rounds.PLOTS)
+    assert {path.stem for path in (run_directory / "plots").iterdir()} == set(rounds.PLOTS)
     assert "Diagnosed rounds" not in page
 
 
@@ -109,4 +109,4 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_plot_without_data_is_left_out() -> None:
     bare = [Row(1, virtual_time=0.0)]
-    assert [name for name, draw in plots.PLOTS.items() if draw(bare) is not None] == []
+    assert [name for name, draw in rounds.PLOTS.items() if draw(bare) is not None] == []

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from fedemu.ops.cli import commands as cli_commands
+from fedemu.ops.cli import commands
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import read_frozen
-from fedemu.ops.running import seeds as seed_group
+from fedemu.ops.running import seeds as seeds_module
 from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.folder import give_back
 from fedemu.ops.running.seeds import is_group, parse_seeds
@@ -46,7 +46,7 @@ class FakeRuns:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRuns:
     fake = FakeRuns()
-    monkeypatch.setattr(seed_group, "run_together", fake)
+    monkeypatch.setattr(seeds_module, "run_together", fake)
     monkeypatch.setattr("fedemu.ops.compare.page.page.COMPARISON_PLOTS", {})
     monkeypatch.setattr("fedemu.ops.compare.page.page.WIDE_COMPARISON_PLOTS", {})
     monkeypatch.chdir(tmp_path)
@@ -55,7 +55,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRuns:
 
 def call(*arguments: str) -> int:
     with pytest.raises(SystemExit) as ended:
-        cli_commands.app(["run", *arguments], prog_name="fedemu")
+        commands.app(["run", *arguments], prog_name="fedemu")
     return int(ended.value.code or 0)
 
 
