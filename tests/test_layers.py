@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LAYERS = ("protocol", "algorithms", "device", "coordinator", "ops")
+FLOORS = ("protocol", "algorithms", "device", "coordinator", "ops")
 ALLOWED = {
     "protocol": {"protocol"},
     "algorithms": {"algorithms", "protocol"},
     "device": {"device", "protocol", "algorithms"},
     "coordinator": {"coordinator", "protocol", "algorithms"},
-    "ops": set(LAYERS),
+    "ops": set(FLOORS),
 }
 ORDER = {
     "protocol": "errors ids seeds messages liveness | codec host | tensors transport | blobs",
@@ -35,10 +35,10 @@ ORDER = {
 }
 """The rooms of each floor. A room imports from itself and from rooms further left, never from one behind the same bar.
 
-A room is a folder, or a file that lies beside the folders of its floor. What is left of a bar comes before.
+A room is a folder, or a file that lies beside the folders of its floor. Bars (``|``) part the columns of rooms.
 """
 MOST_FILES = 16
-"""In one room. A room that needs more wants a wall; ``ops/bench`` is the exception."""
+"""The largest number of files in one room. Divide a room that needs more; ``ops/bench`` is the exception."""
 FACES = ("algorithms", "algorithms/interface", "ops/experiment", "ops")
 """The packages whose ``__init__.py`` hands on names. All others hold a docstring and import nothing."""
 SCIENCE_MAY_USE = {"protocol.ids", "protocol.seeds", "protocol.errors", "protocol.host.named"}
@@ -63,7 +63,7 @@ HEAVY = ("torch", "matplotlib", "sklearn", "datasets", "pandas", "scipy", "jinja
 
 
 def sources() -> list[Path]:
-    return [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
+    return [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -170,25 +170,25 @@ def circles(pairs: set[tuple[str, str]]) -> list[list[str]]:
     return []
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_a_layer_imports_only_what_lies_below_it(layer: str) -> None:
+@pytest.mark.parametrize("floor", FLOORS)
+def test_a_floor_imports_only_what_it_may(floor: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
-        for path in sorted((ROOT / layer).rglob("*.py"))
+        for path in sorted((ROOT / floor).rglob("*.py"))
         for line, name in own_imports(path)
-        if name.split(".")[0] not in ALLOWED[layer]
+        if name.split(".")[0] not in ALLOWED[floor]
     ]
     assert wrong == []
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_a_layer_names_no_code_above_it_in_a_string(layer: str) -> None:
+@pytest.mark.parametrize("floor", FLOORS)
+def test_a_floor_names_no_code_in_a_string_that_it_may_not_import(floor: str) -> None:
     """A name in a string is an arrow too, which no import shows: ``"fedemu.ops.data.corpora:prepare"``."""
     wrong = [
         f"{path.relative_to(ROOT)}:{line} names fedemu.{module}; let the caller pass it"
-        for path in sorted((ROOT / layer).rglob("*.py"))
+        for path in sorted((ROOT / floor).rglob("*.py"))
         for line, module, _ in named_code(path)
-        if module.split(".")[0] not in ALLOWED[layer]
+        if module.split(".")[0] not in ALLOWED[floor]
     ]
     assert wrong == []
 
@@ -216,7 +216,7 @@ def test_every_module_that_is_started_by_name_can_be_started() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("floor", LAYERS)
+@pytest.mark.parametrize("floor", FLOORS)
 def test_every_room_has_its_place_in_the_order(floor: str) -> None:
     files = [
         path
@@ -227,7 +227,7 @@ def test_every_room_has_its_place_in_the_order(floor: str) -> None:
     assert found == rooms(floor).keys()
 
 
-@pytest.mark.parametrize("floor", LAYERS)
+@pytest.mark.parametrize("floor", FLOORS)
 def test_a_room_imports_only_rooms_that_stand_before_it(floor: str) -> None:
     place = rooms(floor)
     wrong = [
@@ -238,11 +238,11 @@ def test_a_room_imports_only_rooms_that_stand_before_it(floor: str) -> None:
     assert wrong == []
 
 
-def test_no_room_leads_back_to_itself() -> None:
+def test_imports_between_rooms_form_no_circle() -> None:
     assert circles({(here, there) for here, there, _ in arrows()}) == []
 
 
-def test_no_file_leads_back_to_itself() -> None:
+def test_imports_between_files_form_no_circle() -> None:
     names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in sources()}
     pairs = set()
     for path in sources():
@@ -254,7 +254,7 @@ def test_no_file_leads_back_to_itself() -> None:
     assert circles(pairs) == []
 
 
-def test_no_room_holds_more_files_than_people_can_take_in() -> None:
+def test_no_room_has_more_files_than_the_limit() -> None:
     folders = {path.parent for path in sources()} - {ROOT / "ops" / "bench"}
     sizes = {str(folder.relative_to(ROOT)): len([*folder.glob("*.py")]) - 1 for folder in folders}
     assert {folder: size for folder, size in sizes.items() if size > MOST_FILES} == {}
@@ -302,7 +302,7 @@ def test_no_module_goes_by_its_folder_alone() -> None:
         f"{path.relative_to(ROOT)}:{line} imports {name}; write fedemu.{name}"
         for path in [*sources(), *tests]
         for line, name in imports(path)
-        if name.split(".")[0] in LAYERS
+        if name.split(".")[0] in FLOORS
     ]
     assert wrong == []
 

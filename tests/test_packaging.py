@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
-LAYERS = ("protocol", "algorithms", "device", "coordinator", "ops")
+FLOORS = ("protocol", "algorithms", "device", "coordinator", "ops")
 CODE = {".py", ".pyc"}
 
 
@@ -36,7 +36,7 @@ def folder_of(package: str) -> Path:
 
 
 def test_every_package_is_listed(project: dict[str, Any]) -> None:
-    folders = {path.parent for layer in LAYERS for path in (ROOT / layer).rglob("__init__.py")}
+    folders = {path.parent for floor in FLOORS for path in (ROOT / floor).rglob("__init__.py")}
     packages = project["tool"]["setuptools"]["packages"]
     assert project["tool"]["setuptools"]["package-dir"] == {"fedemu": "."}
     assert {folder_of(name) for name in packages} == {ROOT, *folders}
@@ -57,7 +57,7 @@ def test_every_file_that_is_no_code_is_shipped(project: dict[str, Any]) -> None:
     for name in project["tool"]["setuptools"]["packages"]:
         for pattern in tables.get(name, []):
             shipped |= set(folder_of(name).glob(pattern))
-    files = {path for layer in LAYERS for path in (ROOT / layer).rglob("*") if path.is_file()}
+    files = {path for floor in FLOORS for path in (ROOT / floor).rglob("*") if path.is_file()}
     files = {path for path in files if path.suffix not in CODE and "__pycache__" not in path.parts}
     assert files - shipped == set()
 

@@ -137,7 +137,7 @@ def test_an_own_criterion_and_a_file_by_its_path(own: str, tmp_path: Path) -> No
         ("fedavgg", "did you mean 'fedavg'?"),
     ],
 )
-def test_an_own_method_that_can_not_be_used_is_named(
+def test_an_own_method_that_cannot_be_used_is_named(
     own: str, ingredients: Ingredients, name: str, sentence: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:

@@ -107,7 +107,7 @@ async def test_an_address_in_use_is_a_configuration_error(
     router.close()
 
 
-async def test_a_fault_of_the_coordinators_own_ends_the_run_with_it(
+async def test_an_error_of_the_coordinator_ends_the_run(
     make_plan: MakePlan, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, play: Play
 ) -> None:
     def full(*arguments: object) -> None:

@@ -17,13 +17,13 @@ import warm
 from checks import dead_links, mistakes
 from pages import ROOT, Page
 
-LAYERS = ("protocol", "algorithms", "device", "coordinator", "ops")
+FLOORS = ("protocol", "algorithms", "device", "coordinator", "ops")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_says_nothing_that_is_not_there(name: str) -> None:
+def test_a_page_names_nothing_that_does_not_exist(name: str) -> None:
     found = mistakes(Page.read(ROOT / name))
     assert not found, "\n".join(found)
 
@@ -62,7 +62,7 @@ def test_the_blocks_of_a_page_run_in_order(name: str, commands: Path, tmp_path: 
 
 def test_the_tree_of_the_page_for_contributors_is_that_of_the_code() -> None:
     told = re.findall(r"^\| `([\w/]+)/` \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
-    rooms = [path.parent for floor in LAYERS for path in (ROOT / floor).rglob("__init__.py")]
+    rooms = [path.parent for floor in FLOORS for path in (ROOT / floor).rglob("__init__.py")]
     assert sorted(told) == sorted(str(room.relative_to(ROOT)) for room in rooms)
 
 
@@ -85,7 +85,7 @@ def columns(text: str, bar: str, comma: str | None = None) -> list[set[str]]:
 
 def test_the_names_of_the_glossary_are_those_of_the_code() -> None:
     page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
-    sources = [path.read_text(encoding="utf-8") for floor in LAYERS for path in (ROOT / floor).rglob("*.py")]
+    sources = [path.read_text(encoding="utf-8") for floor in FLOORS for path in (ROOT / floor).rglob("*.py")]
     defined = {
         name for text in sources for name in re.findall(r"^(?:class )?([A-Z]\w+)(?: = |\(|:)", text, re.MULTILINE)
     }

@@ -98,7 +98,7 @@ def test_a_package_that_is_missing_or_too_old_is_named(monkeypatch: pytest.Monke
     assert "ruff" not in detail
 
 
-def test_a_torch_that_can_not_be_imported_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_cannot_be_imported_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*command: Any, **options: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 1, "", "Traceback ...\nOSError: libcudart.so.13 is missing\n")
 

@@ -52,7 +52,7 @@ def test_runs_are_compared_as_by_the_command(tmp_path: Path, capfd: pytest.Captu
     assert capfd.readouterr().err == "", "without progress a run writes nothing"
 
 
-def test_a_folder_without_a_run_is_told_so(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds neither a run nor a group of runs"):
         fedemu.compare(tmp_path)
     with pytest.raises(ConfigurationError, match=str(tmp_path)):
@@ -68,7 +68,7 @@ def test_a_folder_without_a_run_is_told_so(tmp_path: Path) -> None:
         (Experiment(name="mine"), {"local__rate": 1}, "local.rate is no setting"),
     ],
 )
-def test_what_is_wrong_is_raised_and_nothing_is_made(
+def test_wrong_settings_raise_an_error_and_make_no_folder(
     experiment: Any, overrides: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError, match=said.replace(".", r"\.")):

@@ -1,3 +1,5 @@
+"""Networks of every kind, and endpoints on them that record what they receive."""
+
 from __future__ import annotations
 
 import asyncio

@@ -154,7 +154,7 @@ def test_other_messages_have_no_frames() -> None:
         ([header(t="need", digest="a" * 64, offset=0, length=0)], "field"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name(frames: list[bytes], expected: str) -> None:
+def test_unusable_frames_are_refused_with_the_name_of_the_reason(frames: list[bytes], expected: str) -> None:
     assert reason(UP, frames) == expected
 
 

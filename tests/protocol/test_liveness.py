@@ -52,6 +52,6 @@ def test_a_peer_may_return_after_it_expired() -> None:
 
 
 @pytest.mark.parametrize(("interval", "patience"), [(0.0, 1), (-1.0, 1), (1.0, 0)])
-def test_a_timeout_of_nothing_is_refused(interval: float, patience: int) -> None:
+def test_a_timeout_of_0_is_refused(interval: float, patience: int) -> None:
     with pytest.raises(ValueError, match=str(interval)):
         Liveness[str](interval, patience)

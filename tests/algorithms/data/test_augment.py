@@ -65,7 +65,7 @@ def test_layout_is_kept() -> None:
     assert torch.equal(channels_last, augmented(flip=True).apply(x, draws))
 
 
-def test_black_is_what_normalisation_makes_of_it() -> None:
+def test_black_is_normalised_as_pixels_are() -> None:
     built = augmentation(("crop", "flip"), (2, 8, 8), np.array([100.0, 50.0]), np.array([50.0, 100.0]))
     assert built == Augmentation(crop=True, flip=True, cutout=False, fill=(-2.0, -0.5))
     assert augmentation((), (2, 8, 8), np.zeros(2), np.ones(2)) is None

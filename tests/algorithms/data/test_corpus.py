@@ -46,7 +46,7 @@ def test_an_empty_batch_keeps_the_shape_of_a_sample(coloured):
     assert (x.shape, y.shape) == ((0, 2, 1, 2), (0,))
 
 
-def test_a_sample_is_the_same_whatever_it_is_read_with(coloured):
+def test_a_sample_is_the_same_whichever_samples_are_read_with_it(coloured):
     alone, _ = coloured.batch(coloured.train, np.array([1]))
     together, _ = coloured.batch(coloured.train, np.array([0, 1, 0]))
     assert torch.equal(alone[0], together[1])

@@ -44,7 +44,7 @@ def test_every_token_of_a_long_text_is_predicted_once_from_the_one_before_it() -
     assert pairs == list(zip([BEGIN, *tokens], [*tokens, END], strict=True))
 
 
-def test_what_becomes_of_a_token_goes_by_two_draws() -> None:
+def test_two_draws_decide_what_becomes_of_a_token() -> None:
     tokens = np.array([[BEGIN, 10, 11, 12, 13, END, PAD]])
     chance = np.array([[0.0, 0.14, 0.1, 0.15, 0.0, 0.0, 0.0]])
     fate = np.array([[0.0, 0.79, 0.81, 0.0, 0.91, 0.0, 0.0]])
@@ -54,19 +54,19 @@ def test_what_becomes_of_a_token_goes_by_two_draws() -> None:
     assert targets.tolist() == [[NO, 10, 11, NO, 13, NO, NO]]
 
 
-def test_the_least_likely_choice_is_made_where_nothing_else_was_chosen() -> None:
+def test_the_token_of_the_lowest_draw_is_chosen_if_no_token_would_be() -> None:
     tokens, chance = np.array([[BEGIN, 10, 11, END]]), np.array([[0.0, 0.9, 0.8, 0.0]])
     _, targets = hide(np, tokens, chance, np.zeros((1, 4)), np.full((1, 4), 20))
     assert targets.tolist() == [[NO, NO, 11, NO]]
 
 
-def test_of_a_text_of_special_tokens_nothing_is_hidden() -> None:
+def test_a_text_of_special_tokens_alone_is_not_masked() -> None:
     tokens = np.array([[BEGIN, 1, END, PAD]])
     read, targets = hide(np, tokens, np.zeros((1, 4)), np.zeros((1, 4)), np.full((1, 4), 20))
     assert (read.tolist(), targets.tolist()) == (tokens.tolist(), [[NO] * 4])
 
 
-def test_the_shares_of_a_masking_are_those_of_bert() -> None:
+def test_a_masking_has_the_shares_of_bert() -> None:
     tokens = np.random.RandomState(1).randint(5, 500, (4000, 20))
     read, targets = masked(tokens, np.random.RandomState(0), 500).transpose(1, 0, 2)
     chosen = targets != NO
@@ -78,7 +78,7 @@ def test_the_shares_of_a_masking_are_those_of_bert() -> None:
     assert chosen.any(axis=1).all()
 
 
-def test_a_new_masking_is_of_the_original_tokens_and_other_every_time() -> None:
+def test_every_new_masking_begins_with_the_original_tokens_and_differs() -> None:
     tokens = np.random.RandomState(1).randint(5, 40, (6, 12))
     tokens[:, 10:] = PAD
     x = torch.from_numpy(masked(tokens, np.random.RandomState(0), 40))

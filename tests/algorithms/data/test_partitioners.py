@@ -126,7 +126,7 @@ def test_an_equal_device_whose_classes_are_all_gone_takes_from_what_is_left():
     assert shares == [[0, 1], [2, 3]]
 
 
-def test_the_first_equal_devices_hold_what_does_not_divide():
+def test_the_first_of_equal_devices_hold_the_remainder():
     shares = dirichlet_equal(np.zeros(11, dtype=np.int64), 4, alpha=1.0, generator=seeded())
     assert [len(share) for share in shares] == [3, 3, 3, 2]
 
@@ -212,7 +212,7 @@ def test_more_devices_than_samples_are_refused_with_the_numbers(divide):
         divide(np.array([0, 1, 1]), 0)
 
 
-def test_a_minimum_that_can_not_be_met_is_refused_with_the_numbers():
+def test_a_minimum_that_cannot_be_met_is_refused_with_the_numbers():
     with pytest.raises(ConfigurationError, match="3 devices with at least 4 samples each need 12, but there are 10"):
         dirichlet(np.zeros(10, dtype=np.int64), 3, alpha=0.1, min_samples=4, generator=seeded())
 

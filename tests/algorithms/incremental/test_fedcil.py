@@ -1,3 +1,5 @@
+"""FedCIL: the auxiliary-classifier GAN at the devices, and its consolidation at the coordinator."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -230,6 +232,6 @@ def test_without_samples_there_is_nothing_to_consolidate() -> None:
         ({"model": growing(mlp((1, 9, 9), 4), TASKS, (1, 9, 9)), "input_shape": (1, 9, 9)}, "there is no generator"),
     ],
 )
-def test_what_it_cannot_do_is_refused(changes: dict[str, Any], sentence: str) -> None:
+def test_unsuitable_settings_are_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         fedcil(replace(INGREDIENTS, **changes))

@@ -1,3 +1,5 @@
+"""FedProx⁺ and FedLwF-2T: the previous task's model, the two teachers, and what devices keep."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -46,7 +48,7 @@ def facts(task: int, *, first: bool = False) -> Facts:
 
 
 @pytest.mark.parametrize("builder", [fedprox_plus, fedlwf_2t])
-def test_both_run_alike_on_every_executor_while_devices_come_and_go(
+def test_both_methods_run_alike_on_every_executor_while_devices_come_and_go(
     builder: Callable[..., Any], little_fleet: Callable[..., Any]
 ) -> None:
     """Device 2 joins in the second task."""
@@ -61,7 +63,7 @@ def test_both_run_alike_on_every_executor_while_devices_come_and_go(
 @pytest.mark.parametrize(
     "builder", [lambda made: fedprox_plus(made, 0.0), lambda made: fedlwf_2t(made, 1.0, 0.0)], ids=["prox+", "lwf"]
 )
-def test_with_a_weight_of_0_they_are_federated_averaging(
+def test_with_a_weight_of_0_both_methods_are_federated_averaging(
     builder: Callable[..., Any], little_fleet: Callable[..., Any]
 ) -> None:
     cohorts = [0, 1], [0, 1], [1, 2]
@@ -139,7 +141,7 @@ def test_teachers_are_asked_about_the_classes_they_have_seen() -> None:
     torch.testing.assert_close(newcomer, 0.7 * surprise + server)
 
 
-def test_what_they_cannot_do_is_refused() -> None:
+def test_unsuitable_settings_are_refused() -> None:
     for builder in (fedprox_plus, fedlwf_2t):
         with pytest.raises(ConfigurationError, match="remembers classes of earlier tasks, but the stream brings none"):
             builder(replace(INGREDIENTS, model=mlp(SHAPE, 4)))

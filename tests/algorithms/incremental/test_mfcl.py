@@ -1,3 +1,5 @@
+"""MFCL and FedAvg + Gen: what the coordinator makes for each task, sends and reports."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -263,6 +265,6 @@ def test_without_further_terms_it_is_federated_averaging_with_generated_samples(
         ({"model": growing(mlp(SHAPE, 4, ()), TASKS, SHAPE)}, {}, "no layers that report any"),
     ],
 )
-def test_what_it_cannot_do_is_refused(changes: dict[str, Any], options: dict[str, Any], sentence: str) -> None:
+def test_unsuitable_settings_are_refused(changes: dict[str, Any], options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         mfcl(replace(INGREDIENTS, **changes), **options)

@@ -63,11 +63,11 @@ def test_average_accuracy_of_a_run_that_goes_on_is_over_the_periods_seen():
     assert average_accuracy(ACCURACY[:2]) == pytest.approx((0.9 + 0.7) / 2)
 
 
-def test_average_accuracy_counts_samples_where_their_numbers_are_given_as_avalanches_stream_accuracy_does():
+def test_with_numbers_of_samples_average_accuracy_is_avalanches_stream_accuracy():
     assert average_accuracy(ACCURACY, examples=[1, 3, 0]) == pytest.approx((0.5 * 1 + 0.6 * 3) / 4)
 
 
-def test_average_accuracy_is_avalanches_stream_accuracy_where_test_sets_are_of_one_size():
+def test_with_test_sets_of_one_size_average_accuracy_is_avalanches_stream_accuracy():
     sizes = [10, 10, 10]
     assert average_accuracy(ACCURACY) == pytest.approx(avalanche_stream_accuracy(ACCURACY[-1], sizes))
     assert average_accuracy(ACCURACY, [10, 30, 20]) == pytest.approx(
@@ -75,7 +75,7 @@ def test_average_accuracy_is_avalanches_stream_accuracy_where_test_sets_are_of_o
     )
 
 
-def test_average_incremental_accuracy_is_the_mean_of_what_each_model_got_right_of_all_it_had_seen():
+def test_average_incremental_accuracy_is_the_mean_of_each_models_accuracy_on_all_that_it_had_seen():
     # Table 5 of MFCL, its last row, in percent.
     ours = [71.50, 55.00, 50.73, 45.73, 42.38, 40.62, 38.97, 36.18, 35.47, 33.25]
     assert round(average_incremental_accuracy(ours), 2) == 44.98
@@ -95,7 +95,7 @@ def test_models_from_before_a_period_count_among_the_earlier_ones():
     assert average_forgetting([[0.9, 0.8, 0.0], [0.9, 0.5, 0.0], [0.9, 0.6, 0.0]]) == pytest.approx((0.0 + 0.2) / 2)
 
 
-def test_average_forgetting_is_mfcls_but_for_a_period_that_is_done_best_in_the_end():
+def test_average_forgetting_is_mfcls_except_for_a_period_on_which_the_last_model_is_best():
     def of_babakniya(matrix: np.ndarray) -> float:
         return float(np.mean((matrix.max(axis=0) - matrix[-1])[: len(matrix) - 1]))
 
@@ -122,7 +122,7 @@ def test_avalanches_forgetting_is_minus_backward_transfer():
     assert backward_transfer(ACCURACY) == pytest.approx(-np.mean(avalanche_forgetting(ACCURACY)))
 
 
-def test_avalanches_forgetting_is_average_forgetting_where_a_period_is_done_best_just_after_it_was_learnt():
+def test_avalanches_forgetting_is_average_forgetting_if_each_period_is_best_just_after_it_was_learnt():
     matrix = np.array([[0.8, 0.2, 0.1], [0.7, 0.9, 0.3], [0.5, 0.6, 0.6]])
     assert avalanche_forgetting(matrix) == pytest.approx([0.8 - 0.5, 0.9 - 0.6])
     assert average_forgetting(matrix) == pytest.approx(np.mean(avalanche_forgetting(matrix)))
@@ -150,13 +150,13 @@ def test_a_model_that_was_not_evaluated_is_not_the_best():
     assert forgetting_factor([[NAN, 0.4], [0.5, NAN], [0.3, 0.1]]) == pytest.approx([0.2, 0.3])
 
 
-def test_measures_of_nothing_known_are_not_numbers():
+def test_measures_are_not_a_number_if_nothing_is_known():
     assert math.isnan(average_accuracy(np.full((2, 2), NAN)))
     assert math.isnan(average_forgetting(np.full((2, 2), NAN)))
 
 
 @pytest.mark.parametrize("wrong", [[0.5, 0.5], np.zeros((0, 3))])
-def test_what_is_no_matrix_is_refused(wrong):
+def test_a_value_that_is_no_matrix_is_refused(wrong):
     with pytest.raises(ValueError, match=r"a matrix \[models, periods\] with at least one model is needed"):
         average_accuracy(wrong)
 
@@ -182,6 +182,6 @@ def test_forgetting_of_perplexity_is_relative_to_the_lowest_of_the_earlier_model
     assert np.isnan(relative_forgetting(matrix[:1])).all()
 
 
-def test_forgetting_in_terms_of_relative_changes():
+def test_forgetting_may_be_taken_of_relative_changes():
     changes = relative_change([[4.0, 20.0], [6.0, 6.0]], 8.0)
     assert forgetting_factor(changes, lower_is_better=True) == pytest.approx([2 / 8, -14 / 8])

@@ -34,7 +34,7 @@ def test_forgetting_is_the_mean_over_classes_of_the_best_earlier_accuracy_minus_
     assert forgetting(ACCURACY) == pytest.approx(((0.75 - 0.25) + (0.25 - 0.50) + (0.25 - 0.25)) / 3)
 
 
-def test_forgetting_is_negative_where_the_last_round_is_the_best_of_every_class():
+def test_forgetting_is_negative_if_the_last_round_is_the_best_of_every_class():
     assert forgetting([[0.25, 0.5], [0.5, 0.75]]) == -0.25
 
 
@@ -62,7 +62,7 @@ def test_round_forgetting_of_one_round_is_empty():
     assert round_forgetting([[0.5, 0.5]]).shape == (0,)
 
 
-def test_where_no_class_has_test_samples_forgetting_is_not_a_number():
+def test_forgetting_is_not_a_number_if_no_class_has_test_samples():
     nothing = np.full((3, 2), np.nan)
     assert math.isnan(forgetting(nothing))
     assert np.isnan(round_forgetting(nothing)).tolist() == [True, True]
@@ -126,7 +126,7 @@ def test_weight_alignment_averages_over_positions_of_a_feature_map():
     assert weight_alignment(first, torch.tensor([[1.0], [0.0]]), labels) == 1.0
 
 
-def test_a_neuron_that_prefers_no_class_counts_for_the_lowest():
+def test_a_neuron_that_prefers_no_class_counts_for_the_lowest_class():
     assert weight_alignment([[0.0], [0.0]], [[1.0], [0.0]], [0, 1]) == 1.0
 
 

@@ -94,7 +94,7 @@ def fleet(little_fleet: Callable[..., Any], public: PublicData) -> Callable[...,
 
 
 @EVERY_METHOD
-def test_it_plays_where_devices_come_and_go_and_no_executor_changes_what_comes_of_it(
+def test_a_method_plays_alike_on_both_executors_while_devices_come_and_go(
     name: str, in_tasks: bool, fleet: Callable[..., Any]
 ) -> None:
     """``Checked`` compares both executors on every ask, own states included.
@@ -114,7 +114,7 @@ def test_it_plays_where_devices_come_and_go_and_no_executor_changes_what_comes_o
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_reweighted_softmax_goes_with_it_unless_cross_entropy_is_built_into_its_loss(
+def test_a_method_takes_the_reweighted_softmax_unless_cross_entropy_is_built_into_its_loss(
     name: str, fleet: Callable[..., Any]
 ) -> None:
     in_tasks = name in NEED_TASKS
@@ -136,7 +136,7 @@ def in_rounds(played: Any, cohort: list[int], in_tasks: bool) -> Iterator[Ask]:
 
 
 @EVERY_METHOD
-def test_what_leaves_a_device(name: str, in_tasks: bool, fleet: Callable[..., Any]) -> None:
+def test_a_device_sends_what_its_program_declares(name: str, in_tasks: bool, fleet: Callable[..., Any]) -> None:
     played = fleet(name, in_tasks)
     for ask in in_rounds(played, [0, 2], in_tasks):
         program: Any = played.algorithm.programs[ask.program]

@@ -170,7 +170,7 @@ def test_after_a_step_the_last_constraint_holds_to_first_order(seed: int) -> Non
     assert rise <= 1e-5 * length
 
 
-def test_free_of_constraints_it_is_federated_averaging(little_fleet: Callable[..., Any]) -> None:
+def test_without_constraints_it_is_federated_averaging(little_fleet: Callable[..., Any]) -> None:
     settings = ingredients(momentum=0.9, weight_decay=1e-3)
     ours = little_fleet(fedreg(settings, gamma=1.0, rehearsals=0, weights="examples"), MLP.init(0), SHARES)
     theirs = little_fleet(fedavg(settings), MLP.init(0), SHARES)

@@ -1,3 +1,5 @@
+"""The samples that a device keeps, as arrays and back."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Gradients of single samples: products, sums and directions, against gradients that are computed one by one."""
+
 from __future__ import annotations
 
 import sys
@@ -206,7 +208,7 @@ def test_nothing_imports_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.func.grad(torch.sum)(torch.zeros(2))
 
 
-def test_one_sample_and_none() -> None:
+def test_one_sample_and_no_sample_have_products_and_sums() -> None:
     one = Directions.of(gradients_of(MODELS["mlp"], batch_of(1)))
     assert one.gram == pytest.approx(np.ones((1, 1)))
     assert float(flat(one.weighted_sum([2.0])).norm()) == pytest.approx(2.0)
@@ -232,7 +234,7 @@ def sequence_loss(logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
     return -(logits.log_softmax(-1) * target).sum((1, 2)).mean()
 
 
-def test_layers_that_see_a_sample_at_several_places_and_leaves_used_twice() -> None:
+def test_a_layer_may_see_a_sample_at_several_places_and_a_leaf_may_be_used_twice() -> None:
     model = from_module(Tokens)
     x = torch.randint(0, 5, (6, 2), generator=torch.Generator().manual_seed(1))
     gradients = gradients_of(model, Batch(x, x[:, 0], torch.ones(6)), sequence_loss)

@@ -66,7 +66,7 @@ def test_each_task_is_spread_by_itself():
         (3, 2, [0, 3, 1], "the class order names a class that there is not: 3; stream.order"),
     ],
 )
-def test_tasks_that_can_not_be_made_are_refused(classes, tasks, order, complaint):
+def test_tasks_that_cannot_be_made_are_refused(classes, tasks, order, complaint):
     with pytest.raises(ConfigurationError, match=complaint):
         ClassTasks.of(classes, tasks, order)
 

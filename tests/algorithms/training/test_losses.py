@@ -110,7 +110,7 @@ def test_not_true_distillation_has_neither_value_nor_gradient_from_the_true_clas
     assert gradient.abs().sum() > 0
 
 
-def test_not_true_distillation_from_oneself_is_nothing() -> None:
+def test_not_true_distillation_from_oneself_is_0() -> None:
     logits, targets = random(5, 4), torch.tensor([0, 3, 1, 2, 2])
     close(not_true_distillation(logits, logits, targets, 1.0), 0.0)
     close(grad(not_true_distillation)(logits, logits, targets, 1.0), [[0.0] * 4] * 5)
@@ -122,7 +122,7 @@ def test_knowledge_is_shared_by_counts() -> None:
     close(teachers, [[2 / 8, 4 / 16, 0], [0, 12 / 16, 3 / 4]])
 
 
-def test_of_a_class_that_nobody_counts_the_student_knows_all() -> None:
+def test_the_student_knows_all_of_a_class_that_nobody_counts() -> None:
     student, teachers = knowledge_weights(torch.tensor([3, 0]), torch.tensor([[1, 0], [0, 0]]))
     assert student.tolist() == [0.75, 1.0]
     assert teachers.tolist() == [[0.25, 0.0], [0.0, 0.0]]
@@ -168,7 +168,7 @@ def test_models_that_agree_leave_the_contrast_constant() -> None:
     close(grad(model_contrastive)(features, other, other, 0.5), [[0.0] * 3] * 5)
 
 
-def test_features_of_length_nothing_are_alike_to_nothing() -> None:
+def test_features_of_length_0_are_equally_similar_to_all_others() -> None:
     features, others = torch.zeros(2, 3), torch.ones(2, 3)
     assert float(model_contrastive(features, others, others, 0.5)) == pytest.approx(LOG2)
     assert grad(model_contrastive)(features, others, -others, 0.5).isfinite().all()

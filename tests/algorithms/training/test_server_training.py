@@ -88,11 +88,11 @@ def test_a_better_model_renews_the_patience() -> None:
     assert best_of([1, 5, 3, 6, 2, 6, 9]) == (3.0, 5)
 
 
-def test_of_equals_the_earliest_counts() -> None:
+def test_the_earliest_of_equally_good_models_counts() -> None:
     assert best_of([1, 5, 5, 5, 9, 9, 9]) == (1.0, 3)
 
 
-def test_what_training_began_with_is_kept_where_nothing_is_better() -> None:
+def test_the_model_at_the_beginning_is_kept_if_no_later_one_is_better() -> None:
     assert best_of([5, 1, 5, 9, 9, 9, 9]) == (0.0, 2)
 
 
@@ -100,7 +100,7 @@ def test_training_ends_at_the_last_step_with_the_best_of_all() -> None:
     assert best_of([1, 2, 3, 4, 5, 6, 7]) == (6.0, 6)
 
 
-def test_without_steps_there_are_still_lessons() -> None:
+def test_without_steps_the_lessons_are_still_prepared() -> None:
     model = Clock([1])
     training = ServerTraining.by_passes(model, forward, 1.0, 0.0, 4, 0, 2)
     script = training.train("clock", model.init(0), lambda train: {"sum": train.x.sum()}, context(CLOCK_DATA))

@@ -1,3 +1,5 @@
+"""Payloads of devices: which are refused, and how accepted ones are kept and loaded."""
+
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,7 +63,7 @@ def test_a_payload_like_its_template_passes_in_any_order():
     check(specs[::-1], frames[::-1], TEMPLATE, math.inf)
 
 
-def test_a_payload_of_nothing_passes_where_nothing_was_asked_for():
+def test_an_empty_payload_passes_if_nothing_was_asked_for():
     check((), [], PayloadTemplate.of({}), 0.0)
 
 
@@ -114,7 +116,7 @@ def test_the_norm_goes_over_all_floating_leaves_and_no_integers():
     assert refused(FOREST, max_norm=4.999999) == "norm"
 
 
-def test_values_whose_squares_overflow_are_a_matter_of_the_norm():
+def test_values_whose_squares_overflow_are_refused_for_their_norm():
     assert refused(replaced("control", "weight", torch.tensor([1e200], dtype=torch.float64))) == "norm"
 
 
@@ -138,7 +140,7 @@ def test_a_small_payload_is_owned_in_memory(tmp_path: Path):
     assert not (tmp_path / "spill").exists()
 
 
-def test_a_large_payload_rests_in_a_file_that_has_no_name_any_more(tmp_path: Path):
+def test_a_large_payload_lies_in_a_file_without_a_name(tmp_path: Path):
     values = torch.arange(payload_module.FILE_THRESHOLD // 4 + 1, dtype=torch.float32)
     forest = {"model": {"odd": torch.tensor([1, 2, 3], dtype=torch.int8), "weight": values}}
     payload = spill(tmp_path / "spill", 0, *on_the_wire(forest))

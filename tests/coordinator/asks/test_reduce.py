@@ -1,3 +1,5 @@
+"""Reducers over payloads: values worked out by hand, exact bits, and integers."""
+
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +51,7 @@ def test_a_total_adds(reduced):
     assert reduced(total, [[1.0], [5.0]], [3, 1]).tolist() == [6.0]
 
 
-def test_where_nobody_has_examples_the_weighted_mean_is_the_even_one(reduced):
+def test_the_weighted_mean_is_the_mean_if_nobody_has_examples(reduced):
     assert reduced(weighted_mean, [[1.0], [5.0]], [0, 0]).tolist() == [3.0]
 
 
@@ -82,7 +84,7 @@ def test_the_bits_do_not_depend_on_the_size_of_the_blocks(reduced, reducer, dtyp
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-def test_the_fold_is_the_one_that_plain_python_makes(reduced):
+def test_a_reduction_has_the_bits_of_a_loop_in_plain_python(reduced):
     generator = torch.Generator().manual_seed(2)
     values = [torch.randn(50, generator=generator, dtype=torch.float64) for _ in range(5)]
     examples = [3, 1, 4, 1, 5]

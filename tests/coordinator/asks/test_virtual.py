@@ -137,7 +137,7 @@ def test_too_few_candidates_are_told_late_while_the_others_train() -> None:
     assert machine.away == {2: 1500.0}
 
 
-def test_those_after_the_last_accepted_are_cancelled() -> None:
+def test_devices_after_the_last_accepted_one_are_cancelled() -> None:
     machine = opened([finish(10), finish(20)], 1)
     actions = machine.result(DeviceId(0), 0.0)
     assert actions == [Tell(DeviceId(0), Accepted(ask=str(ASK))), Tell(DeviceId(1), Cancel(ask=str(ASK)))]
@@ -175,7 +175,7 @@ def test_a_planned_drop_is_not_asked_again_when_the_device_is_reborn() -> None:
     assert machine.verdicts == {1: "dropped"}
 
 
-def test_who_stays_away_beyond_give_up_has_failed_and_perturbs() -> None:
+def test_a_device_that_stays_away_beyond_give_up_fails_and_perturbs_the_run() -> None:
     machine = opened([finish(10), finish(20)], 1, give_up=60.0)
     machine.left(DeviceId(0), 5.0)
     assert machine.tick(65.0) == []
@@ -183,7 +183,7 @@ def test_who_stays_away_beyond_give_up_has_failed_and_perturbs() -> None:
     assert (machine.verdicts[DeviceId(0)], machine.perturbed, machine.given_up) == ("failed", True, {0})
 
 
-def test_who_does_not_answer_its_work_within_give_up_has_failed() -> None:
+def test_a_device_that_does_not_answer_its_work_within_give_up_fails() -> None:
     machine = VirtualAsk(terms(1, 1, give_up=60.0), [DeviceId(0)])
     machine.open(0.0)
     machine.tick(61.0)
@@ -212,7 +212,7 @@ def test_a_device_that_keeps_coming_back_is_given_up() -> None:
     assert table(machine) == "f"
 
 
-def test_what_is_not_answered_is_sent_again_ever_more_rarely() -> None:
+def test_a_message_without_an_answer_is_sent_again_ever_more_rarely() -> None:
     machine = VirtualAsk(terms(1, 1, resend=2.0), [DeviceId(0)])
     machine.open(0.0)
     sent = [now for now in range(40) if machine.tick(float(now)) == [Give(DeviceId(0))]]

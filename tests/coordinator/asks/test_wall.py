@@ -30,7 +30,7 @@ def test_the_first_to_arrive_are_accepted_and_the_others_cancelled() -> None:
     machine.check()
 
 
-def test_who_has_not_answered_at_the_deadline_is_late() -> None:
+def test_a_device_that_has_not_answered_at_the_deadline_is_late() -> None:
     machine = opened(2, 2)
     machine.result(ONE, 60.0)
     assert machine.tick(149.9) == []
@@ -39,7 +39,7 @@ def test_who_has_not_answered_at_the_deadline_is_late() -> None:
     machine.check()
 
 
-def test_who_disconnects_has_dropped_out_and_its_return_changes_nothing() -> None:
+def test_a_device_that_disconnects_has_dropped_out_and_its_return_changes_nothing() -> None:
     machine = opened(2, 1)
     machine.left(ONE, 60.0)
     assert machine.joined(ONE, 61.0) == []

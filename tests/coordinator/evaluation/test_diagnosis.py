@@ -282,7 +282,7 @@ async def test_a_line_is_about_the_accepted_devices_in_cohort_order(
     assert line["weight_divergence"] == pytest.approx([math.sqrt(3) * (i + 1) / 8 for i in (2, 3, 5)])
 
 
-async def test_rounds_are_diagnosed_every_so_often_and_at_the_end(
+async def test_every_third_round_and_the_last_are_diagnosed(
     diagnosed: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
     make_fleet()

@@ -1,3 +1,5 @@
+"""The evaluation of a model: accuracy, loss, perplexity, and measures by class and by period."""
+
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -129,7 +131,7 @@ def test_each_period_has_its_own_accuracy_and_loss_and_those_seen_are_counted_to
     assert found.perplexity is None
 
 
-def test_all_that_was_seen_in_the_last_period_is_everything():
+def test_in_the_last_period_everything_was_seen():
     evaluator = Evaluator(Scaled(), CORPUS, divided([[3], [1, 0], [2]]))
     found = evaluator.evaluate(ONE, 2)
     assert (found.seen_accuracy, found.seen_loss) == (found.accuracy, found.loss)
@@ -214,7 +216,7 @@ RIGHT, WRONG = math.log(math.e + 3) - 1, math.log(math.e + 3)
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
 @pytest.mark.parametrize("limit", [0, evaluate.CACHE_LIMIT])
 @pytest.mark.parametrize("block", [1, 8, evaluate.BLOCK_LOGITS])
-def test_of_language_data_predicted_tokens_are_counted(monkeypatch, batch_size, limit, block):
+def test_language_data_are_measured_by_predicted_tokens(monkeypatch, batch_size, limit, block):
     monkeypatch.setattr(evaluate, "CACHE_LIMIT", limit)
     monkeypatch.setattr(evaluate, "BLOCK_LOGITS", block)
     found = Evaluator(Certain(), TALK, batch_size=batch_size).evaluate(ONE)
@@ -239,7 +241,7 @@ def test_a_period_in_which_nothing_is_predicted_is_not_known():
     assert found.accuracy == 1.0
 
 
-def test_a_guess_of_nothing_has_the_perplexity_of_the_vocabulary():
+def test_a_model_without_any_preference_has_the_perplexity_of_the_vocabulary():
     assert Evaluator(Certain(), TALK).evaluate({"scale": torch.zeros(())}).perplexity == pytest.approx(4.0)
 
 

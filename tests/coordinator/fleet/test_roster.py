@@ -181,7 +181,7 @@ def test_only_its_own_supervisor_can_tell_of_a_devices_death_and_only_of_the_lif
     assert fleet.died(0, 5, A) is None
 
 
-def test_who_is_silent_for_too_long_is_gone() -> None:
+def test_a_device_that_is_silent_for_too_long_is_gone() -> None:
     fleet, lease = roster()
     fleet.hello(B, hello(0, lease), 0.0)
     assert fleet.heard(B, 5.0)

@@ -26,7 +26,7 @@ def test_every_seed_round_attempt_and_place_draws_anew(other: dict[str, object])
     assert draw_cohort(FLEET, 20, **known) != draw_cohort(FLEET, 20, **(known | other))  # type: ignore[arg-type]
 
 
-def test_if_there_are_not_more_than_wanted_all_are_asked() -> None:
+def test_all_devices_are_asked_if_there_are_no_more_than_wanted() -> None:
     assert draw_cohort(FLEET[:3], 3, seed=1, ask=AskId(1, 0, 0)) == (0, 1, 2)
     assert draw_cohort([], 3, seed=1, ask=AskId(1, 0, 0)) == ()
 

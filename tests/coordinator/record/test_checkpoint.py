@@ -1,3 +1,5 @@
+"""Checkpoints of rounds and of server jobs: what is loaded again, also after kills."""
+
 import multiprocessing
 import os
 import random
@@ -70,7 +72,7 @@ def test_an_unreadable_newest_checkpoint_falls_back_to_the_one_before(tmp_path: 
     assert checkpoint.load(tmp_path / "b", state_of(0)).round == 1
 
 
-def test_where_no_checkpoint_can_be_read_the_error_says_so(tmp_path: Path):
+def test_an_error_says_that_no_checkpoint_can_be_read(tmp_path: Path):
     save(tmp_path, 2)
     (tmp_path / "record-2.json").write_text("{")
     with pytest.raises(ConfigurationError, match=r"No checkpoint in .* can be read"):
@@ -85,7 +87,7 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path):
         checkpoint.load(tmp_path, state_of(0))
 
 
-def test_loaded_tensors_are_ones_own_and_can_be_written_to(tmp_path: Path):
+def test_loaded_tensors_can_be_written_to(tmp_path: Path):
     save(tmp_path, 2)
     loaded = checkpoint.load(tmp_path, state_of(0))
     loaded.state.variables["w"].zero_()

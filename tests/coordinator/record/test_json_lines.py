@@ -11,7 +11,7 @@ import numpy as np
 from fedemu.coordinator.record.json_lines import plain, read_lines, to_line
 
 
-def test_what_json_has_no_word_for_becomes_null_or_plain() -> None:
+def test_values_that_json_lacks_become_null_or_plain() -> None:
     values = {
         "nan": math.nan,
         "inf": [-math.inf, {"deep": np.float32("nan")}],

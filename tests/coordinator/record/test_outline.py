@@ -1,3 +1,5 @@
+"""States of algorithms, taken apart into an outline with tensors and put together again."""
+
 import json
 import math
 from collections.abc import Mapping

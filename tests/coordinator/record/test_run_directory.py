@@ -1,3 +1,5 @@
+"""The files of a run directory: logs, rewinding, the end of a run, and what is never overwritten."""
+
 import json
 import math
 import multiprocessing

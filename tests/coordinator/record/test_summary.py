@@ -1,3 +1,5 @@
+"""The summary of a run, made from its rows."""
+
 import math
 
 import numpy as np
@@ -64,7 +66,7 @@ def test_periods_are_summarised_by_the_last_evaluated_round_of_each():
     assert not found.keys() & {"perplexity", "all_period_perplexity", "relative_forgetting"}
 
 
-def test_forgetting_and_backward_transfer_are_avalanches_where_a_period_is_done_best_just_after_it_was_learnt():
+def test_forgetting_and_backward_transfer_are_avalanches_if_each_period_is_best_just_after_it_was_learnt():
     matrix = [row.period_accuracy for row in PERIODS if row.round in (2, 4, 6)]
     # StreamForgetting takes for each earlier experience the accuracy just after training on it minus the last one.
     stream_forgetting = np.mean([matrix[k][k] - matrix[-1][k] for k in range(2)])

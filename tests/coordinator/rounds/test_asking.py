@@ -188,7 +188,7 @@ async def test_presence_that_is_not_announced_in_time_perturbs_and_loses_the_dev
     assert [event["device"] for event in left.named("given_up")] == [0]
 
 
-async def test_who_never_comes_back_has_failed_and_the_run_is_perturbed(
+async def test_a_device_that_never_comes_back_has_failed_and_the_run_is_perturbed(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:
     fleet = make_fleet(script=lambda index, work: {"after": 10.0 + index, "reply": "silent" if index == 0 else "good"})

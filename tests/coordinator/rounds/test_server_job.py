@@ -1,3 +1,5 @@
+"""Server jobs in a process of their own: results, checkpoints, deaths and cancellation."""
+
 import asyncio
 import multiprocessing
 import os

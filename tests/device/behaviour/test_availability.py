@@ -1,3 +1,5 @@
+"""Timetables of devices: intervals, traces, and the statistics of the random kinds."""
+
 from __future__ import annotations
 
 import itertools

@@ -1,3 +1,5 @@
+"""A device's schedule: when its work ends, when it drops out, and when it is back."""
+
 from __future__ import annotations
 
 import dataclasses

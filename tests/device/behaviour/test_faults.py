@@ -1,3 +1,5 @@
+"""Planned faults: how often they happen, and that seed, device and ask decide them."""
+
 from __future__ import annotations
 
 from collections import Counter

@@ -1,3 +1,5 @@
+"""Profiles of devices: how fast each one is, drawn from fixed values, distributions and tables."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""The environment variables with which trainers start."""
+
 from __future__ import annotations
 
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT

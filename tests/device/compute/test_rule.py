@@ -1,3 +1,5 @@
+"""The rule that chooses an executor and the size of its stack."""
+
 from __future__ import annotations
 
 import subprocess
@@ -19,7 +21,7 @@ def test_there_is_a_rule_for_every_kind_of_model_and_device(kind: Kind, device_t
     assert stack_size >= 2 if executor == "vmapped" else stack_size == 1
 
 
-def test_a_name_goes_before_the_table() -> None:
+def test_an_executor_that_is_named_goes_before_the_table() -> None:
     assert compute_rule("serial", "dense", "cpu") == ("serial", 1)
     assert compute_rule("vmapped", "dense", "cpu") == ("vmapped", 16)
     assert compute_rule("checked", "dense", "cuda") == ("checked", 32)

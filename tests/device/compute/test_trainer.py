@@ -1,3 +1,5 @@
+"""A trainer's work on groups of jobs: the executor, warm-up, queries and failures."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -56,7 +56,7 @@ def test_periods_that_the_version_has_selected_from_are_gone(tmp_path: Path) -> 
     assert (held.kept, len(held)) == (2, 3)
 
 
-def test_of_a_period_with_a_question_only_what_was_asked_about_is_sealed(tmp_path: Path) -> None:
+def test_only_samples_that_a_question_was_about_are_sealed_in_its_period(tmp_path: Path) -> None:
     write_own(tmp_path / "own", buffer_leaves(Buffer(asked=2)))
     held = holding(tmp_path / "own", budget=9)
     assert sealed(held) == {0: [1, 2], 1: [4]}

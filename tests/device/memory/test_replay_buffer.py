@@ -1,3 +1,5 @@
+"""The replay buffer as a part of a device's own state."""
+
 from __future__ import annotations
 
 from pathlib import Path

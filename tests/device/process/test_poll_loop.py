@@ -47,7 +47,7 @@ def test_a_cancelled_timer_does_nothing(loop: PollLoop) -> None:
     assert heard == []
 
 
-def test_what_comes_soon_comes_in_order_and_before_any_wait(loop: PollLoop) -> None:
+def test_callbacks_that_are_due_soon_run_in_order_and_before_any_wait(loop: PollLoop) -> None:
     heard: list[str] = []
 
     def first() -> None:

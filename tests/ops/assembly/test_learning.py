@@ -1,3 +1,5 @@
+"""Model, criterion and method, put together from an experiment's settings."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -206,7 +206,7 @@ def test_the_columns_that_a_stream_reads_are_kept_with_the_data() -> None:
         ),
     ],
 )
-def test_what_makes_no_stream_is_refused_in_one_sentence(stream: dict[str, Any], sentence: str) -> None:
+def test_settings_that_make_no_stream_are_refused_in_one_sentence(stream: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         opened(experiment(**stream))
     assert str(caught.value) == sentence

@@ -145,18 +145,18 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
         (["algorithm.name=tried:AsksForAnother"], "asks for the program 'train', which it does not have"),
     ],
 )
-def test_what_can_not_be_computed_is_a_sentence(settings: list[str], said: str) -> None:
+def test_an_experiment_that_cannot_be_computed_is_refused_in_one_sentence(settings: list[str], said: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(said)) as caught:
         tried(*settings)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 520
 
 
-def test_what_one_executor_can_compute_may_be_computed_by_it() -> None:
+def test_a_model_that_only_one_executor_can_compute_is_tried_with_that_executor() -> None:
     tried("model.name=tried:Branches", "local.executor=serial")
 
 
-def test_nothing_of_this_process_changes_by_a_trial() -> None:
+def test_a_trial_changes_nothing_in_this_process() -> None:
     taken = opened("model={name='tried:Writes',more=1}")
     variables, drawn, threads = map_leaves(torch.clone, taken.variables), torch.get_rng_state(), torch.get_num_threads()
     with pytest.raises(ConfigurationError):
@@ -167,12 +167,12 @@ def test_nothing_of_this_process_changes_by_a_trial() -> None:
 
 
 @pytest.mark.parametrize("name", ["Dies", "LacksMemory"])
-def test_what_this_machine_can_not_do_others_may(name: str) -> None:
+def test_a_failure_of_this_machine_is_no_refusal(name: str) -> None:
     tried(f"model.name=tried:{name}")
 
 
 @pytest.mark.parametrize("method", [name for name, _ in methods()])
-def test_every_method_gets_through(method: str) -> None:
+def test_every_method_passes_the_trial(method: str) -> None:
     """Each method is tried on a setting that has what it needs. Replay gets a capacity if the method sets none."""
     setting, more = "digits-small", []
     if method.startswith("mfcl") or method in OF_TASKS:
@@ -213,6 +213,8 @@ def test_a_language_model_gives_logits_for_every_token(texts: tuple[str, ...]) -
         ),
     ],
 )
-def test_what_does_not_go_with_texts_is_a_sentence(settings: list[str], said: str, texts: tuple[str, ...]) -> None:
+def test_a_wrong_setting_for_texts_is_refused_in_one_sentence(
+    settings: list[str], said: str, texts: tuple[str, ...]
+) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         tried(*texts, *settings)

@@ -25,7 +25,7 @@ def test_after_a_warm_up_the_sides_take_turns_in_going_first() -> None:
     assert order == ["ours", "floor", "ours", "floor", "floor", "ours", "ours", "floor"]
 
 
-def test_no_more_than_two_pairs_where_time_is_short() -> None:
+def test_two_pairs_are_enough_where_time_is_short() -> None:
     assert len(paired(side("ours", []), side("floor", []), Effort(pairs=50, seconds=0.0))) == 2
 
 

@@ -113,7 +113,7 @@ def test_wrong_configuration_is_one_sentence_and_code_2(
     assert said in captured.err
 
 
-def test_nothing_is_made_for_a_run_that_can_not_be(tmp_path: Path) -> None:
+def test_a_run_that_cannot_begin_makes_no_folder(tmp_path: Path) -> None:
     assert call("run", "--rounds", "0", "--out", "here") == 2
     assert list(tmp_path.iterdir()) == []
 

@@ -96,7 +96,7 @@ def test_forgetting_is_given_as_it_is(runs: Path) -> None:
     assert study.reference.figures[forgetting.key] == Statistic((0.25, 0.5))
 
 
-def test_of_language_the_change_is_that_of_the_perplexity_over_all_periods(tmp_path: Path) -> None:
+def test_the_change_of_language_runs_is_in_the_perplexity_over_all_periods(tmp_path: Path) -> None:
     matrix = [[0.5, 0.0], [0.25, 0.75]]
     write_run(tmp_path / "none", matrix, perplexity=[90.0, 80.0])
     write_run(tmp_path / "kept", matrix, perplexity=[90.0, 60.0], strategy="coordinated", iterations=4, capacity=10)

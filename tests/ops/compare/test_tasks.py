@@ -85,7 +85,7 @@ def study_of(*paths: Path) -> TaskStudy:
     return study
 
 
-def test_the_average_is_over_what_was_seen_after_each_task(runs: Path) -> None:
+def test_the_average_is_over_the_accuracies_on_all_that_was_seen_after_each_task(runs: Path) -> None:
     fedavg, mfcl = study_of(runs).methods
     assert fedavg.seen == pytest.approx(np.array([[1.0, 0.5, 0.25], [1.0, 0.5, 0.25]]))
     assert mfcl.seen == pytest.approx(np.array([[1.0, 0.75, 0.5]]))

@@ -60,7 +60,7 @@ def test_what_a_killed_process_left_behind_is_swept_up(own_cache):
     assert not leftover.exists()
 
 
-def test_a_cache_that_can_not_be_written_is_named(own_cache):
+def test_a_cache_that_cannot_be_written_is_named(own_cache):
     own_cache.write_text("a file where the folder should be")
     with pytest.raises(ConfigurationError, match=r"the cache folder .* can't be written .*; set FEDEMU_CACHE"):
         corpora.prepare(experiment().to_bytes())

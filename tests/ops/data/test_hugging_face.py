@@ -250,7 +250,7 @@ def test_a_column_of_vectors_is_taken_as_it_is(tmp_path, open_folder):
         ({"train": "x,label\n1,a\n2,b\n"}, {}, "no test split can be taken from 2 samples of 2 classes"),
     ],
 )
-def test_tables_that_can_not_be_used_are_told_why(tmp_path, open_folder, files, settings, complaint):
+def test_tables_that_cannot_be_used_are_told_why(tmp_path, open_folder, files, settings, complaint):
     write_csv(tmp_path, **files)
     with pytest.raises(DataError, match=complaint):
         open_folder(**settings)
@@ -259,7 +259,7 @@ def test_tables_that_can_not_be_used_are_told_why(tmp_path, open_folder, files, 
 # What is broken
 
 
-def test_an_image_that_can_not_be_decoded_is_named_by_its_row(tmp_path, open_folder):
+def test_an_image_that_cannot_be_decoded_is_named_by_its_row(tmp_path, open_folder):
     for split, cells in (("train", [image(RED), b"not an image"]), ("test", [image(RED)])):
         columns = {"img": cells, "label": [0, 1][: len(cells)]}
         write_parquet(tmp_path / "pets" / f"{split}.parquet", columns, {"img": IMAGE, "label": LABEL})

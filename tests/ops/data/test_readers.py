@@ -272,7 +272,7 @@ def test_settings_about_ids_need_a_column_of_them(setting):
         data_of(**setting)
 
 
-def test_what_a_built_in_data_set_does_not_have_is_said(opened):
+def test_a_column_that_a_built_in_data_set_lacks_is_named(opened):
     with pytest.raises(DataError, match="'digits' has no column 'writer'"):
         opened("digits", columns=("writer",))
 

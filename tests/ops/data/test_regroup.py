@@ -88,7 +88,7 @@ def test_classes_that_are_missing_are_named(y, test, complaint):
         regrouped(DataSource("any"), (FISH, SHARK, COCK), part(y), None if test is None else part(test), PETS)
 
 
-def test_another_data_set_than_imagenet_can_not_be_regrouped():
+def test_another_data_set_than_imagenet_cannot_be_regrouped():
     source = DataSource("pets", regroup="superimagenet-l")
     with pytest.raises(DataError, match=r"'pets' has no training images of 304 of them: (n\d{8}, ){5}\.\.\.; add them"):
         regrouped(source, ("cat", "dog"), part([0, 1]))

@@ -20,6 +20,6 @@ def test_a_class_keeps_a_sample_for_training():
     assert np.bincount(y[~stratified(y, 0.9)]).tolist() == [1, 1]
 
 
-def test_a_test_split_that_can_not_be_taken_is_an_error():
+def test_a_test_split_that_cannot_be_taken_is_an_error():
     with pytest.raises(DataError, match="no test split can be taken from 2 samples of 2 classes"):
         stratified(np.array([0, 1]), 0.5)

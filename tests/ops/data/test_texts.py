@@ -186,7 +186,7 @@ def test_a_masking_is_stored_once_and_the_same_on_every_machine(load: Load, fold
     assert run.stdout.strip() == corpus.digest
 
 
-def test_what_is_asked_of_texts_is_part_of_their_digest(load: Load) -> None:
+def test_the_settings_of_texts_are_part_of_their_digest(load: Load) -> None:
     digests = {
         load("u.csv", utterances(), text=text).digest
         for text in ({}, {"kind": "masked"}, {"length": 12}, {"vocabulary": 16}, {"column": "scenario"})
@@ -233,7 +233,7 @@ def test_a_folder_is_read_by_hugging_face(folder: Path) -> None:
         ("a.txt", "a\na\na\na", {}, "fewer than two different tokens"),
     ],
 )
-def test_what_can_not_be_read_is_one_sentence(
+def test_texts_that_cannot_be_read_are_refused_in_one_sentence(
     name: str, content: str, data: dict[str, Any], sentence: str, load: Load
 ) -> None:
     with pytest.raises(DataError) as caught:

@@ -1,3 +1,5 @@
+"""``docs/configuration.md`` lists the settings, defaults, presets and kinds of the code."""
+
 from __future__ import annotations
 
 import json

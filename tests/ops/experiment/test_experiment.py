@@ -1,3 +1,5 @@
+"""An experiment from its TOML: defaults, bytes, digest, and the settings that are refused."""
+
 from __future__ import annotations
 
 import tomllib
@@ -260,7 +262,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("text", "sentence"), REFUSED.items(), ids=lambda text: text.replace("\n", " ")[:60])
-def test_what_is_wrong_is_said_in_one_sentence(text: str, sentence: str) -> None:
+def test_wrong_settings_are_refused_in_one_sentence(text: str, sentence: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse(text)
     assert str(caught.value) == sentence

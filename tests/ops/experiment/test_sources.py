@@ -1,3 +1,5 @@
+"""Where an experiment's settings come from: presets, files, environment, overrides, traces and resumed runs."""
+
 from __future__ import annotations
 
 import gzip

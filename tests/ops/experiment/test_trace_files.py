@@ -1,3 +1,5 @@
+"""Files with traces of real devices: how they are read, and what is refused."""
+
 from __future__ import annotations
 
 import gzip

@@ -89,7 +89,7 @@ def test_columns_may_lack_samples_where_noise_tells_no_class() -> None:
     assert [(pixels[10 * row + 5, 5] == 7).all() for row in (1, 2, 3)] == [True, False, False]
 
 
-def test_of_a_long_stream_a_dozen_tasks_are_shown_and_the_last_of_them() -> None:
+def test_a_long_stream_shows_a_dozen_tasks_and_among_them_the_last() -> None:
     pages = {task: page([0], 1, ["a"]) for task in range(1, 50)}
     shown = list(generated_plots(pages))
     assert (len(shown), shown[0], shown[-1]) == (12, "generated-1", "generated-49")
@@ -146,7 +146,7 @@ def test_a_run_that_generates_nothing_has_no_such_section(run: Path) -> None:
     assert "Generated samples" not in write_report(run).read_text()
 
 
-def test_pictures_that_could_not_be_kept_are_said(run: Path) -> None:
+def test_a_failure_to_keep_pictures_is_told(run: Path) -> None:
     with RunDirectory(run) as directory:
         directory.event("pictures_failed", 1.0, 1.0, task=3, detail="no <space> left")
     text = write_report(run).read_text()

@@ -41,7 +41,7 @@ def test_periods_and_perplexity_are_told_at_the_end_of_a_run(write_summary: Writ
     ]
 
 
-def test_why_a_run_diverged_is_told_and_nothing_where_a_resumed_one_went_on(write_summary: Write) -> None:
+def test_the_cause_of_a_divergence_is_told_unless_a_resumed_run_went_on(write_summary: Write) -> None:
     directory = claim(EXPERIMENT, None)
     with RunDirectory(directory) as run:
         run.event("diverged", 1.0, 2.0, detail="3 replies of round 7 were not finite")

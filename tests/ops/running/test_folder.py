@@ -69,7 +69,7 @@ def test_a_run_may_grow_when_it_is_reopened_and_the_frozen_file_grows_with_it() 
     assert read_frozen(directory).rounds == 5
 
 
-def test_a_run_can_not_become_another_one() -> None:
+def test_a_run_cannot_become_another_one() -> None:
     directory = claim(EXPERIMENT, None)
     with pytest.raises(ConfigurationError, match=r"local\.lr can't change"):
         reopen(directory, ["local.lr=0.5"], {})

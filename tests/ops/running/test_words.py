@@ -65,7 +65,7 @@ def test_a_complete_run_that_was_interrupted_lacks_only_its_report(
     assert said[-1] == "fedemu report runs/tiny-1"
 
 
-def test_a_run_that_could_not_be_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_could_not_begin_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     directory = claim(EXPERIMENT, None)
     assert conclude(directory, 2, "run", new=True, print_summary=False) == 2
     assert not directory.exists()

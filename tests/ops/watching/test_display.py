@@ -96,13 +96,13 @@ def test_a_plain_line_tells_the_period_once_an_evaluation_told_of_several(progre
     ]
 
 
-def test_of_language_the_perplexity_is_told_in_place_of_the_loss(progress: Progress, clock: Clock) -> None:
+def test_language_runs_tell_the_perplexity_in_place_of_the_loss(progress: Progress, clock: Clock) -> None:
     display, written = plain(progress, clock)
     display.round_finished(row(1, perplexity=53.517))
     assert written.getvalue() == ("round  1/40  accuracy 0.5100  perplexity 53.52  30 accepted  virtual 1 min 0 s\n")
 
 
-def test_a_round_that_is_tried_again_is_said(progress: Progress, clock: Clock) -> None:
+def test_a_plain_line_tells_that_a_round_is_tried_again(progress: Progress, clock: Clock) -> None:
     display, written = plain(progress, clock)
     display.round_started(7, 1, 0.0, 39)
     assert written.getvalue() == "round 7: too few replies, try 2 with other devices\n"
@@ -178,7 +178,7 @@ def test_few_updates_a_second_are_told_with_a_decimal(progress: Progress, clock:
     assert "  0.2 updates/s  " in written.getvalue()
 
 
-def test_pictures_that_could_not_be_kept_are_said(progress: Progress, clock: Clock) -> None:
+def test_a_failure_to_keep_pictures_is_told(progress: Progress, clock: Clock) -> None:
     display, written = plain(progress, clock)
     display.event("pictures_failed", task=2, detail="the disk is full")
     assert written.getvalue() == "task 2: no pictures of what is generated (the disk is full)\n"

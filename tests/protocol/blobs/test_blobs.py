@@ -109,7 +109,7 @@ class TestTrees:
             (10**5).to_bytes(8, "little") + b"[" * 10**5,
         ],
     )
-    def test_what_is_no_tensor_file_is_refused(self, data: bytes) -> None:
+    def test_bytes_that_are_no_tensor_file_are_refused(self, data: bytes) -> None:
         with pytest.raises(BlobError, match="not a tensor file"):
             decode_tree(data)
 
@@ -284,7 +284,7 @@ class TestDownloads:
         assert other.receive(DIGEST, 20, SIZE, DATA[20:])
         assert [path.name for path in tmp_path.iterdir()] == [DIGEST]
 
-    def test_a_disk_that_takes_nothing_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_full_disk_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         store = BlobStore(tmp_path)
 
         def no_space(*_: object) -> int:

@@ -34,7 +34,7 @@ def test_the_entropy_is_that_of_the_batch_and_not_of_its_samples() -> None:
     close(information_entropy_loss(logits[:1]), (0.25 * math.log(0.25) + 0.75 * math.log(0.75)) / 2)
 
 
-def test_it_is_divided_by_the_number_of_classes() -> None:
+def test_the_entropy_is_divided_by_the_number_of_classes() -> None:
     close(information_entropy_loss(torch.zeros(3, 4, dtype=torch.float64)), -math.log(4) / 4)
 
 
@@ -62,7 +62,7 @@ def test_trees_are_compared_by_the_names_of_their_layers() -> None:
         batch_statistics_loss(batch, running)
 
 
-def test_statistics_of_nothing_are_refused() -> None:
+def test_statistics_of_no_layers_or_of_different_layers_are_refused() -> None:
     layer = (doubles([0.0]), doubles([1.0]))
     with pytest.raises(ValueError, match="statistics of 0 layers"):
         batch_statistics_loss({}, {})

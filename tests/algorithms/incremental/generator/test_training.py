@@ -1,3 +1,5 @@
+"""Training of a generator against a frozen model: what it learns, its losses, and resumed jobs."""
+
 from __future__ import annotations
 
 import math

@@ -59,14 +59,14 @@ def test_without_its_diagonal_the_solution_is_a_choice() -> None:
     assert np.array_equal(gram, before)
 
 
-def test_from_samples_that_are_all_the_same_whole_ones_are_chosen() -> None:
+def test_equal_samples_are_chosen_whole() -> None:
     x = solve_capped_simplex(np.ones((6, 6)), 2.5, zero_diagonal=True)
     assert sorted(x.tolist()) == pytest.approx([0.0, 0.0, 0.0, 0.5, 1.0, 1.0])
 
 
 @pytest.mark.parametrize("zero_diagonal", [False, True])
 @pytest.mark.parametrize(("budget", "expected"), [(0, 0.0), (3, 1.0), (3.0, 1.0), (7.5, 1.0)])
-def test_no_budget_takes_nothing_and_a_large_one_everything(
+def test_a_budget_of_0_takes_nothing_and_a_large_one_takes_everything(
     budget: float, expected: float, zero_diagonal: bool
 ) -> None:
     assert solve_capped_simplex(np.eye(3), budget, [0.0, 0.0, -9.0], zero_diagonal).tolist() == [expected] * 3

@@ -1,3 +1,5 @@
+"""The arguments of a program's function: a flat list of tensors, and the parts by name."""
+
 from __future__ import annotations
 
 import torch

@@ -1,3 +1,5 @@
+"""Slot plans: which device's steps run in which slot of a stack."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Tapes: a recorded function computes the same again, and what cannot be recorded is refused."""
+
 from __future__ import annotations
 
 import subprocess

@@ -82,7 +82,7 @@ def test_a_static_stream_has_no_periods() -> None:
     )
 
 
-def test_what_stands_beside_the_matrix_is_of_the_periods_seen_by_each_model() -> None:
+def test_the_curves_beside_the_matrix_are_over_the_periods_seen_by_each_model() -> None:
     found = results()
     assert found.after_each("average_accuracy").tolist() == [0.75, 0.75, 0.5]
     # After the last period 0.5 of its best is lost on period 0 and on period 1; those were also their first values.
@@ -93,7 +93,7 @@ def test_what_stands_beside_the_matrix_is_of_the_periods_seen_by_each_model() ->
     assert lines_of(figure, "average accuracy") == [([0.75, 0.75, 0.5], [0.0, 1.0, 2.0])]
 
 
-def test_of_language_the_perplexity_is_what_counts() -> None:
+def test_the_matrix_of_language_data_holds_perplexities() -> None:
     found = results(language=True)
     assert found.perplexity[2] == pytest.approx([76, 51, 26])
     # Period 0 went from its best, 26, to 51 and to 76, period 1 from 1 to 51.
