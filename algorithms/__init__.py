@@ -1,4 +1,4 @@
-"""What people import who write methods, losses and models: ``from fedemu.algorithms import FedAvg, Ask, Reply``.
+"""The names for people who write methods, losses and models: ``from fedemu.algorithms import FedAvg, Ask, Reply``.
 
 ``docs/own_methods.md`` lists the names and shows how they work together. Each name is imported when it is asked for, so
 that a process without torch stays without it. fedemu itself imports from the rooms, never from here.

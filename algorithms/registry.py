@@ -1,7 +1,7 @@
 """Models, losses and methods by name: three tables, and the functions that build what an experiment names.
 
 To add one to fedemu, write it in its room (``models/``, ``training/``, ``methods/`` or ``incremental/``), and give it a
-line in its table here. A user's own one needs no line: an experiment names it as ``module:Name`` or ``file.py:Name``
+line in its table here. A user's own code needs no line: an experiment names it as ``module:Name`` or ``file.py:Name``
 (``docs/own_methods.md``).
 """
 

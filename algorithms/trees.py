@@ -19,7 +19,7 @@ from fedemu.protocol.ids import Digest
 Array = NDArray[Any]
 
 ALIGNMENT = 64
-"""In bytes. Matrix kernels may round differently if an array begins elsewhere, so such an array is copied."""
+"""An array that does not begin at a multiple of this number of bytes is copied: kernels may round differently there."""
 
 
 def to_arrays(tree: Tree) -> dict[str, Array]:
@@ -31,7 +31,7 @@ def to_arrays(tree: Tree) -> dict[str, Array]:
 
 
 def from_arrays(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
-    """The arrays as tensors over the same memory. An array is copied if its alignment or its byte order is another.
+    """The arrays as tensors over the same memory. An array is copied if its alignment or its byte order does not fit.
 
     The memory may be read-only, so code may only write to tensors that it made itself.
     """
@@ -127,7 +127,7 @@ def _from_array(array: Array) -> Tensor:
 
 
 def _silence_the_warning_about_read_only_arrays() -> None:
-    """Let torch give this warning here, unheard: it comes once per process, and blobs are read-only on purpose."""
+    """Let torch give this warning here, where it is ignored. It comes once per process. Blobs are read-only."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.from_numpy(np.frombuffer(b"\0", np.uint8))

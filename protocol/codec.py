@@ -37,7 +37,7 @@ ITEM_BYTES: Final[dict[str, int]] = {
 _CONTAINERS = frozenset((tuple, dict))
 _NOT_MESSAGEPACK = (ValueError, TypeError, OverflowError, msgpack.UnpackException)
 _UNCHECKED_HEADER = 2048
-"""A header of at most this many bytes can claim only a few megabytes, so it is read without a check."""
+"""A header of at most this many bytes can claim only a few megabytes of memory, so it is read without a check."""
 _MESSAGE_DEPTH = 4
 """The levels of the deepest message: the header, its tensors, one tensor, its shape."""
 _DETAIL = 300
@@ -73,7 +73,7 @@ def _fields(part: Any) -> dict[str, Any]:
 
 
 def encode(message: Message, frames: Sequence[Buffer] = ()) -> list[Buffer]:
-    """The frames of a message: its header, then ``frames`` as they are. They must not change until they are sent."""
+    """The frames of a message: its header, then ``frames`` as they are. The buffers must not change until sent."""
     fields = {"v": PROTOCOL_VERSION, "t": None, **message.__dict__}
     fields["t"] = fields.pop("type")
     return [msgpack.packb(fields, default=_fields), *frames]

@@ -7,8 +7,8 @@ FedemuError
 │   ├── MalformedMessage    not decodable, of the wrong type, too large, too deep
 │   └── VersionMismatch     the peer speaks another protocol version
 ├── BlobError               a blob is missing or does not match its digest
-├── RefusedError            exit 2 or 3: the coordinator refused a peer, with a named reason
-├── QuorumError             exit 3: too few replies after every try
+├── RefusedError            exit 3: the coordinator refused a peer, with a named reason
+├── QuorumError             exit 3: too few replies in every attempt of a round
 ├── UnreachableError        exit 3: the other side never came, or is gone for good
 ├── Interrupted             exit 4: stopped by a signal; the run can be resumed from its checkpoint
 └── TrainingError           a program failed on a device's data; the outcome is ``failed``
@@ -20,7 +20,10 @@ from __future__ import annotations
 
 
 class FedemuError(Exception):
-    """The base of all errors. The text is one sentence that says what was wrong and what to do."""
+    """The base of all errors. The text is one sentence that says what was wrong and what to do.
+
+    ``exit_code`` is the exit code of a command that ends with the error.
+    """
 
     exit_code = 5
 
@@ -70,7 +73,7 @@ class RefusedError(FedemuError):
 
 
 class QuorumError(FedemuError):
-    """Too few devices replied, after every attempt of a round."""
+    """Too few devices replied in every attempt of a round."""
 
     exit_code = 3
 

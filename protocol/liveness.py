@@ -10,7 +10,7 @@ Peer = TypeVar("Peer", bound=Hashable)
 
 
 class Liveness(Generic[Peer]):
-    """A peer is silent when nothing was heard of it for ``interval * patience`` seconds of a monotonic clock.
+    """A peer is silent when nothing was heard from it for ``interval * patience`` seconds of a monotonic clock.
 
     Peers are kept in the order in which they were last heard, so a message costs O(1) for a fleet of any size.
     """

@@ -28,6 +28,7 @@ OUTCOMES: tuple[Verdict, ...] = get_args(Verdict)
 Each device of a cohort has exactly one outcome.
 """
 DropCause = Literal["offline", "crash", "leave", "silence"]
+"""Why a device drops out: it goes off-line, or it has one of three planned failures."""
 
 
 class Message(BaseModel):
@@ -47,7 +48,7 @@ class TensorSpec(Message):
 
 
 class BlobRef(Message):
-    """A blob by its digest, with its size in bytes. ``key`` is its name in the program: ``model``, ``generator``."""
+    """A blob by its digest, with its size in bytes. ``key`` is its name in a program, such as ``model``."""
 
     key: Name
     digest: DigestText
@@ -88,9 +89,9 @@ class Presence(Message):
 
 
 class Scheduled(Message):
-    """The answer to Work under the virtual clock: the time at which the device would finish, or drop out.
+    """The answer to Work under the virtual clock: the time at which the device would finish or drop out.
 
-    ``cause`` and ``back`` belong to a drop-out; after it the device is away until ``back``.
+    ``cause`` and ``back`` belong to a dropout: the device is then away until ``back``.
     """
 
     type: Literal["scheduled"] = "scheduled"
@@ -175,7 +176,11 @@ class Died(Message):
 
 
 class Welcome(Message):
-    """The device is a member. Under the virtual clock it announces its presence, at least up to ``horizon``."""
+    """The device is a member. Under the virtual clock it announces its presence, at least up to ``horizon``.
+
+    ``elapsed`` is the experiment's time at this moment. ``durable_round`` is as in Work. A peer that says nothing for
+    ``heartbeat_seconds * patience`` real seconds counts as dead.
+    """
 
     type: Literal["welcome"] = "welcome"
     device: Index
@@ -217,7 +222,8 @@ class Work(Message):
 
     ``state`` is the version of the device's own state to begin with, None for a first visit. ``start`` is the time at
     which the device gets the message. ``download_bytes``, ``upload_bytes`` and ``passes`` over its examples determine
-    the emulated times, by the device's profile. The tensors are the device's own tree (``Ask.each``).
+    the emulated times, by the device's profile. ``task`` is the period of the stream. Rounds up to ``durable_round``
+    are on the coordinator's disk. The tensors are the device's own tree (``Ask.each``).
     """
 
     type: Literal["work"] = "work"
@@ -243,7 +249,7 @@ class Proceed(Message):
 
 
 class Blob(Message):
-    """The bytes from ``offset`` on of a blob of ``size`` bytes. They follow in one frame."""
+    """A part of a blob of ``size`` bytes: its bytes from ``offset`` on. They follow in one frame."""
 
     raw_frames: ClassVar[int] = 1
     type: Literal["blob"] = "blob"

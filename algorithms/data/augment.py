@@ -23,7 +23,7 @@ CUTOUT_SIDE = 16
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Crop, mirror and cut a square out, in this order, each if asked for, independently for each row of a batch.
+    """Crops, mirrors and cuts out a square, in this order, as far as asked for, independently for each row of a batch.
 
     ``fill`` is the value of a black pixel per channel, after normalisation; a crop shows it beyond the image. A cut-out
     square becomes 0, the mean of all pixels.

@@ -19,7 +19,9 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Partition:
-    """Device ``i`` trains on ``train_indices[train_offsets[i]:train_offsets[i + 1]]``, and validates likewise.
+    """Device ``i`` trains on ``train_indices[train_offsets[i]:train_offsets[i + 1]]``.
+
+    Its validation samples are found in the same way.
 
     Offsets are ``[devices + 1]``. Indices point into ``Corpus.train`` and ascend within a device.
     """

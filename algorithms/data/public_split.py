@@ -50,8 +50,8 @@ def public_split(
     if not len(split.train) or not len(split.validation):
         raise ConfigurationError(
             f"{takes}, {len(split.train)} to train on and {len(split.validation)} for validation; both need one; "
-            "raise it, or change data.public.validation"
+            "raise the fraction, or change data.public.validation"
         )
     if not len(rest):
-        raise ConfigurationError(f"{takes}, which leaves devices nothing; lower it")
+        raise ConfigurationError(f"{takes}, which leaves devices nothing; lower the fraction")
     return split

@@ -5,7 +5,7 @@ earlier classes, which the global generator from the end of the last task makes.
 both ways and are averaged by examples. After each round the coordinator consolidates the average: it draws samples from
 the generators of all devices that took part, and trains the classifier on them by cross-entropy.
 
-The label counts that a device tells decide for which classes its generator is asked. Once there are classes of earlier
+The label counts that a device sends decide for which classes its generator is asked. Once there are classes of earlier
 tasks, half of the samples are of those. The paper's terms of distillation at the devices are left out, because its
 authors' code multiplies them by 0. ``server_iterations`` 100 is that code's. The code takes 400 local iterations a
 round; here ``local.epochs`` decides. MFCL's comparison does not name the optimisers: here discriminators take that of
@@ -50,7 +50,7 @@ from fedemu.algorithms.interface import (
     collect,
 )
 from fedemu.algorithms.models.growing import SEEN
-from fedemu.algorithms.models.image_generator import AT_ONCE, PLANS, Generator, NoiseSize, generator_for
+from fedemu.algorithms.models.image_generator import ARCHITECTURES, AT_ONCE, Generator, NoiseSize, generator_for
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import SGD
 from fedemu.algorithms.trees import add, flatten, map_leaves, unflatten, without
@@ -61,9 +61,9 @@ STRIDE = 20
 
 
 class FedCIL(RememberingFedAvg):
-    """Federated averaging of an AC-GAN. After each round there is a consolidation of ``iterations`` batches.
+    """Federated averaging of an AC-GAN. After each round a consolidation of ``iterations`` batches follows.
 
-    ``samples`` is the number of samples that each device's generator makes for it. Qi, Zhao and Li, 2023.
+    ``samples`` is the number of samples that a device's generator makes for it. Qi, Zhao and Li, 2023.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ def fedcil(
     classifier = classifier_of(ingredients, "fedcil")
     ingredients.require_cross_entropy("fedcil")
     size = generator_for(ingredients.input_shape)
-    latent = noise or PLANS[size.size].noise
+    latent = noise or ARCHITECTURES[size.size].noise
     gan = AcGan(classifier, Generator(size.size, size.channels, latent + ingredients.classes), latent)
     ingredients = replace(ingredients, model=gan)
     rows = ingredients.batch_size

@@ -108,6 +108,7 @@ class AdversarialSGD(TaskSGD):
 
     @cached_property
     def generator_optimiser(self) -> Adam:
+        """The optimiser of the generator."""
         # With a smaller epsilon, gradients that are nothing but rounding would make whole steps.
         return Adam(first_decay=0.5, epsilon=1e-5)
 

@@ -52,7 +52,7 @@ GeneratorBatch = Annotated[int, Field(ge=2)]
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Temperature = Annotated[float, Field(ge=1e-6, le=1e9)]
 MOST_BYTES: Final = 2**32
-"""The size in bytes of the synthetic samples that are made at once, at most."""
+"""The largest size, in bytes, of the synthetic samples that are made at once."""
 
 
 class MFCL(RememberingFedAvg):

@@ -127,7 +127,7 @@ def generated(generator: Generator, classifier: Growing, targets: Targets) -> Sy
 
 
 def stored(shared: Forest, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Samples out of ``shared["synthetic"]``. Each value of noise ``[batch]`` draws one; all are equally likely."""
+    """Samples from ``shared["synthetic"]``. Each value of noise ``[batch]`` draws one; all are equally likely."""
     x, y = shared["synthetic"]["x"], shared["synthetic"]["y"]
     rows = (torch.special.ndtr(noise) * len(y)).long().clamp(max=len(y) - 1)
     return x.index_select(0, rows), y.index_select(0, rows)

@@ -26,7 +26,7 @@ class Model(Protocol):
 
     @property
     def kind(self) -> Kind:
-        """The kind of the network. The rule that chooses an executor depends on it, unless a program has its own."""
+        """The kind of the network. The choice of an executor depends on it, unless the program is ``OfItsOwnKind``."""
         ...
 
     @property

@@ -69,7 +69,7 @@ class DeviceReply:
 
 
 class Handle(Protocol):
-    """One tree of one device's payload. It is read when it is wanted."""
+    """One tree of one device's payload. It is read only when ``load`` is called."""
 
     device: DeviceId
 

@@ -1,9 +1,9 @@
-"""What continual learning measures: how good a model that learns period after period is on all of them.
+"""Measures of continual learning: how good a model is on all periods, if it learns one period after the other.
 
 ``accuracy [models, periods]`` holds at ``[i, j]`` the accuracy of the model after period i on the test set of period j.
 While a run goes on there are fewer models than periods: the last row is the latest model, and the periods up to its own
-have been seen. NaN means unknown, as for a period without test data, and takes no part; if nothing is known, a measure
-is NaN. Arguments are anything that numpy takes as an array; results are float64.
+have been seen. NaN is an unknown value, as for a period without test data, and takes no part. If nothing is known, a
+measure is NaN. Arguments are anything that numpy takes as an array; results are float64.
 
 Sources: Lopez-Paz & Ranzato, "Gradient Episodic Memory for Continual Learning" (2017), section 2; Chaudhry et al.,
 "Riemannian Walk for Incremental Learning" (2018), section 3; Good et al., "Coordinated Replay Sample Selection for
@@ -52,9 +52,9 @@ def forgetting_factor(performance: ArrayLike, lower_is_better: bool = False) -> 
     """How much worse the latest model is than the best of the earlier ones, per test set: ``[periods]``.
 
     ``max_{l<k} a_lj - a_kj`` (``f_j^k`` of Chaudhry et al.), in the unit of ``performance [models, periods]``. Good et
-    al. call it the forgetting factor. Earlier models include those from before the period itself. Zero or less means
-    that nothing was forgotten. NaN with a single model. Test sets may be others than those of periods, such as the
-    union of all.
+    al. call it the forgetting factor. Earlier models include those from before the period began. Zero or less means
+    that nothing was forgotten. NaN with a single model. The columns may also be other test sets than those of periods,
+    such as the union of all.
     """
     matrix = _matrix(performance)
     if lower_is_better:

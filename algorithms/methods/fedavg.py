@@ -47,5 +47,5 @@ def fedavg(ingredients: Ingredients) -> FedAvg:
 
 
 def fedprox(ingredients: Ingredients, mu: NonNegativeFloat = 1.0) -> FedAvg:
-    """FedProx. ``mu`` is the coefficient of the proximal term. FedNTD and WSM compare with 1; 0 is FedAvg."""
+    """FedProx. ``mu`` is the coefficient of the proximal term. FedNTD and WSM compare with 1. With 0 it is FedAvg."""
     return FedAvg(ingredients.local_sgd(proximity(mu)))

@@ -57,7 +57,7 @@ from fedemu.algorithms.training.objective import LossFunction, Objective, Pass, 
 from fedemu.algorithms.trees import add, flatten, map_leaves, only, subtract, unflatten, without, zeros_like
 
 Fisher = Literal["samples", "batches"]
-"""What has its gradient squared: single samples, or batches."""
+"""Which gradients are squared: those of single samples, or the mean gradients of batches."""
 
 
 class Curving(NamedTuple):
@@ -84,7 +84,7 @@ class CurvatureSGD(LocalSGD):
 
     @property
     def passes(self) -> float:
-        """Epochs and one more pass for the diagonal, which is too much if a device has more samples than it uses."""
+        """The epochs, and one pass for the diagonal. That is too much if the diagonal uses only some of the samples."""
         return self.epochs + 1.0
 
     @cached_property

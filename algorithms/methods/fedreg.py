@@ -181,7 +181,7 @@ def between(start: Tree, end: Tree, share: float) -> Tree:
 
 
 def without_rise(way: Tree, slope: Tree) -> Tree:
-    """``way`` without its component along ``slope``, if this one goes up; then ``⟨way, slope⟩ <= 0`` up to rounding."""
+    """``way`` without its component along ``slope`` if that is positive; so ``⟨way, slope⟩ <= 0`` up to rounding."""
     rise = _inner(way, slope) / _inner(slope, slope).clamp(min=SMALLEST)
     return map_leaves(lambda leaf, gradient: leaf - rise.clamp(min=0) * gradient, way, slope)
 

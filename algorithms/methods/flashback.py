@@ -197,7 +197,7 @@ def flashback(
     by a local model's mean output probabilities over the public training part. A device compares π with its label
     proportions, which add up to 1 like the probabilities. ``gamma`` then has to be tuned anew.
 
-    Raises ConfigurationError if options contradict each other, without public data that are needed, or without classes.
+    Raises ConfigurationError if options contradict each other, or if public data or classes are needed and missing.
     """
     ingredients.require_classes("flashback")
     ingredients.require_cross_entropy("flashback")

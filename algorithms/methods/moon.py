@@ -28,7 +28,7 @@ from fedemu.algorithms.trees import zeros_like
 
 
 @dataclass(frozen=True, eq=False)
-class RememberingSGD(LocalSGD):
+class ModelKeepingSGD(LocalSGD):
     """Local training that keeps the local model as the device's own state."""
 
     def initial_own(self, shared: Forest) -> Tree:
@@ -54,4 +54,4 @@ def moon(ingredients: Ingredients, mu: NonNegativeFloat = 1.0, temperature: Posi
     """MOON. ``mu`` is the coefficient of the term (0 is FedAvg), and ``temperature`` divides its cosines."""
     ingredients.require_classes("moon")
     ingredients.require_features("moon")
-    return FedAvg(ingredients.training(RememberingSGD, contrast(mu, temperature)))
+    return FedAvg(ingredients.training(ModelKeepingSGD, contrast(mu, temperature)))

@@ -132,7 +132,7 @@ class Scaffold:
 
 
 def scaffold(ingredients: Ingredients, rule: Rule = "gradient", weights: Weights = "examples") -> Scaffold:
-    """SCAFFOLD with one of two rules and one of two averages. Raises ConfigurationError if the fleet has no size."""
+    """SCAFFOLD with one of two rules and one of two averages. Raises ConfigurationError without ``devices``."""
     if ingredients.devices < 1:
         raise ConfigurationError(
             f"the method 'scaffold' averages over the whole fleet, but its ingredients say devices = "

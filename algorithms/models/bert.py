@@ -1,9 +1,9 @@
 """BERT for masked language modelling, from the package ``transformers``. It is built from a configuration, not loaded.
 
 ``tinybert`` has the size of TinyBERT's student (Jiao et al., "TinyBERT: Distilling BERT for Natural Language
-Understanding", 2020): 4 layers of 312 with 12 heads. ``tinybert_small`` is made for a CPU. Input and output embeddings
-are the same leaf, and there is no dropout. The import of ``transformers`` takes seconds and about 150 MB, so it happens
-only when such a model is built.
+Understanding", 2020): 4 layers of width 312 with 12 heads. ``tinybert_small`` is made for a CPU. Input and output
+embeddings are the same leaf, and there is no dropout. The import of ``transformers`` takes seconds and about 150 MB, so
+it happens only when such a model is built.
 """
 
 from __future__ import annotations

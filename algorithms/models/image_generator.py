@@ -32,20 +32,23 @@ NoiseSize = Annotated[int, Field(ge=0, le=65_536)]
 """The number of values of the noise. 0 means the size with which the architecture was published."""
 
 
-class Plan(NamedTuple):
-    """An architecture: maps of ``start`` pixels and ``widths[0]`` channels, then a block for each further width."""
+class Architecture(NamedTuple):
+    """The layers of a generator: maps of ``start`` pixels and ``widths[0]`` channels, then a block per further width.
+
+    ``noise`` is the number of values of the noise with which the architecture was published.
+    """
 
     noise: int
     start: int
     widths: tuple[int, ...]
 
 
-PLANS = {
-    8: Plan(64, 4, (64, 32)),
-    28: Plan(100, 7, (64, 32, 16)),
-    32: Plan(200, 8, (128, 128, 64)),
-    64: Plan(400, 8, (128, 128, 128, 64)),
-    224: Plan(200, 7, (64, 64, 64, 64, 64, 64)),
+ARCHITECTURES = {
+    8: Architecture(64, 4, (64, 32)),
+    28: Architecture(100, 7, (64, 32, 16)),
+    32: Architecture(200, 8, (128, 128, 64)),
+    64: Architecture(400, 8, (128, 128, 128, 64)),
+    224: Architecture(200, 7, (64, 64, 64, 64, 64, 64)),
 }
 """The architectures by the size of the images in pixels."""
 
@@ -60,7 +63,7 @@ class Generator:
     model: Model = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        model = from_module(lambda: _Network(PLANS[self.size], self.noise, self.channels))
+        model = from_module(lambda: _Network(ARCHITECTURES[self.size], self.noise, self.channels))
         object.__setattr__(self, "model", model)
 
     @property
@@ -70,7 +73,7 @@ class Generator:
     @property
     def idle(self) -> frozenset[str]:
         """The biases that batch normalisation cancels. Their gradients are only rounding errors."""
-        return frozenset(f"blocks.{block}.0.bias" for block in range(len(PLANS[self.size].widths) - 1))
+        return frozenset(f"blocks.{block}.0.bias" for block in range(len(ARCHITECTURES[self.size].widths) - 1))
 
     def images(self, variables: Tree, z: Tensor) -> Tensor:
         """The images of ``z`` in evaluation mode, in which an image depends only on its own noise."""
@@ -80,16 +83,16 @@ class Generator:
 def generator_for(input_shape: tuple[int, ...], noise: int = 0) -> Generator:
     """The generator for samples of this shape. ``noise`` 0 means the size with which the architecture was published.
 
-    Raises ConfigurationError if samples are not square images of one of the sizes in ``PLANS``.
+    Raises ConfigurationError if samples are not square images of one of the sizes in ``ARCHITECTURES``.
     """
     sizes = set(input_shape[1:])
-    if len(input_shape) != 3 or len(sizes) != 1 or sizes - PLANS.keys():
+    if len(input_shape) != 3 or len(sizes) != 1 or sizes - ARCHITECTURES.keys():
         raise ConfigurationError(
             f"there is no generator for samples of the shape {input_shape}; there are generators for square images of "
-            f"{', '.join(map(str, PLANS))} pixels: choose such data, or a method without a generator"
+            f"{', '.join(map(str, ARCHITECTURES))} pixels: choose such data, or a method without a generator"
         )
     channels, size, _ = input_shape
-    return Generator(size, channels, noise or PLANS[size].noise)
+    return Generator(size, channels, noise or ARCHITECTURES[size].noise)
 
 
 def samples_of_equal_memory(generator: Generator) -> int:
@@ -100,15 +103,15 @@ def samples_of_equal_memory(generator: Generator) -> int:
 
 
 class _Network(nn.Module):
-    def __init__(self, plan: Plan, noise: int, channels: int) -> None:
+    def __init__(self, architecture: Architecture, noise: int, channels: int) -> None:
         super().__init__()
-        first, last = plan.widths[0], plan.widths[-1]
-        self.shape = (first, plan.start, plan.start)
-        self.project = nn.Linear(noise, first * plan.start**2)
+        first, last = architecture.widths[0], architecture.widths[-1]
+        self.shape = (first, architecture.start, architecture.start)
+        self.project = nn.Linear(noise, first * architecture.start**2)
         self.norm = nn.BatchNorm2d(first)
         self.blocks = nn.ModuleList(
             nn.Sequential(_Doubling(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.LeakyReLU(SLOPE))
-            for inputs, outputs in zip(plan.widths, plan.widths[1:], strict=False)
+            for inputs, outputs in zip(architecture.widths, architecture.widths[1:], strict=False)
         )
         self.image = nn.Conv2d(last, channels, 3, padding=1)
         self.scale = nn.BatchNorm2d(channels, affine=False)

@@ -14,12 +14,7 @@ from typing import Final, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import (
-    Kind,
-    Model,
-    Outputs,
-    Tree,
-)
+from fedemu.algorithms.interface import Kind, Model, Outputs, Tree
 from fedemu.algorithms.models.layers import BATCH_NORM_MOMENTUM
 from fedemu.protocol.errors import ConfigurationError
 
@@ -50,7 +45,8 @@ def observed(model: Model) -> Model:
 class Watched:
     """An observed model that keeps running statistics of ``layers``, which are (name, number of channels).
 
-    As in batch normalisation, means begin with 0 and variances with 1, and the newest batch has the same share.
+    As in batch normalisation, means begin with 0 and variances with 1, and the newest batch has the share
+    BATCH_NORM_MOMENTUM.
     """
 
     model: Model

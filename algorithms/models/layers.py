@@ -20,7 +20,7 @@ BATCH_NORM_MOMENTUM = 0.1
 
 
 def uniform(shape: Sequence[int], fan_in: int, generator: Generator) -> Tensor:
-    """A draw from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as torch draws weights and biases of linear layers and others."""
+    """A draw from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as torch draws the leaves of linear and other layers."""
     bound = 1 / math.sqrt(fan_in)
     return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator)
 

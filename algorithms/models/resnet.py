@@ -29,6 +29,7 @@ Stem = Literal["3x3", "7x7"]
 STAGES = 4
 BLOCKS_PER_STAGE = 2
 GROUPS = 2
+"""The number of groups in which ``norm="group"`` normalises channels."""
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 Good et al., "Coordinated Replay Sample Selection for Continual Federated Learning", 2023, section 4.3 and algorithm 1.
 Device m finds the relaxed ``x_m`` whose sum of gradient directions ``G_m x_m`` is nearest to its target ``h_m``, which
 is 0 at first. The coordinator answers the sums with new targets, ``h_m = G_m x_m - mean over devices``, which add up to
-0 (problem 8). The mean is over all devices that have answered in this period. A device that has gone away since counts
-with its last sum.
+0 (problem 8). The mean is over all devices that have answered in this period. A device that has since gone away still
+counts, with its last sum.
 
 There are two forms on the wire:
 
@@ -148,7 +148,7 @@ def objective(targets: Targets) -> float:
 
 
 def marked(period: int) -> Forest:
-    """A tree that names the period of the targets, which mean nothing to a device that selects from an earlier one."""
+    """A tree that names the period of the targets. They mean nothing to a device that selects from another."""
     return {_PERIOD: {_PERIOD: torch.tensor([period])}}
 
 

@@ -1,4 +1,4 @@
-"""Replay as an algorithm: any method, whose devices choose at the end of every period which samples they keep of it.
+"""Replay as an algorithm around any method: at the end of every period devices choose which of its samples they keep.
 
 After a period's last round the devices that are on-line are asked to select. If the selection is coordinated, the
 exchange of ``coordination.py`` comes first. Its traffic and its time belong to that round. Devices that are away select

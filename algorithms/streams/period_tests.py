@@ -43,11 +43,11 @@ class PeriodTests:
         return self.indices[self.offsets[period] : self.offsets[period + 1]]
 
     def up_to(self, period: int) -> Indices:
-        """The test samples of all periods so far, with those of ``period`` (a view). Raises IndexError likewise."""
+        """The test samples of all periods so far, with those of ``period`` (a view). IndexError as in ``of_period``."""
         return self.indices[: self.offsets[period] + len(self.of_period(period))]
 
     def to_arrays(self) -> dict[str, Indices]:
-        """The plan as arrays for a blob."""
+        """The test plan as arrays for a blob."""
         held_out = np.array([self.held_out], dtype=np.int64)
         return {"offsets": self.offsets, "indices": self.indices, "held_out": held_out}
 

@@ -18,7 +18,7 @@ _RULES = "rules"
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """Period t takes the rounds ``t · rounds_per_period + 1`` to ``(t + 1) · rounds_per_period``; the last goes on.
+    """Period t takes the rounds ``t · rounds_per_period + 1`` to ``(t + 1) · rounds_per_period``. The last never ends.
 
     The samples of period t arrive from ``t · period_seconds`` of the experiment's clock on. ``budget`` is the number of
     samples that a device's replay buffer keeps, 0 if there is no buffer. With ``cumulative``, devices hold everything

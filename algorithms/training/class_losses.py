@@ -14,7 +14,7 @@ from torch import Tensor
 def new_class_cross_entropy(
     logits: Tensor, targets: Tensor, first_new_class: int | Tensor, weight: Tensor | None = None
 ) -> Tensor:
-    """Cross-entropy in nats over the rows whose class is new, by the logits of new classes only. 0 without such rows.
+    """Cross-entropy in nats over the rows whose class is new, by the logits of new classes only. 0 if no row is.
 
     ``logits [B, C]`` and ``targets [B]`` number the classes in the order in which they came; classes from
     ``first_new_class`` on are new. MFCL, equation 6.
@@ -26,7 +26,7 @@ def new_class_cross_entropy(
 def cross_entropy_among(logits: Tensor, targets: Tensor, classes: Tensor, weight: Tensor | None = None) -> Tensor:
     """Cross-entropy in nats over the rows whose class is one of ``classes [C]`` (bool), by the logits of these only.
 
-    ``logits [B, C]``, ``targets [B]``. 0 without such rows.
+    ``logits [B, C]``, ``targets [B]``. The result is 0 if there are no such rows.
     """
     likelihoods = torch.where(classes, logits, -torch.inf).log_softmax(-1)
     chosen = (torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]) & classes
@@ -37,7 +37,7 @@ def cross_entropy_among(logits: Tensor, targets: Tensor, classes: Tensor, weight
 def feature_distillation(
     features: Tensor, previous_features: Tensor, head: Tensor, weight: Tensor | None = None
 ) -> Tensor:
-    """The mean over the batch of ``‖W f - W f_previous‖²``, a sum over the old classes that is not divided by them.
+    """The mean over the batch of ``‖W f - W f_previous‖²``, a sum over the old classes, not a mean.
 
     ``features`` and ``previous_features [B, F]``. ``head [q, F]`` (W) is the weight of the previous model's classifier,
     so that a feature counts by its importance to it. MFCL, equation 8.

@@ -80,7 +80,7 @@ class Ingredients:
             )
 
     def require_fitting_criterion(self) -> None:
-        """Raise ConfigurationError if a built-in criterion is for labels but the data are texts, or the other way."""
+        """Raise ConfigurationError if a built-in criterion is for labels but the data are texts, or vice versa."""
         if self.language and self.criterion in (cross_entropy, reweighted_softmax):
             raise ConfigurationError(
                 "algorithm.loss predicts labels, but the data are texts whose tokens are predicted; "
@@ -124,7 +124,7 @@ class Ingredients:
             )
 
     def require_no_batch_statistics(self, method: str, why: str) -> None:
-        """Raise ConfigurationError if the model has batch normalisation. ``why`` ends "can't work, because ..."."""
+        """Raise ConfigurationError if the model has batch normalisation. ``why`` follows "because" in it."""
         if self._normalises_by_batches:
             raise ConfigurationError(
                 f"the method {method!r} can't work with batch normalisation, because {why}; "

@@ -58,11 +58,11 @@ class SGD:
 
 @dataclass(frozen=True, eq=False)
 class LocalSGD:
-    """Begins with ``shared["model"]`` and sends ``{"delta": local - global}`` for all variables, with the buffers.
+    """Local training: begins with ``shared["model"]``, and sends ``{"delta": local - global}`` for all variables.
 
-    Each step takes ``batch_size`` samples, drawn without replacement in each epoch. The last batch of an epoch may be
-    smaller. The learning rate of round r, counted from 1, is ``lr · lr_decay^(r-1)``. With ``rounds_per_task``, r
-    counts from 1 in each task.
+    Buffers are variables too. Each step takes ``batch_size`` samples, drawn without replacement in each epoch. The last
+    batch of an epoch may be smaller. The learning rate of round r, counted from 1, is ``lr · lr_decay^(r-1)``. With
+    ``rounds_per_task``, r counts from 1 in each task.
     """
 
     model: Model

@@ -14,7 +14,7 @@ from torch.nn import functional
 from fedemu.algorithms.interface import Tree
 
 SMALLEST_NORM = 1e-8
-"""In a cosine, a shorter vector counts as if it had this norm, as in torch."""
+"""In a cosine, a vector with a smaller norm counts as if it had this norm, as in torch."""
 
 
 def reweighted_cross_entropy(

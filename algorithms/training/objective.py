@@ -1,7 +1,7 @@
 """What local training minimises: a criterion on the logits, plus the terms that a method adds to it.
 
-``cross_entropy`` is a criterion. Any other criterion of this shape works with every method that trains by
-cross-entropy. ``token_cross_entropy`` is the criterion for language data.
+``cross_entropy`` is a criterion. Any other ``Criterion`` works with every method that trains by cross-entropy.
+``token_cross_entropy`` is the criterion for language data.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Re-weighted softmax cross-entropy (WSM; Legate et al., 2023) as a criterion.
 
-It is equation 4 with the proportions of classes in the device's own training data. Classes that the device lacks take
-no part, so their rows of the classifier do not change. The proportion of the true class in the numerator is a constant:
-no gradient depends on it, but with it classes in equal numbers give cross-entropy itself. The authors' code also counts
-the validation part of a device's data. There are no options. Evaluation uses the plain logits.
+The loss is equation 4 with the proportions of classes in the device's own training data. Classes that the device lacks
+take no part, so their rows of the classifier do not change. The proportion of the true class in the numerator is a
+constant: no gradient depends on it, but with it classes in equal numbers give cross-entropy itself. The authors' code
+also counts the validation part of a device's data. There are no options. Evaluation uses the plain logits.
 """
 
 from __future__ import annotations

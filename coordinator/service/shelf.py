@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedemu.algorithms.interface import Forest, Tree
-from fedemu.protocol.blobs.store import CHUNK, BlobStore
+from fedemu.protocol.blobs.downloads import CHUNK
+from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.errors import BlobError
 from fedemu.protocol.ids import Digest

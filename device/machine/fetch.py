@@ -9,7 +9,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fedemu.protocol.blobs.store import CHUNK, BlobStore
+from fedemu.protocol.blobs.downloads import CHUNK
+from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.errors import BlobError
 from fedemu.protocol.ids import Digest

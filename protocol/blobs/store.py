@@ -14,16 +14,14 @@ from fedemu.protocol.errors import BlobError
 from fedemu.protocol.host.files import PartialFile, remove_abandoned
 from fedemu.protocol.ids import Digest, digest_of
 
-__all__ = ["CHUNK", "BlobStore", "Download"]
-
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class BlobStore:
     """A folder of blobs. Each is a read-only file, named by its digest. Several processes may use a folder at a time.
 
-    A blob appears there whole or not at all: partial files are locked by who writes them, and what a crashed process
-    left behind is removed when the folder is next opened.
+    A blob appears there whole or not at all. A process locks the partial files that it writes. Partial files of crashed
+    processes are removed when the folder is opened again.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -119,7 +117,10 @@ class BlobStore:
             download.close()
 
     def evict(self, keep: Container[Digest] | Callable[[Digest], bool]) -> list[Digest]:
-        """Remove the blobs that ``keep`` does not contain; returns their digests. Arrays that map them stay usable."""
+        """Remove the blobs that ``keep`` does not contain, or for which it returns False. Returns their digests.
+
+        Arrays that are mapped from a removed blob stay usable.
+        """
         kept = keep if callable(keep) else keep.__contains__
         evicted = []
         for path in sorted(self.directory.iterdir()):

@@ -33,6 +33,7 @@ _NAMES: Final[Mapping[str, str]] = {
 }
 _CODES: Final[Mapping[str, str]] = {name: code for code, name in _NAMES.items()}
 _PREFIX = 8
+"""The bytes at the beginning of a file that hold the header's length. The header is padded to a multiple of this."""
 
 
 def encode_tree(arrays: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str] | None = None) -> bytes:

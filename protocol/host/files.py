@@ -1,7 +1,7 @@
-"""Writing files so that a reader finds the whole file or the one before, even if the writer is killed in between.
+"""Writes files so that a reader finds the whole new file or the whole old one, even if the writer is killed.
 
 Every write goes to a partial file in the same folder, which is then renamed. Nothing here waits for the disk (no
-``fsync``): a killed process loses nothing that was renamed, a power failure may.
+``fsync``): a file that was renamed survives the death of its process, but maybe not a power failure.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from fedemu.protocol.errors import FedemuError
 Buffer = bytes | bytearray | memoryview
 
 PARTIAL = ".partial"
-"""How the names of partial files end."""
+"""The end of the names of partial files."""
 
 
 def write_whole(path: Path, content: bytes | str, *, several_writers: bool = False) -> None:
     """Replace the file at ``path``. Text is written as UTF-8. Raises FedemuError if the system refuses.
 
-    The partial file is ``path.partial``, so what a killed writer left is overwritten by the next one. With
-    ``several_writers`` at a time, each process has a partial file of its own, and the folder's owner removes leftovers.
+    The partial file is ``path.partial``, so the next writer overwrites what a killed one left. With
+    ``several_writers``, which may write at the same time, each process has a partial file of its own; the owner of the
+    folder removes leftovers.
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}" if several_writers else path.name + PARTIAL)
     with named_failure(path):
@@ -37,8 +38,8 @@ def write_whole(path: Path, content: bytes | str, *, several_writers: bool = Fal
 class PartialFile:
     """A file that is written piece by piece, in any order, and becomes ``path`` by ``put_in_place``.
 
-    It is read-only for others and locked while it is open; the lock goes with the process. Methods raise OSError.
-    As a context manager it is removed at the end of the block unless it was put in place.
+    It is read-only for others and locked while it is open; the lock ends with the process. Methods raise OSError.
+    As a context manager it removes the file at the end of the block, unless the file was put in place.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,12 +59,12 @@ class PartialFile:
         return os.pread(self._file.fileno(), length, offset)
 
     def put_in_place(self) -> None:
-        """Rename it to ``path`` and close it."""
+        """Rename the partial file to ``path``, and close it."""
         os.replace(self._file.name, self.path)
         self._file.close()
 
     def discard(self) -> None:
-        """Remove and close it. Without effect after ``put_in_place`` or another ``discard``."""
+        """Remove and close the partial file. There is no effect after ``put_in_place`` or another ``discard``."""
         if not self._file.closed:
             with contextlib.suppress(OSError):
                 os.unlink(self._file.name)
@@ -94,7 +95,7 @@ def named_failure(path: Path) -> Iterator[None]:
 
 
 def _open_locked(path: Path) -> IO[bytes]:
-    """A new locked file beside ``path``, by whose lock a leftover can be told from a file in use."""
+    """A new locked file beside ``path``. The lock shows that the file is in use, and not a leftover."""
     while True:
         descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=PARTIAL, dir=path.parent)
         fcntl.flock(descriptor, fcntl.LOCK_EX)

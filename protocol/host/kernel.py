@@ -1,6 +1,7 @@
-"""What fedemu asks of the Linux kernel beyond the standard library: processes that end with their parent, and names.
+"""What fedemu asks of the Linux kernel beyond the standard library: to end a process with its parent, and to name it.
 
-On other systems the requests are left out; a process then learns of its parent's death when it next hears from it.
+On other systems the requests are left out. A process may then live on until it notices by itself that its parent is
+gone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Code that is found by name, ``module:attribute`` or ``path/to/file.py:attribute``: the one place that loads it."""
+"""Loads code that settings name as ``module:attribute`` or ``path/to/file.py:attribute``. No other place does this."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fedemu.protocol.errors import ConfigurationError
 
 
 def load(name: str) -> Any:
-    """The attribute that ``name`` names.
+    """Import the module or the file in ``name``, and return its attribute.
 
-    A module is looked up as Python does it, and last in the working folder. Raises ConfigurationError if the name has
+    A module is looked up as Python does it; the working folder comes last. Raises ConfigurationError if the name has
     another form, if the import fails for any reason, or if the module has no such attribute.
     """
     place, _, attribute = name.rpartition(":")

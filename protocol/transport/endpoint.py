@@ -25,7 +25,7 @@ _POLLIN: Final = int(zmq.POLLIN)
 _POLLOUT: Final = int(zmq.POLLOUT)
 _DRAIN_MESSAGES: Final = 512
 _DRAIN_BYTES: Final = 32 * 2**20
-"""After so many messages or bytes, the loop's other callbacks get their turn."""
+"""After this number of messages or bytes, the loop's other callbacks get their turn."""
 
 
 class Endpoint(ABC):
@@ -56,6 +56,7 @@ class Endpoint(ABC):
         """Hand on the next message. Returns False if there is none."""
 
     def close(self) -> None:
+        """Stop watching the socket, and close it. May be called twice."""
         if not self._socket.closed:
             self._loop.remove_reader(self._descriptor)
             self._socket.close()
@@ -101,7 +102,7 @@ class Endpoint(ABC):
         return False
 
     def _frames(self) -> list[Buffer]:
-        """The frames of the next message. Of too many frames the last are left out. Raises Again without a message."""
+        """The frames of the next message, without the last if there are too many. Raises zmq.Again if none came."""
         frame = self._receive(NOBLOCK, False)
         frames = [self._buffer(frame)]
         while frame.more:

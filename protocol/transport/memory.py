@@ -24,7 +24,7 @@ CallLater = Callable[[float, Callable[[], None]], Any]
 class MemoryNetwork:
     """Routers and Dealers by address. An address is any text.
 
-    If it ends with ``:0`` or ``*``, the ``0`` or the ``*`` is replaced by a new number. ``call_later(seconds,
+    If an address ends with ``:0`` or ``*``, the ``0`` or the ``*`` is replaced by a new number. ``call_later(seconds,
     callback)`` replaces the loop's clock in tests.
     """
 

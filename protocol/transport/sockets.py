@@ -1,6 +1,7 @@
 """ZeroMQ sockets with the options of this protocol, and their errors in plain words.
 
-Keys (CURVE) and a list of allowed peers would be options that are set here, before bind and connect.
+Nothing is encrypted, and any peer may connect. Keys (CURVE) and a list of allowed peers would be options that are set
+here, before bind and connect.
 """
 
 from __future__ import annotations
@@ -135,9 +136,9 @@ def _check(address: str, listening: bool) -> None:
 
 
 def _refuse_taken(address: str) -> None:
-    """Raise ConfigurationError if a process listens at this ipc path, or if it is no socket.
+    """Raise ConfigurationError if a process listens at this ipc path, or if the file there is no socket.
 
-    ZeroMQ itself would take the path away from that process. It may have a path at which nobody listens.
+    ZeroMQ itself would take the path away from that process. A socket at which nobody listens may be replaced.
     """
     path = address.removeprefix("ipc://")
     if path == address or path.startswith(("@", "*")):

@@ -43,7 +43,8 @@ def judgement(training: GeneratorTraining, generator: Tree, classifier: Tree, dr
     """How good a generator is: measures of one batch of its images, by the ``classifier`` it was trained against.
 
     The measures are scalars: each of ``training.losses``, and ``recognised``, the share of the images that the
-    classifier puts into the class that they are to show. Without a class from the noise there is no ``recognised``.
+    classifier puts into the class that they are to show. If the noise does not tell the class, ``recognised`` is left
+    out.
     """
     size = (training.settings.batch_size, training.generator.noise)
     z = torch.from_numpy(draws.standard_normal(size, "float32"))

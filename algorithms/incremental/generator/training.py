@@ -48,7 +48,7 @@ from fedemu.algorithms.trees import flatten, map_leaves, unflatten, without
 from fedemu.protocol import seeds
 
 STRIDE: Final = 20
-"""The number of iterations in one step of the job. They take far longer than to carry the weights to the next step."""
+"""The number of iterations in one step of the job. They take far longer than passing the weights to the next step."""
 CHECKPOINT_EVERY: Final = 10
 """The number of steps between two checkpoints of the job."""
 

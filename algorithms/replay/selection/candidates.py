@@ -1,4 +1,4 @@
-"""The candidates: the samples that a device may keep after a period. And the form of every strategy that chooses."""
+"""The candidates, which are the samples that a device may keep after a period, and the signature of every strategy."""
 
 from __future__ import annotations
 

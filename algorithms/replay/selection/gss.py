@@ -1,8 +1,8 @@
 """The two heuristics of gradient-based sample selection (GSS), as strategies over a period's candidates.
 
-Aljundi et al., "Gradient based sample selection for online continual learning", NeurIPS 2019. Theirs work on-line, one
-batch at a time, with gradients that become outdated as the model changes. Here the model at the end of the period gives
-all gradients at once, and samples pass in order of arrival, those of the buffer first.
+Aljundi et al., "Gradient based sample selection for online continual learning", NeurIPS 2019. Their heuristics work
+while samples arrive, one batch at a time, with gradients that become outdated as the model changes. Here the model at
+the end of the period gives all gradients at once, and samples pass in order of arrival, those of the buffer first.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def test_at_least_one_id_becomes_public() -> None:
     [
         (0.001, 0.25, None, "takes 0 of 40 training samples, 0 to train on and 0 for validation; both need one"),
         (0.05, 0.25, None, "takes 2 of 40 training samples, 2 to train on and 0 for validation"),
-        (0.999, 0.25, None, "takes 40 of 40 training samples, which leaves devices nothing; lower it"),
-        (0.1, 0.25, np.zeros(40), "takes 40 of 40 training samples, which leaves devices nothing; lower it"),
+        (0.999, 0.25, None, "takes 40 of 40 training samples, which leaves devices nothing; lower the fraction"),
+        (0.1, 0.25, np.zeros(40), "takes 40 of 40 training samples, which leaves devices nothing; lower the fraction"),
     ],
 )
 def test_a_part_without_samples_is_refused(fraction: float, validation: float, ids: object, said: str) -> None:

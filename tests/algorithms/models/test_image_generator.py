@@ -8,7 +8,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fedemu.algorithms.interface import Model
-from fedemu.algorithms.models.image_generator import PLANS, _Doubling, generator_for, samples_of_equal_memory
+from fedemu.algorithms.models.image_generator import ARCHITECTURES, _Doubling, generator_for, samples_of_equal_memory
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -38,7 +38,7 @@ def test_a_generator_is_worth_as_many_samples_as_take_its_memory() -> None:
     assert samples_of_equal_memory(generator_for((3, 32, 32))) == 2435
 
 
-@pytest.mark.parametrize("size", PLANS)
+@pytest.mark.parametrize("size", ARCHITECTURES)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_have_the_shape_of_the_data_and_are_normalised_by_the_batch_in_training(
     size: int, channels: int

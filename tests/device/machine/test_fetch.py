@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedemu.device.machine.fetch import MOST_WAITS, PATIENCE, TRIES, WINDOW, Fetches
-from fedemu.protocol.blobs.store import CHUNK, BlobStore
+from fedemu.protocol.blobs.downloads import CHUNK
+from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.messages import Blob, BlobRef, Need
 

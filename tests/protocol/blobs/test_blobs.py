@@ -16,7 +16,8 @@ import pytest
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from fedemu.protocol.blobs.store import CHUNK, BlobStore
+from fedemu.protocol.blobs.downloads import CHUNK
+from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.blobs.tree_file import decode_tree, encode_tree
 from fedemu.protocol.errors import BlobError, MalformedMessage
 from fedemu.protocol.ids import Digest, digest_of
