@@ -260,6 +260,12 @@ def test_no_room_has_more_files_than_the_limit() -> None:
     assert {folder: size for folder, size in sizes.items() if size > MOST_FILES} == {}
 
 
+@pytest.mark.parametrize("floor", FLOORS)
+def test_the_folders_of_tests_are_those_of_the_rooms(floor: str) -> None:
+    folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests" / floor).rglob("*.py")}
+    assert [str(folder) for folder in sorted(folders) if not (ROOT / folder).is_dir()] == []
+
+
 def test_no_file_repeats_the_name_of_its_room() -> None:
     wrong = [str(path.relative_to(ROOT)) for path in sources() if path.stem.startswith(f"{path.parent.name}_")]
     assert wrong == []
