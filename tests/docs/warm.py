@@ -110,12 +110,12 @@ def _execute_files() -> None:
         print(DONE, flush=True)
 
 
-if __name__ == "__main__":
-    serve(sys.argv[1])
-
-
 def install(folder: Path, address: str, python: str) -> None:
     """Put the commands ``fedemu`` and ``blocks`` into a folder that goes first in PATH."""
     for name in ("fedemu", "blocks"):
         (folder / name).write_text(CLIENT.format(python=python, address=address))
         (folder / name).chmod(0o755)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
