@@ -31,10 +31,11 @@ FilePath = Annotated[str, Field(max_length=4096)]
 INDICES = "."
 """The name of a job's first tensor: the indices of the device's samples in the present period."""
 SEALED = ".sealed."
-"""How the names of the next tensors begin; the number of a period follows. Each has the indices of the samples of an
-earlier period from which the device has not yet selected. All other tensors are the device's own part of the ask."""
+"""The beginning of the names of the next tensors of a job. The rest of the name is the number of an earlier period.
+Such a tensor holds the indices of the samples of that period, from which the device has not yet selected. All other
+tensors are the device's own part of the ask."""
 LIMITS = Limits(header_bytes=64 * 2**20, frames=2**17, frame_bytes=2**40, message_bytes=2**40)
-"""Only the supervisor's own processes are heard on the bus, so these limits need only be above the largest group."""
+"""Only the supervisor's own processes are heard on the bus, so these limits only have to exceed the largest group."""
 
 
 def abstract_address() -> str:
@@ -96,7 +97,7 @@ class Withdraw(Message):
 
 
 class TrainJob(Message):
-    """One job of a group. ``tensors`` is how many of the group's tensors belong to it; they follow the former job's."""
+    """One job of a group. Its own tensors are the next ``tensors`` of the group's, after those of the job before it."""
 
     device: Index
     own: FilePath | None
@@ -166,8 +167,9 @@ class Done(Message):
 class JobFailed(Message):
     """A job has no result; ``detail`` says why.
 
-    ``reason`` is ``training`` if the program failed on this device's data, ``trainer`` if trainers died over the job or
-    left it unanswered, ``blob`` if a blob that it needs cannot be had.
+    ``reason`` is ``training`` if the program failed on this device's data, ``own_state`` if the own state is gone or
+    cannot be read, ``trainer`` if trainers died over the job or left it unanswered, ``blob`` if a blob that the job
+    needs cannot be had.
     """
 
     type: Literal["job_failed"] = "job_failed"

@@ -26,10 +26,11 @@ def always() -> Iterator[Interval]:
 
 
 def exponential(generator: Generator, mean_online: float, mean_offline: float) -> Iterator[Interval]:
-    """Spells of exponential length, with means in seconds, in their stationary state at time 0.
+    """On-line intervals of a device whose spells on-line and off-line have exponential lengths, with means in seconds.
 
-    The device starts on-line with probability mean_online / (mean_online + mean_offline). The rest of the first spell
-    has the same distribution as a whole spell, because an exponential distribution has no memory.
+    The process is in its stationary state at time 0. The device starts on-line with probability mean_online /
+    (mean_online + mean_offline). The rest of the first spell has the same distribution as a whole spell, because an
+    exponential distribution has no memory.
     """
     online = generator.random() < mean_online / (mean_online + mean_offline)
     first = generator.exponential(mean_online if online else mean_offline)
@@ -39,11 +40,12 @@ def exponential(generator: Generator, mean_online: float, mean_offline: float) -
 
 
 def weibull(generator: Generator, shape: float, scale_online: float, scale_offline: float) -> Iterator[Interval]:
-    """Spells of Weibull(shape, scale) length, with scales in seconds, in their stationary state at time 0.
+    """On-line intervals of a device whose spells have Weibull(shape, scale) lengths, with scales in seconds.
 
-    The mean of a spell is scale · Γ(1 + 1/shape). So the device starts on-line with probability scale_online /
-    (scale_online + scale_offline). Long spells are more likely to cover time 0: the length of the spell that does is
-    distributed as scale · Gamma(1 + 1/shape)^(1/shape), and time 0 lies at a uniformly random place in it.
+    The process is in its stationary state at time 0. The mean of a spell is scale · Γ(1 + 1/shape). So the device
+    starts on-line with probability scale_online / (scale_online + scale_offline). Long spells are more likely to cover
+    time 0: the length of the spell that covers it is distributed as scale · Gamma(1 + 1/shape)^(1/shape), and time 0
+    lies at a uniformly random place in it.
     """
     online = generator.random() < scale_online / (scale_online + scale_offline)
     whole = (scale_online if online else scale_offline) * generator.gamma(1 + 1 / shape) ** (1 / shape)
@@ -71,7 +73,7 @@ def _alternate(
 def diurnal(
     generator: Generator, mean: float, amplitude: float, peak_hour: float, spread_hours: float, spell: float
 ) -> Iterator[Interval]:
-    """A daily rhythm: at any time t, in seconds, the device is on-line with probability close to
+    """On-line intervals with a daily rhythm: at any time t, in seconds, the device is on-line with probability close to
 
         p(t) = mean + amplitude · cos(2π (t/3600 - peak_hour - offset) / 24).
 
@@ -135,7 +137,10 @@ def _turns(one_turn: Sequence[Interval], period: float, shift: float) -> Iterato
 
 
 def joined(intervals: Iterable[Interval]) -> Iterator[Interval]:
-    """The same times, in intervals that do not touch and are not empty. ``intervals`` must ascend by their starts."""
+    """The same on-line times, in intervals that are not empty and do not touch each other.
+
+    ``intervals`` must ascend by their starts.
+    """
     held: Interval | None = None
     for start, end in intervals:
         if start >= end:
@@ -162,9 +167,9 @@ class Timetable:
         self._exhausted = False
 
     def until(self, time: float) -> tuple[Interval, ...]:
-        """All intervals that start before ``time``, not cut at it. The answer for an earlier time is a prefix of it.
+        """All intervals that start before ``time``, not cut at it. The answer for an earlier time is a prefix of this.
 
-        Raises ValueError if that takes more than ``MOST_INTERVALS``, as it does for an endless source until infinity.
+        Raises ValueError if there are more than ``MOST_INTERVALS``, as in an endless source if ``time`` is infinite.
         """
         count = self._read_past(time)
         return tuple(zip(self._starts[:count], self._ends[:count], strict=True))

@@ -19,10 +19,9 @@ from fedemu.protocol.messages import DropCause
 
 @dataclass(frozen=True)
 class Assignment:
-    """One work as a device's behaviour sees it.
+    """The work of one ask, as a device's behaviour sees it.
 
-    Sizes are in bytes. ``samples`` is passes · examples. ``start`` and ``deadline`` are in seconds of the experiment's
-    clock.
+    Sizes are in bytes. ``samples`` is passes · examples. ``start`` is in seconds of the experiment's clock.
     """
 
     ask: AskId
@@ -30,15 +29,15 @@ class Assignment:
     download_bytes: int
     upload_bytes: int
     samples: float
-    deadline: float
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a device answers to work: it will finish ``at`` a time, or drop out then and be ``back`` at a later time.
+    """What a device answers to work: whether it will finish or drop out, and when.
 
-    Times are in seconds of the experiment's clock. ``back`` is infinity for a device that never returns, and None for
-    one that finishes. For a drop-out ``reply`` is normal and ``corruption`` is None.
+    ``at`` is the time of this event, ``back`` the time at which a device that dropped out returns. Both are in seconds
+    of the experiment's clock. ``back`` is infinity for a device that never returns, and None for a device that
+    finishes. If the device drops out, ``reply`` is normal and ``corruption`` is None.
     """
 
     event: Literal["finish", "drop"]
@@ -70,14 +69,6 @@ class Behaviour:
         """The on-line intervals [start, end) that start before ``until``, ascending and not cut at it."""
         return self._timetable.until(until)
 
-    def online_end(self, time: float) -> float | None:
-        """The time at which the device goes off-line next; None if it is off-line at ``time``."""
-        return self._timetable.end_at(time)
-
-    def next_online(self, time: float) -> float:
-        """The first time after ``time`` at which the device comes on-line; infinity if it never does."""
-        return self._timetable.next_start(time)
-
     def seconds(self, assignment: Assignment) -> tuple[float, float, float]:
         """The seconds of download, computing and upload, without latency."""
         down, up = self.profile.speeds(self._seed, self.device, assignment.ask.round)
@@ -88,9 +79,9 @@ class Behaviour:
         )
 
     def schedule(self, assignment: Assignment) -> Schedule:
-        """What comes first: the device goes off-line, a planned fault happens, or the work is finished.
+        """The schedule by the event that comes first: the device goes off-line, has a planned fault, or finishes.
 
-        Work that is finished at the very end of an on-line interval is finished.
+        Work that ends exactly at the end of an on-line interval counts as finished.
         """
         start = assignment.start
         end = self._timetable.end_at(start)

@@ -15,7 +15,7 @@ def corrupt(result: Result, frames: Sequence[Any], kind: Corruption) -> tuple[Re
 
     ``nan`` fills the first tensor of floats with NaN. ``shape`` gives the first tensor a wrong shape, with one element
     more. ``truncate`` cuts the bytes of the last tensor in half. A payload that has no tensor for its corruption gets
-    a wrong shape instead, and one without tensors gets a tensor first.
+    a wrong shape instead. A payload without tensors gets one tensor first.
     """
     tensors, damaged = list(result.tensors), [bytes(frame) for frame in frames]
     if not tensors:

@@ -38,7 +38,7 @@ trees stay the same for many asks."""
 
 
 class RunsPrograms(Protocol):
-    """What the experiment's factory makes. In a run it is a ``Trainer``; see ``compute/trainer.py``."""
+    """The object that the experiment's factory makes. In a run it is a ``Trainer``; see ``compute/trainer.py``."""
 
     programs: Mapping[str, Any]
 

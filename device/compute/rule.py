@@ -21,7 +21,7 @@ gather the batches counts. The convolutions train on 170 images in batches of 50
 So on a CPU dense models are stacked, and convolutions are not. Models of sequences are not stacked either: their steps
 take as long in a stack of 8 as one by one (measured with a BERT of two layers of 64, and with a recurrent layer of
 128). A program that makes samples with a generator is of the generator's kind: perceptrons that rehearse from a
-generator take 0.34 to 0.8 of the time of a stack when they run one by one. Nothing was measured on CUDA.
+generator run faster one by one, in 0.34 to 0.8 of the time that a stack takes. Nothing was measured on CUDA.
 There all kinds are stacked, because the kernels of one device are far too small to fill a GPU.
 """
 

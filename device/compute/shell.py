@@ -1,4 +1,4 @@
-"""The shell of a trainer process: it connects to the bus, runs one group of jobs at a time, and ends in time.
+"""The shell of a trainer process: it connects to the bus, runs one group of jobs at a time, and ends when it is told.
 
 The process blocks while it computes. Its supervisor watches the process itself, so the process sends nothing meanwhile.
 """

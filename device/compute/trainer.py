@@ -152,7 +152,7 @@ def open_executor(name: str, kind: Kind, device_type: DeviceType, stack_size: in
 
 
 def _over_all(job: Job) -> Job:
-    """The job over the replay buffer's samples R_t and then the period's X_t. Training weights all samples alike."""
+    """The job with the samples of the replay buffer (R_t) before those of the period (X_t). All weigh the same."""
     return job if job.buffer is None else replace(job, indices=np.concatenate([job.buffer.indices, job.indices]))
 
 

@@ -38,7 +38,11 @@ log = logging.getLogger(__name__)
 
 
 class Broker:
-    """Calls ``want`` with a blob that a job needs, and ``failed`` with an error that ends the machine."""
+    """The supervisor's side of the bus, bound to ``address``. Only processes that know ``token`` are heard.
+
+    Calls ``want`` with a blob that a job needs and this machine lacks, and ``failed`` with an error that ends the
+    machine.
+    """
 
     def __init__(
         self,
@@ -73,6 +77,7 @@ class Broker:
 
     @property
     def address(self) -> str:
+        """The address at which processes reach the bus."""
         return self._router.address
 
     def needed(self) -> Iterable[Digest]:
@@ -112,6 +117,7 @@ class Broker:
             self._router.send(peer, Quit())
 
     def close(self) -> None:
+        """Free the address. Jobs that are not answered get no answer."""
         if self._timer is not None:
             self._timer.cancel()
         self._router.close()

@@ -101,7 +101,7 @@ async def _run(plan: EmbeddedPlan, stack: AsyncExitStack) -> Never:
 
 
 def _count_joined(observer: MachineObserver, total: int) -> Callable[[int, int], None]:
-    """A function that is called with every device that joins, and tells ``observer`` how many of ``total`` have."""
+    """A function to call with every device that joins. It tells ``observer`` how many of ``total`` have joined."""
     joined: set[int] = set()
 
     def count(device: int, incarnation: int) -> None:

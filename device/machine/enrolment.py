@@ -26,8 +26,8 @@ class Enrolment:
     """Enrols ``count`` devices as machine ``host`` at ``address``. Times are in seconds.
 
     ``leases`` are tokens that an earlier life on this machine may still hold; they are tried first, in their order.
-    Within ``connect_seconds`` the coordinator must have granted a lease. After ``lost_seconds`` of its silence this
-    machine gives up.
+    The coordinator must grant a lease within ``connect_seconds``. If it is silent for ``lost_seconds``, this machine
+    gives up.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Enrolment:
         self._heard = now
 
     def accept(self, granted: Granted, now: float) -> bool:
-        """Take a grant. Returns whether it is the first one. Raises RefusedError if it is that of another run."""
+        """Take a grant. Returns whether it is the first one. Raises RefusedError if another run granted it."""
         first, self.state, self.idle = self.granted is None, "member", False
         if self.granted is not None and (granted.run, granted.lease) != (self.granted.run, self.granted.lease):
             raise self._other_run(granted.run)

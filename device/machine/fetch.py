@@ -27,7 +27,7 @@ MOST_WAITS = 12
 
 
 class Step(NamedTuple):
-    """What to ask the coordinator for now, which blobs have arrived, and which are given up, each with the reason."""
+    """The requests to send to the coordinator now, the blobs that have arrived, and those given up with the reason."""
 
     needs: list[Need]
     arrived: list[Digest]
@@ -60,7 +60,7 @@ class Fetches:
         return min(asked) + PATIENCE if asked else None
 
     def want(self, ref: BlobRef, now: float) -> Step:
-        """A blob is needed. It arrives at once if it is here, and is not asked for twice."""
+        """A blob is needed. If it is here, it counts as arrived now. If it is under way, it is not asked for again."""
         digest = Digest(ref.digest)
         if self._store.has(digest):
             return Step([], [digest], [])

@@ -1,7 +1,7 @@
 """Which trainer runs which jobs: a queue that groups the jobs of one ask, without I/O.
 
-Grouping changes how fast results come, and never a result, because executors pad to a fixed size. ``now`` is always
-the monotonic clock in seconds.
+Grouping changes how fast results come. It never changes a result, because executors pad to a fixed size. ``now`` is
+always the monotonic clock in seconds.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class JobQueue:
         return group.running.pop(key, None) if group else None
 
     def finished(self, trainer: int, group: int) -> list[QueuedJob]:
-        """The trainer is done with its group, and idle. Returns the jobs that it has wrongly left unanswered."""
+        """The trainer is done with its group, and idle now. Returns the jobs that it has wrongly left unanswered."""
         known = self._trainers.get(trainer)
         if known is None or known.group is None or known.group.number != group:
             return []

@@ -1,4 +1,4 @@
-"""A supervisor's lease on disk, where the supervisor's next life finds its devices and their own states again.
+"""A supervisor's lease on disk. The supervisor's next life finds its devices and their own states there again.
 
 ``state/RUN/LEASE/`` holds ``lease.json``, the blobs and a folder per device. It is locked while its supervisor lives,
 so that two supervisors with one state folder never take the same devices.
@@ -52,10 +52,12 @@ class LeaseFolder:
 
     @property
     def devices(self) -> Path:
+        """The folder of the devices' own folders."""
         return self.folder / "devices"
 
     @property
     def blobs(self) -> Path:
+        """The folder of the blobs that this machine has fetched."""
         return self.folder / "blobs"
 
     def begin(self) -> None:
@@ -69,6 +71,7 @@ class LeaseFolder:
         write_whole(self.folder / "lease.json", json.dumps(self.record.__dict__, indent=1))
 
     def close(self) -> None:
+        """Unlock the folder. A second call does nothing."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -147,7 +150,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _read(path: Path) -> LeaseRecord | None:
-    """None if there is no such file, or it is not one of ours."""
+    """The record in a ``lease.json``; None if there is no such file, or it holds no record."""
     try:
         fields: dict[str, Any] = json.loads(path.read_text())
         return LeaseRecord(str(fields["lease"]), str(fields["run"]), int(fields["count"]), int(fields["life"]))

@@ -1,4 +1,4 @@
-"""Whether this machine can hold its devices: file descriptors, processes and memory, checked before all else."""
+"""Whether this machine can hold its devices. Descriptors, processes and memory are checked before anything starts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import psutil
 from fedemu.protocol.errors import ConfigurationError
 
 PROCESS_BYTES = 6 * 2**20
-"""The private memory of a device process, with the kernel's memory for it."""
+"""The private memory of a device process in bytes, with the kernel's memory for it."""
 DEVICE_BYTES = 2**18
-"""The memory that each further device of a process adds."""
+"""The memory in bytes that each device of a process adds."""
 TRAINER_BYTES = 400 * 2**20
+"""The memory of a trainer in bytes."""
 THREADS = 3
-"""Threads of a device process: its own one, and two of ZeroMQ."""
+"""Threads of a device process: its main thread and two threads of ZeroMQ."""
 SPARE_FILES = 128
+"""Descriptors of a process besides those that ``demand`` counts one by one."""
 FILES_PER_DEVICE = 4
 """Descriptors of one device, counted while its old connection still lingers beside the new one."""
 
@@ -34,7 +36,7 @@ class MachineLimits:
 
 
 def demand(count: int, per_process: int, trainers: int) -> tuple[int, int, int]:
-    """What devices need: file descriptors in their largest process, threads of all processes, and bytes of memory."""
+    """The needs of ``count`` devices: descriptors in their largest process, threads of all processes, memory in bytes."""
     processes = -(-count // per_process)
     files = SPARE_FILES + max(2 * (processes + trainers), FILES_PER_DEVICE * min(per_process, count))
     threads = THREADS * processes + 8 * trainers + 16
@@ -42,7 +44,7 @@ def demand(count: int, per_process: int, trainers: int) -> tuple[int, int, int]:
 
 
 def check(count: int, per_process: int, trainers: int, machine: MachineLimits) -> None:
-    """Raises ConfigurationError, which says what is too little and how to get more."""
+    """Raise ConfigurationError if ``machine`` has too little of anything. The error says what to do."""
     files, threads, memory = demand(count, per_process, trainers)
     if files > machine.files_hard:
         raise ConfigurationError(

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class MachineObserver(Protocol):
-    """Is told what happens on a machine, and changes nothing."""
+    """An object that is told what happens on a machine, and changes nothing."""
 
     def devices(self, counts: Mapping[str, int]) -> None:
         """The numbers of devices that are ``connected``, ``starting`` and ``stopped`` have changed."""

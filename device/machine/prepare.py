@@ -1,4 +1,4 @@
-"""Prepares this machine's copy of the data, in a process of its own, whose end frees the memory that decoding takes."""
+"""Prepares this machine's copy of the data in a process of its own. Its end frees the memory that decoding takes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _NOTHING_TO_SAY = 70
 async def prepare_data(prepare: str, experiment: Path, expected: str) -> None:
     """Call the function named ``prepare`` with the bytes of the file ``experiment``, in another process.
 
-    Raises DataError if it raises a FedemuError, or if its digest is not ``expected``, that of the coordinator's data.
-    Raises ConfigurationError if it ends in another way.
+    ``expected`` is the digest of the coordinator's data. Raises DataError if the function raises a FedemuError or
+    returns another digest, and ConfigurationError if the process ends in another way.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -51,7 +51,7 @@ async def prepare_data(prepare: str, experiment: Path, expected: str) -> None:
 
 
 def compare_data(found: str, expected: str) -> None:
-    """Raises DataError unless the digest that was ``found`` here is ``expected``, the coordinator's."""
+    """Raise DataError unless the digest that was ``found`` here equals ``expected``, that of the coordinator's data."""
     if found != expected:
         raise DataError(
             f"This machine's data are not the coordinator's: digest {found[:12]} here, {expected[:12]} there. "

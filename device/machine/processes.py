@@ -1,4 +1,7 @@
-"""The device processes of a machine, as their supervisor sees them: the zygote starts them, and again when they end."""
+"""The device processes of a machine, as their supervisor sees them.
+
+The zygote starts them, and starts them again when they end.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,7 @@ class DeviceProcesses:
         self._timers: set[asyncio.TimerHandle] = set()
 
     def __len__(self) -> int:
-        """How many processes there are, dead ones included."""
+        """The number of processes, dead ones included."""
         return len(self._processes)
 
     @property

@@ -67,7 +67,7 @@ async def supervise(plan: SupervisorPlan) -> None:
 
 
 class Supervision:
-    """One life of a supervisor. What has to be undone goes on ``stack``, in the order in which it was done."""
+    """One life of a supervisor. ``stack`` undoes what it has done, in the reverse order."""
 
     def __init__(self, plan: SupervisorPlan, trainers: int, stack: AsyncExitStack) -> None:
         self._plan = plan

@@ -109,7 +109,7 @@ class Trainers:
 
 
 def default_trainers(device_type: str) -> int:
-    """How many trainers a machine has: one per GPU, or one per core without GPUs, of those this process may use."""
+    """The default number of trainers: one per GPU that this process may use, or one per core if there is no GPU."""
     return (len(_gpus()) if device_type != "cpu" else 0) or len(os.sched_getaffinity(0))
 
 

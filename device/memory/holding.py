@@ -16,7 +16,7 @@ from fedemu.device.memory.stream import DeviceStream
 
 @dataclass(frozen=True)
 class Holding:
-    """What a device has for one work.
+    """What a device has for its work in one ask.
 
     ``fresh [examples]`` are the period's samples X_t. ``sealed`` are the samples of earlier periods, by period, that
     the device has yet to select from. ``kept`` is the size of the replay buffer after these selections, so that the

@@ -15,8 +15,8 @@ from fedemu.algorithms.streams.plan import StreamPlan
 class DeviceStream:
     """One device's part of the fleet's stream, a pure function of the experiment.
 
-    All indices point into the training split. Samples of periods that are over are named only as sealed ones, or if
-    the stream is cumulative.
+    All indices point into the training split. ``arrived`` names samples of earlier periods only if the stream is
+    cumulative; ``sealed`` names those of a period that is over.
     """
 
     plan: StreamPlan

@@ -105,7 +105,7 @@ class DevicePeer:
     def _arm(self) -> None:
         """Set the one timer, so that it fires no later than the runtime is due.
 
-        An earlier timer is left as it is: to fire early does no harm, to set timers often costs time.
+        A timer that is due earlier is left as it is: firing early does no harm, and setting timers often costs time.
         """
         due = self.runtime.due
         if self._over or due == math.inf:

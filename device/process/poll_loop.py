@@ -1,10 +1,10 @@
 """A small event loop for device processes: readers, timers, and nothing else.
 
-Hundreds of device processes take turns on few cores. Each runs for a millisecond, with cold caches, so the cost is how
-much memory is touched between the kernel's wake-up and the device's answer. Compared with an asyncio loop, this one
-saves a tenth of a device's processor time and half a megabyte of its private memory. It has those methods of
-``asyncio.AbstractEventLoop`` that transports and devices use, under the same names. Objects that need it are given it:
-``asyncio.get_running_loop`` does not know of it.
+Hundreds of device processes take turns on few cores. Each runs for a millisecond, with cold caches. So the cost depends
+on how much memory is touched between the kernel's wake-up and the device's answer. Compared with an asyncio loop, this
+one saves a tenth of a device's processor time and half a megabyte of its private memory. It has those methods of
+``asyncio.AbstractEventLoop`` that transports and devices use, under the same names. Objects that need the loop get it
+as an argument, because ``asyncio.get_running_loop`` does not know of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 LONGEST_SLEEP = 3600.0
-"""Seconds. ``epoll`` takes no infinity."""
+"""The longest wait for an event, in seconds. ``epoll`` takes no infinity."""
 
 
 class Timer:

@@ -32,7 +32,7 @@ log = logging.getLogger("fedemu.device")
 
 
 def kill_this_process(device: int, incarnation: int) -> None:
-    """Crash as a real process does: no handler runs, nothing is said, nothing is cleaned up."""
+    """Crash as a real process does: no handler runs, no message is sent, nothing is cleaned up."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -20,7 +20,7 @@ MOST_PATIENCE = 4
 A coordinator that is only slow must not be flooded with the Hellos of thousands of devices.
 """
 GOLDEN_RATIO = 0.6180339887
-"""Its multiples, without their whole parts, lie evenly between 0 and 1, for any number of devices."""
+"""The multiples of this number, without their whole parts, lie evenly between 0 and 1, however many there are."""
 
 Mode = Literal["joining", "member", "silent", "away", "retired"]
 
@@ -95,7 +95,10 @@ class Membership:
         return True
 
     def refused(self, refused: Refused, now: float) -> list[Action]:
-        """React to a refusal. After any other refusal, ``tick`` connects anew if the coordinator stays silent."""
+        """React to a refusal as superseded or unknown.
+
+        After a refusal for any other reason, ``tick`` connects anew if the coordinator stays silent.
+        """
         if refused.reason == "superseded":
             return self.retire("superseded")
         if refused.reason == "unknown_peer" and self.mode == "member":
@@ -107,7 +110,7 @@ class Membership:
         self.mode, self._back = "away", now + seconds
 
     def fall_silent(self, seconds: float, now: float) -> None:
-        """Keep the connection open and say nothing for ``seconds``, or longer until the coordinator must notice."""
+        """Keep the connection open and say nothing for ``seconds``, but at least until the coordinator must notice."""
         self.mode, self._back = "silent", now + max(seconds, SILENCE * self.expiry)
 
     def retire(self, reason: str) -> list[Action]:

@@ -1,6 +1,6 @@
 """One device as a state machine without I/O: events go in, actions come out, and the caller tells the time.
 
-It does each work as its behaviour says, and keeps the result until the coordinator has given its verdict. ``now`` is
+It does its work as its behaviour says, and keeps each result until the coordinator has given its verdict. ``now`` is
 always the monotonic clock in seconds. Connection and heartbeats are in ``membership.py``.
 """
 
@@ -23,7 +23,7 @@ from fedemu.protocol.ids import AskId
 MAX_INTERVALS = 65_536
 """The largest number of on-line intervals in one Presence."""
 REMEMBERED = 64
-"""How many asks are remembered that may proceed before their work has come."""
+"""The number of asks that are remembered because their Proceed has come before their Work."""
 
 
 class DeviceRuntime:
@@ -181,7 +181,7 @@ class DeviceRuntime:
         return self._begin(held, now) if held.schedule.event == "finish" else self._drop_out(held, now)
 
     def _begin(self, held: WorkInHand, now: float) -> list[Action]:
-        """Have the work done. If it is done already, send its result again."""
+        """Have a trainer do the work. If the work is done already, send its result again."""
         match held.phase:
             case "training":
                 return []
@@ -227,10 +227,10 @@ class DeviceRuntime:
                 assert_never(schedule.cause)
 
     def _settle(self, ask: str) -> list[Action]:
-        """The coordinator has given its verdict, so this work is over. Another verdict on it changes nothing.
+        """The coordinator has given its verdict, so this work is over. A second verdict changes nothing.
 
-        Only later work tells whether the new own state counts: a coordinator that has started again may call late what
-        it had accepted in its former life.
+        Only later work tells whether the new own state counts: a coordinator that has started again may say Late to a
+        result that it had accepted in its former life.
         """
         held = self._in_hand.pop(ask, None)
         if held is None or held.phase != "training":

@@ -1,4 +1,4 @@
-"""The wall clock of a device: when, in real time, a moment of the experiment is, and when the device is on-line."""
+"""The wall clock of a device: the real time of a moment of the experiment, and the times when the device is on-line."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class WallClock:
         self._offset = now - elapsed
 
     def real(self, moment: float) -> float:
-        """A moment of the experiment, on the monotonic clock."""
+        """The time on the monotonic clock at a ``moment`` of the experiment, both in seconds."""
         return moment + self._offset
 
     def elapsed(self, now: float) -> float:
-        """``now``, on the experiment's clock."""
+        """The time on the experiment's clock at ``now`` on the monotonic clock, both in seconds."""
         return now - self._offset
 
     @property
@@ -50,7 +50,7 @@ class WallClock:
         return self.due
 
     def seconds_to_return(self, now: float) -> float:
-        """Seconds until the device is on-line; infinite if it never is again."""
+        """Seconds until the device is on-line; infinity if it never is again."""
         moment = self.elapsed(now)
         horizon = moment + DAY
         while horizon < FOREVER:

@@ -1,4 +1,4 @@
-"""One work at a device, from its arrival to the coordinator's verdict, and the messages that come of it."""
+"""The work of one ask at a device, from its arrival to the coordinator's verdict, and the messages that it leads to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedemu.protocol.messages import Failed, Result, Scheduled, TensorSpec, Work
 
 @dataclass
 class WorkInHand:
-    """A work that has come, what the device plans for it, and how far it is.
+    """Work that has come, the schedule that the device has for it, and how far it is.
 
     ``frames`` are the device's own part of the ask, ``holding`` the samples that it has at the start of the work.
     """
@@ -40,14 +40,14 @@ class WorkInHand:
     """The time on the monotonic clock at which to do the next thing: drop out as planned, or send the result."""
 
     def asks_the_same(self, work: Work) -> bool:
-        """Whether ``work`` is this one again. The coordinator's durable round may have advanced meanwhile."""
+        """Whether ``work`` is the same work again. The coordinator's durable round may have advanced meanwhile."""
         return self.work is work or self.work == work.model_copy(update={"durable_round": self.work.durable_round})
 
 
 def take_in_hand(
     work: Work, frames: Sequence[Any], behaviour: Behaviour, stream: DeviceStream, store: OwnStore
 ) -> WorkInHand:
-    """Plan a work by the device's samples and behaviour."""
+    """Schedule work that has come, by the device's samples and behaviour."""
     ask = AskId.parse(work.ask)
     holding = Holding.at(stream, Path(store.path(work.state)) if work.state else None, ask.round, work.start)
     assignment = Assignment(
@@ -56,13 +56,12 @@ def take_in_hand(
         download_bytes=work.download_bytes,
         upload_bytes=work.upload_bytes,
         samples=work.passes * len(holding),
-        deadline=work.deadline,
     )
     return WorkInHand(ask, work, frames, behaviour.schedule(assignment), holding)
 
 
 def announcement(held: WorkInHand) -> Send:
-    """The device's answer to a work: when it will finish, or when and how it will drop out."""
+    """The device's answer to its work: when it will finish, or when and how it will drop out."""
     schedule = held.schedule
     return Send(
         Scheduled(ask=held.work.ask, event=schedule.event, at=schedule.at, cause=schedule.cause, back=schedule.back)
@@ -70,7 +69,7 @@ def announcement(held: WorkInHand) -> Send:
 
 
 def submission(held: WorkInHand, device: DeviceId, stream: DeviceStream, store: OwnStore) -> Tell:
-    """The job that the work gives a trainer."""
+    """The message that asks a trainer to do the work."""
     work, holding = held.work, held.holding
     samples = {INDICES: holding.fresh, **{f"{SEALED}{period}": part for period, part in holding.sealed.items()}}
     specs = [TensorSpec(name=name, dtype="int64", shape=part.shape) for name, part in samples.items()]

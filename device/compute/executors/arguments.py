@@ -14,7 +14,7 @@ from fedemu.device.compute.executors.cohort import EACH, unpacked
 
 
 class Arguments(NamedTuple):
-    """The tensors that ``begin``, a step or ``finish`` takes, in parts.
+    """The tensors that one call of ``begin``, of a step or of ``finish`` takes, in parts.
 
     ``shared`` holds the leaves of the trees that all devices get, ``each`` those of the device's own part of the ask,
     ``own`` those of its own state, and ``facts`` its packed facts. A step also takes ``batch`` (x, y and weight),
@@ -46,7 +46,7 @@ class Arguments(NamedTuple):
         return cls(*(list(islice(rest, length)) for length in lengths))
 
     def per_device(self, function: Callable[..., Tensor], *others: Arguments) -> Arguments:
-        """``function`` of the tensors that are not shared, with the tensors at the same places of ``others``."""
+        """Apply ``function`` to each tensor that is not shared, with the tensors at its place in ``others``."""
         together = zip(*(arguments[1:] for arguments in (self, *others)), strict=True)
         return Arguments(self.shared, *([function(*leaves) for leaves in zip(*part, strict=True)] for part in together))
 

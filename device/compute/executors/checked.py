@@ -29,6 +29,7 @@ class Checked:
 
     @property
     def capacity(self) -> int:
+        """The capacity of the candidate."""
         return self.candidate.capacity
 
     def run(

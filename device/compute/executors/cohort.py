@@ -90,14 +90,17 @@ def cohorts(
 
 
 def problem_of(job: Job, template: Tree, samples: int) -> str | None:
-    """What is wrong with a job's own state or samples, or None. An own state must have the form of ``template``."""
+    """What is wrong with a job's own state or samples; None if nothing is wrong.
+
+    An own state must have the names, shapes and dtypes of ``template``.
+    """
     if job.own is not None and _layout(job.own) != _layout(template):
         return f"its own state has the form {_layout(job.own)}, but the program keeps the form {_layout(template)}"
     return sample_problem(job, samples)
 
 
 def sample_problem(job: Job, samples: int) -> str | None:
-    """What is wrong with a job's sample indices, for a training split of ``samples``; None if nothing is."""
+    """What is wrong with a job's sample indices; None if nothing is. The training split has ``samples`` samples."""
     held = [job.indices, *job.sealed.values(), *([] if job.buffer is None else [job.buffer.indices])]
     if any(part.size and not 0 <= int(part.min()) <= int(part.max()) < samples for part in held):
         return f"its sample indices reach beyond the {samples} training samples"

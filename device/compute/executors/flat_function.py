@@ -33,8 +33,8 @@ def in_place(
 ) -> dict[int, Callable[..., Any]]:
     """The operations that may write over their first argument: by position in the tape, with the method that does it.
 
-    No later operation and no output reads the memory of such an argument. It is memory of the ``free`` inputs, or of
-    what the tape made.
+    No later operation and no output reads the memory of such an argument. The memory belongs to a ``free`` input, or to
+    a tensor that the tape made.
     """
     if any(changes_memory(operation.function) for operation in tape):
         return {}

@@ -1,4 +1,7 @@
-"""Questions to a device's memory. They are answered one at a time, without steps. What they keep is a replay buffer."""
+"""Questions to a device's memory, which are answered one at a time and without steps.
+
+The samples that a question keeps become the device's replay buffer.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from fedemu.protocol.errors import TrainingError
 from fedemu.protocol.seeds import generator
 
 PURPOSE = "replay"
-"""The purpose of a selection's random draws. Each device and period has one source, at whatever time it selects."""
+"""The purpose of a selection's random draws. A device has one random source per period, whenever it selects."""
 
 
 def run_query(query: Query, shared: Forest, job: Job, source: Source) -> JobResult | TrainingError:

@@ -1,4 +1,4 @@
-"""A tape: a recorded sequence of operations, and which of them each call has to do again."""
+"""A tape: a recorded sequence of operations, and the choice of those that each call has to do again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def memory(tensor: Tensor) -> int:
 
 
 def parts(result: Any) -> Sequence[Any]:
-    """The results of an operation, also if there is only one."""
+    """The results of an operation as a sequence, even if there is only one."""
     return result if isinstance(result, list | tuple) else [result]
 
 
@@ -60,8 +60,8 @@ def simplify(
 ) -> tuple[list[Operation], list[Tensor]]:
     """The operations that each call has to do, and the outputs in terms of what these operations make.
 
-    Left out are views that exist already, operations that were done before, constants, and unused results. A tape with
-    an operation that writes to memory is not changed.
+    It leaves out views that exist already, operations that were done before, constants, and unused results. It does not
+    change a tape with an operation that writes to memory.
     """
     if any(changes_memory(operation.function) for operation in tape):
         return list(tape), outputs

@@ -1,8 +1,8 @@
 """The trace of a pure function of tensors: the plain sequence of operations that it does.
 
 ``torch.func`` interprets a function anew at each call. For a small model that takes ten times as long as the
-arithmetic. Here it happens once per set of input layouts; afterwards only the recorded operations run. They are the
-same operations, so the results are the same to the bit.
+arithmetic. Here the interpretation happens once per set of input layouts; afterwards only the recorded operations run.
+They are the same operations, so the results are the same to the bit.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def trace(function: Flat, inputs: Sequence[Tensor], spent: int = 0) -> Flat:
 
 
 def differentiable(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors, with copies of inference tensors, which cannot take part in a gradient."""
+    """The tensors, of which inference tensors are copied, because these cannot take part in a gradient."""
     return [_copied(tensor) if tensor.is_inference() else tensor for tensor in tensors]
 
 
 def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors, with copies of those that share memory, because the next call may bring tensors that share none."""
+    """The tensors, of which those that share memory are copied: the tensors of the next call may share none."""
     seen: set[int] = set()
     distinct = []
     for tensor in tensors:

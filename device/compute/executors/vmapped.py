@@ -1,4 +1,4 @@
-"""The vmapped executor: many devices at once, by a program's functions that are mapped over a stack of fixed size.
+"""The vmapped executor: it runs many devices at once, by functions that are mapped over a stack of fixed size.
 
 A device has a slot of the stack for as many steps as it needs, and then the next device takes the slot. So no device
 waits for the one with the most samples. What an idle slot computes is never read. As the stack's size never changes,
@@ -41,6 +41,7 @@ class Vmapped:
 
     @property
     def capacity(self) -> int:
+        """The number of jobs of ``STACKS_PER_CALL`` full stacks."""
         return STACKS_PER_CALL * self.stack_size
 
     def run(
@@ -166,7 +167,7 @@ class _Call:
         return payloads, [{name: rows[i][device] for name, i in places.own.items()} for device in devices]
 
     def _stacks(self) -> Iterator[Arguments]:
-        """What the devices bring, one stack of devices after the other."""
+        """The tensors that the devices bring, one stack of devices after the other."""
         for start in range(0, len(self._cohort.jobs), self._slots):
             yield self._given.per_device(lambda leaf, start=start: leaf.narrow(0, start, self._slots))
 
@@ -178,7 +179,7 @@ class _Call:
                 kept.index_copy_(0, devices, leaf.index_select(0, slots))
 
     def _enter(self, change: Change, stack: Arguments | None) -> Arguments:
-        """What the devices in the stack's slots bring, with the devices that take their slots now."""
+        """The tensors of the devices in the stack's slots, after the entering devices have taken their slots."""
         if stack is None:
             occupants = np.zeros(self._slots, np.int64)
             occupants[change.entering_slots] = change.entering

@@ -18,9 +18,7 @@ from fedemu.protocol.ids import AskId
 from fedemu.protocol.seeds import generator
 
 PROFILE = Profile(seconds_per_sample=0.5, down_kbps=8000.0, up_kbps=800.0, latency=0.25)
-WORK = Assignment(
-    AskId(1, 0, 0), start=100.0, download_bytes=2_000_000, upload_bytes=300_000, samples=10.0, deadline=60.0
-)
+WORK = Assignment(AskId(1, 0, 0), start=100.0, download_bytes=2_000_000, upload_bytes=300_000, samples=10.0)
 """Takes 2 · 0.25 + 2 + 5 + 3 = 10.5 seconds."""
 
 
@@ -74,12 +72,10 @@ def test_only_a_device_that_finishes_sends_a_faulty_reply() -> None:
     assert behaviour(0.0, 104.0, rates=rates).schedule(WORK).reply == "normal"
 
 
-def test_the_next_changes_of_presence_can_be_asked_for() -> None:
+def test_the_presence_until_a_time_is_every_interval_that_starts_before() -> None:
     device = behaviour(10.0, 20.0, 30.0, 40.0)
-    assert device.online_end(15.0) == 20.0
-    assert device.online_end(25.0) is None
-    assert device.next_online(15.0) == 30.0
     assert device.presence(30.0) == ((10.0, 20.0),)
+    assert device.presence(31.0) == ((10.0, 20.0), (30.0, 40.0))
 
 
 @given(
@@ -98,7 +94,7 @@ def test_a_schedule_is_the_same_in_every_incarnation_and_never_before_the_start(
     def reborn() -> Behaviour:
         return Behaviour(1, 2, exponential(generator(1, device=2, purpose="test"), 100.0, 50.0), profile, rates)
 
-    work = Assignment(AskId(round_number, 0, 0), start, download, 1000, samples, 600.0)
+    work = Assignment(AskId(round_number, 0, 0), start, download, 1000, samples)
     schedule = reborn().schedule(work)
     later = reborn()
     later.presence(2e5)

@@ -183,7 +183,7 @@ def test_work_is_scheduled_by_what_the_device_holds(new: Callable[..., Device]) 
     device = new()
     device.join()
     assert messages(device.get(a_work())) == [Scheduled(ask="3.0.0", event="finish", at=12.0)]
-    assert device.behaviour.asked == [Assignment(AskId(3, 0, 0), 10.0, 100, 50, 15.0, 600.0)]
+    assert device.behaviour.asked == [Assignment(AskId(3, 0, 0), 10.0, 100, 50, 15.0)]
 
 
 def test_a_job_carries_samples_own_part_and_paths(new: Callable[..., Device]) -> None:

@@ -320,7 +320,7 @@ def test_an_experiment_that_lacks_its_traces_has_no_behaviours() -> None:
 
 def test_behaviours_are_the_same_in_every_process_that_opens_them() -> None:
     experiment = load_experiment("churn", [], {})[0].to_bytes()
-    work = Assignment(AskId(4, 0, 0), 900.0, 20_000, 20_000, 30.0, 120.0)
+    work = Assignment(AskId(4, 0, 0), 900.0, 20_000, 20_000, 30.0)
     once, again = open_behaviours(experiment), open_behaviours(experiment)
     schedules = [once(device).schedule(work) for device in range(300)]
     assert schedules == [again(device).schedule(work) for device in reversed(range(300))][::-1]
