@@ -47,7 +47,7 @@ class Settings:
     max_norm: float = math.inf
     """The largest Euclidean norm of a payload that is accepted."""
     replay: bool = False
-    """Whether devices have replay buffers. Any accepted reply may have changed one."""
+    """Whether devices have replay buffers. Any accepted work may have changed the device's buffer."""
     threads: int = 1
     """The number of threads for the coordinator's tensor work. It changes the last bits of results."""
 
@@ -62,5 +62,5 @@ class Settings:
 
 
 def ceil_share(share: float, count: int) -> int:
-    """``ceil(share × count)``. A product that only rounding keeps from being whole (1.1 × 30) counts as whole."""
+    """``ceil(share × count)``. A product that is not whole by a rounding error alone (1.1 × 30) counts as whole."""
     return math.ceil(round(share * count, 9))

@@ -1,7 +1,7 @@
 """How one ask is decided, without sockets and clocks: events go in, actions come out.
 
-Here is what both kinds of clock share. ``virtual.py`` and ``wall.py`` decide. Real times are seconds of a monotonic
-clock.
+This file holds the part that both kinds of clock share. The decisions are in ``virtual.py`` and ``wall.py``. Real
+times are seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class AskMachine(ABC):
     """One ask from its Work to its last outcome.
 
     ``verdicts`` holds the outcomes. ``end`` is None while the ask is open, then the time of the experiment at which it
-    ended. ``away`` says until when each dropped device stays away, ``causes`` which cause the device told. ``given_up``
-    are the devices that were away or silent for too long, and not by plan. ``perturbed`` says that such an accident
-    decided an outcome.
+    ended. ``away`` holds the time until which each dropped device stays away, and ``causes`` the cause that the device
+    told. ``given_up`` are the devices that were away or silent for too long, and not by plan. ``perturbed`` says that
+    an unplanned failure decided an outcome.
     """
 
     def __init__(self, terms: Terms, connected: Iterable[DeviceId]) -> None:
@@ -86,7 +86,7 @@ class AskMachine(ABC):
         return Counter(self.verdicts.values())
 
     def check(self) -> None:
-        """AssertionError if a device has two outcomes, or has none after the ask was closed."""
+        """Raise AssertionError if the outcomes are not those of an ask: one for each device once the ask is closed."""
         cohort = self._members
         assert set(self.verdicts) <= cohort, "an outcome of a device that was not asked"
         assert len(self._accepted) <= self.terms.wanted, "more accepted than wanted"
@@ -101,7 +101,7 @@ class AskMachine(ABC):
 
     @abstractmethod
     def open(self, now: float) -> list[Action]:
-        """Start the ask: the Work is given out."""
+        """Start the ask, and give the Work out."""
 
     @abstractmethod
     def expects(self, device: DeviceId) -> bool:

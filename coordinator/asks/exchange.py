@@ -38,7 +38,7 @@ Send = Callable[[DeviceId, Message, Sequence[Buffer]], None]
 
 @dataclass(frozen=True)
 class AskParts:
-    """The parts of one ask: what its devices are given, all of them or one alone, and what may come back."""
+    """The parts of one ask: what all devices are given, what a single device is given, and what may come back."""
 
     ask: AskId
     program: str
@@ -67,7 +67,7 @@ class Contribution:
 
 
 class Exchange:
-    """Performs what the machine decides. The future ``closed`` is done when every device has its outcome."""
+    """Performs the actions of an ask's machine. The future ``closed`` is done when every device has its outcome."""
 
     def __init__(self, parts: AskParts, machine: AskMachine, roster: Roster, send: Send, observers: Observers) -> None:
         self.parts = parts
@@ -79,6 +79,7 @@ class Exchange:
         self.bytes_down = 0
         """The emulated bytes that the devices have to download."""
         self.bytes_up = 0
+        """The emulated bytes of all results that were checked, the rejected ones included."""
         self.failures: Counter[str] = Counter()
         """The reasons of the devices that failed, and not by plan, and how often each was given."""
         self._contributions: dict[DeviceId, Contribution] = {}
@@ -140,7 +141,7 @@ class Exchange:
             members[device].lost = True
 
     def discard(self) -> None:
-        """Let go of the payloads."""
+        """Free the memory and the files of the payloads."""
         for contribution in self._contributions.values():
             contribution.payload.discard()
 
@@ -217,7 +218,7 @@ class Exchange:
 
 
 def _label_counts(result: Result, expected: int | None) -> tuple[int, ...] | None:
-    """The label counts of a result if the program declares some. PayloadError if they do not fit.
+    """The label counts of a result if the program declares some. Raises PayloadError if they do not fit.
 
     Label counts that were not asked for are ignored.
     """

@@ -30,7 +30,10 @@ splits its dot product among threads."""
 
 
 class PayloadError(ProtocolError):
-    """A payload that must not be used. ``reason`` is ``names``, ``dtype``, ``shape``, ``nonfinite`` or ``norm``."""
+    """A payload that must not be used.
+
+    ``reason`` is ``names``, ``dtype``, ``shape``, ``nonfinite``, ``norm`` or ``label_counts``.
+    """
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -64,7 +67,7 @@ class PayloadTemplate:
 
     @classmethod
     def of(cls, forest: Forest) -> PayloadTemplate:
-        """The template with a forest's names, dtypes and shapes. TypeError for a dtype that cannot travel."""
+        """The template with a forest's names, dtypes and shapes. Raises TypeError for a dtype that cannot travel."""
         leaves = {}
         for key, tree in forest.items():
             for name, tensor in tree.items():
@@ -124,7 +127,7 @@ class Payload:
         return arrays
 
     def discard(self) -> None:
-        """Let go of the memory or the mapped file. A second call does nothing."""
+        """Free the memory or the mapped file. A second call does nothing."""
         self._memory = None
 
 
@@ -132,7 +135,7 @@ def spill(directory: Path, device: int, specs: tuple[TensorSpec, ...], frames: S
     """Copy a checked payload: a small one into memory, a large one into a mapped file in ``directory``.
 
     The file has no name any more when this returns. So its disk space is free again as soon as nobody maps it, however
-    the process ends. FedemuError if the disk is full.
+    the process ends. Raises FedemuError if the disk is full.
     """
     leaves = {spec.name: Leaf(spec.dtype, spec.shape) for spec in specs}
     buffers = {spec.name: frame for spec, frame in zip(specs, frames, strict=True)}
@@ -180,7 +183,7 @@ def _check_names(specs: tuple[TensorSpec, ...], template: PayloadTemplate) -> No
 
 
 def _sum_of_squares(name: str, dtype: str, values: NDArray[Any]) -> float:
-    """The sum of squares in float64. PayloadError if a value or its square is not finite.
+    """The sum of squares in float64. Raises PayloadError if a value or its square is not finite.
 
     A NaN or an infinity anywhere makes the sum non-finite, so one pass finds both.
     """

@@ -31,7 +31,7 @@ def reduce_replies(
     ``payloads`` are in cohort order, and ``examples`` are their numbers of examples. If nobody has examples,
     ``weighted_mean`` is the even mean. Results have the leaf's dtype. For integers, a mean is rounded half to even, and
     a total is exact in 64 bits and saturates at the limits of the dtype. A bool counts as 0 or 1: a mean is the
-    majority, a total says whether any was true. ValueError without payloads, or for a key without tensors.
+    majority, a total says whether any was true. Raises ValueError if there are no payloads, or no tensors for a key.
     """
     if not payloads or len(payloads) != len(examples):
         raise ValueError(f"{len(payloads)} payloads and {len(examples)} numbers of examples cannot be reduced")

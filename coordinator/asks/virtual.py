@@ -1,8 +1,8 @@
-"""One ask under the virtual clock. The schedules of the devices decide it, never the order in which anything arrives.
+"""One ask under the virtual clock. The schedules of the devices decide it, never the order in which messages arrive.
 
-Every device says when it would finish or drop out. Then the first K by (finish, index) may proceed, and one more for
-each of them that fails. Real time only bounds the waits: a device that is away or silent for too long, and not by plan,
-has failed.
+Every device says when it would finish or drop out. Then the first K by (finish, index) may proceed. For each of them
+that fails, one more device may proceed. Real time only bounds the waits: a device that is away or silent for too long,
+and not by plan, has failed.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class VirtualAsk(AskMachine):
         return [Give(device)]
 
     def _advance(self, now: float) -> list[Action]:
-        """Let those devices proceed whose turn it is, and close the ask when nothing can change it any more."""
+        """Let the devices whose turn it is proceed, and close the ask when nothing can change it any more."""
         if self._unscheduled or self.end is not None:
             return []
         actions: list[Action] = []
@@ -183,7 +183,7 @@ class VirtualAsk(AskMachine):
         return min(max([self.terms.start, *self._finish.values(), *drops]), self._limit)
 
     def _let_drop(self, bound: float) -> list[Action]:
-        """The ask lasts until ``bound`` at least, so the devices that drop out before have dropped."""
+        """Settle the devices that drop out by ``bound``. The ask lasts at least until then, so they have dropped."""
         actions: list[Action] = []
         for device, drop in self._drop.items():
             if drop.at <= bound and device not in self.verdicts:
@@ -194,7 +194,7 @@ class VirtualAsk(AskMachine):
         return actions
 
     def _settle_rest(self, verdict: Literal["late", "cancelled"]) -> list[Action]:
-        """Give this outcome to every device that neither runs nor has one."""
+        """Give this outcome to every device that does not run and has no outcome yet."""
         message = self._late if verdict == "late" else self._cancel
         actions: list[Action] = []
         for device in self.terms.cohort:

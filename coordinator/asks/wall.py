@@ -1,4 +1,4 @@
-"""One ask under the wall clock: what arrives first is accepted.
+"""One ask under the wall clock: the results that arrive first are accepted.
 
 Devices start their Work at once. The first K good results are accepted, a timer is the deadline, and a device that
 disconnects has dropped out.

@@ -1,7 +1,7 @@
-"""The diagnosis of a round: what the global model before, every device's model, and the global model after forget.
+"""The diagnosis of a round: what every device's model forgets, and what the new global model forgets.
 
-It is a measurement of the emulation, made at the coordinator. No device is asked for anything, and nothing that the run
-computes depends on it. ``docs/run_directory.md`` lists the keys of a line of ``diagnosis.jsonl``.
+The diagnosis is a measurement of the emulation, made at the coordinator. No device is asked for anything, and nothing
+that the run computes depends on it. ``docs/run_directory.md`` lists the keys of a line of ``diagnosis.jsonl``.
 ``algorithms/measures/forgetting.py`` defines the measures.
 """
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.data.partition import Partition
 from fedemu.algorithms.interface import Forest, Model, Revealing, Tree
-from fedemu.algorithms.measures import forgetting as metrics
+from fedemu.algorithms.measures import forgetting
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.algorithms.trees import add, map_leaves, squared_norm, unflatten, without
 from fedemu.coordinator.asks.payload import Payload, as_tensor
@@ -134,19 +134,19 @@ class RoundDiagnosis:
             "samples": len(self._basis.evaluator),
             **_tested(evaluate(self._before), found.evaluations, evaluate(after), counts),
             "validation": self._validation(found) if self._basis.validates else None,
-            "gradient_diversity": metrics.diversity_of_norms(found.squared_norms, of_mean_move),
+            "gradient_diversity": forgetting.diversity_of_norms(found.squared_norms, of_mean_move),
             "weight_divergence": np.sqrt(found.squared_norms),
         }
 
     def _validation(self, found: _Locals) -> dict[str, Any]:
         """The results on the devices' validation parts (WSM, equations 5 and 6)."""
         whole = self._basis.validate(self._before, found.devices)
-        forgetting = metrics.local_forgetting(whole, np.stack(found.validations))
+        lost = forgetting.local_forgetting(whole, np.stack(found.validations))
         return {
             "global_accuracy": whole,
             "local_accuracy": found.validations,
-            "forgetting": forgetting,
-            "mean_forgetting": float(metrics.mean_known(metrics.mean_local_forgetting(forgetting))),
+            "forgetting": lost,
+            "mean_forgetting": float(forgetting.mean_known(forgetting.mean_local_forgetting(lost))),
         }
 
 
@@ -154,8 +154,8 @@ def _tested(
     before: Evaluation, evaluations: Sequence[Evaluation], after: Evaluation, label_counts: NDArray[np.int64]
 ) -> dict[str, Any]:
     """The results of all models on the same test samples: by class, in-local and out-local."""
-    here, elsewhere = metrics.in_local(label_counts), metrics.out_local(label_counts)
-    over = metrics.over_distribution
+    here, elsewhere = forgetting.in_local(label_counts), forgetting.out_local(label_counts)
+    over = forgetting.over_distribution
     accuracy = np.array([evaluation.class_accuracy for evaluation in evaluations])
     loss = np.array([evaluation.class_loss for evaluation in evaluations])
     return {
@@ -175,9 +175,9 @@ def _tested(
         "after": _figures(after),
         "after_in_local": over(after.class_accuracy, here),
         "after_out_local": over(after.class_accuracy, elsewhere),
-        "local_forgetting": float(np.mean(metrics.accuracy_lost(before.class_accuracy, accuracy))),
-        "aggregation_forgetting": float(np.mean(metrics.accuracy_lost(accuracy, after.class_accuracy))),
-        "round_forgetting": float(metrics.accuracy_lost(before.class_accuracy, after.class_accuracy)),
+        "local_forgetting": float(np.mean(forgetting.accuracy_lost(before.class_accuracy, accuracy))),
+        "aggregation_forgetting": float(np.mean(forgetting.accuracy_lost(accuracy, after.class_accuracy))),
+        "round_forgetting": float(forgetting.accuracy_lost(before.class_accuracy, after.class_accuracy)),
     }
 
 

@@ -58,7 +58,8 @@ class Evaluation:
 class Answers(NamedTuple):
     """The answers of a model to ``n`` samples. A sample has one answer, or one for each predicted token.
 
-    ``hits [n]`` counts the right ones of the ``answers [n]``, and ``losses [n]`` is the sum of their cross-entropy.
+    ``answers [n]`` is the number of answers to each sample, ``hits [n]`` the number of right ones among them, and
+    ``losses [n]`` the sum of their cross-entropy in nats.
     """
 
     hits: NDArray[np.int64]
@@ -76,7 +77,7 @@ class Evaluator:
     Without ``tests`` the samples are those of the test split. With ``tests`` they are the test sets of all periods
     together, and there are results by period if there are several. ``samples`` is the number of samples to take, evenly
     spaced over all; 0 takes all. Losses are summed in float64, so chunks change a loss by no more than the model's own
-    rounding. ValueError if there are no samples.
+    rounding. Raises ValueError if there are no samples.
     """
 
     def __init__(
@@ -201,7 +202,10 @@ def _of_tokens(logits: Tensor, targets: Tensor) -> Answers:
 
 
 def evenly_spaced(total: int, wanted: int) -> NDArray[np.int64]:
-    """``wanted`` positions out of ``total``, the first one included. All of them if ``wanted`` is 0 or larger."""
+    """``wanted`` positions from 0 to ``total - 1``, the first one included.
+
+    The result has all positions if ``wanted`` is 0, or larger than ``total``.
+    """
     count = min(wanted, total) or total
     return np.arange(count) * total // count
 

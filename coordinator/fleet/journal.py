@@ -1,4 +1,4 @@
-"""The journal of leases: one line for each that is granted or released, so that leases outlive the coordinator."""
+"""The journal of leases: one line for each lease that is granted or released. So leases outlive the coordinator."""
 
 from __future__ import annotations
 

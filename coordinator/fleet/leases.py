@@ -17,7 +17,10 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass
 class Lease:
-    """The indices that one supervisor holds. ``peer`` is None while it is away, since ``left`` (real seconds)."""
+    """The indices that one supervisor holds.
+
+    ``peer`` is its connection, None while it is away. ``left`` is the real time in seconds since which it is away.
+    """
 
     token: str
     indices: tuple[DeviceId, ...]
@@ -137,7 +140,7 @@ class Leases:
         self._by_peer[peer] = lease
 
     def _reclaim(self, now: float) -> bool:
-        """Free the leases that were abandoned. True if other holders are away, but not for long enough."""
+        """Free the abandoned leases. True if other holders are away too, but not long enough to lose theirs."""
         waiting = False
         for lease in list(self._by_token.values()):
             if lease.left is None or any(map(self.present, lease.indices)):

@@ -10,7 +10,7 @@ from fedemu.protocol.errors import MalformedMessage
 
 DAY = 86_400.0
 FARTHEST = 3_650 * DAY
-"""If nobody is on-line for ten years, nobody will be."""
+"""Ten years in seconds. If no device announces a time on-line within them, no device is expected any more."""
 
 
 class OnlineTimes:

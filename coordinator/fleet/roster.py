@@ -39,7 +39,7 @@ class Member:
 
 
 class Seated(NamedTuple):
-    """The result of a Hello. ``replaced`` is the peer whose session it ended, ``anew`` is False for a second copy."""
+    """The result of a Hello. ``replaced`` is the peer whose session it ended. ``anew`` is False for a second copy."""
 
     member: Member
     replaced: bytes | None
@@ -65,10 +65,8 @@ class Roster:
         self._liveness: Liveness[bytes] = Liveness(settings.heartbeat_seconds, settings.patience)
         self.leases = Leases(settings.devices, settings.give_up, self.connected.__contains__, journal)
 
-    # Sessions: which connection speaks for which device.
-
     def heard(self, peer: bytes, now: float) -> bool:
-        """Something came from the peer. False if it has no session, so that it has to enrol or say Hello first."""
+        """A message came from the peer. False if it has no session, so that it has to enrol or say Hello first."""
         if peer not in self._liveness:
             return False
         self._liveness.heard(peer, now)
@@ -106,7 +104,7 @@ class Roster:
         return self._by_peer.get(peer)
 
     def died(self, device: int, incarnation: int, peer: bytes) -> DeviceId | None:
-        """A supervisor saw the process of a device end. The result is the device if that ended its session."""
+        """A supervisor saw the process of a device end. Returns the device if this ended its session, else None."""
         lease = self.leases.of_peer(peer)
         if lease is None or not self.leases.holds(lease.token, device):
             return None
@@ -117,7 +115,7 @@ class Roster:
         return member.device
 
     def leave(self, peer: bytes, now: float) -> DeviceId | None:
-        """The peer said Bye or fell silent. The result is the device whose session that ended."""
+        """The peer said Bye or fell silent. Returns the device whose session this ended, None if there is none."""
         device = self._by_peer.get(peer)
         if device is not None:
             self._unseat(peer)
@@ -126,7 +124,7 @@ class Roster:
         return device
 
     def expire(self, now: float) -> list[tuple[bytes, DeviceId | None]]:
-        """End the sessions of the peers that fell silent. The result is these peers and their devices."""
+        """End the sessions of the peers that fell silent. Returns these peers, each with its device or None."""
         return [(peer, self.leave(peer, now)) for peer in self._liveness.expired(now)]
 
     @property
@@ -156,8 +154,6 @@ class Roster:
             if member.incarnation < 0 and not (self._resumed and self.leases.holder_present(member.device))
         ]
 
-    # Who can be asked.
-
     def lacking(self, until: float) -> list[Member]:
         """The members whose announced on-line times do not reach ``until``. Lost members do not count."""
         return [m for m in self.members if not m.lost and (m.online_times is None or m.online_times.until < until)]
@@ -184,8 +180,6 @@ class Roster:
             if member.online_times is not None and not member.lost
         )
         return min((arrival for arrival in arrivals if arrival is not None and arrival < math.inf), default=None)
-
-    # What a checkpoint keeps.
 
     def download_bytes(self, device: DeviceId, shared: Sequence[BlobRef]) -> int:
         """The bytes of these blobs that the device has to download, because it did not download them before."""

@@ -1,8 +1,8 @@
-"""The checkpoint of a run, from which it can continue after a round, and those of server jobs within a round.
+"""The checkpoint of a run, from which it can continue after a round, and the checkpoints of its server jobs.
 
-A checkpoint is ``state-R.N.safetensors`` (every tensor of the algorithm's state) and ``record-R.json`` (the state's
-outline, and what the coordinator has to remember). The round is durable when the record has been renamed to its name. A
-process may be killed at any instant. A loss of power is not covered, so nothing waits for the disk.
+The checkpoint of a run is ``state-R.N.safetensors`` (every tensor of the algorithm's state) and ``record-R.json`` (the
+state's outline, and what the coordinator has to remember). The round is durable when the record has been renamed to its
+name. A process may be killed at any instant. A loss of power is not covered, so nothing waits for the disk.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def save(directory: Path, round: int, state: Any, record: dict[str, Any]) -> Non
     """Make ``round`` durable, then remove older checkpoints and the jobs of rounds up to this one.
 
     ``state`` is the algorithm's frozen dataclass. ``record`` is anything that JSON holds exactly: keys are strings,
-    numbers may be infinite. FedemuError if the disk does not take it.
+    numbers may be infinite. Raises FedemuError if the disk does not take it.
     """
     tensors: dict[str, Tensor] = {}
     outline = taken_apart(state, tensors)
@@ -117,7 +117,7 @@ def load_job(directory: Path, round: int, ordinal: int, *, attempt: int = 0) -> 
 
 
 def canonical(tree: Tree) -> Tree:
-    """The tree as a load would give it back: detached, dense, each tensor in memory of its own."""
+    """The tree in the form that a load gives back: detached, dense, each tensor in memory of its own."""
     return {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tree.items()}
 
 

@@ -12,7 +12,7 @@ from fedemu.protocol.errors import ConfigurationError
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON knows it: arrays and tuples as lists, NaN and infinities as None, anything else as text."""
+    """The value as JSON knows it: arrays and tuples as lists, NaN and infinities as None, other objects as text."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -35,12 +35,12 @@ def to_line(values: Mapping[str, Any]) -> bytes:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a log; empty if there is no such file. ConfigurationError for a line that holds none."""
+    """The objects of a log; empty if there is no such file. Raises ConfigurationError for a damaged line."""
     return [value for _, value in placed_lines(path)]
 
 
 def placed_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a log, each with the words that say where it stands.
+    """The objects of a log, each with words for its place, such as ``line 3 of metrics.jsonl``.
 
     A last line without a line break is still being written and does not count.
     """
@@ -52,7 +52,7 @@ def placed_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_object(text: bytes, place: Path | str) -> dict[str, Any]:
-    """The JSON object that ``text`` holds; ConfigurationError that names ``place`` if it holds none."""
+    """The JSON object that ``text`` holds. Raises ConfigurationError that names ``place`` if it holds none."""
     try:
         value = json.loads(text)
     except ValueError as error:

@@ -1,8 +1,8 @@
 """A state is taken apart into named tensors and a JSON outline, and put together again, equal to the bit.
 
 A state is a frozen dataclass whose fields are tensors, scalars, text, None, tuples, lists, mappings with text or
-whole-number keys, named tuples and dataclasses, nested to any depth. The outline says what stands where. The classes to
-build are found in an example of the state and in the type hints of its fields. Nothing is ever unpickled.
+whole-number keys, named tuples and dataclasses, nested to any depth. The outline says which value is where. The
+classes to build are found in an example of the state and in the type hints of its fields. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ S = TypeVar("S")
 def taken_apart(value: Any, tensors: dict[str, Tensor], path: str = "state") -> Any:
     """The outline of ``value``. Its tensors are added to ``tensors`` under their path, each in memory of its own.
 
-    ConfigurationError for a value or a key that a checkpoint cannot hold.
+    Raises ConfigurationError for a value or a key that a checkpoint cannot hold.
     """
     match value:
         case None | bool() | int() | str():
@@ -55,7 +55,7 @@ def taken_apart(value: Any, tensors: dict[str, Tensor], path: str = "state") -> 
 
 
 def put_together(outline: Any, tensors: Mapping[str, Tensor], example: S) -> S:
-    """The value that ``taken_apart`` took apart. ConfigurationError if it is not of the example's classes."""
+    """The value that ``taken_apart`` took apart. Raises ConfigurationError if it is not of the example's classes."""
     classes: dict[str, type] = {}
     _collect(type(example), classes)
     _collect_values(example, classes)

@@ -70,10 +70,10 @@ class Row:
 
     @classmethod
     def read(cls, line: Mapping[str, Any]) -> Row:
-        """The row that a line of ``metrics.jsonl`` holds, also one of an older version.
+        """The row that a line of ``metrics.jsonl`` holds. An older version of fedemu may have written the line.
 
         A column that the line lacks is None. A column that this version does not know is ignored. Raises ValueError
-        with one sentence if the line does not tell its round, or holds something else than numbers in a column.
+        with one sentence if the line does not tell its round, or a column holds a value of another type.
         """
         try:
             return _adapter().validate_python({key: value for key, value in line.items() if value is not None})

@@ -20,7 +20,7 @@ from fedemu.coordinator.record.row import Row, read_rows
 from fedemu.protocol.errors import ConfigurationError
 
 Line = Mapping[str, Any]
-"""One event, or what is known of one diagnosed round."""
+"""One line of ``events.jsonl`` or of ``diagnosis.jsonl``."""
 
 _PAGE = ("x", "y", "real", "real_y", "names")
 """The arrays of a file of ``generated/``."""
@@ -30,8 +30,8 @@ _PAGE = ("x", "y", "real", "real_y", "names")
 class Run:
     """A run, finished or not. ``summary`` is None while it is unfinished.
 
-    ``events`` and ``diagnosis`` are the lines of ``events.jsonl`` and ``diagnosis.jsonl``. A run that was not diagnosed
-    has none of the latter.
+    ``events`` and ``diagnosis`` are the lines of ``events.jsonl`` and ``diagnosis.jsonl``. ``diagnosis`` is empty
+    if the run was not diagnosed.
     """
 
     path: Path
@@ -47,7 +47,7 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Read a finished or unfinished run. ConfigurationError if ``path`` holds none, or a file of it is damaged."""
+    """Read a run, finished or not. Raises ConfigurationError if ``path`` holds none, or a file of it is damaged."""
     config = path / "config.toml"
     if not config.is_file() and not (path / "metrics.jsonl").is_file():
         raise ConfigurationError(f"{path} holds no run: it has neither config.toml nor metrics.jsonl.")

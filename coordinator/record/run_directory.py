@@ -35,7 +35,7 @@ CONFIG = "config.toml"
 
 
 def claim_folder(path: Path) -> None:
-    """Make the folder of a new run, which has to be absent or empty. ConfigurationError if it cannot be used.
+    """Make the folder of a new run, which has to be absent or empty. Raises ConfigurationError if it cannot be used.
 
     The caller writes ``config.toml`` into it.
     """
@@ -49,8 +49,8 @@ def claim_folder(path: Path) -> None:
 class RunDirectory:
     """Writes the files of one run, new or resumed. Every row and event is on its way to the disk when its call returns.
 
-    The folder has to hold a ``config.toml``, and no other coordinator may be at work in it; ConfigurationError
-    otherwise. Only a run that is ``diagnosed`` gets a ``diagnosis.jsonl``.
+    Raises ConfigurationError if the folder holds no ``config.toml``, or if another coordinator is at work in it.
+    Only a run that is ``diagnosed`` gets a ``diagnosis.jsonl``.
     """
 
     def __init__(self, path: Path, diagnosed: bool = False) -> None:
@@ -98,9 +98,9 @@ class RunDirectory:
         return {log: os.fstat(file.fileno()).st_size for log, file in self._logs.items()}
 
     def rewind(self, cursor: Mapping[str, int]) -> None:
-        """Remove the lines after ``cursor`` (all, if it is empty), and the results of an earlier end.
+        """Remove the lines after ``cursor`` (all, if it is empty), and the summary and model of an earlier end.
 
-        ConfigurationError if a log is shorter than the cursor says.
+        Raises ConfigurationError if a log is shorter than the cursor says.
         """
         reached = self.cursor()
         for log, size in reached.items():

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedemu.algorithms.measures import continual as continual_metrics
+from fedemu.algorithms.measures import continual
 from fedemu.algorithms.measures.forgetting import Floats, forgetting
 from fedemu.coordinator.record.row import COLUMNS, Row
 from fedemu.protocol.messages import OUTCOMES
@@ -121,17 +121,17 @@ def summarize_periods(rows: Sequence[Row]) -> dict[str, Any] | None:
         "accuracy": accuracy,
         "loss": loss,
         "seen_accuracy": seen,
-        "average_accuracy": continual_metrics.average_accuracy(accuracy),
-        "average_incremental_accuracy": continual_metrics.average_incremental_accuracy(seen),
-        "average_forgetting": continual_metrics.average_forgetting(accuracy),
-        "backward_transfer": continual_metrics.backward_transfer(accuracy),
-        "forgetting": continual_metrics.forgetting_factor(accuracy),
+        "average_accuracy": continual.average_accuracy(accuracy),
+        "average_incremental_accuracy": continual.average_incremental_accuracy(seen),
+        "average_forgetting": continual.average_forgetting(accuracy),
+        "backward_transfer": continual.backward_transfer(accuracy),
+        "forgetting": continual.forgetting_factor(accuracy),
     }
     if any(row.perplexity is not None for row in last):
-        perplexity = continual_metrics.perplexity(-loss, np.ones_like(loss))
+        perplexity = continual.perplexity(-loss, np.ones_like(loss))
         found["perplexity"] = perplexity
         found["all_period_perplexity"] = [row.perplexity for row in last]
-        found["relative_forgetting"] = continual_metrics.relative_forgetting(perplexity)
+        found["relative_forgetting"] = continual.relative_forgetting(perplexity)
     return found
 
 

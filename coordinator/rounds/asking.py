@@ -28,7 +28,7 @@ from fedemu.protocol.ids import AskId, DeviceId
 
 
 class TooFewReplies(Exception):
-    """Too few devices replied. ``diverged`` says that enough did, but not all were finite and within the norm.
+    """Too few replies were accepted. ``diverged`` says that enough came, but not all were finite and within the norm.
 
     ``failure`` is the reason that devices gave most often for failures that were not planned, None if there were none.
     """
@@ -127,7 +127,10 @@ class Asking:
         return cohort, max(1, len(cohort))
 
     async def _arrive(self, among: Sequence[DeviceId] | None, tally: Tally) -> list[DeviceId]:
-        """The eligible devices. If there are none, the clock jumps to the next arrival; QuorumError without one."""
+        """The eligible devices. If there are none, the clock jumps to the next arrival.
+
+        Raises QuorumError if no arrival is known.
+        """
         service, timeline = self._service, self._service.timeline
         wanted = None if among is None else set(among)
         while True:
@@ -158,7 +161,7 @@ class Asking:
         return there()
 
     def _prepare(self, ask_id: AskId, ask: Ask, context: Context, cohort: Sequence[DeviceId]) -> AskParts:
-        """The parts of an ask. This is the tensor work before it, so it runs apart from the event loop."""
+        """The parts of an ask. This packs tensors and takes long, so it runs apart from the event loop."""
         try:
             program = self._algorithm.programs[ask.program]
         except KeyError:
@@ -209,7 +212,7 @@ class Asking:
             tally.count(contribution)
 
     async def _diagnose(self, exchange: Exchange, ask: Ask, diagnosis: RoundDiagnosis) -> None:
-        """Examine the accepted devices' models, one per step, so that a signal does not have to wait for all."""
+        """Examine the accepted devices' models, one at a time, so that a signal does not have to wait for all."""
         program = self._algorithm.programs[ask.program]
         if isinstance(program, Revealing):
             contributions = exchange.contributions

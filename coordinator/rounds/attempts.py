@@ -29,7 +29,7 @@ class Diverged(Exception):
 
 
 class _Ended(NamedTuple):
-    """The last value of a script."""
+    """The end of a script, with the state that it returned."""
 
     state: Any
 

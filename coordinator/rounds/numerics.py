@@ -20,7 +20,7 @@ class Numerics:
         self._thread = ThreadPoolExecutor(1, "numerics", initializer=torch.set_num_threads, initargs=(threads,))
 
     async def compute(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Call ``work`` in the thread, after all that was given to it before."""
+        """Call ``work`` in the thread, after all earlier calls, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def __enter__(self) -> Self:

@@ -32,7 +32,7 @@ S = TypeVar("S")
 
 @dataclass
 class Standing(Generic[S]):
-    """How far a run has come: the last finished round, which is durable, and what the next round needs of it."""
+    """How far a run has come: the last finished round, which is durable, and the values that the next round needs."""
 
     round: int
     state: S
@@ -110,7 +110,7 @@ class Rounds(Generic[S]):
         await asyncio.shield(self._committing)
 
     async def _reach(self, time: float) -> None:
-        """Go on to a time of the experiment if it is still to come.
+        """Let the experiment's clock reach ``time``, unless it is there already.
 
         The virtual clock jumps there. Under the wall clock the wait is real, and devices come and go meanwhile.
         """

@@ -21,7 +21,10 @@ from fedemu.coordinator.rounds.server_job_worker import Place, work
 from fedemu.protocol.errors import FedemuError
 
 ReportStep = Callable[[int, int], None]
-"""Gets the steps that are done and the steps at most, on the event loop. The last call tells how many the job took."""
+"""A function that gets the number of steps that are done, and the largest number that there may be.
+
+It is called on the event loop. The last call tells how many steps the job took.
+"""
 
 _TRIES = 2
 _LOOK_MILLISECONDS = 500
@@ -42,8 +45,9 @@ async def run_server_job(
     """Run the job to its end, from its beginning or from where an earlier process left it in ``directory``.
 
     The result is the job's last carry. A finished job is not run again. A process that dies is replaced once.
-    FedemuError if the second dies too, or if the job raises. ``died`` gets the cause of each death. Cancellation kills
-    the process and keeps its checkpoint. ``threads`` is the number of torch's threads in that process.
+    Raises FedemuError if the second one dies too, or if the job raises. ``died`` gets the cause of each
+    death. Cancellation kills the process and keeps its checkpoint. ``threads`` is the number of torch's threads in that
+    process.
 
     The process is forked, because a job is made of closures, which no other start method can carry over. This is safe
     beside the threads of ZeroMQ and OpenMP for three reasons. The thread that forks has never computed, so OpenMP finds

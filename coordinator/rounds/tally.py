@@ -36,9 +36,9 @@ class Tally:
     """The sums over all asks and attempts of one round.
 
     ``began`` is the run's real time at the round's start, and ``wire`` are the bytes that the coordinator had sent and
-    received by then. ``metrics`` are sums over ``measured`` accepted replies. Real times, in seconds:
-    ``server_seconds`` of server jobs, ``waited`` for devices, and ``device_seconds`` that each device says its accepted
-    replies took. A device that did not say is not in ``device_seconds``.
+    received by then. ``metrics`` are sums over ``measured`` accepted replies. Three fields are real times in seconds:
+    ``server_seconds`` is the time of server jobs, ``waited`` the time of waiting for devices, and ``device_seconds``
+    the time that the accepted replies of each device took, as the device says. A device that does not say it is absent.
     """
 
     began: float = 0.0

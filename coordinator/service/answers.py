@@ -17,7 +17,7 @@ REFUSED_PEERS = 4096
 
 
 class Verdicts:
-    """The outcomes of recent asks. They answer a result that comes too late, or comes again."""
+    """The outcomes of recent asks. They are the answers to results that come too late, or come again."""
 
     def __init__(self) -> None:
         self._asks: OrderedDict[str, Mapping[DeviceId, Verdict]] = OrderedDict()

@@ -57,7 +57,7 @@ class Service:
         return self._router
 
     def close(self) -> None:
-        """Stop to answer, and free the address."""
+        """Stop answering, and free the address."""
         if self._timer is not None:
             self._timer.cancel()
         if self._router is not None:
@@ -71,7 +71,7 @@ class Service:
         await self.until(lambda: not self.roster.peers, DRAIN_SECONDS)
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait until messages make the condition true, ``seconds`` (real) at most. The result says whether they did."""
+        """Wait until the condition is true, ``seconds`` (real) at most. Returns whether it is true."""
         end = self.timeline.now() + seconds
         changed = self.reception.changed
         while not condition():
@@ -86,7 +86,7 @@ class Service:
         return True
 
     async def gather(self) -> bool:
-        """Wait for the whole fleet, ``start_timeout`` at most. The result says whether it came."""
+        """Wait for the whole fleet, ``start_timeout`` at most. Returns whether it came."""
         return await self._announced(self.roster.missing, self._settings.start_timeout)
 
     async def extend(self, until: float) -> bool:

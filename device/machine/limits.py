@@ -36,7 +36,7 @@ class MachineLimits:
 
 
 def demand(count: int, per_process: int, trainers: int) -> tuple[int, int, int]:
-    """The needs of ``count`` devices: descriptors in their largest process, threads of all processes, memory in bytes."""
+    """The needs of ``count`` devices: descriptors of the largest process, threads of all processes, bytes of memory."""
     processes = -(-count // per_process)
     files = SPARE_FILES + max(2 * (processes + trainers), FILES_PER_DEVICE * min(per_process, count))
     threads = THREADS * processes + 8 * trainers + 16
