@@ -28,7 +28,7 @@ class Split:
     """Samples ``x [n, *input_shape]`` and labels ``y [n]`` int64, both read-only and usually memory-mapped.
 
     ``x`` is uint8 or float32; for language data it is int16 or int32. ``columns`` are further values per sample,
-    ``[n]`` each, such as writers, by which a partition may divide.
+    ``[n]`` each, such as writers. A partition may divide by them.
     """
 
     x: NDArray[Any]

@@ -25,10 +25,11 @@ CHOSEN = 0.15
 HIDDEN, REPLACED = 0.8, 0.1
 """The shares of the chosen tokens that become ``[MASK]``, and that become a random token."""
 
-Objective = Literal["masked", "next"]
+TextKind = Literal["masked", "next"]
+"""Which tokens a model predicts: hidden ones, or each next one (``data.text.kind``)."""
 
 
-def windows(tokens: Sequence[int], length: int, objective: Objective) -> NDArray[np.int64]:
+def windows(tokens: Sequence[int], length: int, kind: TextKind) -> NDArray[np.int64]:
     """The tokens of one text as ``[windows, 2, length]``, padded. No token is chosen or hidden yet.
 
     For ``masked`` a window is a piece of ``length - 2`` tokens between ``[CLS]`` and ``[SEP]``, without targets. For
@@ -36,7 +37,7 @@ def windows(tokens: Sequence[int], length: int, objective: Objective) -> NDArray
     window begins with ``[CLS]``, each further one with the token before it, and the last target is ``[SEP]``.
     """
     rows: list[tuple[list[int], list[int]]]
-    if objective == "masked":
+    if kind == "masked":
         size = length - 2
         rows = [([BEGIN, *tokens[i : i + size], END], []) for i in range(0, len(tokens), size)]
     else:

@@ -23,7 +23,7 @@ from fedemu.algorithms.training.local_sgd import Training
 from fedemu.algorithms.training.objective import Loss, cross_entropy
 
 NOISE = "synthetic"
-"""The name of the noise from which synthetic samples are made, or by which stored ones are drawn."""
+"""The name of the noise. Synthetic samples are made from it, or it draws them among stored ones."""
 
 Synthetic = Callable[[Forest, Tensor], tuple[Tensor, Tensor]]
 """(shared, noise) -> ``x [batch, ...]``, ``y [batch]``; pure, and usable under ``vmap``."""

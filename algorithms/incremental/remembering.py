@@ -1,4 +1,4 @@
-"""Federated averaging over tasks that bring classes, for methods that keep something of each task that is over.
+"""Federated averaging over tasks that bring classes, for methods that keep something of each finished task.
 
 During the first task devices run the program ``train``. From the second task on they run ``rehearse``, which also gets
 what the method keeps of earlier tasks: the global model at the end of the last task (``previous``), and what the
@@ -51,7 +51,7 @@ class TaskSGD(LocalSGD):
 
 
 class RememberingFedAvg:
-    """Federated averaging with one ask a round. Between two tasks ``remember`` makes what is kept.
+    """Federated averaging with one ask a round. Between two tasks ``remember`` makes the trees that are kept.
 
     ``first`` is the program of the first task, ``later`` that of all others. ``average`` reduces the devices' deltas.
     """
@@ -85,12 +85,12 @@ class RememberingFedAvg:
         return add(state.variables, reply.values["delta"])
 
     def remember(self, state: RememberingState, context: Context) -> Script[Forest]:
-        """A part of the round before ``context.task`` begins: what is kept of the tasks up to ``state.task``."""
+        """A part of the round before ``context.task`` begins: the trees to keep of the tasks up to ``state.task``."""
         yield from ()
         return {"previous": unwatched(state.variables)}
 
     def shared(self, kept: Forest) -> Forest:
-        """The part of what is kept that devices are sent, beside the model."""
+        """The kept trees that are sent to devices, beside the model."""
         return kept
 
     def variables(self, state: RememberingState) -> Tree:

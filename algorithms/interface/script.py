@@ -41,9 +41,9 @@ collect = Reducer("collect")
 class Ask:
     """A request to a cohort.
 
-    ``program`` is the name of what devices run. They all get the trees of ``shared``, each of which is one blob; a
-    device also gets its tree of ``each``. ``reduce`` says what the reply holds, and from which payload key. ``cohort``
-    is drawn (``selected``), all devices that are on-line (``online``), or named.
+    ``program`` is a key of ``Algorithm.programs``. All devices get the trees of ``shared``, each of which is one blob;
+    a device also gets its tree of ``each``. ``reduce`` says what the reply holds, and from which payload key.
+    ``cohort`` is drawn (``selected``), all devices that are on-line (``online``), or named.
 
     The round fails if fewer devices reply than the quorum needs. An ``optional`` ask accepts any number of replies; if
     nobody replied, ``Reply.values`` is empty.

@@ -41,7 +41,7 @@ Forest = Mapping[str, Tree]
 class Facts(NamedTuple):
     """What a program may know of its device and round: zero-dimensional tensors, and ``label_counts [classes]``.
 
-    ``examples`` is the number of samples, ``steps`` that of the steps of all stages, ``lr`` the learning rate.
+    ``examples`` is the number of samples, ``steps`` the number of steps of all stages, ``lr`` the learning rate.
     ``first_visit`` is a bool tensor; if it is true, the device's own state is all zeros.
     """
 

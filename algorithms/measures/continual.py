@@ -68,7 +68,7 @@ def average_forgetting(accuracy: ArrayLike) -> float:
 
     ``F_k = 1/(k-1) sum_{j<k} f_j^k`` of Chaudhry et al. Babakniya et al. define average forgetting as the highest
     accuracy minus that at the end, over tasks 1 to T - 1. The two differ for a task on which the last model is the
-    best: it counts below 0 here, and 0 there, because there the last model may also be the best.
+    best. Here the task counts below 0; by their definition it counts 0, because the last model may be the best too.
     """
     matrix = _matrix(accuracy)
     return float(mean_known(forgetting_factor(matrix)[: len(matrix) - 1]))

@@ -1,4 +1,4 @@
-"""What the papers measure: forgetting of classes, rounds and clients, and how far local models drift apart.
+"""What the papers measure: forgetting of classes, rounds and devices, and how far local models drift apart.
 
 Arrays may be numpy arrays or tensors; results are float64. The accuracy of a class without test samples is NaN, and
 such a class takes no part.
@@ -88,20 +88,20 @@ def over_distribution(by_class: ArrayLike, distribution: ArrayLike) -> Floats:
 
 
 def local_forgetting(global_accuracy: ArrayLike, local_accuracy: ArrayLike) -> Floats:
-    """Local client forgetting ``[K, K]``. At ``[j, k]`` it is what client j's training lost on client k's test data.
+    """Local client forgetting ``[K, K]``. At ``[j, k]`` it is what device j's training lost on device k's test data.
 
     Legate et al., "Re-Weighted Softmax Cross-Entropy to Control Forgetting in Federated Learning", eq. 5:
-    ``Acc_k(w^{t-1}) - Acc_k(w_j^t)``. ``global_accuracy [K]`` is the global model's accuracy per client.
-    ``local_accuracy [K, K]`` is at ``[j, k]`` the accuracy of client j's model on client k's data. The diagonal is what
-    a client lost on its own data; it is usually below zero.
+    ``Acc_k(w^{t-1}) - Acc_k(w_j^t)``. ``global_accuracy [K]`` is the global model's accuracy per device.
+    ``local_accuracy [K, K]`` is at ``[j, k]`` the accuracy of device j's model on device k's data. The diagonal is what
+    a device lost on its own data; it is usually below zero.
     """
     return _array(global_accuracy)[None, :] - _array(local_accuracy)
 
 
 def mean_local_forgetting(local_forgetting: ArrayLike) -> Floats:
-    """Average forgetting ``[K]`` of each client's model over the other clients' data (eq. 6 of the same paper).
+    """Average forgetting ``[K]`` of each device's model over the other devices' data (Legate et al., eq. 6).
 
-    Clients without test data (NaN) take no part.
+    Devices without test data (NaN) take no part.
     """
     losses = _array(local_forgetting)
     return mean_known(np.where(np.eye(len(losses), dtype=bool), np.nan, losses))

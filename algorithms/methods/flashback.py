@@ -189,9 +189,9 @@ def flashback(
 ) -> Flashback:
     """Flashback and its variants.
 
-    With ``distil`` at one side only (appendix E), ``devices`` leaves the average as it is and needs no public data, and
-    ``server`` lets devices train by cross-entropy. ``local = "not_true"`` replaces dynamic distillation at the devices
-    by FedNTD's loss with ``beta`` and ``tau``.
+    ``distil`` may name one side only (appendix E): ``devices`` leaves the average as it is and needs no public data,
+    and ``server`` lets devices train by cross-entropy. ``local = "not_true"`` replaces dynamic distillation at the
+    devices by FedNTD's loss with ``beta`` and ``tau``.
 
     With ``knowledge = "probabilities"`` (appendix B) label counts never leave a device. The coordinator replaces them
     by a local model's mean output probabilities over the public training part. A device compares π with its label

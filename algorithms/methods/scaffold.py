@@ -57,8 +57,8 @@ Rule = Literal["gradient", "weights"]
 class ControlledSGD(LocalSGD):
     """Local training that is corrected by control variates, which exist for the trained variables.
 
-    ``shared["control"]`` is that of the fleet, ``own`` that of the device. The payload has ``delta``, and as
-    ``control`` the change of the device's control variate.
+    ``shared["control"]`` is the control variate of the fleet, ``own`` that of the device. The payload has ``delta``,
+    and as ``control`` the change of the device's control variate.
     """
 
     rule: Rule = "gradient"

@@ -112,8 +112,8 @@ def cnn(input_shape: tuple[int, ...], classes: int, projection: NonNegativeInt =
 def lenet(input_shape: tuple[int, ...], classes: int, projection: NonNegativeInt = 0) -> FeedForward:
     """LeNet-5 with ReLU and max-pooling. Images below 32 pixels are first padded by 2, as is usual for MNIST.
 
-    In the code for re-weighted softmax, the network of this name also pads its second convolution. So it does not fit
-    the 32×32 pixels of CIFAR-10, for which the paper reports it; this one fits.
+    In the code for re-weighted softmax, the network of this name also pads its second convolution. So that network does
+    not fit the 32×32 pixels of CIFAR-10, for which the paper reports results; this one fits.
     """
     channels, height, width = image_shape("lenet", input_shape, smallest=12)
     padding = 2 if min(height, width) < 32 else 0

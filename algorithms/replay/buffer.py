@@ -1,4 +1,4 @@
-"""A device's replay buffer: which samples it holds, and what it remembers of the period to select from next."""
+"""A device's replay buffer: which samples it holds, and what it remembers of the next period to select from."""
 
 from __future__ import annotations
 

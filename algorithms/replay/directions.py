@@ -1,4 +1,4 @@
-"""The directions of the gradients of single samples, by whose inner products a device selects."""
+"""The directions of the gradients of single samples. A device selects by their inner products."""
 
 from __future__ import annotations
 

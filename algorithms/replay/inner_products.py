@@ -55,7 +55,7 @@ class Kept:
     def products(self, memory: int) -> Tensor:
         """The part's contribution ``[n, n]`` to the inner products.
 
-        Those of a linear layer are made in pieces of about ``memory`` bytes, each of at least one sample.
+        The products of a linear layer are made in pieces of about ``memory`` bytes, each of at least one sample.
         """
         assert self.gradients is not None
         if not isinstance(self.part, LinearLayer):

@@ -25,7 +25,7 @@ class Recall:
     """Remembers the Gram matrices and scales that were computed with one model; the newest take at most ``room`` bytes.
 
     The model's ``variables`` are compared by identity, because a trainer gets the same tree as long as the model is the
-    same. So what is remembered is what would be computed.
+    same. So a remembered matrix equals the one that would be computed.
     """
 
     room: int
@@ -48,7 +48,7 @@ class Recall:
 class Lens:
     """Looks at samples with ``model`` and the loss ``criterion``.
 
-    Gradients take at most ``memory`` bytes at a time, and what is remembered of them at most an eighth of it.
+    Gradients take at most ``memory`` bytes at a time, and remembered Gram matrices at most an eighth of it.
     ``shared["model"]`` may have variables that are no part of ``model``, if a method sends more with it.
     """
 

@@ -1,4 +1,4 @@
-"""The question by which a device selects what it keeps of a period, and the census of what it keeps."""
+"""The question that makes a device select what it keeps of a period, and the census: counts of the kept samples."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _counts(values: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Select:
-    """A device keeps what the strategy chooses among its buffer and the period's samples, and tells the census of it.
+    """A device keeps what the strategy chooses among its buffer and the period's samples, and sends their census.
 
     A device that selects late, from a sealed period, does the same. ``passes`` is 0 for strategies that do not look at
     the model, and 1 for those that do: the forward pass of herding counts as a whole pass, and gradients count as one

@@ -59,7 +59,7 @@ class ClassTasks:
             if len(faulty):
                 raise ConfigurationError(
                     f"the class order {fault}: {', '.join(map(str, faulty[:10]))}; "
-                    f"stream.order must name each of the classes 0 to {classes - 1} once, or none"
+                    f"stream.order must name each of the classes 0 to {classes - 1} once, or be empty"
                 )
         sizes = [len(part) for part in np.array_split(given, tasks)]
         return cls(given, np.concatenate([[0], np.cumsum(sizes)]))

@@ -17,7 +17,7 @@ from fedemu.algorithms.training.losses import unchecked_reweighted_cross_entropy
 def reweighted_softmax(logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
     """The mean re-weighted cross-entropy in nats, weighted by ``batch.weight``. It replaces ``cross_entropy``.
 
-    It checks nothing, because ``facts.label_counts`` counts the same samples of which batches are made.
+    It checks nothing, because ``facts.label_counts`` counts the samples from which batches are made.
     """
     proportions = facts.label_counts / facts.label_counts.sum()
     return unchecked_reweighted_cross_entropy(logits, batch.y, proportions, batch.weight)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from fedemu.algorithms.data.language import Objective
+from fedemu.algorithms.data.language import TextKind
 from fedemu.ops.data.cache import FORMAT
 from fedemu.protocol.errors import DataError
 
@@ -33,7 +33,7 @@ class TextSource:
     is found by its name.
     """
 
-    objective: Objective
+    objective: TextKind
     length: int
     vocabulary: int
     tokenizer: Literal["wordpiece", "characters"]

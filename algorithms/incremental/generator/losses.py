@@ -53,7 +53,7 @@ def image_prior_loss(images: Tensor) -> Tensor:
     """The mean squared difference between images ``[B, channels, height, width]`` and their smoothed versions.
 
     The kernel is Gaussian, 5×5 pixels with a standard deviation of √2, and images are continued by reflection. MFCL,
-    equation 4, is a sum over all pixels. The mean is that of the authors' code, to which the published weight belongs.
+    equation 4, is a sum over all pixels. The authors' code takes the mean, and the published weight belongs to it.
     """
     weights = torch.exp(-(torch.arange(KERNEL, dtype=images.dtype, device=images.device) - KERNEL // 2).square() / 4)
     weights = weights / weights.sum()

@@ -11,7 +11,7 @@ import torch
 
 from fedemu.algorithms.data.augment import augmentation
 from fedemu.algorithms.data.corpus import NO_TARGET, Corpus, Split
-from fedemu.algorithms.data.language import BEGIN, END, MASK, PAD, Objective, hide, masked, windows
+from fedemu.algorithms.data.language import BEGIN, END, MASK, PAD, TextKind, hide, masked, windows
 from fedemu.algorithms.data.masking import Masking
 from fedemu.algorithms.interface import Batch, Facts
 from fedemu.algorithms.training.objective import token_cross_entropy
@@ -33,7 +33,7 @@ FACTS = Facts(*torch.zeros(6), label_counts=torch.zeros(1))
         ([], "masked", []),
     ],
 )  # fmt: skip
-def test_a_text_is_cut_into_windows(tokens: Sequence[int], objective: Objective, expected: object) -> None:
+def test_a_text_is_cut_into_windows(tokens: Sequence[int], objective: TextKind, expected: object) -> None:
     assert windows(tokens, 5, objective).tolist() == expected
 
 

@@ -61,7 +61,12 @@ def test_each_task_is_spread_by_itself():
     [
         (3, 4, [0, 1, 2], "stream.tasks = 4, but 3 classes make at least 1 task and at most 3"),
         (3, 0, [0, 1, 2], "stream.tasks = 0, but"),
-        (3, 2, [0, 2], "the class order misses: 1; stream.order must name each of the classes 0 to 2 once, or none"),
+        (
+            3,
+            2,
+            [0, 2],
+            "the class order misses: 1; stream.order must name each of the classes 0 to 2 once, or be empty",
+        ),
         (3, 2, [0, 2, 2, 1], "the class order repeats: 2; stream.order"),
         (3, 2, [0, 3, 1], "the class order names a class that there is not: 3; stream.order"),
     ],

@@ -197,7 +197,7 @@ def test_the_columns_that_a_stream_reads_are_kept_with_the_data() -> None:
         (
             {"kind": "classes", "order": [0, 1]},
             'stream.kind = "classes": the class order misses: 2, 3, 4, 5, 6, 7, 8, 9; '
-            "stream.order must name each of the classes 0 to 9 once, or none",
+            "stream.order must name each of the classes 0 to 9 once, or be empty",
         ),
         (
             {"kind": "periods", "order": "domain"},
