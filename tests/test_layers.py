@@ -326,7 +326,7 @@ def test_no_algorithm_is_named_outside_the_algorithms_and_the_tables_that_offer_
     assert wrong == []
 
 
-def test_what_device_processes_are_forked_from_stays_small() -> None:
+def test_the_modules_that_device_processes_are_forked_with_stay_small() -> None:
     """The zygote imports the first module, and the second one by its name. All device processes share both."""
     large = (*HEAVY, "psutil", "rich", "typer", "prometheus_client")
     code = (

@@ -48,12 +48,12 @@ def page(folder: Path, text: str) -> Page:
         ("A list\n- of one", "page.md:2: a list needs an empty line before it"),
     ],
 )
-def test_what_is_broken_is_told_with_its_line(tmp_path: Path, text: str, complaint: str) -> None:
+def test_mistakes_on_a_page_are_told_with_their_lines(tmp_path: Path, text: str, complaint: str) -> None:
     [told] = mistakes(page(tmp_path, text))
     assert told.startswith(complaint)
 
 
-def test_what_is_there_is_not_complained_of(tmp_path: Path) -> None:
+def test_a_page_without_mistakes_has_no_complaints(tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text("# A heading, with `code`\n", encoding="utf-8")
     text = """# One (and more)
 
@@ -114,7 +114,7 @@ def test_a_command_that_fails_fails_the_page_with_its_line_and_its_words(tmp_pat
         play(tmp_path, f"# A page\n\n```console\n$ echo hello\n$ {command}\n$ echo never said\n```\n")
 
 
-def test_what_a_page_leaves_in_the_background_ends_with_it(tmp_path: Path) -> None:
+def test_a_process_that_a_page_leaves_in_the_background_ends_with_the_page(tmp_path: Path) -> None:
     assert play(tmp_path, "```console\n$ sleep 1000 &\n$ echo $! > sleeper\n```\n") == 1
     with suppress(ProcessLookupError):  # it is gone altogether
         watched = os.pidfd_open(int((tmp_path / "sleeper").read_text()))

@@ -148,7 +148,7 @@ def test_which_methods_take_the_reweighted_softmax(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_methods_that_take_it_take_the_loss_of_new_classes(name: str) -> None:
+def test_methods_that_take_the_reweighted_softmax_take_the_loss_of_new_classes(name: str) -> None:
     made = ingredients("new_classes", in_tasks=True)
     assert AT_A_GLANCE[name][-1] == fits(lambda: build_algorithm(name, {}, made))
 

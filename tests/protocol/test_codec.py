@@ -241,7 +241,7 @@ def test_the_two_directions_do_not_mix() -> None:
     assert reason(UP, accepted) == "type"
 
 
-def test_what_a_message_cannot_hold_fails_when_encoding() -> None:
+def test_a_value_that_a_message_cannot_hold_fails_when_encoding() -> None:
     work = Work.model_construct(ask="1.0.0", program=object())
     with pytest.raises(TypeError, match="holds a object"):
         encode(work)

@@ -103,7 +103,7 @@ async def run_device(address: str) -> tuple[int | None, str]:
 
 
 @pytest.mark.parametrize("clock", ["virtual", "wall"])
-async def test_it_takes_part_in_a_run_to_its_end(
+async def test_the_device_takes_part_in_a_run_to_its_end(
     tcp: Any, tmp_path: Path, eventually: Any, clock: Literal["virtual", "wall"]
 ) -> None:
     coordinator = Coordinator(tcp.network, tmp_path, clock)
@@ -129,7 +129,7 @@ async def test_a_refusal_ends_it_with_the_coordinators_words(tcp: Any) -> None:
     assert await run_device(side.router.address) == (1, "All are taken.\n")
 
 
-def test_it_needs_nothing_of_fedemu() -> None:
+def test_the_device_needs_nothing_of_fedemu() -> None:
     imported = {
         name.name.partition(".")[0]
         for node in ast.walk(ast.parse(DEVICE.read_text()))

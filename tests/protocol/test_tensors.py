@@ -35,7 +35,7 @@ def test_contiguous_arrays_are_not_copied() -> None:
     assert np.shares_memory(received, array)
 
 
-def test_what_was_received_cannot_be_written_to() -> None:
+def test_received_arrays_cannot_be_written_to() -> None:
     received = unpack((TensorSpec(name="x", dtype="int8", shape=(3,)),), [bytearray(b"abc")])["x"]
     assert received.tolist() == [97, 98, 99]
     with pytest.raises(ValueError, match="read-only"):

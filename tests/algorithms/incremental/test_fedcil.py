@@ -57,7 +57,7 @@ def fleet(little_fleet: Callable[..., Any], digits: Corpus, stream: Any) -> Call
     return make
 
 
-def test_it_runs_alike_on_every_executor_while_devices_come_and_go(fleet: Callable[..., Any]) -> None:
+def test_fedcil_runs_alike_on_every_executor_while_devices_come_and_go(fleet: Callable[..., Any]) -> None:
     played = fleet(rounds_per_period=2, executor=Checked(Serial(), Vmapped(2)))
     for cohort in ([0, 1], [1], [0, 2], [0, 1, 2]):
         played.play(cohort)

@@ -173,7 +173,7 @@ def test_making_samples_takes_convolutions_and_reading_them_does_not() -> None:
         (fedavg_gen, {"targets": "model", "samples": 3}, False),
     ],
 )
-def test_the_previous_model_is_sent_if_devices_ask_it_something(
+def test_the_previous_model_is_sent_if_a_loss_of_the_devices_needs_it(
     fleet: Callable[..., Any], method: Any, options: dict[str, Any], whole: bool
 ) -> None:
     played = fleet(method(INGREDIENTS, **SHORT, **options))
@@ -236,7 +236,7 @@ def test_no_class_is_recognised_if_the_noise_tells_none(fleet: Callable[..., Any
     assert torch.equal(pictures["y"], logits.argmax(1))
 
 
-def test_the_other_targets_are_what_the_previous_model_says(fleet: Callable[..., Any]) -> None:
+def test_the_other_targets_are_the_classes_that_the_previous_model_predicts(fleet: Callable[..., Any]) -> None:
     for samples in (0, 5):
         played = fleet(mfcl(INGREDIENTS, **SHORT, targets="model", samples=samples))
         played.play([0, 1])
@@ -246,7 +246,9 @@ def test_the_other_targets_are_what_the_previous_model_says(fleet: Callable[...,
     assert torch.equal(said.argmax(1), played.asks[1].shared["synthetic"]["y"])
 
 
-def test_without_further_terms_it_is_federated_averaging_with_generated_samples(fleet: Callable[..., Any]) -> None:
+def test_fedavg_gen_is_federated_averaging_with_generated_samples(
+    fleet: Callable[..., Any],
+) -> None:
     played = fleet(fedavg_gen(INGREDIENTS, **SHORT), executor=Checked(Serial(), Vmapped(2)))
     played.play([0, 1, 2])
     played.play([0, 2])

@@ -141,7 +141,7 @@ def test_the_second_stage_sees_no_more_samples_than_asked_for(fisher: Any, steps
     assert program.passes == 3.0
 
 
-def test_without_penalty_it_is_federated_averaging(little_fleet: Callable[..., Any]) -> None:
+def test_without_penalty_fedcurv_is_federated_averaging(little_fleet: Callable[..., Any]) -> None:
     ours = little_fleet(fedcurv(ingredients(momentum=0.9), penalty=0.0), MLP.init(0), SHARES)
     theirs = little_fleet(fedavg(ingredients(momentum=0.9)), MLP.init(0), SHARES)
     for _ in range(2):
@@ -161,7 +161,7 @@ def test_a_device_is_not_drawn_to_itself(little_fleet: Callable[..., Any]) -> No
         assert torch.equal(ours.model[name], leaf)
 
 
-def test_the_sums_are_those_of_what_devices_keep_whoever_takes_part_or_is_lost(
+def test_the_sums_match_the_terms_that_devices_keep_whoever_takes_part_or_is_lost(
     little_fleet: Callable[..., Any],
 ) -> None:
     fleet = little_fleet(fedcurv(ingredients()), MLP.init(0), SHARES)
@@ -218,7 +218,7 @@ def test_gradients_of_batches_leave_running_statistics_alone(little_fleet: Calla
     assert not model.buffers & ours.state.fisher.keys()
 
 
-def test_it_is_built_by_name() -> None:
+def test_fedcurv_is_built_by_name() -> None:
     assert isinstance(build_algorithm("fedcurv", {"penalty": 0.5, "fisher": "batches"}, ingredients()), FedCurv)
     with pytest.raises(ConfigurationError, match="'rows' does not fit 'fedcurv'"):
         build_algorithm("fedcurv", {"fisher": "rows"}, ingredients())

@@ -55,7 +55,7 @@ def test_the_rate_falls_to_zero_along_half_a_cosine() -> None:
     assert [rate(0), rate(50), rate(100)] == pytest.approx([0.5, 0.25, 0.0])
 
 
-def test_the_target_is_what_the_mean_of_the_local_logits_says(
+def test_the_target_is_the_softmax_of_the_mean_of_the_local_logits(
     little_fleet: Callable[..., Any], public: PublicData
 ) -> None:
     method = build_algorithm("feddf", {**SHORT, "temperature": 2.0}, ingredients())
@@ -102,6 +102,6 @@ def test_batches_are_rounded_up_to_whole_evaluations(public: PublicData) -> None
     assert job.steps == 3
 
 
-def test_it_is_refused_without_public_data() -> None:
+def test_feddf_is_refused_without_public_data() -> None:
     with pytest.raises(ConfigurationError, match="'feddf' needs public data"):
         build_algorithm("feddf", {}, ingredients(public=False))

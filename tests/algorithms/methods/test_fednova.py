@@ -165,7 +165,7 @@ def largest_difference(one: Tree, other: Tree) -> float:
     return max(float((one[name] - leaf).abs().max()) for name, leaf in other.items())
 
 
-def test_equal_steps_make_it_federated_averaging(little_fleet: Callable[..., Any]) -> None:
+def test_with_equal_steps_fednova_is_federated_averaging(little_fleet: Callable[..., Any]) -> None:
     equal = [np.arange(start, start + 18) for start in (0, 20, 40)]
     for momentum, tolerance in ((0.0, 0.0), (0.9, 1e-7)):  # Eight steps divide without rounding.
         settings = ingredients(momentum=momentum)
@@ -177,7 +177,7 @@ def test_equal_steps_make_it_federated_averaging(little_fleet: Callable[..., Any
         assert largest_difference(nova.model, average.model) <= tolerance
 
 
-def test_unequal_steps_make_it_another_method(little_fleet: Callable[..., Any]) -> None:
+def test_with_unequal_steps_fednova_is_not_federated_averaging(little_fleet: Callable[..., Any]) -> None:
     fleets = [little_fleet(build(ingredients()), MLP.init(1), UNEQUAL) for build in (fednova, fedavg)]
     for fleet in fleets:
         fleet.play([0, 1])

@@ -58,7 +58,7 @@ def test_the_teacher_is_the_sent_model_in_evaluation_mode_on_the_same_batch() ->
     torch.testing.assert_close(preservation(0.7, 3.0)(model, at), 0.7 * expected)
 
 
-def test_without_distillation_it_is_fedavg_to_the_bit(little_fleet: Callable[..., Any]) -> None:
+def test_without_distillation_fedntd_is_fedavg_to_the_bit(little_fleet: Callable[..., Any]) -> None:
     plain, distilled = (
         little_fleet(algorithm, MLP.init(0), UNEVEN)
         for algorithm in (fedavg(ingredients()), fedntd(ingredients(), beta=0.0))
@@ -78,7 +78,7 @@ def test_a_first_step_is_fedavgs_because_the_student_is_its_teacher(little_fleet
         torch.testing.assert_close(distilled.model[name], leaf)
 
 
-def test_it_keeps_the_local_model_nearer_to_the_teachers_other_classes(little_fleet: Callable[..., Any]) -> None:
+def test_fedntd_keeps_the_local_model_nearer_to_the_teachers_other_classes(little_fleet: Callable[..., Any]) -> None:
     variables = MLP.init(0)
     one_class = [np.arange(0, 160, 4)]
 
@@ -92,7 +92,7 @@ def test_it_keeps_the_local_model_nearer_to_the_teachers_other_classes(little_fl
     assert divergence(fedntd(ingredients(), beta=5.0)) < 0.5 * divergence(fedavg(ingredients()))
 
 
-def test_it_sends_and_keeps_what_fedavg_does(little_fleet: Callable[..., Any]) -> None:
+def test_fedntd_sends_and_keeps_what_fedavg_does(little_fleet: Callable[..., Any]) -> None:
     fleet = little_fleet(fedntd(ingredients()), MLP.init(0), UNEVEN)
     fleet.play([0, 1])
     assert [payload.keys() for payload in fleet.payloads.values()] == [{"delta"}] * 2

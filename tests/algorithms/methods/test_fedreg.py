@@ -170,7 +170,7 @@ def test_after_a_step_the_last_constraint_holds_to_first_order(seed: int) -> Non
     assert rise <= 1e-5 * length
 
 
-def test_without_constraints_it_is_federated_averaging(little_fleet: Callable[..., Any]) -> None:
+def test_without_constraints_fedreg_is_federated_averaging(little_fleet: Callable[..., Any]) -> None:
     settings = ingredients(momentum=0.9, weight_decay=1e-3)
     ours = little_fleet(fedreg(settings, gamma=1.0, rehearsals=0, weights="examples"), MLP.init(0), SHARES)
     theirs = little_fleet(fedavg(settings), MLP.init(0), SHARES)
@@ -221,7 +221,7 @@ def test_batch_normalisation_is_refused() -> None:
         fedreg(ingredients(model))
 
 
-def test_it_is_built_by_name() -> None:
+def test_fedreg_is_built_by_name() -> None:
     assert isinstance(build_algorithm("fedreg", {"gamma": 0.4, "iterations": 2}, ingredients()), FedReg)
     with pytest.raises(ConfigurationError, match=r"algorithm\.options\.beta = 1\.5 does not fit 'fedreg'"):
         build_algorithm("fedreg", {"beta": 1.5}, ingredients())
@@ -240,7 +240,7 @@ class Centred(nn.Module):
         return logits
 
 
-def test_a_constant_of_the_model_is_no_obstacle_and_stays(little_fleet: Callable[..., Any]) -> None:
+def test_a_constant_buffer_of_the_model_is_accepted_and_stays(little_fleet: Callable[..., Any]) -> None:
     model = from_module(Centred)
     fleet = little_fleet(fedreg(ingredients(model), rehearsals=2, iterations=1), model.init(0), SHARES)
     fleet.play([0, 1])

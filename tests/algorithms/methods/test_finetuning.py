@@ -43,7 +43,7 @@ def test_the_average_is_tuned_on_the_public_labels(little_fleet: Callable[..., A
     assert right(fleet.model) > right(plain.model)
 
 
-def test_without_epochs_at_the_server_it_is_fedavg(little_fleet: Callable[..., Any], public: PublicData) -> None:
+def test_without_server_epochs_the_method_is_fedavg(little_fleet: Callable[..., Any], public: PublicData) -> None:
     method = build_algorithm("fedavg_finetuned", {"server_epochs": 0}, ingredients())
     fleet = little_fleet(method, MODEL.init(0), SHARES, public=public)
     plain = little_fleet(fedavg(ingredients()), MODEL.init(0), SHARES)
@@ -53,7 +53,7 @@ def test_without_epochs_at_the_server_it_is_fedavg(little_fleet: Callable[..., A
     assert model_digest(fleet.model) == model_digest(plain.model)
 
 
-def test_it_is_refused_without_public_data() -> None:
+def test_the_method_is_refused_without_public_data() -> None:
     with pytest.raises(ConfigurationError, match="'fedavg_finetuned' needs public data"):
         build_algorithm("fedavg_finetuned", {}, ingredients(public=False))
 

@@ -220,7 +220,7 @@ def test_devices_agree_alone_and_in_company(play: Callable[..., Any], model: Any
     fleet.play([1, 2, 3])
 
 
-def test_it_is_refused_without_public_data_unless_nothing_reads_them() -> None:
+def test_flashback_is_refused_without_public_data_unless_nothing_reads_them() -> None:
     bare = ingredients(public=False)
     for options in ({}, {"distil": "server"}, {"distil": "devices", "knowledge": "probabilities"}):
         with pytest.raises(ConfigurationError, match="'flashback' needs public data"):

@@ -78,7 +78,7 @@ def test_on_a_first_visit_the_previous_model_is_the_sent_one() -> None:
     assert float(contrast(0.3, 0.5)(model, at)) == pytest.approx(0.3 * math.log(2))
 
 
-def test_without_contrast_it_is_fedavg_to_the_bit(little_fleet: Callable[..., Any]) -> None:
+def test_without_contrast_moon_is_fedavg_to_the_bit(little_fleet: Callable[..., Any]) -> None:
     plain, contrasted = (
         little_fleet(algorithm, MLP.init(0), UNEVEN)
         for algorithm in (fedavg(ingredients()), moon(ingredients(), mu=0.0))

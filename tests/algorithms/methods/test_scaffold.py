@@ -123,7 +123,7 @@ def test_a_device_without_steps_keeps_its_control_variate(rule: Rule) -> None:
     assert numbers({"own": outcome.own}) == {"own": {"w": 1.0}}
 
 
-def test_what_is_sent_and_kept_is_of_the_form_that_was_announced() -> None:
+def test_payload_and_own_state_have_the_form_that_was_announced() -> None:
     program = slope("gradient")
     shared, outcome = trained(program, 1)
     assert {key: set(tree) for key, tree in program.payload(shared).items()} == {

@@ -234,7 +234,7 @@ def test_the_large_stem_is_that_for_imagenet() -> None:
         resnet18((3, 16, 16), 5, stem="7x7")
 
 
-def test_statistics_of_the_norms_inputs_are_given_where_asked_for() -> None:
+def test_statistics_of_the_norms_inputs_are_given_on_request() -> None:
     model = resnet18((1, 8, 8), 3, norm="batch", width=2, statistics=True)
     variables, x = model.init(1), torch.randn(5, 1, 8, 8)
     statistics = model.apply(variables, x, False)[0].statistics

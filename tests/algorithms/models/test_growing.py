@@ -129,7 +129,7 @@ def test_a_model_without_a_linear_classifier_is_refused() -> None:
         growing(bare, TASKS, SHAPE)
 
 
-def test_it_is_a_model_with_buffers_like_any_other() -> None:
+def test_a_growing_model_has_buffers_like_any_other() -> None:
     model = growing(resnet18(SHAPE, 4, "batch", width=2), TASKS, SHAPE)
     variables, x = model.init(0), images(4)
     _, buffers = model.apply(variables, x, True)
@@ -185,7 +185,7 @@ def test_every_kind_of_state_can_grow(name: str, little_fleet: Callable[..., Any
     assert all(bool(torch.isfinite(leaf).all()) for leaf in fleet.model.values())
 
 
-def test_methods_stay_as_they_are_where_the_model_does_not_grow_or_they_see_to_it_themselves() -> None:
+def test_methods_stay_as_they_are_if_the_model_does_not_grow_or_they_grow_it_themselves() -> None:
     plain = replace(INGREDIENTS, model=MODEL.model)
     assert isinstance(build_algorithm("fedavg", {}, plain), FedAvg)
     remembering = fedprox_plus(INGREDIENTS)
@@ -246,7 +246,7 @@ def test_a_model_that_does_not_fit_the_samples_is_refused(shape: tuple[int, ...]
         ("fedcurv", {"samples": 4}, lambda fleet: [fleet.state.inner.fisher, fleet.state.inner.weighted]),
     ],
 )
-def test_what_a_method_keeps_of_rows_that_have_yet_to_come_is_nothing(
+def test_a_method_keeps_zeros_for_the_rows_of_unseen_classes(
     name: str, options: dict[str, Any], kept: Callable[[Any], list[Tree]], little_fleet: Callable[..., Any]
 ) -> None:
     """What a method keeps is 0 for unseen classes, so there is nothing to undo when a task begins."""

@@ -181,7 +181,7 @@ def test_methods_without_a_loss_of_classes_train_it(name: str, texts: Corpus, li
     assert 2.0 < fleet.results[0].metrics["loss"] < 4.0
 
 
-def test_both_executors_train_it_alike(model: Model, texts: Corpus, little_fleet: Callable[..., Any]) -> None:
+def test_both_executors_train_texts_alike(model: Model, texts: Corpus, little_fleet: Callable[..., Any]) -> None:
     """``Checked`` cannot be used: the gradient of a bias of BERT's keys is 0, so it would compare rounding errors."""
     scaffold = build_algorithm("scaffold", {}, ingredients(model))
     one, stacked = (played(scaffold, model, texts, little_fleet, executor) for executor in (Serial(), Vmapped(2)))

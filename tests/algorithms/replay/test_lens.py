@@ -73,7 +73,7 @@ def test_other_samples_facts_and_models_are_computed_anew(memory: Memory, comput
     assert computed == [12, 5, 12, 12, 12]
 
 
-def test_what_is_remembered_is_bounded(memory: Memory, computed: Any) -> None:
+def test_the_memory_for_gram_matrices_is_bounded(memory: Memory, computed: Any) -> None:
     """Gram matrices of 8 and 5 samples have 512 and 200 bytes."""
     lens, shared = Lens(MODEL, cross_entropy, 8 * 600), {"model": MODEL.init(0)}
     for size in (8, 5, 5, 8):

@@ -41,7 +41,7 @@ def test_an_empty_period_and_an_empty_device_see_nothing():
     assert arrivals.everything(1, 2).tolist() == []
 
 
-def test_everything_is_the_earlier_periods_and_what_has_arrived_of_this_one():
+def test_everything_includes_the_earlier_periods_and_what_has_arrived_in_this_one():
     arrivals = example()
     assert arrivals.everything(0, 0).tolist() == [4, 0, 7]
     assert arrivals.everything(0, 1, 0.0).tolist() == [4, 0, 7]

@@ -73,7 +73,7 @@ def test_the_larger_periods_go_round_from_device_to_device():
     assert plan_of(tests) == [[3, 9], [4, 7], [8]]
 
 
-def test_what_devices_hold_out_of_a_period_adds_up_to_the_fraction():
+def test_the_samples_that_devices_hold_out_of_a_period_add_up_to_the_fraction():
     shares = np.arange(40).reshape(10, 4)
     arrivals, tests = consecutive(np.arange(40), partition(*shares), 2)
     # Two samples of each device and period: after 3, 5, 8 and 10 devices there are 1, 2, 3 and 4 fifths to hold out.
@@ -100,7 +100,7 @@ def test_periods_that_the_samples_do_not_suffice_for_are_refused(arguments, comp
 
 @settings(max_examples=20, deadline=None)
 @given(values=st.lists(st.sampled_from([0.0, 1.0, 2.0, math.nan]), min_size=6, max_size=30), devices=st.integers(1, 3))
-def test_what_arrives_later_is_never_earlier_in_the_order(values, devices):
+def test_a_sample_that_arrives_later_is_never_earlier_in_the_order(values, devices):
     column = np.array(values)
     shares = Partition.of(iid(len(column), devices, generator=seeded()), 0.0, seeded())
     arrivals, tests = consecutive(column, shares, 2, test_fraction=0.5)
@@ -160,7 +160,7 @@ class Scripted:
         return np.arange(values)
 
 
-def test_each_period_takes_what_weighs_most_in_it_of_what_is_left():
+def test_each_period_takes_the_remaining_samples_with_its_largest_weights():
     column = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
     generator = Scripted([[0.1, 0.0, 0.9], [0.0, 1.0, 0.0], [0.4, 0.3, 0.3]])
     arrivals, tests = dirichlet_drift(column, column[1:7], partition(range(9)), 3, alpha=1.0, generator=generator)
@@ -208,7 +208,7 @@ def test_a_test_split_that_does_not_reach_for_all_periods_is_refused():
 @pytest.mark.parametrize("name", ["dirichlet", "window"])
 @settings(max_examples=12, deadline=None)
 @given(samples=st.integers(1, 12), devices=st.integers(1, 5), periods=st.integers(1, 5), seed=st.integers(0, 1000))
-def test_what_a_device_has_in_its_periods_is_even_within_one(name, samples, devices, periods, seed):
+def test_the_periods_of_a_device_differ_by_one_sample_at_most(name, samples, devices, periods, seed):
     labels = seeded(seed).integers(0, 4, (samples + periods) * devices + samples % devices)
     shares = Partition.of(iid(len(labels), devices, generator=seeded(seed)), 0.0, seeded())
     arrivals, _ = drifts(name, labels, labels, shares, periods, seed)

@@ -79,7 +79,7 @@ def test_feature_distillation_by_hand() -> None:
     close(feature_distillation(features, previous, head, torch.zeros(2)), 0.0)
 
 
-def test_what_the_previous_head_does_not_look_at_may_drift() -> None:
+def test_features_that_the_previous_head_does_not_read_may_drift() -> None:
     features, previous = doubles([[5.0, 1.0]]), doubles([[0.0, 1.0]])
     close(feature_distillation(features, previous, doubles([[0.0, 1.0]])), 0.0)
 

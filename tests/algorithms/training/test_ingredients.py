@@ -27,18 +27,18 @@ def normalised() -> nn.Module:
 
 
 @pytest.mark.parametrize("model", [resnet18(SHAPE, 3, norm="batch", width=2), from_module(normalised)])
-def test_batches_of_one_are_refused_where_a_model_normalises_by_them(model: Model) -> None:
+def test_batches_of_one_sample_are_refused_if_the_model_normalises_by_batches(model: Model) -> None:
     with pytest.raises(ConfigurationError, match=r"batch normalisation can't work with local\.batch_size = 1"):
         ingredients(model, 1).local_sgd()
     assert ingredients(model, 2).local_sgd().batch_size == 2
 
 
 @pytest.mark.parametrize("model", [resnet18(SHAPE, 3, norm="group", width=2), mlp(SHAPE, 3)])
-def test_batches_of_one_are_all_right_elsewhere(model: Model) -> None:
+def test_batches_of_one_sample_are_accepted_by_other_models(model: Model) -> None:
     assert ingredients(model, 1).local_sgd().batch_size == 1
 
 
-def test_the_learning_rate_begins_anew_with_each_task_where_their_rounds_are_told() -> None:
+def test_the_learning_rate_begins_anew_with_each_task_if_the_rounds_of_tasks_are_given() -> None:
     plain = replace(ingredients(mlp(SHAPE, 3), 2), lr_decay=0.5)
     assert plain.local_sgd().learning_rate(4, 1) == 0.0125
     assert replace(plain, rounds_per_task=3).local_sgd().learning_rate(4, 1) == 0.1

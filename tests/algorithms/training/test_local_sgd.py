@@ -108,7 +108,7 @@ def test_ten_steps_agree_with_the_optimiser_of_torch(momentum: float, weight_dec
     torch.testing.assert_close(trained["w"], parameter.detach())
 
 
-def test_without_momentum_nothing_is_carried_for_it() -> None:
+def test_without_momentum_there_is_no_momentum_in_the_carry() -> None:
     carry, _ = train(local(Line()), [], lr=0.5)
     assert carry.momentum == {}
 

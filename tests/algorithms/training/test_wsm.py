@@ -53,7 +53,7 @@ def test_a_device_with_all_classes_evenly_trains_by_cross_entropy(little_fleet: 
         torch.testing.assert_close(reweighted.model[name], leaf)
 
 
-def test_what_belongs_to_absent_classes_is_left_alone(little_fleet: Callable[..., Any]) -> None:
+def test_the_rows_of_absent_classes_are_left_alone(little_fleet: Callable[..., Any]) -> None:
     variables = MLP.init(0)
     fleet = little_fleet(fedavg(ingredients()), variables, TWO_CLASSES)
     fleet.play([0])
@@ -71,7 +71,7 @@ def test_a_device_with_one_class_has_nothing_to_tell_apart(little_fleet: Callabl
 
 
 @pytest.mark.parametrize("method", [fedprox, fedntd])
-def test_it_goes_with_the_terms_of_other_methods(
+def test_the_loss_goes_with_the_terms_of_other_methods(
     little_fleet: Callable[..., Any], method: Callable[..., FedAvg]
 ) -> None:
     models = []

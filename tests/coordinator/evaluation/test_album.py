@@ -103,7 +103,7 @@ def test_large_images_of_many_classes_are_few(classes: int, channels: int, size:
     assert Album(corpus_of(x, "a" * classes)).samples == samples
 
 
-def test_there_is_no_album_of_what_is_no_image() -> None:
+def test_there_is_no_album_of_samples_that_are_no_images() -> None:
     assert open_album(GREY) is not None
     assert open_album(corpus_of(np.zeros((3, 5), np.float32))) is None
     assert open_album(corpus_of(np.zeros((3, 2, 4, 4), np.uint8))) is None

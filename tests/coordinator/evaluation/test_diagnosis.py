@@ -143,7 +143,7 @@ def test_in_local_and_out_local_weigh_classes_as_the_device_holds_them_and_does_
     assert line["after_out_local"].tolist() == [(0.125 * 0.25 + 0.375 * 0.75) / 0.5, 0.25]
 
 
-def test_what_training_aggregation_and_the_round_lost_are_told_apart(tmp_path: Path) -> None:
+def test_the_losses_by_training_by_aggregation_and_by_the_round_are_told_apart(tmp_path: Path) -> None:
     line = found(tmp_path)
     assert line["local_forgetting"] == (0.25 / 2 + 0.75 / 2) / 2
     assert line["aggregation_forgetting"] == (0.25 / 2 + 0.0) / 2
@@ -212,7 +212,7 @@ def test_language_data_are_refused() -> None:
         Diagnosis(Threshold(), data, partition(SHARES, [[]] * 4), None)  # type: ignore[arg-type]
 
 
-def test_the_last_ask_of_a_round_is_what_counts(tmp_path: Path) -> None:
+def test_the_last_ask_of_a_round_counts(tmp_path: Path) -> None:
     round = diagnosis(SHARES, [[], [], [], []]).open(7, model(0.75))
     examine(round, {1: 5.0}, tmp_path)
     examine(round, {3: 0.5, 1: 1.75}, tmp_path)

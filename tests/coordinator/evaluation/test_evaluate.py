@@ -116,7 +116,7 @@ def divided(parts: list[list[int]], *, held_out: bool = False) -> PeriodTests:
     return PeriodTests(offsets, np.array([index for part in parts for index in part]), held_out)
 
 
-def test_each_period_has_its_own_accuracy_and_loss_and_those_seen_are_counted_together():
+def test_each_period_has_its_own_accuracy_and_loss_and_seen_periods_are_counted_together():
     # All samples but the second are recognised.
     tests = divided([[3], [1, 0], [2, 1]])
     right, wrong = math.log(4 / 3), math.log(4)

@@ -284,7 +284,7 @@ def test_a_device_is_charged_once_for_the_same_blob_under_one_key() -> None:
     assert fleet.download_bytes(device, first) == 100
 
 
-def test_what_is_remembered_of_devices_survives_json() -> None:
+def test_the_records_of_devices_survive_json() -> None:
     fleet, _ = roster()
     fleet.members[0].away = math.inf
     fleet.members[1].away = 0.1 + 0.2

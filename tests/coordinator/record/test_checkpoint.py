@@ -40,7 +40,7 @@ def test_a_folder_without_a_checkpoint_loads_nothing(tmp_path: Path):
     assert checkpoint.load(tmp_path, state_of(0)) is None
 
 
-def test_what_was_saved_is_loaded(tmp_path: Path):
+def test_a_saved_checkpoint_is_loaded(tmp_path: Path):
     record = {"r": 3, "away": [1.5, float("inf")], "roster": {"7": {"lease": "x", "charged": ["ab", "cd"]}}}
     checkpoint.save(tmp_path, 3, state_of(3), record)
     loaded = checkpoint.load(tmp_path, state_of(0))
@@ -188,7 +188,7 @@ def test_only_the_newest_carry_of_a_job_is_kept(tmp_path: Path):
     assert len(os.listdir(tmp_path)) == 1
 
 
-def test_a_durable_round_drops_its_jobs_and_those_before(tmp_path: Path):
+def test_a_durable_round_drops_its_jobs_and_the_jobs_of_earlier_rounds(tmp_path: Path):
     for round in (3, 4, 5):
         checkpoint.save_job(tmp_path, round, 0, 1, {"w": torch.tensor(round)}, finished=True)
     save(tmp_path, 4)

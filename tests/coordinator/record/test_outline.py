@@ -43,7 +43,7 @@ def there_and_back(state, example):
 EMPTY = State({})
 
 
-def test_what_the_example_lacks_is_found_by_type_hints():
+def test_fields_that_the_example_leaves_empty_are_found_by_type_hints():
     weight = torch.tensor([1.5])
     state = State({"w": weight}, Generator({"g": weight}, 0.1), {12: {"c": weight}}, (Pair(weight, 3),))
     back = there_and_back(state, EMPTY)

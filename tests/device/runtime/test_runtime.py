@@ -245,7 +245,9 @@ def test_a_buffer_counts_as_far_as_its_version_has_come(new: Callable[..., Devic
     assert device.behaviour.asked[-1].samples == 5.0 * (2 + 2)
 
 
-def test_what_arrived_after_the_last_question_of_a_period_is_not_selected_from(new: Callable[..., Device]) -> None:
+def test_samples_that_arrived_after_the_last_question_of_a_period_are_lost(
+    new: Callable[..., Device],
+) -> None:
     device = new(plan=a_plan((1, 2, 7), (3,), (4, 5), budget=9))
     device.join()
     write_own(Path(device.store.path("1.0.1")), buffer_leaves(Buffer(asked=2)))
@@ -360,7 +362,7 @@ def test_a_verdict_ends_the_work_and_leaves_it_to_later_work_which_state_counts(
     assert device.store.versions == frozenset()
 
 
-def test_a_cancelled_job_is_withdrawn_and_what_it_still_makes_goes_nowhere(new: Callable[..., Device]) -> None:
+def test_a_cancelled_job_is_withdrawn_and_its_late_result_goes_nowhere(new: Callable[..., Device]) -> None:
     device = new()
     device.join()
     device.get(a_work())

@@ -99,7 +99,7 @@ def new(tmp_path: Path) -> Callable[..., Device]:
 RESULT = Result(ask="1.0.0", examples=1, steps=1, metrics={}, tensors=())
 
 
-def test_it_announces_neither_presence_nor_schedule_and_begins_at_once(new: Callable[..., Device]) -> None:
+def test_a_device_announces_neither_presence_nor_schedule_and_begins_at_once(new: Callable[..., Device]) -> None:
     device = new(Schedule("finish", 20.0))
     assert device.welcome() == [Joined(device=0, incarnation=1)]
     (job,) = device.work(10.0)
@@ -155,7 +155,7 @@ def test_silence_lasts_as_long_as_the_plan_says(new: Callable[..., Device]) -> N
     assert device.run_until(65.0) == [(60.0, Connect()), (60.0, Hello(device=0, incarnation=2, lease="lease"))]
 
 
-def test_it_goes_off_line_and_comes_back_by_its_timetable(new: Callable[..., Device]) -> None:
+def test_a_device_goes_off_line_and_comes_back_by_its_timetable(new: Callable[..., Device]) -> None:
     device = new(Schedule("finish", 5.0), presence=((0.0, 30.0), (70.0, math.inf)))
     device.welcome()
     assert device.run_until(75.0) == [
@@ -166,7 +166,7 @@ def test_it_goes_off_line_and_comes_back_by_its_timetable(new: Callable[..., Dev
     ]
 
 
-def test_off_line_at_its_birth_it_leaves_until_its_time_comes(new: Callable[..., Device]) -> None:
+def test_a_device_that_is_off_line_at_its_birth_leaves_until_its_time_comes(new: Callable[..., Device]) -> None:
     device = new(Schedule("finish", 5.0), presence=((40.0, math.inf),))
     assert device.welcome(10.0) == [Joined(device=0, incarnation=1), Bye(reason="offline"), Disconnect()]
     assert device.machine.due == START + 40.0

@@ -103,7 +103,7 @@ def test_the_column_to_divide_by_is_kept_with_the_data():
         ),
     ],
 )
-def test_what_flwr_cannot_draw_is_one_sentence(name, options, error, complaint):
+def test_a_partition_that_flwr_cannot_draw_is_refused_in_one_sentence(name, options, error, complaint):
     devices = 5
     labels = LABELS if name != "ExponentialPartitioner" else LABELS[:6]
     with pytest.raises(error, match=complaint) as caught:

@@ -62,7 +62,7 @@ def test_local_settings_reach_the_program() -> None:
         ({"algorithm": {"options": {"mu": 1}}}, "has no option algorithm.options.mu"),
     ],
 )
-def test_what_is_wrong_with_an_experiment_is_named(table: dict[str, object], sentence: str) -> None:
+def test_wrong_settings_are_named(table: dict[str, object], sentence: str) -> None:
     experiment = Experiment.parse(table)
     with pytest.raises(ConfigurationError) as caught:
         open_algorithm(experiment, open_corpus(experiment))

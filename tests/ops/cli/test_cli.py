@@ -153,7 +153,7 @@ def test_presets_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFi
     assert {entry["kind"] for entry in listed if entry["name"] in ("scaffold", "wsm")} == {"method"}
 
 
-def test_validate_says_what_an_experiment_comes_to(capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_describes_what_an_experiment_will_run(capsys: pytest.CaptureFixture[str]) -> None:
     method = ("--set", "algorithm.name=fedprox", "--set", "algorithm.options.mu=0.25")
     assert call("validate", "digits-small", "--set", "local.lr=0.5", *method) == 0
     shown = capsys.readouterr().out

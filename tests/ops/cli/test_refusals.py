@@ -209,7 +209,7 @@ def test_a_model_or_a_loss_that_does_not_fit_is_found_by_a_trial(
 
 
 @pytest.mark.parametrize(("settings", "said"), UNFIT_FOR_TASKS)
-def test_what_does_not_go_with_classes_task_by_task_is_found_before_anything_starts(
+def test_settings_that_do_not_go_with_classes_task_by_task_are_found_before_anything_starts(
     settings: list[str], said: str, unfit: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     chosen = [setting.format(own=unfit) if "{own}" in setting else setting for setting in settings]

@@ -206,7 +206,7 @@ def test_a_run_counts_once(seeds: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("last", [0, 1, 2])
-def test_of_two_runs_of_one_experiment_and_seed_the_one_that_got_further_counts(tmp_path: Path, last: int) -> None:
+def test_the_longer_of_two_runs_of_one_experiment_and_seed_counts(tmp_path: Path, last: int) -> None:
     begun = write_run(tmp_path / "begun", [], outcome=None)
     stopped = write_run(tmp_path / "stopped", [0.25] * 3, outcome="interrupted")
     done = write_run(tmp_path / "done", [0.5, 0.75])
@@ -291,7 +291,7 @@ def test_the_table_shows_mean_deviation_and_how_many_seeds_got_there(seeds: Path
     }
 
 
-def test_what_only_diagnosed_runs_know_is_a_column_where_one_of_them_is_compared(tmp_path: Path) -> None:
+def test_measures_of_diagnosed_runs_are_columns_if_one_of_the_runs_was_diagnosed(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "a", [0.5]), write_run(tmp_path / "b", [0.5, 0.5], rounds=2)]
     assert not {"local forgetting", "aggregation forgetting"} & columns(compare(runs)).keys()
     lines = [{"round": 1, "local_forgetting": 0.5}, {"round": 2, "local_forgetting": 0.25}]

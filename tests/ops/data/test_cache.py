@@ -49,7 +49,7 @@ def test_a_damaged_entry_is_made_again(own_cache, harm):
     assert len(again.train.x) == 1437
 
 
-def test_what_a_killed_process_left_behind_is_swept_up(own_cache):
+def test_the_leftovers_of_a_killed_process_are_removed(own_cache):
     content = experiment().to_bytes()
     corpora.prepare(content)
     (entry,) = (own_cache / "datasets").glob("digits-*/")

@@ -133,7 +133,7 @@ def test_the_hugging_face_form_of_tinyimagenet_is_the_same_data(tiny, opened, tm
         ),
     ],
 )
-def test_what_is_wrong_with_a_tree_is_told_with_its_file(tiny, opened, change, complaint):
+def test_a_mistake_in_a_tree_is_told_with_the_name_of_its_file(tiny, opened, change, complaint):
     change(tiny)
     with pytest.raises(DataError, match=complaint):
         opened()

@@ -74,7 +74,7 @@ def test_settings_are_no_methods_and_the_other_way_round() -> None:
     assert all("+" not in name for name, _ in (*presets(), *methods()))
 
 
-def test_what_a_preset_says_of_methods_is_of_methods_that_exist() -> None:
+def test_the_methods_that_a_preset_names_exist() -> None:
     known = {name for name, _ in methods()}
     for name, _ in presets():
         assert "methods" not in preset(name)

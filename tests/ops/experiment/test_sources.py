@@ -59,7 +59,7 @@ def test_the_command_line_goes_before_the_environment_before_the_file_before_the
     assert experiment.local.epochs == 5
 
 
-def test_without_a_source_it_is_the_preset_digits() -> None:
+def test_without_a_source_the_experiment_is_the_preset_digits() -> None:
     assert load_experiment(None, [], {}) == load_experiment("digits", [], {})
     assert load_experiment(None, [], {})[0].name == "digits"
 
@@ -96,7 +96,7 @@ def test_overrides_take_toml_values_and_bare_words() -> None:
     assert experiment.algorithm.options == {"mu": 1}
 
 
-def test_of_two_overrides_of_one_key_the_last_counts() -> None:
+def test_the_last_of_two_overrides_of_one_key_counts() -> None:
     assert load_experiment("digits", ["seed=2", "seed=3"], {})[0].seed == 3
 
 

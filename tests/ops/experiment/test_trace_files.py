@@ -78,7 +78,7 @@ def test_an_unknown_policy_is_refused_with_the_known_ones(folder: Path) -> None:
         read_availability(write(folder, PHONES), "wfi")
 
 
-def test_what_is_no_csv_is_refused(folder: Path) -> None:
+def test_a_file_that_is_no_csv_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no file"):
         read_availability(folder / "nowhere.csv")
     broken = folder / "broken.csv.gz"

@@ -79,9 +79,7 @@ def test_lines_that_lack_what_a_picture_needs_are_not_drawn(run_directory: Path)
     assert "Diagnosed rounds" not in page
 
 
-def test_what_a_run_says_of_itself_is_never_taken_for_markup(
-    run_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_of_a_run_are_never_taken_for_markup(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "PLOTS", {})
     page = write_report(run_directory).read_text()
     assert "a &lt;b&gt;" in page

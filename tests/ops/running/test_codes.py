@@ -22,7 +22,7 @@ def test_the_help_and_the_page_name_the_codes_of_all_errors() -> None:
     assert codes <= {*re.findall(r"^\| (\d) \|", PAGE.read_text(), re.MULTILINE)}
 
 
-def test_a_command_knows_them_before_it_imports_anything_heavy() -> None:
+def test_a_command_knows_the_codes_before_it_imports_anything_heavy() -> None:
     """Ctrl-C has to end a command quietly from its very first moment."""
     code = "import sys; from fedemu.ops.cli import __main__; print(*(name for name in sys.modules))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -68,7 +68,7 @@ def test_seeds_are_a_list_with_ranges(text: str, seeds: list[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a", "1,", "3-1", "-1", "1.5"])
-def test_what_is_no_list_of_seeds_is_refused(text: str) -> None:
+def test_a_text_that_is_no_list_of_seeds_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="is no list of seeds; write it as in 0,1,2 or 0-4"):
         parse_seeds(text)
 
@@ -193,7 +193,7 @@ def test_ctrl_c_between_two_runs_says_how_to_go_on(
         (("--seeds", "0", "--rounds", "0"), "rounds = 0 must be at least 1"),
     ],
 )
-def test_what_does_not_go_with_several_seeds_is_refused_in_one_sentence(
+def test_options_that_do_not_go_with_several_seeds_are_refused_in_one_sentence(
     runs: FakeRuns, arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call("digits-small", "--seeds", "0", "--out", "group") == 0

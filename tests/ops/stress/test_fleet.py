@@ -27,7 +27,7 @@ def test_rows_events_and_settings_are_those_of_the_run_directory(tmp_path: Path)
     assert fleet.setting("fleet", "per_round") == 5
 
 
-def test_what_did_not_happen_in_time_is_named_with_the_end_of_the_output(tmp_path: Path) -> None:
+def test_an_event_that_did_not_happen_in_time_is_named_with_the_end_of_the_output(tmp_path: Path) -> None:
     fleet = LiveFleet(tmp_path, address="tcp://127.0.0.1:1")
     (fleet.logs / "01-coordinator.log").write_text("first\nlast words\n")
     with pytest.raises(

@@ -72,7 +72,7 @@ def test_plain_lines_come_now_and_then_but_always_for_the_first_and_the_last_rou
     assert shown == [1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 40]
 
 
-def test_a_plain_line_says_what_came_of_the_round(progress: Progress, clock: Clock) -> None:
+def test_a_plain_line_tells_the_results_of_the_round(progress: Progress, clock: Clock) -> None:
     display, written = plain(progress, clock)
     display.round_finished(row(1))
     clock.now += LINE_SECONDS

@@ -32,7 +32,7 @@ def test_a_server_job_is_logged_once_for_each_tenth_of_its_steps(caplog: pytest.
     ]
 
 
-def test_what_a_run_goes_on_without_is_a_warning_and_another_event_is_none(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_failures_that_a_run_survives_are_warnings(caplog: pytest.LogCaptureFixture) -> None:
     observer = LogObserver()
     with caplog.at_level(logging.WARNING, "fedemu.coordinator"):
         observer.event("checkpoint", round=3)

@@ -64,6 +64,6 @@ def test_a_file_that_failed_is_imported_anew_once_it_is_repaired(tmp_path: Path)
         ("/no/such/file.py:x", "there is no Python file /no/such/file.py"),
     ],
 )
-def test_what_does_not_exist_is_named(name: str, message: str, working_folder: Path) -> None:
+def test_code_that_does_not_exist_is_named(name: str, message: str, working_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=message):
         load(name)

@@ -121,7 +121,7 @@ async def test_a_peer_that_closed_becomes_unroutable(wire: Any, eventually: Any)
     assert device.messages == []
 
 
-async def test_what_was_sent_before_closing_arrives(wire: Any, eventually: Any) -> None:
+async def test_messages_that_were_sent_before_closing_arrive(wire: Any, eventually: Any) -> None:
     coordinator = wire.listen()
     device = wire.join(coordinator.router.address)
     device.dealer.send(hello(1))

@@ -100,7 +100,7 @@ def test_the_relaxations_choose_opposed_gradients() -> None:
     assert keep(rows, 2, zero_diagonal=False) == [0, 2]
 
 
-def test_with_restarts_few_of_random_samples_are_chosen_as_well_as_by_trying_all() -> None:
+def test_with_restarts_a_choice_of_few_samples_is_as_good_as_the_best_of_all_choices() -> None:
     for seed in range(5):
         rows = directions(np.random.default_rng(seed).normal(size=(12, 6)))
         gram = rows @ rows.T
