@@ -108,7 +108,7 @@ def build_model(name: str, options: Mapping[str, Any], input_shape: tuple[int, .
     model = build()
     if isinstance(model, nn.Module):
         return from_module(build)
-    built: Model = _of_the_shape(model, "model", name, ("kind", "buffers", "init", "apply"))
+    built: Model = _with_members(model, "model", name, ("kind", "buffers", "init", "apply"))
     return built
 
 
@@ -121,7 +121,7 @@ def build_algorithm(name: str, options: Mapping[str, Any], ingredients: Ingredie
     builder = find("algorithm", name, ALGORITHMS)
     algorithm = _call("algorithm.options", name, builder, (ingredients,), options)
     members = ("programs", "init", "round", "variables")
-    built: Algorithm[Any] = _of_the_shape(algorithm, "algorithm", name, members)
+    built: Algorithm[Any] = _with_members(algorithm, "algorithm", name, members)
     return with_tasks(built, ingredients.model)
 
 
@@ -207,7 +207,7 @@ def _checked(table: str, name: str, builder: Callable[..., Any], options: Mappin
     return checked
 
 
-def _of_the_shape(built: Any, what: str, name: str, members: tuple[str, ...]) -> Any:
+def _with_members(built: Any, what: str, name: str, members: tuple[str, ...]) -> Any:
     """``built``, if it has all of these members; raises ConfigurationError otherwise."""
     lacking = [member for member in members if not hasattr(built, member)]
     if lacking:

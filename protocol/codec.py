@@ -132,6 +132,7 @@ class Decoder:
         return Envelope(message, buffers)
 
     def _header(self, frame: Buffer) -> dict[str, Any]:
+        """The header as a dictionary. Raises MalformedMessage if it cannot be read."""
         if len(frame) > self._harmless:
             self._probe(frame)
         try:
@@ -162,6 +163,7 @@ class Decoder:
         return MalformedMessage("encoding", f"the header is not MessagePack: {str(error)[:_DETAIL]}")
 
     def _limit_depth(self, header: dict[str, Any]) -> None:
+        """Raise MalformedMessage if the header is nested deeper than the limit."""
         level: Iterable[Any] = (header,)
         for _ in range(self.limits.depth):
             level = [
@@ -175,6 +177,7 @@ class Decoder:
         raise MalformedMessage("depth", f"the header is nested deeper than {self.limits.depth}")
 
     def _measure(self, frames: Sequence[Buffer]) -> None:
+        """Raise MalformedMessage if the number or the sizes of the frames exceed the limits."""
         limits = self.limits
         if not frames:
             raise MalformedMessage("frames", "the message has no frames")
@@ -190,6 +193,7 @@ class Decoder:
 
 
 def _agree(tag: str, tensors: Sequence[TensorSpec], buffers: Sequence[memoryview]) -> None:
+    """Raise MalformedMessage if the declared tensors do not fit the frames."""
     if len(tensors) != len(buffers):
         raise MalformedMessage("tensors", f"{tag} declares {len(tensors)} tensors, but {len(buffers)} frames came")
     names = set()

@@ -33,7 +33,7 @@ from fedemu.algorithms.incremental.fedcil_local import (
     AcGan,
     AdversarialSGD,
     generator_of,
-    surprises,
+    row_cross_entropies,
     without_gan,
 )
 from fedemu.algorithms.incremental.remembering import RememberingFedAvg, RememberingState, classifier_of
@@ -152,7 +152,7 @@ class FedCIL(RememberingFedAvg):
                 # torch.func.grad is not used: its first call imports a compiler, which takes a second in every job.
                 trained = map_leaves(lambda leaf: leaf.detach().requires_grad_(), without(variables, buffers))
                 outputs, changed = classifier.apply({**variables, **trained}, x[rows], True)
-                loss = surprises(outputs.logits, y[rows]).mean()
+                loss = row_cross_entropies(outputs.logits, y[rows]).mean()
                 slopes = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
                 named = dict(zip(trained, slopes, strict=True))
                 after, _ = self._optimiser.step(map_leaves(torch.Tensor.detach, trained), named, {}, lr)

@@ -137,7 +137,7 @@ class AdversarialSGD(TaskSGD):
             images, changed = self.gan.images(generator_of({**fixed, **making}), noise[FAKE], classes, True)
             outputs, _ = self.gan.classifier.apply(without_gan({**fixed, **judging}), images, True)
             doubt = functional.softplus(-self.gan.sources(judging, outputs.features))
-            return (doubt + surprises(outputs.logits, classes)).mean(), changed
+            return (doubt + row_cross_entropies(outputs.logits, classes)).mean(), changed
 
         slopes, changed = torch.func.grad(fooled, has_aux=True)(making)
         lr = facts.lr.new_full((), self.generator_lr)
@@ -183,7 +183,7 @@ class AdversarialSGD(TaskSGD):
         """The discriminator's loss, its next buffers, and the cross-entropy of the first ``real`` rows of ``data``."""
         outputs, buffers = self.gan.classifier.apply(without_gan(variables), torch.cat([data.x, made]), True)
         sources, rows = self.gan.sources(variables, outputs.features), len(data.y)
-        surprise = surprises(outputs.logits, torch.cat([data.y, classes]))
+        surprise = row_cross_entropies(outputs.logits, torch.cat([data.y, classes]))
         doubt = functional.softplus(torch.cat([-sources[:rows], sources[rows:]]))
         each = surprise + doubt
         value = (each[:rows] * data.weight).sum() + each[rows:].mean()
@@ -197,7 +197,7 @@ def drawn_classes(seen: Tensor, noise: Tensor) -> Tensor:
     return torch.where(seen > 0, noise, -torch.inf).argmax(-1)
 
 
-def surprises(logits: Tensor, targets: Tensor) -> Tensor:
+def row_cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
     """The cross-entropy of each row in nats, ``[batch]``."""
     true = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
     return -torch.where(true, logits.log_softmax(-1), 0).sum(-1)

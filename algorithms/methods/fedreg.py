@@ -154,7 +154,7 @@ class RegularisedSGD(LocalSGD):
         lowest, highest = climbing.amin(), climbing.amax()
 
         def loss(x: Tensor) -> Tensor:
-            return surprise(self._logits(exact, x), targets).sum()
+            return soft_cross_entropy(self._logits(exact, x), targets).sum()
 
         for _ in range(self.iterations):
             climbing = torch.add(climbing, torch.func.grad(loss)(climbing).sign(), alpha=step).clamp(lowest, highest)
@@ -165,7 +165,7 @@ class RegularisedSGD(LocalSGD):
         share = data.weight / data.weight.sum().clamp(min=1)
 
         def loss(trained: Tree) -> Tensor:
-            return (surprise(self._logits({**fixed, **trained}, data.x), data.targets) * share).sum()
+            return (soft_cross_entropy(self._logits({**fixed, **trained}, data.x), data.targets) * share).sum()
 
         slope: Tree = torch.func.grad(loss)(dict(trained))
         return slope
@@ -186,7 +186,7 @@ def without_rise(way: Tree, slope: Tree) -> Tree:
     return map_leaves(lambda leaf, gradient: leaf - rise.clamp(min=0) * gradient, way, slope)
 
 
-def surprise(logits: Tensor, targets: Tensor) -> Tensor:
+def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy in nats row by row, against ``targets [batch, classes]`` that are probabilities."""
     return -(targets * logits.log_softmax(-1)).sum(-1)
 

@@ -110,6 +110,7 @@ class Replay(Generic[S]):
         return self._inner.pictures(state.inner, samples, seed) if isinstance(self._inner, Picturing) else {}
 
     def _exchange(self, variables: Tree, context: Context) -> Generator[Any, Any, dict[str, Any]]:
+        """Let devices select at the end of a period, after an exchange if coordinated. Returns the remarks."""
         shared: Forest = {"model": variables} if self._settings.strategy in LOOKS_AT_MODEL else {}
         if not self._coordinated:
             kept = yield from self._selected(Ask(SELECT, shared, {CENSUS: total}, "online", optional=True), context)

@@ -88,6 +88,7 @@ class SampleGradients:
         return _floats(torch.cat(products)) if products else np.zeros(0)
 
     def _slopes_along(self, direction: Tree, rows: slice) -> Tensor:
+        """The products ``<direction, g_i>`` of one block of samples, ``[rows]``."""
         trained = without(self.variables, self.model.buffers)
         with torch.no_grad(), forward_ad.dual_level():
             along = map_leaves(_dual, trained, direction)

@@ -134,6 +134,7 @@ class Arrivals:
         return int(begin + np.searchsorted(self.seconds[begin:stop], seconds, side="right"))
 
     def _check(self) -> None:
+        """Raise DataError if the arrays break a rule of this class."""
         if self.period_count < 1:
             raise DataError(f"the stream has {self.period_count} periods; it needs at least 1")
         if len(np.unique(self.indices)) < len(self.indices):

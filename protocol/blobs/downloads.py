@@ -62,6 +62,7 @@ class Download:
         self._file.discard()
 
     def _take(self, offset: int, size: int, data: memoryview) -> None:
+        """Write the bytes, and hash them if all bytes before them are here. Raises BlobError if they do not fit."""
         end = offset + len(data)
         if size != self.size or not 0 <= offset <= end <= size:
             raise BlobError(

@@ -80,6 +80,7 @@ def decode_tree(data: Buffer | Path) -> dict[str, NDArray[Any]]:
 
 
 def _views(data: memoryview) -> dict[str, NDArray[Any]]:
+    """The arrays over the bytes of a file. Raises one of several built-in errors if the file is malformed."""
     length = int.from_bytes(data[:_PREFIX], "little")
     if length > len(data) - _PREFIX:
         raise ValueError(f"a header of {length} bytes does not fit in {len(data)} bytes")

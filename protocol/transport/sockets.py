@@ -91,6 +91,7 @@ def connected(
 def _socket(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, limits: Limits, linger_ms: int
 ) -> zmq.Socket[bytes]:
+    """A socket with the options that Routers and Dealers share."""
     try:
         socket = context.socket(kind)
     except zmq.ZMQError as error:

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 
 from fedemu.algorithms.interface import Ask, Batch, Context, Facts, Forest, Model, Outputs, Revealing, Tree, mean
 from fedemu.algorithms.methods.fedavg import fedavg
-from fedemu.algorithms.methods.fedreg import FedReg, RegularisedSGD, Rehearsal, between, fedreg, surprise, without_rise
+from fedemu.algorithms.methods.fedreg import (
+    FedReg,
+    RegularisedSGD,
+    Rehearsal,
+    between,
+    fedreg,
+    soft_cross_entropy,
+    without_rise,
+)
 from fedemu.algorithms.models.feed_forward import cnn, mlp
 from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.registry import build_algorithm
@@ -112,7 +120,7 @@ def test_steps_take_the_filled_slots_in_turn() -> None:
 def slope(program: RegularisedSGD, rehearsal: Rehearsal, at: Tree) -> Tree:
     def loss(variables: Tree) -> Tensor:
         outputs, _ = program.model.apply(variables, rehearsal.x[0], True)
-        return surprise(outputs.logits, rehearsal.targets[0]).mean()
+        return soft_cross_entropy(outputs.logits, rehearsal.targets[0]).mean()
 
     gradient: Tree = torch.func.grad(loss)(dict(at))
     return gradient
