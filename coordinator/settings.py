@@ -20,7 +20,7 @@ class Settings:
     rounds: int
     devices: int
     per_round: int
-    """K: how many replies an ask to a drawn cohort accepts."""
+    """K: the number of replies that an ask to a drawn cohort accepts."""
     over_selection: float = 1.3
     deadline: float = 600.0
     quorum: float = 0.5
@@ -53,7 +53,7 @@ class Settings:
 
     @property
     def selected(self) -> int:
-        """How many devices are drawn for a cohort: ``ceil(over_selection × K)``."""
+        """The number of devices that are drawn for a cohort: ``ceil(over_selection × K)``."""
         return ceil_share(self.over_selection, self.per_round)
 
     def due(self, round: int, every: int) -> bool:

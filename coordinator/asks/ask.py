@@ -39,7 +39,7 @@ class Terms:
     ask: AskId
     cohort: tuple[DeviceId, ...]
     wanted: int
-    """How many replies end the ask."""
+    """The number of replies that ends the ask."""
     start: float
     deadline: float
     give_up: float = 60.0
@@ -82,7 +82,7 @@ class AskMachine(ABC):
         return tuple(device for device in self.terms.cohort if device in self._accepted)
 
     def counts(self) -> Counter[Verdict]:
-        """How many devices ended in each outcome."""
+        """The number of devices by outcome."""
         return Counter(self.verdicts.values())
 
     def check(self) -> None:

@@ -47,11 +47,13 @@ class VirtualAsk(AskMachine):
         self._longest_gap: float | None = None
 
     def open(self, now: float) -> list[Action]:
+        """Start the ask: the connected devices get their Work now, the others when they join."""
         self._unscheduled = {device: self._wait(now) for device in self.terms.cohort}
         actions: list[Action] = [Give(device) for device in self.terms.cohort if device in self._present]
         return actions + self._advance(now)
 
     def scheduled(self, device: DeviceId, message: Scheduled, now: float) -> list[Action]:
+        """Keep the device's first schedule. A schedule that lies before the start of the ask counts as a failure."""
         if self._unscheduled.pop(device, None) is None:
             return []
         if message.at < self.terms.start:
@@ -63,6 +65,7 @@ class VirtualAsk(AskMachine):
         return self._advance(now)
 
     def expects(self, device: DeviceId) -> bool:
+        """Whether the device may proceed, and has not replied yet."""
         return device in self._running
 
     def result(self, device: DeviceId, now: float) -> list[Action]:
@@ -95,6 +98,7 @@ class VirtualAsk(AskMachine):
         return []
 
     def joined(self, device: DeviceId, now: float) -> list[Action]:
+        """The device is connected: it gets its Work, and Proceed if it may proceed. Its wait begins anew."""
         if device not in self._members:
             return []
         self._present.add(device)
@@ -107,6 +111,7 @@ class VirtualAsk(AskMachine):
         return self._remind(device)
 
     def left(self, device: DeviceId, now: float) -> list[Action]:
+        """The device is gone. If the ask waits for it, it has ``give_up`` seconds to come back."""
         self._present.discard(device)
         wait = self._unscheduled.get(device) or self._running.get(device)
         if wait is not None:
@@ -114,6 +119,7 @@ class VirtualAsk(AskMachine):
         return []
 
     def tick(self, now: float) -> list[Action]:
+        """Give up the devices that were absent or silent for too long, and send unanswered messages again."""
         actions: list[Action] = []
         for device, wait in [*self._unscheduled.items(), *self._running.items()]:
             if self._gone(device, wait, now):

@@ -19,6 +19,7 @@ class WallAsk(AskMachine):
     _opened = 0.0
 
     def open(self, now: float) -> list[Action]:
+        """Start the ask: the connected devices get their Work, and the others have dropped out."""
         self._opened = now
         actions: list[Action] = [Give(device) for device in self.terms.cohort if device in self._present]
         for device in self.terms.cohort:
@@ -53,12 +54,14 @@ class WallAsk(AskMachine):
         return []
 
     def left(self, device: DeviceId, now: float) -> list[Action]:
+        """The device is gone, and has dropped out if it has no outcome yet."""
         if not self.pending(device):
             return []
         self._settle(device, "dropped")
         return self._advance(now)
 
     def tick(self, now: float) -> list[Action]:
+        """Close the ask once its deadline is over."""
         return self._advance(now)
 
     def _advance(self, now: float) -> list[Action]:

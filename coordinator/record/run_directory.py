@@ -57,7 +57,7 @@ class RunDirectory:
         self.path = path
         self.checkpoint = path / "checkpoint"
         self.spill = path / "spill"
-        """Where large payloads are kept while their ask is open. Nothing in it is needed later."""
+        """The folder of large payloads, while their ask is open. Nothing in it is needed later."""
         if not (path / CONFIG).is_file():
             raise ConfigurationError(f"There is no run to resume in {path}: it has no {CONFIG}.")
         with _usable(path):

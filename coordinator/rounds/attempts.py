@@ -145,7 +145,7 @@ class Attempts(Generic[S]):
 
 
 def _advance(script: Script[Any], answer: Reply | Tree | None) -> Ask | ServerJob | _Ended:
-    """The script's next request. A StopIteration cannot travel through a future, so the end is a value, too."""
+    """The script's next request. A StopIteration cannot pass through a future, so the end is a value too."""
     try:
         return script.send(answer)
     except StopIteration as stop:

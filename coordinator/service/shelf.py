@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedemu.algorithms.interface import Forest, Tree
+from fedemu.algorithms.trees import to_arrays
 from fedemu.protocol.blobs.downloads import CHUNK
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.blobs.tree_file import encode_tree
@@ -19,23 +17,9 @@ from fedemu.protocol.messages import Blob, BlobRef, Need, TensorSpec
 from fedemu.protocol.tensors import pack
 
 
-def to_arrays(tree: Tree) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """The tensors as numpy arrays. The second result names those that are the bits of bfloat16 values."""
-    arrays: dict[str, NDArray[Any]] = {}
-    dtypes: dict[str, str] = {}
-    for name, tensor in tree.items():
-        dense = tensor.detach().cpu().contiguous()
-        if dense.dtype == torch.bfloat16:
-            arrays[name] = dense.view(torch.int16).numpy().view(np.uint16)
-            dtypes[name] = "bfloat16"
-        else:
-            arrays[name] = dense.numpy()
-    return arrays, dtypes
-
-
 def pack_tree(tree: Tree) -> tuple[tuple[TensorSpec, ...], list[memoryview]]:
     """A tree as specs and frames of a message."""
-    return pack(*to_arrays(tree))
+    return pack(to_arrays(tree), _bfloat16(tree))
 
 
 class Shelf:
@@ -62,7 +46,7 @@ class Shelf:
         """Publish the trees of one ask, one blob per key, and remove those of old asks."""
         refs = []
         for key, tree in shared.items():
-            data = encode_tree(*to_arrays(tree))
+            data = encode_tree(to_arrays(tree), _bfloat16(tree))
             refs.append(BlobRef(key=key, digest=self._store.put(data), size=len(data)))
         digests = frozenset(Digest(ref.digest) for ref in refs)
         if not self._recent or digests != self._recent[-1]:
@@ -77,3 +61,8 @@ class Shelf:
             raise BlobError(f"The blob {digest} does not belong to this run, or its ask is over.")
         data = self._store.read(digest, need.offset, min(need.length, CHUNK))
         return Blob(digest=need.digest, offset=need.offset, size=self._store.size(digest)), data
+
+
+def _bfloat16(tree: Tree) -> dict[str, str]:
+    """The dtypes of the leaves that ``to_arrays`` turns into the uint16 of their bits."""
+    return {name: "bfloat16" for name, leaf in tree.items() if leaf.dtype == torch.bfloat16}

@@ -42,7 +42,7 @@ class Runner(Protocol):
         ...
 
     def run(self, train: Train, frames: Sequence[memoryview]) -> Iterable[Answer]:
-        """The answers to the group's jobs, in any order, each as soon as it is known."""
+        """The answers to the group's jobs, in any order. Each comes as soon as it is known."""
         ...
 
 

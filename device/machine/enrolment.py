@@ -98,7 +98,7 @@ class Enrolment:
             case "lease_unknown" if self.granted is None:
                 return []  # about an earlier try: several may have waited for the coordinator to come
             case "lease_taken":
-                # This machine's own former life may hold it, if the coordinator does not know yet that it is dead.
+                # An earlier life of this machine may hold it, if the coordinator does not know yet that it is dead.
                 self._taken = refused.detail
                 return []
             case "fleet_full":

@@ -17,11 +17,11 @@ from fedemu.protocol.ids import Digest
 from fedemu.protocol.messages import Blob, BlobRef, Need
 
 WINDOW = 4
-"""How many chunks of one blob are asked for before the first of them has come."""
+"""The number of chunks of one blob that are asked for before the first of them has come."""
 PATIENCE = 5.0
-"""Seconds after which a chunk that has not come is asked for again."""
+"""The seconds after which a chunk that has not come is asked for again."""
 TRIES = 5
-"""A blob that was broken this often is given up."""
+"""The number of tries after which a blob that arrives broken each time is given up."""
 MOST_WAITS = 12
 """A blob is given up if its chunks failed to come more often than this in a row."""
 

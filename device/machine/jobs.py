@@ -85,7 +85,7 @@ class JobQueue:
 
     @property
     def idle(self) -> int:
-        """How many trainers have no group."""
+        """The number of trainers that have no group."""
         return sum(trainer.group is None for trainer in self._trainers.values())
 
     def submit(self, job: QueuedJob, now: float, lacking: Sequence[Digest] = ()) -> None:

@@ -22,7 +22,7 @@ from fedemu.protocol.host.files import write_whole
 from fedemu.protocol.messages import Granted
 
 KEPT = 8
-"""How many leases are kept in a state folder. The folders of older ones are removed."""
+"""The number of leases that are kept in a state folder. The folders of older leases are removed."""
 LIFE_BITS = 20
 """The lowest bits of an incarnation count a device's lives. The bits above, up to 31, count its supervisor's lives."""
 

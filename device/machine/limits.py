@@ -27,7 +27,7 @@ FILES_PER_DEVICE = 4
 
 @dataclass(frozen=True)
 class MachineLimits:
-    """What this machine has for devices; None where the system does not tell. Memory is in bytes."""
+    """The resources that this machine has for devices. None means that the system does not tell. Memory is in bytes."""
 
     files_hard: int
     threads: int | None
@@ -84,7 +84,7 @@ def this_machine() -> MachineLimits:
 
 
 def _threads() -> int | None:
-    """How many threads can still be started: the least that a limit of the user, container or kernel leaves."""
+    """The number of threads that can still be started: the least that a limit of user, container or kernel leaves."""
     left = []
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft != resource.RLIM_INFINITY and os.geteuid() != 0:

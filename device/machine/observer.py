@@ -1,4 +1,4 @@
-"""What a machine tells about itself, for metrics and for people."""
+"""Observers of a machine, such as its metrics and its display. They are told what happens and change nothing."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from fedemu.protocol.errors import ConfigurationError, FedemuError
 log = logging.getLogger(__name__)
 
 BIRTH_STRIDE = 16
-"""The next life begins this many incarnations above the last known one, since the former life may have used some."""
+"""The next life begins this many incarnations above the last known one, since the life before may have used some."""
 MOST_FAILURES = 8
 """A process that ends this often in a row without joining is given up, and the machine with it."""
 ZYGOTE_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}

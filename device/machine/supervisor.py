@@ -27,7 +27,7 @@ from fedemu.protocol.transport.zeromq import ZmqNetwork
 log = logging.getLogger(__name__)
 
 FAREWELL_SECONDS = 3.0
-"""How long device processes have at the end to say goodbye to the coordinator."""
+"""The time that device processes have at the end to say goodbye to the coordinator."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ class Birthplace:
         )
 
     def runtime(self, device: int, incarnation: int) -> DeviceRuntime:
-        """A new life of a device. It finds the own state that its former lives have left."""
+        """A new life of a device. It finds the own state that its earlier lives have left."""
         return DeviceRuntime(
             Membership(DeviceId(device), incarnation, self.lease, self.heartbeat_seconds, self.patience),
             self.behaviour(device),

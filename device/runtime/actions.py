@@ -1,4 +1,4 @@
-"""What a ``DeviceRuntime`` asks of the ``DevicePeer`` around it."""
+"""The actions that a ``DeviceRuntime`` returns, and that the ``DevicePeer`` around it performs."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class DeviceRuntime:
         return self.tick(now)
 
     def tick(self, now: float) -> list[Action]:
-        """Time has passed."""
+        """Time has passed: do what is due, such as a heartbeat, a planned drop-out, or a result to be sent again."""
         actions = self.member.tick(now)
         if self.member.mode == "member" and self._wall is not None and now >= self._wall.end_of_presence(now):
             return self._go_offline(self._wall.seconds_to_return(now), now)
@@ -198,7 +198,7 @@ class DeviceRuntime:
                 assert_never(held.phase)
 
     def _over(self, held: WorkInHand, now: float) -> bool:
-        """Whether the emulated time of the work is over. Under the virtual clock it always is."""
+        """Whether the emulated time of the work is over. This is always so under the virtual clock."""
         return self._wall is None or now >= self._wall.real(held.schedule.at)
 
     def _send(self, held: WorkInHand, now: float) -> list[Action]:
@@ -230,7 +230,7 @@ class DeviceRuntime:
         """The coordinator has given its verdict, so this work is over. A second verdict changes nothing.
 
         Only later work tells whether the new own state counts: a coordinator that has started again may say Late to a
-        result that it had accepted in its former life.
+        result that it had accepted in its earlier life.
         """
         held = self._in_hand.pop(ask, None)
         if held is None or held.phase != "training":

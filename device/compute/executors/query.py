@@ -79,7 +79,7 @@ def catch_up(selection: Query, shared: Forest, job: Job, source: Source) -> Job 
 def _ask(
     query: Query, shared: Forest, job: Job, buffer: Buffer, arrived: NDArray[np.int64], source: Source
 ) -> tuple[Outcome, Buffer, NDArray[np.int64]]:
-    """The answer, the buffer after the answer, and the label counts ``[classes]`` of the samples in question."""
+    """The answer, the buffer after the answer, and the label counts ``[classes]`` of the device's samples."""
     device, period = source.device, buffer.period
     memory = _memory(job, buffer, arrived, source)
     counts = torch.bincount(memory.batch.y.cpu(), minlength=source.corpus.classes)
