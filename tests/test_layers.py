@@ -126,7 +126,7 @@ def top_level_names(path: Path) -> set[str]:
 
 
 def own_imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Of fedemu's own modules, named without ``fedemu.``."""
+    """Line and name, without ``fedemu.``, of every import of fedemu's own modules in a file."""
     return ((line, name.removeprefix("fedemu.")) for line, name in imports(path) if name.startswith("fedemu."))
 
 

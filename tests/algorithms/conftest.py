@@ -94,7 +94,7 @@ class LittleFleet:
     def play(
         self, cohort: Sequence[int], lost: Sequence[int] = (), online: Sequence[Sequence[int]] | None = None
     ) -> Any:
-        """One round with these devices. Those of ``lost`` train, but their results and states are discarded.
+        """Play one round with these devices. Those in ``lost`` train too, but their results and states are discarded.
 
         ``online`` are the devices that answer the round's first, second, ... ask to all devices. By default the whole
         fleet answers every ask.
@@ -217,7 +217,7 @@ def corpus() -> Corpus:
 
 @pytest.fixture(scope="session")
 def public(corpus: Corpus) -> PublicData:
-    """40 samples to train on and 60 for validation, the last ones of ``corpus.train``."""
+    """The last 100 samples of ``corpus.train``: 40 to train on and 60 for validation."""
     train, validation = (corpus.batch(corpus.train, np.arange(*ends)) for ends in ((300, 340), (340, 400)))
     return PublicData(Labelled(*train), Labelled(*validation))
 

@@ -103,7 +103,7 @@ def test_fedemu_itself_imports_from_the_rooms_and_not_from_the_surface() -> None
 
 
 def test_a_method_may_play_the_round_of_a_built_in_one(little_fleet: Callable[..., Any]) -> None:
-    """As ``docs/own_methods.md`` composes methods: here the state counts the rounds of an inner SCAFFOLD."""
+    """The methods are composed as in ``docs/own_methods.md``. The state counts the rounds of an inner SCAFFOLD."""
     from fedemu.algorithms import Context, Ingredients, Script, Tree, build_algorithm, build_model, cross_entropy
 
     @dataclass(frozen=True)

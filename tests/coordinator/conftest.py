@@ -28,6 +28,7 @@ from fedemu.protocol.tensors import pack, unpack
 from fedemu.protocol.transport.memory import MemoryNetwork
 
 BEAT = 0.05
+"""Real seconds from one heartbeat of the fleet to the next."""
 FOREVER = wire.Presence(until=float("inf"), intervals=((0.0, float("inf")),))
 
 
@@ -107,7 +108,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class Act:
-    """The answer of a device to its Work: it finishes after ``after`` seconds with a ``reply``, or drops out."""
+    """What a device does with its Work: it finishes after ``after`` seconds with a ``reply``, or drops out."""
 
     after: float = 10.0
     event: str = "finish"
@@ -358,6 +359,7 @@ class FakeFleet:
 
 @pytest.fixture
 async def network() -> AsyncIterator[MemoryNetwork]:
+    """A network in memory, which is closed after the test."""
     network = MemoryNetwork()
     yield network
     network.close()
@@ -411,6 +413,7 @@ def play() -> Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]:
 
 @pytest.fixture
 async def make_fleet(network: MemoryNetwork) -> AsyncIterator[Callable[..., FakeFleet]]:
+    """Makes and starts fleets, which are closed after the test. ``more`` are fields of FakeFleet."""
     fleets: list[FakeFleet] = []
 
     def make(count: int = 6, **more: Any) -> FakeFleet:

@@ -173,7 +173,7 @@ class Coordinator(ScriptedCoordinator):
         return ask
 
     async def proceed(self, ask: str) -> None:
-        """Wait for the schedules, then let everyone go on."""
+        """Wait for the schedules, then tell every device to proceed."""
         works = self.works[ask]
         await _until(lambda: self.scheduled[ask].keys() == works.keys(), f"the schedules of {ask}")
         self.proceeding[ask] = set(works)
@@ -182,7 +182,7 @@ class Coordinator(ScriptedCoordinator):
                 self.router.send(self.members[device], Proceed(ask=ask))
 
     async def finish(self, ask: str, without: Iterable[int] = ()) -> dict[int, float]:
-        """Wait for the results of all devices but those ``without``."""
+        """Wait for the results of all devices of an ask except ``without``. Returns the results by device."""
         wanted = self.works[ask].keys() - set(without)
         await _until(lambda: self.results[ask].keys() >= wanted, f"the results of {ask}")
         return self.results[ask]
@@ -278,6 +278,7 @@ def leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture
 def free_port() -> int:
+    """A port of this machine at which nobody listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

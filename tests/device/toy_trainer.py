@@ -35,6 +35,8 @@ toys = _toys()
 
 
 class ToyRunner:
+    """Computes a number for each job. The experiment says at which devices a job fails or kills the trainer."""
+
     def __init__(self, settings: dict[str, Any]) -> None:
         self.capacity = {"train": 8}
         self.default = 4
@@ -71,7 +73,7 @@ class ToyRunner:
 def open_runner(setup: TrainerSetup) -> ToyRunner:
     settings = json.loads(Path(setup.experiment).read_bytes())
     if settings.get("unusable_trainer"):
-        raise ConfigurationError("This trainer has no legs.")
+        raise ConfigurationError("This toy trainer cannot work.")
     return ToyRunner(settings)
 
 

@@ -23,7 +23,7 @@ LIST_IN_PARAGRAPH = re.compile(r"^(?![-*\d|#>< ]|$).*\n(?:- |\* |1\. )", re.MULT
 
 
 def mistakes(page: Page) -> list[str]:
-    """What is wrong with a page, without running anything; every sentence begins with the line."""
+    """One sentence for each mistake on a page, found without running anything. It begins with the page and the line."""
     found = [*_blocks(page), *dead_links(page), *_names(page), *_command_lines(page), *_lists(page)]
     return [f"{page.path.name}:{line}: {what}" for line, what in sorted(found)]
 
@@ -77,7 +77,7 @@ def dead_links(page: Page) -> Iterator[tuple[int, str]]:
 
 
 def anchors(page: Path | Page) -> set[str]:
-    """What the headings of a page are called in links: in small letters, without marks, with dashes for spaces."""
+    """The names of a page's headings in links: in small letters, without marks, with dashes for spaces."""
     if isinstance(page, Path):
         page = Page.read(page)
     names: list[str] = []
@@ -111,7 +111,7 @@ def _exists(path: str) -> bool:
 
 @cache
 def file_names() -> set[str]:
-    """The names of all modules."""
+    """The file names of all modules."""
     return {path.name for part in PARTS for path in (ROOT / part).rglob("*.py")}
 
 
@@ -132,7 +132,7 @@ def _is_importable(name: str) -> bool:
 
 
 def _command_lines(page: Page) -> Iterator[tuple[int, str]]:
-    """What is wrong with commands of fedemu and of make, also with those that are not run."""
+    """Line and sentence for each wrong command of fedemu or of make, also for commands that are not run."""
     prose = page.prose()
     lines = [(prose[: code.start()].count("\n") + 1, code[1]) for code in CODE.finditer(prose)]
     for block in page.blocks():

@@ -22,6 +22,7 @@ CHEAP = {
 }
 """What makes the runs of a page short. Settings on the page's own command lines and its ``run with`` comments win."""
 LAST_WORDS = 30
+"""The number of lines of a failed block that are shown."""
 PATIENCE = 10.0
 """Seconds for a shell to end."""
 
@@ -71,7 +72,7 @@ class _Session:
                 process.wait()
 
     def run(self, block: Block) -> str | None:
-        """None if all went well, else what the block said last."""
+        """Run one block. None if all went well, else the last lines that the block wrote."""
         script = self.folder / ".block"
         script.write_text(block.text if block.language == "python" else _script(block), encoding="utf-8")
         if block.language == "python":
@@ -100,7 +101,7 @@ class _Session:
 
 
 def _ask(process: subprocess.Popen[str], line: str) -> bool:
-    """Whether a process says that it is done with a line; one that has failed ends instead."""
+    """Send a line to a process. True once the process says that it is done, False if it failed and ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(f"{line}\n")
@@ -109,7 +110,7 @@ def _ask(process: subprocess.Popen[str], line: str) -> bool:
 
 
 def _script(block: Block) -> str:
-    """The commands of a block, after which the variables of the environment are what they were."""
+    """The commands of a block. After them the variables of the environment have their old values."""
     set_up = [f"export {name}={shlex.quote(value)}" for name, value in block.variables.items()]
     clean_up = [
         f"export {name}={shlex.quote(CHEAP[name])}" if name in CHEAP else f"unset {name}" for name in block.variables
@@ -118,7 +119,7 @@ def _script(block: Block) -> str:
 
 
 def environment(commands: Path) -> dict[str, str]:
-    """That of this process without fedemu's settings; ``commands`` is a folder that goes first in PATH."""
+    """The environment of this process without fedemu's settings; ``commands`` is a folder that goes first in PATH."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FEDEMU_", "PYTEST_"))}
     folders = {"FEDEMU_CACHE": os.environ.get("FEDEMU_CACHE"), "FEDEMU_DATA": os.environ.get("FEDEMU_DATA")}
     return {

@@ -29,13 +29,13 @@ def test_a_page_names_nothing_that_does_not_exist(name: str) -> None:
 
 
 def test_the_changelog_links_to_what_is_there() -> None:
-    found = [*dead_links(Page.read(ROOT / "CHANGELOG.md"))]  # it may name what is gone
+    found = [*dead_links(Page.read(ROOT / "CHANGELOG.md"))]  # the changelog may name files that are gone
     assert found == []
 
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with the command ``fedemu``, which a process does that has imported everything already."""
+    """A folder with the command ``fedemu``. A process that has imported everything already does its work."""
     folder = tmp_path_factory.mktemp("commands")
     address = str(folder / "warm.socket")
     warm.install(folder, address, sys.executable)
@@ -44,7 +44,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     while not Path(address).exists():
         assert server.poll() is None
         assert time.monotonic() < deadline
-        time.sleep(0.05)  # until it has imported everything
+        time.sleep(0.05)  # until the server has imported everything
     yield folder
     server.terminate()
     server.wait()

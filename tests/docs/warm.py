@@ -27,7 +27,7 @@ IMPORTED = (
     "fedemu.ops.running.together",
 )
 MOST_ROUNDS = 2
-"""Runs of pages stop after these, whatever ``--rounds`` says."""
+"""Runs of pages stop after this number of rounds, whatever ``--rounds`` says."""
 CLIENT = """#!{python} -SEs
 import json, os, socket, sys
 if os.environ.get("FEDEMU_RUNTIME__TRANSPORT") == "zmq":
@@ -39,14 +39,14 @@ socket.send_fds(line, [len(asked).to_bytes(4, "big")], [0, 1, 2])
 line.sendall(asked)
 sys.exit(int(line.recv(16) or 137))
 """
-"""A command that has the server do its work: ``fedemu``, or ``blocks`` of Python, by its own name.
+"""The program of the commands ``fedemu`` and ``blocks`` (of Python). It sends its name and its work to the server.
 
 A fleet of real processes needs a process of its own, too.
 """
 
 
 def serve(address: str) -> None:
-    """Fork a child for each connection; ends with SIGTERM."""
+    """Fork a child for each connection, until SIGTERM ends this process."""
     for module in IMPORTED:
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -103,7 +103,7 @@ def _shortened(words: list[str]) -> list[str]:
 
 
 def _execute_files() -> None:
-    """Execute file after file, named by the lines of stdin, with the names that the ones before have defined."""
+    """Execute the files that the lines of stdin name. What a file defines stays defined for the files after it."""
     names: dict[str, object] = {}
     for line in sys.stdin:
         names = runpy.run_path(line.rstrip("\n"), names)

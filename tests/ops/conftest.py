@@ -1,4 +1,4 @@
-"""A small run directory for tests that read one, without playing a run."""
+"""Fixtures that write parts of a small run directory, so that tests can read one without playing a run."""
 
 from __future__ import annotations
 

@@ -99,6 +99,7 @@ class Wire:
 
 @pytest.fixture
 def eventually() -> Eventually:
+    """``await eventually(condition)``: let the loop run until the condition holds. Fails after 20 seconds."""
     return _eventually
 
 
@@ -125,6 +126,7 @@ async def wire(request: pytest.FixtureRequest, socket_path: Path) -> AsyncIterat
 
 @pytest.fixture
 async def tcp() -> AsyncIterator[Wire]:
+    """A network over TCP alone, for tests of what only ZeroMQ has."""
     network = ZmqNetwork()
     yield Wire("tcp", network, "tcp://127.0.0.1:*")
     network.close()

@@ -132,7 +132,7 @@ def test_teachers_are_asked_about_the_classes_they_have_seen() -> None:
 
     surprise = functional.cross_entropy(2 * logits(variables), batch.y)
     server = 0.3 * divergence(model, [0, 1, 2, 3])
-    # In the task of its last visit the past model teaches, in a later one the last model does.
+    # In the task of the last visit, the past model teaches. In a later task, the last model teaches.
     for task, teacher in ((1, past), (2, last)):
         value = loss(variables, batch, {"model": model}, own, facts(task)).value
         torch.testing.assert_close(value, 0.2 * surprise + 0.5 * divergence(teacher, [0, 2]) + server)

@@ -81,7 +81,7 @@ def slope(rule: Rule, momentum: float = 0.0) -> ControlledSGD:
 
 
 def trained(program: ControlledSGD, steps: int) -> tuple[Forest, Any]:
-    """What was shared, with c = 2, and the outcome of ``steps`` steps of 0.5 at a device with c_i = 1."""
+    """The shared trees, with c = 2, and the Outcome of ``steps`` steps of 0.5 at a device with c_i = 1."""
     batch = Batch(torch.zeros(1), torch.zeros(1, dtype=torch.int64), torch.ones(1))
     shared = {"model": program.model.init(0), "control": {"w": torch.tensor(2.0)}}
     carry: Training = program.begin(shared, OWN, facts(steps))

@@ -48,7 +48,7 @@ def test_reweighted_cross_entropy_by_hand() -> None:
 
 
 def test_a_class_that_the_device_lacks_takes_no_part_in_its_softmax() -> None:
-    # Of exp z = (1, 3, 1e6) the last counts for nothing: -log(1/(1 + 3)), and no gradient reaches it.
+    # exp z = (1, 3, 1e6), and the last value counts for nothing: -log(1/(1 + 3)). No gradient reaches it.
     logits, target, proportions = doubles([[0.0, LOG3, math.log(1e6)]]), torch.tensor([0]), doubles([0.5, 0.5, 0.0])
     close(reweighted_cross_entropy(logits, target, proportions), 2 * LOG2)
     close(grad(reweighted_cross_entropy)(logits, target, proportions), [[-0.75, 0.75, 0.0]])

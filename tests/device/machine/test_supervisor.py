@@ -307,7 +307,7 @@ async def test_a_machine_without_a_place_waits_for_the_end(coordinator: Any, pla
 async def test_a_trainer_that_cannot_work_ends_the_machine_with_its_reason(coordinator: Any, plan: Any) -> None:
     server = coordinator(unusable_trainer=True)
     async with supervising(plan(server.address)) as task:
-        with pytest.raises(ConfigurationError, match=r"^This trainer has no legs\.$"):
+        with pytest.raises(ConfigurationError, match=r"^This toy trainer cannot work\.$"):
             await ended(task)
 
 

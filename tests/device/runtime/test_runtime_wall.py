@@ -75,7 +75,7 @@ class Device:
         return said(self.machine.trained(done, (), START + time))
 
     def run_until(self, end: float) -> list[tuple[float, Any]]:
-        """What the device says by itself while the coordinator answers its heartbeats."""
+        """The messages that the device sends by itself until ``end``, with their times. Its heartbeats are answered."""
         heard: list[tuple[float, Any]] = []
         while self.machine.due <= START + end:
             now = self.machine.due

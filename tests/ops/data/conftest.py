@@ -18,7 +18,7 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def own_data(tmp_path, monkeypatch, own_cache):
-    """Writes a module with a function ``make`` and names it as a data set."""
+    """Writes a module whose function ``make`` has this body, and loads what it returns as a data set."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
 

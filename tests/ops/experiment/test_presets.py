@@ -248,7 +248,7 @@ def test_the_settings_that_the_papers_state() -> None:
     ]
     assert {loaded(name).data.validation for name in (*WSM, *WSM_30)} == {0.1}
     femnist = loaded("flashback-femnist").data
-    # Of what is not for testing, so that it comes to the same part of all.
+    # The validation part is a share of the samples that are not for testing. It comes to 15 % of all samples.
     assert (1 - femnist.test_fraction) * femnist.validation == pytest.approx(0.15, abs=1e-4)
     assert round(femnist.public.fraction * 3582) == 150
     assert loaded("wsm-cifar10-batchnorm").model.options == {"norm": "batch", "conv_bias": True}
