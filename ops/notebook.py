@@ -29,7 +29,7 @@ from fedemu.ops.running.folder import claim, give_back
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, UnreachableError
 
 _STOP_PATIENCE = 60.0
-"""The time of an interrupted run to end, in real seconds."""
+"""The real seconds that an interrupted run may take to end."""
 _WIDTH = 120
 """Characters that a cell of a notebook shows side by side."""
 _BY_CODE: Mapping[int, type[FedemuError]] = {

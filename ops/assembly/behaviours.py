@@ -1,4 +1,4 @@
-"""The behaviour of devices: when they are on-line, how fast they are, how they fail.
+"""Makes the behaviour of devices from an experiment: when they are on-line, how fast they are, how they fail.
 
 Device processes import this file.
 """

@@ -1,6 +1,6 @@
 """Partitions drawn by flwr-datasets, an optional package: ``pip install 'fedemu[flwr]'``.
 
-Importing it takes seconds, so only an experiment with such a partition does.
+Importing flwr-datasets takes seconds, so this file is imported only if an experiment has such a partition.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Nothing is reported to its makers.
+# The package sends no usage reports to its makers.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 
 from datasets import Dataset  # type: ignore[import-untyped]

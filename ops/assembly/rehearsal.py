@@ -15,8 +15,8 @@ from fedemu.ops.experiment.tables.stream import in_words
 def rehearse(experiment: Experiment, say: Callable[[str], None]) -> dict[str, str]:
     """Put an experiment together and try its first step. Returns facts for people, by subject.
 
-    ``say`` gets a line for people while data are decoded. Raises ConfigurationError or DataError, as a run would after
-    its start.
+    ``say`` gets a line for people while data are decoded. Raises ConfigurationError or DataError where a run
+    would.
     """
     parts = tried_parts(experiment, say)
     stream, tests, public = parts.stream, parts.tests, parts.public

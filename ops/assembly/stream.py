@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.data.partition import Partition
-from fedemu.algorithms.streams import periods as streams_periods
 from fedemu.algorithms.streams.arrivals import Arrivals
 from fedemu.algorithms.streams.period_tests import PeriodTests
+from fedemu.algorithms.streams.periods import consecutive, dirichlet_drift, static, window_drift
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.algorithms.streams.tasks import ClassTasks, class_incremental
 from fedemu.algorithms.streams.times import own_times, poisson
@@ -72,9 +72,9 @@ def _named(stream: Stream) -> Iterator[None]:
 
 
 def _tasks(stream: Classes, classes: int, random: np.random.Generator) -> ClassTasks:
-    """The tasks of a stream.
+    """The tasks of a stream. If the experiment does not give the order of the classes, ``random`` draws it.
 
-    If the order of the classes is not given, it is the first that is drawn from ``random``.
+    It is the first draw from ``random``.
     """
     return ClassTasks.of(classes, stream.tasks, stream.order or random.permutation(classes))
 
@@ -84,16 +84,16 @@ def _divided(stream: Stream, corpus: Corpus, partition: Partition, seed: int) ->
     train, test = corpus.train, corpus.test
     match stream:
         case Static():
-            return streams_periods.static(partition, len(test))
+            return static(partition, len(test))
         case Periods(order=order, periods=periods, cut=cut, test_fraction=fraction):
             times = _times(corpus, order)
-            return streams_periods.consecutive(times, partition, periods, cut=cut, test_fraction=fraction)
+            return consecutive(times, partition, periods, cut=cut, test_fraction=fraction)
         case Drift(column=column, periods=periods, alpha=alpha, cut=cut):
             values = _column(corpus, train, column), _column(corpus, test, column)
-            return streams_periods.dirichlet_drift(*values, partition, periods, alpha=alpha, generator=random, cut=cut)
+            return dirichlet_drift(*values, partition, periods, alpha=alpha, generator=random, cut=cut)
         case Window(column=column, periods=periods, width=width, cut=cut):
             values = _column(corpus, train, column), _column(corpus, test, column)
-            return streams_periods.window_drift(*values, partition, periods, width=width, generator=random, cut=cut)
+            return window_drift(*values, partition, periods, width=width, generator=random, cut=cut)
         case Classes():
             tasks = _tasks(stream, corpus.classes, random)
             return class_incremental(train.y, test.y, partition, tasks, generator=random)

@@ -33,7 +33,7 @@ SAMPLES = 2
 STACK_SIZE = 2
 """The number of devices that a vmapped executor takes at once: the smallest possible stack."""
 LONGEST = 400
-"""The largest number of characters that is quoted of an error of somebody else's code."""
+"""If somebody else's code raises an error, at most this number of its characters is quoted."""
 
 
 def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
@@ -53,13 +53,14 @@ def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
 def try_out(parts: Parts) -> None:
     """Raise ConfigurationError if the model cannot be evaluated on the data, or fails in its first training step.
 
-    It happens in a forked process. So nothing changes here: no random state, no tensor that somebody's own code writes
-    to, and no thread of autograd, after which server jobs could not compute gradients beside a CUDA device.
+    It happens in a forked process, so nothing changes in this process: no random state, and no tensor to which
+    somebody's own code writes. No thread of autograd starts here. After such a start, server jobs could not compute
+    gradients beside a CUDA device.
 
     A process that dies or lacks memory proves nothing: devices may have more.
     """
     samples = np.arange(min(SAMPLES, len(parts.corpus.train)), dtype=np.int64)
-    # They are made before the fork, so that their errors are raised here.
+    # The variables and the public data are made before the fork, so that their errors are raised here.
     _ = parts.variables, parts.public
 
     def problem() -> str:
@@ -145,9 +146,9 @@ def _first_line(plan: Plan) -> Plan:
 
 
 def _refuse(said: str, error: Exception) -> NoReturn:
-    """Raise ConfigurationError with what was found.
+    """Raise ConfigurationError with the sentence ``said`` and the first sentence of ``error``.
 
-    A lack of memory is raised as it is: it is no fault of the experiment.
+    An error that means a lack of memory is raised unchanged, because it is no fault of the experiment.
     """
     if lacks_memory(error):
         raise error

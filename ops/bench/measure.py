@@ -136,7 +136,7 @@ def cost(
     floor: Sequence[float] = (),
     limit: float | None = None,
 ) -> Figure:
-    """A figure of which less is better. A ratio of 2 means twice the floor. ``ours[i]`` and ``floor[i]`` are a pair."""
+    """A figure that should be small. A ratio of 2 means twice the floor. ``ours[i]`` and ``floor[i]`` are a pair."""
     return Figure(
         subject,
         name,

@@ -60,8 +60,8 @@ def least_objective(gram: Floats, budget: int) -> float:
     """The least sum of ``gram [n, n]`` over the pairs of ``budget`` samples, of all subsets. ``budget`` is at least 3.
 
     A subset is split into its last two positions and the head before them. The heads that end at the same position can
-    be followed by the same pairs, so that their sums form one table. So 2.1 million subsets of 5 of 50 take about 50
-    operations. Raises ValueError for a smaller budget.
+    be followed by the same pairs, so that their sums form one table. So the 2.1 million subsets of 5 out of 50 samples
+    take about 50 operations. Raises ValueError for a smaller budget.
     """
     if budget < 3:
         raise ValueError(f"budget {budget}")

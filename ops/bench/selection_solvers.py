@@ -58,7 +58,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Solved:
-    """A solution, the seconds of CPU that it took, and those of them that the solver itself used."""
+    """A solution, the CPU seconds that it took (``seconds``), and the part that the solver itself used (``alone``)."""
 
     x: Floats
     seconds: float
@@ -96,7 +96,7 @@ class SolverComparison:
 
 
 def compare_solvers(effort: Effort, devices: Sequence[int], small: Size, tell: Tell) -> Iterator[SolverComparison]:
-    """Fleets of so many ``devices`` with problems of the size ``small``, then a few devices with many samples."""
+    """Compare on fleets of each size in ``devices``, with problems of the size ``small``; then on ``MANY_SAMPLES``."""
     kinds = [(small, count) for count in devices]
     kinds += [(size, effort.count(FEW_DEVICES)) for size in MANY_SAMPLES]
     for size, count in kinds:
@@ -114,7 +114,7 @@ def draw(size: Size, devices: int) -> list[Problem]:
     """A problem for each device of a fleet: its target is that of the first iteration of the coordination."""
     rows = fleet(devices, size, *MOVED, seeds.generator(0, purpose=f"bench/solvers/{size.samples}/{size.dimensions}"))
     sums = rows.sum(axis=1) * (size.budget / size.samples)
-    # The sum over a single device leaves it nothing to come near, so that one aims at half of its own.
+    # The sum over a single device gives it no target, so such a device aims at half of its own sum.
     aims = targets(sums) if devices > 1 else 0.5 * sums
     return [Problem(own, own @ own.T, own @ aim, size.budget) for own, aim in zip(rows, aims, strict=True)]
 
@@ -128,12 +128,12 @@ def solve(problem: Problem) -> Solved:
 
 
 def cvxpy_solve(solver: str) -> Callable[[Problem], Solved]:
-    """How cvxpy solves with this solver at its default settings.
+    """A function that solves a problem by cvxpy, with this solver at its default settings.
 
     The model holds the smaller matrix: the Gram matrix, or the vectors if they have fewer dimensions than there are
     samples.
     """
-    # It takes two seconds to import, for which no other benchmark waits. Its types leave out most of its functions.
+    # Importing cvxpy takes two seconds, for which no other benchmark waits. Its types leave out most of its functions.
     cvxpy: Any = import_module("cvxpy")
 
     def solve(problem: Problem) -> Solved:

@@ -1,4 +1,4 @@
-"""One ``fedemu run digits`` under observation: how long its rounds took, and how much CPU time which processes used."""
+"""One ``fedemu run digits`` under observation: the time of its rounds, and the CPU time of each kind of process."""
 
 from __future__ import annotations
 

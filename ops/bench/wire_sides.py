@@ -31,7 +31,7 @@ class Case:
     """``count`` messages in one direction, of which at most ``window`` are under way.
 
     ``megabytes`` is the size of a message if bytes are counted, or None if messages are. A window has to stay below 500
-    messages, half a queue: ZeroMQ tells a sender of what was read in steps of that size.
+    messages, half a queue: ZeroMQ tells a sender only after each 500 messages that they were read.
     """
 
     title: str

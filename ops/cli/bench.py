@@ -38,7 +38,10 @@ def bench(
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Do a tenth of the work. This shows that it runs, and proves nothing.")
+        bool,
+        typer.Option(
+            "--quick", help="Do a tenth of the work. This shows that the benchmark runs, but its figures mean little."
+        ),
     ] = False,
     large: Annotated[bool, typer.Option("--large", help="Also measure fleets of 1,000 devices.")] = False,
     problems: Annotated[int, typer.Option(help=f"How many problems the strategies of {SELECTION} solve.", min=1)] = 50,
@@ -46,8 +49,8 @@ def bench(
 ) -> int:
     """Measure this machine's fleet, wire, training, aggregation and the whole system, each beside its floor.
 
-    A floor is the least that the same work can cost. It is measured in turns with ours, in the same run. On a busy
-    machine look at the ratio of CPU times. All takes about five minutes.
+    A floor is the least that the same work can cost. The work of fedemu and its floor are measured in turns, in the
+    same run. On a busy machine look at the ratio of CPU times. All subjects together take about five minutes.
     """
     for name in subjects or ():
         if name not in (*SUBJECTS, SELECTION):

@@ -15,14 +15,14 @@ from typer.core import TyperGroup
 from fedemu.ops.cli import bench as cli_bench
 from fedemu.ops.cli import compare as cli_compare
 from fedemu.ops.cli import look as cli_look
-from fedemu.ops.cli import run as cli_fleet
+from fedemu.ops.cli import run as cli_run
 from fedemu.ops.cli import stress as cli_stress
 from fedemu.ops.running.codes import IN_WORDS
 from fedemu.ops.running.exits import complain
 
 
 class _Commands(TyperGroup):
-    """The group of all commands. It tells of wrong usage in one sentence, as of every other mistake."""
+    """The group of all commands. It reports wrong usage in one sentence, like every other mistake."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
         kwargs["standalone_mode"] = False
@@ -76,9 +76,9 @@ def _fedemu(
 
 
 for _name, _command, _summary in (
-    ("run", cli_fleet.run, "Run a whole experiment on this machine."),
-    ("coordinator", cli_fleet.coordinator, "Run a coordinator, and wait for devices."),
-    ("device", cli_fleet.device, "Run the devices of one machine."),
+    ("run", cli_run.run, "Run a whole experiment on this machine."),
+    ("coordinator", cli_run.coordinator, "Run a coordinator, and wait for devices."),
+    ("device", cli_run.device, "Run the devices of one machine."),
     ("report", cli_look.report, "Write the report of a run."),
     ("compare", cli_compare.compare, "Put runs in one table and one set of plots."),
     ("presets", cli_look.presets, "List the experiments and methods that come with fedemu."),

@@ -14,7 +14,7 @@ P = ParamSpec("P")
 
 
 def guarded(command: Callable[P, int | None]) -> Callable[P, None]:
-    """Turn a command that returns its exit code (None is 0) into one for typer, which raises ``typer.Exit`` with it."""
+    """Wrap a command for typer: the result raises ``typer.Exit`` with the exit code of ``command``. None means 0."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:

@@ -208,7 +208,7 @@ def _open_group(
 
 
 def _refuse_beside_resume(resume: Path, source: str | None, out: Path | None) -> None:
-    """Raise ConfigurationError if an option was given that ``--resume`` does not go with."""
+    """Raise ConfigurationError if an experiment or ``--out`` was given beside ``--resume``."""
     for given, name in ((source, "an experiment"), (out, "--out")):
         if given is not None:
             raise ConfigurationError(

@@ -47,7 +47,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Statistic:
-    """One figure for every run of an experiment. None if a run has none, such as an accuracy never reached."""
+    """One figure for every run of an experiment. None for a run that lacks it, such as an accuracy never reached."""
 
     values: tuple[float | None, ...]
 

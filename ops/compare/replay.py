@@ -78,7 +78,7 @@ class ReplayStudy:
 
     @property
     def lines(self) -> dict[str, list[Point]]:
-        """The points of each strategy by growing N. Random strategies come first."""
+        """The points of each strategy, by growing number of samples. Strategies stand in the order of ``points``."""
         found: dict[str, list[Point]] = {}
         for point in self.points:
             found.setdefault(point.line, []).append(point)
@@ -86,7 +86,7 @@ class ReplayStudy:
 
     @property
     def sizes(self) -> list[int]:
-        """All values of N, ascending."""
+        """All numbers of samples that the points keep, ascending."""
         return sorted({point.samples for point in self.points})
 
     def is_change(self, measure: Measure) -> bool:

@@ -38,7 +38,7 @@ def usual(tables: Sequence[Table], path: Keys) -> Any:
 
 
 def most_common(values: Sequence[Any]) -> Any:
-    """The value that at least two thirds of ``values`` are. None if there is none, or one of them is None."""
+    """The value that at least two thirds of ``values`` have. None if there is none, or if one of ``values`` is None."""
     most = max(values, key=values.count)
     return most if None not in values and 3 * values.count(most) >= 2 * len(values) else None
 

@@ -27,7 +27,7 @@ from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.ids import Digest, digest_of
 
 FORMAT = 3
-"""The version of the entries. A change of what is stored raises it, and older entries are not read any more."""
+"""The version of the entries. Raise it if entries are stored in another form. Older entries are not read any more."""
 LONGEST_WAIT = 3600.0
 """The longest time, in real seconds, that a process waits for another one to decode the same data."""
 _ROWS = 4096

@@ -111,7 +111,7 @@ def classes_of(
     """Number the classes. Returns the labels of each split, from 0 to classes - 1, and the names of the classes.
 
     The names are those that the data set declares, or else the sorted distinct values of ``labels``. Raises DataError
-    if labels are fractions, or none of the declared classes.
+    if labels are fractions, or if a label is none of the declared classes.
     """
     everything = np.concatenate(list(labels.values()))
     if everything.dtype.kind == "f":

@@ -98,7 +98,7 @@ def _pixels(cell: Cell, grey: bool, side: int) -> NDArray[np.uint8]:
 def _fitted(image: Image.Image, side: int) -> Image.Image:
     """Resize an image bilinearly until its shorter side is 8/7 of ``side``, and cut out its centre, a square.
 
-    An image that has this size already stays as it is. With ``side`` 0 every image does.
+    An image that has this size already stays as it is. With ``side`` 0 every image stays as it is.
     """
     if not side or image.size == (side, side):
         return image

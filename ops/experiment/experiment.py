@@ -147,7 +147,7 @@ _CANONICAL: dict[str, Any] = {"sort_keys": True, "separators": (",", ":"), "allo
 
 
 def _resolve(table: dict[str, Any]) -> dict[str, Any]:
-    """Replace what is only another way to write a setting.
+    """Replace keys that are only another way to write a setting.
 
     ``fleet.participation`` becomes ``fleet.per_round``, and a natural partition without a column gets
     ``data.id_column``. Changes ``table`` and returns it.

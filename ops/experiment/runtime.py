@@ -13,7 +13,7 @@ from fedemu.ops.experiment.tables.section import Section, Text
 
 
 class Runtime(Section):
-    """How this machine takes part in a run. Machines may have other settings, and so may a run that is resumed.
+    """How this machine takes part in a run. Each machine has settings of its own. A resumed run may have others.
 
     ``trainers = 0`` means one trainer per core, or per GPU. ``metrics_port = 0`` means no metrics. ``report`` says
     whether a run draws its plots and writes its page when it ends.

@@ -22,7 +22,7 @@ from fedemu.protocol.host.files import write_whole
 
 PREFIX = "FEDEMU_"
 NOT_SETTINGS = frozenset({"FEDEMU_DATA", "FEDEMU_CACHE", "FEDEMU_STATE"})
-"""Variables that name folders, and no settings: of data and trace files, of decoded data, of the devices' state."""
+"""Environment variables that are no settings. They name the folders of data, of the cache and of the devices' state."""
 CONFIG_FILE = "config.toml"
 
 _ROUNDS = "rounds"

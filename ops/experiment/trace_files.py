@@ -21,7 +21,7 @@ KILOBITS_PER_KILOBYTE = 8.0
 
 
 @dataclass(frozen=True)
-class AvailabilityTrace:
+class RecordedAvailability:
     """Recorded times on-line. ``devices`` holds for each device start, end, start, end, ... in seconds.
 
     The last end is missing if the device stayed on-line. ``last_event`` is the latest time in the file.
@@ -40,7 +40,9 @@ class Rows:
     weights: tuple[float, ...]
 
 
-def read_availability(path: Path, policy: str = "", state: str = "train", bootstrap: bool = False) -> AvailabilityTrace:
+def read_availability(
+    path: Path, policy: str = "", state: str = "train", bootstrap: bool = False
+) -> RecordedAvailability:
     """Read a trace. Devices are in the order in which the file first names them, even if none of their rows is chosen.
 
     ``policy`` must be given if the file has several. ``bootstrap`` also chooses rows that are marked as artificial.
@@ -73,7 +75,7 @@ def read_availability(path: Path, policy: str = "", state: str = "train", bootst
     devices = tuple(_flat(spell) for spell in spells.values())
     if not any(devices):
         raise ConfigurationError(f"{path} has no interval of policy {policy!r} and state {state!r}")
-    return AvailabilityTrace(devices, last_event)
+    return RecordedAvailability(devices, last_event)
 
 
 def _differs(header: list[str], row: list[str], column: str, wanted: str) -> bool:

@@ -54,7 +54,7 @@ def events_table(events: Sequence[Line]) -> Table:
 
 
 def facts_table(summary: Mapping[str, Any]) -> Table:
-    """What the summary tells of the run and its machine."""
+    """The facts of the run and its machine that the summary holds."""
     known = {key: summary[key] for key in _FACTS if summary.get(key) is not None}
     lines = [(key.replace("_", " "), _fact(key, value)) for key, value in known.items()]
     return Table([("fact", "words"), ("value", "words")], lines)

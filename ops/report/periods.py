@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedemu.algorithms.measures import continual as continual_metrics
+from fedemu.algorithms.measures import continual
 from fedemu.ops.pages.parts import Table, numbers_by_name
 from fedemu.ops.results.periods import PeriodResults, perplexity_of
 
@@ -34,10 +34,10 @@ def period_table(results: PeriodResults) -> Table:
     if results.language:
         table, form = results.perplexity, ".4g"
         seen, together = perplexity_of(results.seen_loss), perplexity_of(results.all_period_loss)
-        forgot, lost = continual_metrics.relative_forgetting(table), "+.1%"
+        forgot, lost = continual.relative_forgetting(table), "+.1%"
     else:
         table, form, seen, together = results.accuracy, ".1%", results.seen_accuracy, results.all_period_accuracy
-        forgot, lost = continual_metrics.forgetting_factor(table), "+.3f"
+        forgot, lost = continual.forgetting_factor(table), "+.3f"
     reached = len(results.rounds)
     lines = [
         (

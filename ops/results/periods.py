@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms.measures import continual as continual_metrics
+from fedemu.algorithms.measures import continual
 from fedemu.algorithms.measures.forgetting import mean_known
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import Run
@@ -62,7 +62,7 @@ class PeriodResults:
     @property
     def average_incremental_accuracy(self) -> float:
         """The mean of ``seen_accuracy``, a share of 1."""
-        return continual_metrics.average_incremental_accuracy(self.seen_accuracy)
+        return continual.average_incremental_accuracy(self.seen_accuracy)
 
     @property
     def all_period_loss(self) -> Floats:
@@ -71,14 +71,14 @@ class PeriodResults:
 
     def after_each(self, measure: str) -> Floats:
         """A measure of ``algorithms/measures/continual.py`` after each period, ``[models]``."""
-        of = getattr(continual_metrics, measure)
+        of = getattr(continual, measure)
         return np.array([of(self.accuracy[:reached]) for reached in range(1, len(self.rounds) + 1)])
 
     def relative_forgetting_after_each(self) -> Floats:
         """How far the perplexity rose above its best, after each period: the mean over earlier ones, ``[models]``."""
         means = [np.nan]
         for reached in range(2, len(self.rounds) + 1):
-            forgot = continual_metrics.relative_forgetting(self.perplexity[:reached])
+            forgot = continual.relative_forgetting(self.perplexity[:reached])
             means.append(float(mean_known(forgot[: reached - 1])))
         return np.array(means)
 

@@ -39,7 +39,7 @@ from fedemu.protocol.transport.memory import MemoryNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 SPARE_FILES = 256
-"""Open files beside the connections of the devices: libraries, data, logs, checkpoints."""
+"""Open files that a coordinator needs beside the connections of the devices: libraries, data, logs, checkpoints."""
 
 
 def coordinate_alone(

@@ -34,8 +34,8 @@ def supervise_alone(count: int, runtime: Runtime, state: Path | None) -> int:
             f"can't make {folder}: {error.strerror}; choose another folder with --state"
         ) from error
     say(
-        f"{counted(count)} for the coordinator at {runtime.connect}, "
-        f"which is waited for {SupervisorPlan.connect_seconds:g} s\n"
+        f"{counted(count)} for the coordinator at {runtime.connect}; "
+        f"they wait {SupervisorPlan.connect_seconds:g} s for it\n"
         f"  process  {os.getpid()}\n  state    {folder}"
     )
     run_devices(count, runtime, folder, folder / "logs")

@@ -27,11 +27,11 @@ class Patience:
     """How long the children may take, in real seconds."""
 
     checkpoint: float = 30.0
-    """The time of an interrupted coordinator to write its checkpoint."""
+    """How long an interrupted coordinator may take to write its checkpoint."""
     departure: float = 10.0
-    """The time of the devices to leave by themselves after a completed run."""
+    """How long the devices may take to leave by themselves after a completed run."""
     retreat: float = 2.0
-    """Their time after any other run. It is shorter, because the coordinator may have ended without telling them."""
+    """How long they may take after any other run. It is less, because the coordinator may not have told them."""
     termination: float = 5.0
     """The time between SIGTERM and SIGKILL."""
 
@@ -59,7 +59,7 @@ class Say:
 Action = Send | StartDevices | Say
 
 
-class Stage(Enum):
+class Phase(Enum):
     """Where a launch stands: the run is on, the coordinator is to stop, or the coordinator has ended."""
 
     RUNNING = auto()
@@ -73,7 +73,7 @@ class Launch:
 
     patience: Patience = Patience()
     exit_code: int | None = None
-    stage: Stage = Stage.RUNNING
+    phase: Phase = Phase.RUNNING
     wake: float | None = None
     """The latest time at which ``tick`` has to be called, on the caller's clock. None: no time is set."""
     devices_gave_up: bool = False
@@ -86,16 +86,16 @@ class Launch:
 
     def signalled(self, sign: Signals, now: float) -> list[Action]:
         """The user wants to stop. The first signal asks for a checkpoint, the second one stops at once."""
-        if self.stage is Stage.RUNNING:
+        if self.phase is Phase.RUNNING:
             return [Say("stopping after a checkpoint; once more to stop at once"), *self._stop(now)]
-        if self.stage is Stage.STOPPING:
+        if self.phase is Phase.STOPPING:
             self.wake = now + self.patience.termination
             return [self._send("coordinator", signal.SIGKILL)]
         return [self._send("devices", signal.SIGTERM)]
 
     def coordinator_opened(self) -> list[Action]:
         """The coordinator has put the experiment together and waits for devices."""
-        if self.stage is not Stage.RUNNING:
+        if self.phase is not Phase.RUNNING:
             return []
         self._started = True
         return [StartDevices()]
@@ -103,7 +103,7 @@ class Launch:
     def coordinator_ended(self, code: int, now: float) -> list[Action]:
         """The coordinator has ended. ``code`` is as in subprocess: negative for a signal."""
         self._ended["coordinator"] = code
-        self.stage = Stage.LEAVING
+        self.phase = Phase.LEAVING
         self.wake = now + (self.patience.departure if code == 0 else self.patience.retreat)
         actions: list[Action] = []
         if code < 0:
@@ -115,12 +115,12 @@ class Launch:
 
     def devices_ended(self, code: int, now: float) -> list[Action]:
         """The supervisor of the devices has ended. ``code`` is as in subprocess: negative for a signal."""
-        if self.stage is Stage.RUNNING and code < 0 and self._restarts < MOST_RESTARTS:
+        if self.phase is Phase.RUNNING and code < 0 and self._restarts < MOST_RESTARTS:
             self._restarts += 1
             name = Signals(-code).name
             return [Say(f"the devices' supervisor was ended by {name}; starting it again"), StartDevices()]
         self._ended["devices"] = code
-        if self.stage is Stage.RUNNING and code != 0:
+        if self.phase is Phase.RUNNING and code != 0:
             self.devices_gave_up = True
             return self._unless_over([*self._stop(now)])
         return self._unless_over([])
@@ -130,17 +130,17 @@ class Launch:
         if self.wake is None or now < self.wake:
             return []
         self.wake = now + self.patience.termination
-        match self.stage:
-            case Stage.RUNNING:
+        match self.phase:
+            case Phase.RUNNING:
                 return []
-            case Stage.STOPPING:
+            case Phase.STOPPING:
                 return [self._send("coordinator", signal.SIGKILL)]
-            case Stage.LEAVING:
+            case Phase.LEAVING:
                 kindly = Send("devices", signal.SIGTERM)
                 return [self._send("devices", signal.SIGKILL if kindly in self._sent else signal.SIGTERM)]
 
     def _stop(self, now: float) -> list[Action]:
-        self.stage = Stage.STOPPING
+        self.phase = Phase.STOPPING
         self.wake = now + self.patience.checkpoint
         return [self._send("coordinator", signal.SIGINT)]
 
@@ -153,10 +153,10 @@ class Launch:
         if "coordinator" not in self._ended or (self._started and "devices" not in self._ended):
             return actions
         self.wake = None
-        self.exit_code = self._verdict(self._ended["coordinator"])
+        self.exit_code = self._exit_code_after(self._ended["coordinator"])
         return [action for action in actions if isinstance(action, Say)]
 
-    def _verdict(self, code: int) -> int:
+    def _exit_code_after(self, code: int) -> int:
         if self.devices_gave_up and code != 0:
             return max(self._ended["devices"], 0) or INTERNAL_ERROR
         if code >= 0:

@@ -12,7 +12,7 @@ from fedemu.protocol.host.kernel import end_with_parent, name_process
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LEFT_EARLY = 130
-"""The exit code of a child that was stopped before its work began. Nobody else knows about its end."""
+"""The exit code of a child that was stopped before its work began. Nobody else knows yet that it has ended."""
 
 
 def begin_child(name: str, parent: int) -> None:

@@ -167,7 +167,7 @@ def _conclude(group: SeedGroup, print_summaries: bool) -> None:
 
 
 def _say_how_to_go_on(group: SeedGroup) -> None:
-    say("or go on with all seeds, of which those that are done are kept:")
+    say("or go on with all seeds; those that are done are kept:")
     say(f"fedemu run --resume {shlex.quote(str(group.folder))}")
 
 

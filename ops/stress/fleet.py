@@ -48,7 +48,7 @@ class LiveFleet:
 
     def start_coordinator(self, *options: str) -> psutil.Popen:
         """Start a coordinator, or resume it if the run directory exists already."""
-        # Nobody reads a report of these runs, and to draw one takes two seconds.
+        # Nobody reads the reports of these runs, and drawing one takes two seconds.
         arguments = ["coordinator", "--bind", self.address, "--set", "runtime.report=false", *options]
         if (self.run_directory / "config.toml").exists():
             arguments += ["--resume", str(self.run_directory)]

@@ -23,7 +23,7 @@ def outcomes_add_up(rows: Sequence[Row]) -> list[str]:
 
 
 def nothing_counted_twice(rows: Sequence[Row], per_round: int) -> list[str]:
-    """Check that no round accepts more replies than its attempts wanted, ``per_round`` each."""
+    """Check that no round accepts more than ``per_round`` replies for each of its attempts."""
     return [
         f"round {row.round}: {row.accepted} replies accepted in {row.attempts} attempts of {per_round}"
         for row in rows

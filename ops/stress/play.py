@@ -20,7 +20,7 @@ from fedemu.ops.stress.scenarios import Scale, Scenario
 
 SAMPLE_SECONDS = 0.25
 SETTLED_ROUNDS = 3
-"""The rounds between the first sight of a process and its first sample. After them it has loaded everything."""
+"""The rounds between the first sight of a process and its first sample. By then the process has loaded everything."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def play(
     """Run one scenario from start to end in ``directory``.
 
     ``expected_digest`` is the model digest of an undisturbed run with the same settings. It is compared if the scenario
-    says so. No single wait is longer than ``seconds``: a longer one is a complaint.
+    says so. A wait that takes longer than ``seconds`` ends with a complaint.
     """
     began = time.monotonic()
     complaints: list[str] = []

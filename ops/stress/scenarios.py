@@ -1,4 +1,4 @@
-"""The scenarios: the settings of the fleet, what disturbs it meanwhile, and what the run must show at its end.
+"""The scenarios: the settings of a fleet, what disturbs the fleet, and what the run must show at its end.
 
 Planned failures (``faults``, ``availability``, ``profile``) are part of the experiment, and the outcomes show them.
 Unplanned ones come from outside and must leave no trace: the model digest has to be that of an undisturbed run.
@@ -80,7 +80,7 @@ class Scenario:
         return (*scale.settings, *self.overrides)
 
 
-def _total(outcome: str) -> Callable[[Sequence[Row]], list[str]]:
+def _some_device_was(outcome: str) -> Callable[[Sequence[Row]], list[str]]:
     """A check that some device ended in this outcome."""
 
     def some(rows: Sequence[Row]) -> list[str]:
@@ -157,7 +157,7 @@ def scenarios(scale: Scale) -> dict[str, Scenario]:
             "mass-crash",
             "a third of the devices that are asked crash in every round (SIGKILL)",
             ("faults.crash_rate=0.33", "fleet.quorum=0.2", "fleet.attempts=10"),
-            shows=_total("dropped"),
+            shows=_some_device_was("dropped"),
         ),
         Scenario(
             "flapping",
@@ -169,7 +169,7 @@ def scenarios(scale: Scale) -> dict[str, Scenario]:
                 "fleet.deadline=30.0",
                 "profile.seconds_per_sample=0.2",
             ),
-            shows=_total("dropped"),
+            shows=_some_device_was("dropped"),
         ),
         Scenario(
             "slow-uploads",
@@ -180,19 +180,19 @@ def scenarios(scale: Scale) -> dict[str, Scenario]:
                 "fleet.quorum=0.1",
                 "fleet.attempts=10",
             ),
-            shows=_total("late"),
+            shows=_some_device_was("late"),
         ),
         Scenario(
             "half-open",
             "devices fall silent on open connections",
             ("faults.silence_rate=0.1", "liveness.heartbeat_seconds=0.5", "liveness.patience=3"),
-            shows=_total("dropped"),
+            shows=_some_device_was("dropped"),
         ),
         Scenario(
             "corrupt-replies",
             "replies have NaN or a wrong shape, are cut off, or come twice",
             ("faults.corrupt_rate=0.15", "faults.duplicate_rate=0.15", "fleet.quorum=0.2"),
-            shows=_total("rejected"),
+            shows=_some_device_was("rejected"),
         ),
         replace(
             unplanned,

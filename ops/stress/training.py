@@ -1,4 +1,4 @@
-"""The training of a generator at the coordinator of a fleet: how a scenario sees it, and how it kills it."""
+"""The training of a generator at the coordinator of a fleet: how a scenario finds and kills this training."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ FORMAT = "%(asctime)s %(process)d %(levelname)-7s %(name)s: %(message)s"
 
 
 class LogFile(logging.FileHandler):
-    """The handler of ``open_log``. Its class tells it from handlers of others."""
+    """The handler that ``open_log`` adds. It has a class of its own, so that it can be told from other handlers."""
 
 
 def open_log(path: Path, level: str = "info") -> None:
@@ -36,7 +36,7 @@ def open_log(path: Path, level: str = "info") -> None:
 
 
 def log_crash(error: BaseException) -> Path:
-    """Write the traceback of an internal error into the log, or into a new file without one. Returns the file."""
+    """Write the traceback of an internal error into the log, or into a new file if no log is open. Returns the file."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LogFile):
             logging.getLogger("fedemu").critical("internal error", exc_info=error)

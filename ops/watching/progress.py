@@ -39,10 +39,10 @@ class JobProgress:
         return self.step / self.steps if self.steps else 1.0
 
     def seconds_left(self, now: float) -> float | None:
-        """The real seconds that are left, at the pace since the first step that was told.
+        """The real seconds that are left, at the pace since the first step that this process was told.
 
-        An earlier process may have reached that step, so it need not be step 1. None if the pace is not known yet, or
-        was too fast.
+        An earlier process may have reached that step, so it need not be step 1. None if the pace is not known yet,
+        or if the job takes longer than the pace promised.
         """
         if self._first is None:
             return None
@@ -150,7 +150,8 @@ class Progress:
     def seconds_left(self) -> float | None:
         """The real seconds that are left, at the pace of the last rounds.
 
-        None if there are too few rounds, or if this round already takes longer than that, as with a long server job.
+        None if there are too few rounds, or if this round already takes longer than all that was left, as with a long
+        server job.
         """
         if len(self._finished) < 2:
             return None

@@ -143,7 +143,7 @@ class Lognormal(Section):
 class ComputeTrace(Section):
     """Seconds per sample follow scores in a file.
 
-    The median score takes ``median`` seconds, twice the score half of it.
+    A device with the median score takes ``median`` seconds. A device with twice that score takes half as long.
     """
 
     kind: Literal["trace"] = "trace"
@@ -154,7 +154,10 @@ class ComputeTrace(Section):
 
 
 class NetworkTrace(Section):
-    """Speeds from a file. Columns ``*_kBps`` are in 1,000 byte/s. ``deviation`` is the spread from round to round."""
+    """Speeds come from a file. ``deviation`` is the spread from round to round.
+
+    Columns ``*_kBps`` are in 1,000 byte/s.
+    """
 
     kind: Literal["trace"] = "trace"
     file: Text
@@ -191,7 +194,7 @@ Network = Annotated[
 
 
 class Profile(Section):
-    """How fast a device computes and transfers. ``latency`` is that of one direction."""
+    """How fast a device computes and transfers. ``latency`` is in seconds, for one direction."""
 
     seconds_per_sample: Compute = 0.01
     down_kbps: Network = 20000.0
@@ -248,10 +251,10 @@ class ProfileRows(Section):
 
 
 class Traces(Section):
-    """The content of trace files, so that the bytes of an experiment need no files. It is not part of the TOML.
+    """The content of trace files. With it the bytes of an experiment need no files. It is not part of the TOML.
 
     ``availability`` holds start, end, start, end, ... for each recorded device, ascending. The last end is left out if
-    the device stayed on-line. ``last_event`` is the latest time in the file, of whichever device.
+    the device stayed on-line. ``last_event`` is the latest time in the file, over all devices.
     """
 
     availability: tuple[tuple[NotNegative, ...], ...] = ()

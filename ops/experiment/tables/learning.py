@@ -51,7 +51,7 @@ class Iid(Section):
 
 
 class Flwr(Section):
-    """A partitioner of the optional package flwr-datasets by its class name; ``options`` go to its constructor."""
+    """A partitioner of the optional package flwr-datasets, by its class name. Its constructor gets ``options``."""
 
     kind: Literal["flwr"] = "flwr"
     partitioner: Text
@@ -86,12 +86,12 @@ class Texts(Section):
 
 
 class Data(Section):
-    """The data set, and how its samples are divided. ``validation`` is the share of a device's samples not trained on.
+    """The data set, and how its samples are divided. ``validation`` is the share held back at each device.
 
     ``train_split`` may join splits with ``+``. A data set without a test split gives ``test_fraction`` of each label to
     it, or of each value of the id column, as ``test_by`` says. Values of the id column with fewer than
     ``id_min_samples`` are left out, with all their samples. ``image_size`` is the width and height of all images in
-    pixels; with 0 they stay as they are, and must have one size. ``regroup`` makes other classes of those of ImageNet.
+    pixels; with 0 they stay as they are, and must have one size. ``regroup`` joins classes of ImageNet to larger ones.
     """
 
     dataset: Text = "digits"

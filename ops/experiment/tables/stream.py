@@ -69,8 +69,9 @@ class Static(Section):
 class _Periodic(Section):
     """What streams of several periods have in common.
 
-    A period begins ``period_seconds`` after the one before it, on the experiment's clock. If the rounds of that one
-    take longer, it begins when they are over. With ``cumulative`` samples stay at a device after their period.
+    A period begins ``period_seconds`` after the one before it, on the experiment's clock. If the rounds of the
+    earlier period take longer, the later period begins when they are over. With ``cumulative`` samples stay at a device
+    after their period.
     """
 
     period_seconds: NotNegative = 0.0
@@ -115,7 +116,7 @@ class _Divided(_Periodic):
 
 
 class Periods(_Divided):
-    """Samples come in an order, which is cut into periods. It is that of a column of numbers, or of the training split.
+    """Samples are ordered by a column of numbers or as in the training split. The order is cut into periods.
 
     The last ``test_fraction`` of each period is used to test it.
     """
@@ -161,7 +162,7 @@ class Window(_Drifting):
 class Classes(_Periodic):
     """Every period is a task that brings classes of its own.
 
-    ``order`` names all classes; if it is empty, it is drawn.
+    ``order`` names all classes. If it is empty, the order is drawn.
     """
 
     kind: Literal["classes"] = "classes"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.ops.experiment.trace_files import AvailabilityTrace, Rows, read_availability, read_compute, read_network
+from fedemu.ops.experiment.trace_files import RecordedAvailability, Rows, read_availability, read_compute, read_network
 from fedemu.protocol.errors import ConfigurationError
 
 PHONES = """device_id,policy,start_s,end_s,state,bootstrap
@@ -38,7 +38,7 @@ def test_rows_are_filtered_sorted_and_joined_and_a_device_without_any_stays_in_i
     folder: Path, name: str
 ) -> None:
     trace = read_availability(write(folder, PHONES, name), "wifi")
-    assert trace == AvailabilityTrace(((10.0, 20.0, 50.0, 80.0), (), (40.0,)), last_event=80.0)
+    assert trace == RecordedAvailability(((10.0, 20.0, 50.0, 80.0), (), (40.0,)), last_event=80.0)
 
 
 def test_another_policy_state_or_the_artificial_rows_can_be_asked_for(folder: Path) -> None:
@@ -50,7 +50,7 @@ def test_another_policy_state_or_the_artificial_rows_can_be_asked_for(folder: Pa
 
 def test_three_columns_are_enough(folder: Path) -> None:
     trace = read_availability(write(folder, "device,start,end\na,1.5,2\nb,0,4\na,3,5\n"))
-    assert trace == AvailabilityTrace(((1.5, 2.0, 3.0, 5.0), (0.0, 4.0)), last_event=5.0)
+    assert trace == RecordedAvailability(((1.5, 2.0, 3.0, 5.0), (0.0, 4.0)), last_event=5.0)
 
 
 @pytest.mark.parametrize(
