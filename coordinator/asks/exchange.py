@@ -151,7 +151,7 @@ class Exchange:
             self._send(device, Duplicate(ask=self.text, verdict=verdict), ())
         elif device not in self._works:
             self._send(device, Late(ask=self.text), ())
-        elif self.machine.expects(device):  # if not, it came before its Proceed, and will come again
+        elif self.machine.expects(device):  # otherwise the result came before its Proceed, and will come again
             self._judge(device, result, frames, now)
 
     def _judge(self, device: DeviceId, result: Result, frames: Sequence[memoryview], now: float) -> None:

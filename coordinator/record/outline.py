@@ -32,7 +32,7 @@ def taken_apart(value: Any, tensors: dict[str, Tensor], path: str = "state") -> 
         case float():
             return {"float": value.hex()}
         case Tensor():
-            while path in tensors:  # the keys "a/b", and "b" within "a"
+            while path in tensors:  # the key "a/b", and the key "b" within "a", have the same path
                 path += "'"
             tensors[path] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
             return {"tensor": path}

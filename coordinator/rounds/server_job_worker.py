@@ -85,7 +85,7 @@ def settle(pipe: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of the group, and the parent decides
     end_with_parent(parent, code=1)
     _let_go_of_sockets(pipe)
-    gc.freeze()  # objects of the parent are never collected here
+    gc.freeze()  # the garbage collector never touches objects of the parent here
 
 
 def _let_go_of_sockets(pipe: int) -> None:

@@ -131,7 +131,7 @@ def recorded(flat: Sequence[float], period: float | None, shift: float = 0.0) ->
 
 def _turns(one_turn: Sequence[Interval], period: float, shift: float) -> Iterator[Interval]:
     for turn in itertools.count(-1):
-        # A product, and not a sum that grows turn by turn: so the rounding error does not grow.
+        # This is a product, because a sum over the turns would add up rounding errors.
         begin = turn * period + shift
         yield from ((max(0.0, start + begin), end + begin) for start, end in one_turn if end + begin > 0.0)
 

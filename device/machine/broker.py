@@ -147,7 +147,7 @@ class Broker:
             case Finished() if role == "trainer":
                 self._finished(number, message)
             case _:
-                # Mostly the last message of a process that has ended meanwhile.
+                # This is mostly the last message of a process that has ended meanwhile.
                 log.debug("ignored %s from a %s on the bus", type(message).__name__, role or "stranger")
 
     def _rejected(self, peer: bytes, error: ProtocolError) -> None:

@@ -96,7 +96,7 @@ class Enrolment:
                 self._leases.popleft()
                 return self._enroll(now)
             case "lease_unknown" if self.granted is None:
-                return []  # about an earlier try: several may have waited for the coordinator to come
+                return []  # it answers an earlier try: several may have waited for the coordinator
             case "lease_taken":
                 # An earlier life of this machine may hold it, if the coordinator does not know yet that it is dead.
                 self._taken = refused.detail

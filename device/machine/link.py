@@ -107,7 +107,7 @@ class CoordinatorLink:
     def close(self) -> None:
         """Say goodbye, and give up all downloads."""
         self.say_bye("stopped")
-        self.ended.exception()  # asyncio would else complain that nobody looked at it
+        self.ended.exception()  # otherwise asyncio complains that nobody has read the exception
         self._granted.cancel()
         if self._store is not None:
             self._store.close()
@@ -138,7 +138,7 @@ class CoordinatorLink:
                     if not self.ended.done():
                         self.ended.set_exception(RunOver(stop.reason))
                 case _:
-                    pass  # Beat, and what is meant for devices
+                    pass  # a Beat, or a message that is meant for devices
         except FedemuError as error:
             self._fail(error)
         self._arm()

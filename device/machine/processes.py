@@ -224,7 +224,7 @@ class DeviceProcesses:
         process.pid = None
         process.joined.clear()
         self._process_ended(number)
-        if not process.retired:  # a retired one has said goodbye itself
+        if not process.retired:  # a retired process has said goodbye itself
             for device in process.devices:
                 self._died(device, process.incarnations[device])
         self._count()
@@ -239,7 +239,7 @@ class DeviceProcesses:
         if self._stopping or process.retired:
             return
         self._observer.restarted("device")
-        if as_planned:  # or killed by someone, which makes no difference
+        if as_planned:  # somebody else may have killed it, which makes no difference
             self._fork(number)
             return
         process.failures += 1

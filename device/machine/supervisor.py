@@ -150,7 +150,7 @@ def _signals(work: asyncio.Task[object]) -> Iterator[list[str]]:
             try:
                 loop.add_signal_handler(number, stop, number)
             except (RuntimeError, ValueError):
-                break  # not the main thread, which alone gets signals
+                break  # this is not the main thread, and only the main thread gets signals
             taken.append(number)
         yield received
     finally:

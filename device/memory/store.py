@@ -34,7 +34,7 @@ class OwnStore:
             return
         for name in names:
             if name.startswith(PREFIX) and name.endswith(SUFFIX):
-                with suppress(ValueError):  # a file with such a name that is no version
+                with suppress(ValueError):  # the file has such a name, but is no version
                     self._versions.add(AskId.parse(name[len(PREFIX) : -len(SUFFIX)]))
             elif name.endswith(PARTIAL):
                 (folder / name).unlink(missing_ok=True)

@@ -80,7 +80,7 @@ class Birthplace:
         except FileNotFoundError:
             return 0.0
         except ValueError:
-            left = 0.0  # the crash cut off the file
+            left = 0.0  # a crash has cut the file short
         if left <= 0:
             path.unlink(missing_ok=True)
         return max(0.0, left)

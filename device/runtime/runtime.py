@@ -39,7 +39,7 @@ class DeviceRuntime:
         self._store = store
         self._wall: WallClock | None = None
         self._in_hand: dict[str, WorkInHand] = {}
-        self._early: dict[str, None] = {}  # asks that may proceed before their work came, as transports may reorder
+        self._early: dict[str, None] = {}  # asks whose Proceed came before their Work, as transports may reorder
 
     @property
     def due(self) -> float:
@@ -154,7 +154,7 @@ class DeviceRuntime:
             self._wall.set(work.start, now)
         held = self._in_hand.get(work.ask)
         if held is None or not held.asks_the_same(work):
-            # It is new, or a coordinator that has lost its latest round asks for it again.
+            # The work is new, or a coordinator that has lost its latest round asks for it again.
             held = take_in_hand(work, frames, self._behaviour, self._stream, self._store)
             others = self._in_hand.values()
             stale = [other for other in others if other.phase == "scheduled" and other.ask < held.ask]

@@ -94,7 +94,7 @@ class Lowering:
         if found is None:
             if len(self._cache) >= MAX_CACHED:
                 self._cache.clear()
-            # The program is kept too, so that no other one gets its id.
+            # The program is kept too, so that no other program gets its id.
             found = self._cache[key] = (program, self._lower(function, given, [t.stride() for t in spent]))
         return found[1]
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-# The class is documented, but its module is private.
+# ``TorchDispatchMode`` is documented, but its module is private.
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Trees of dicts, tuples and named tuples as flat lists, and back. torch has no public module for this, and
-# ``torch.func.vmap`` flattens by the same one.
+# These turn trees of dicts, tuples and named tuples into flat lists, and back. torch has no public module for this, and
+# ``torch.func.vmap`` uses this private one too.
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 __all__ = [
