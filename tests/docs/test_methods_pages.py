@@ -76,7 +76,7 @@ def test_every_loss_has_its_section() -> None:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_what_a_method_sends_keeps_tells_and_costs(name: str) -> None:
+def test_the_first_table_tells_what_a_method_sends_keeps_and_costs(name: str) -> None:
     algorithm = built(name)
     ask = next(algorithm.round(began(algorithm), BEGINNING))
     assert isinstance(ask, Ask)
@@ -111,7 +111,7 @@ def evaluated(passes: str) -> int:
 
 
 @pytest.mark.parametrize("name", IN_LATER_TASKS)
-def test_what_a_method_adds_in_later_tasks(name: str) -> None:
+def test_the_second_table_tells_what_a_method_adds_in_later_tasks(name: str) -> None:
     algorithm = built(name)
     script = algorithm.round(began(algorithm), LATER_ROUND)
     request, job = next(script), "none"
@@ -129,7 +129,7 @@ def test_what_a_method_adds_in_later_tasks(name: str) -> None:
     assert told == job
 
 
-def test_what_generators_weigh_in_numbers_and_in_samples() -> None:
+def test_the_sizes_of_generators_in_numbers_and_in_samples_are_told() -> None:
     for shape in (SHAPE, (1, 28, 28), (3, 32, 32)):
         generator = generator_for(shape)
         numbers = sum(leaf.numel() for leaf in generator.model.init(0).values())
@@ -137,13 +137,13 @@ def test_what_generators_weigh_in_numbers_and_in_samples() -> None:
         assert f"{samples_of_equal_memory(generator):,}" in PAGE
 
 
-def test_methods_that_remember_tasks_are_those_that_no_other_stream_takes() -> None:
+def test_methods_that_remember_tasks_are_refused_on_every_other_stream() -> None:
     refused = {name for name in ALGORITHMS if fits(partial(build_algorithm, name, {}, ingredients())) == "no"}
     assert refused == IN_LATER_TASKS.keys()
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_which_methods_take_the_reweighted_softmax(name: str) -> None:
+def test_the_first_table_tells_which_methods_take_the_reweighted_softmax(name: str) -> None:
     assert AT_A_GLANCE[name][-1] == fits(lambda: built(name, loss="wsm"))
 
 
@@ -157,7 +157,7 @@ def test_the_table_of_methods_holds_them_all() -> None:
     assert AT_A_GLANCE.keys() == ALGORITHMS.keys()
 
 
-def test_what_strategies_of_replay_are_sent_need_and_cost() -> None:
+def test_the_table_of_strategies_tells_what_they_are_sent_need_and_cost() -> None:
     rows = re.findall(
         r"^\| `(\w+)` \| (nothing|the model|below) \| (\d|below) \| (yes|no) \|", PAGE, flags=re.MULTILINE
     )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedemu.protocol import messages as m
+from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN, ITEM_BYTES, UP, Decoder, Envelope, encode
 from fedemu.protocol.errors import ProtocolError
 
@@ -25,12 +25,12 @@ seconds = st.floats(min_value=0, allow_nan=False)
 ask = st.builds("{}.{}.{}".format, *[st.integers(0, 10**9 - 1)] * 3)
 digest = st.text("0123456789abcdef", min_size=64, max_size=64)
 patience = st.integers(1, 100)
-blob = st.builds(m.BlobRef, key=name, digest=digest, size=size)
+blob = st.builds(wire.BlobRef, key=name, digest=digest, size=size)
 pairs = st.lists(st.tuples(index, index), max_size=4).map(tuple)
 blobs = st.lists(blob, max_size=3).map(tuple)
 specs = st.lists(
     st.builds(
-        m.TensorSpec,
+        wire.TensorSpec,
         name=name,
         dtype=st.sampled_from(sorted(ITEM_BYTES)),
         shape=st.lists(st.integers(0, 3), max_size=3).map(tuple),
@@ -39,22 +39,22 @@ specs = st.lists(
     unique_by=lambda spec: spec.name,
 ).map(tuple)
 
-MESSAGES: dict[type[m.Message], st.SearchStrategy[Any]] = {
-    m.Hello: st.builds(m.Hello, device=index, incarnation=index, lease=name, capabilities=st.just(("gzip", "é"))),
-    m.Heartbeat: st.builds(m.Heartbeat),
-    m.Presence: st.builds(
-        m.Presence, until=seconds, intervals=st.lists(st.tuples(seconds, seconds), max_size=5).map(tuple)
+MESSAGES: dict[type[wire.Message], st.SearchStrategy[Any]] = {
+    wire.Hello: st.builds(wire.Hello, device=index, incarnation=index, lease=name, capabilities=st.just(("gzip", "é"))),
+    wire.Heartbeat: st.builds(wire.Heartbeat),
+    wire.Presence: st.builds(
+        wire.Presence, until=seconds, intervals=st.lists(st.tuples(seconds, seconds), max_size=5).map(tuple)
     ),
-    m.Scheduled: st.builds(
-        m.Scheduled,
+    wire.Scheduled: st.builds(
+        wire.Scheduled,
         ask=ask,
         event=st.sampled_from(["finish", "drop"]),
         at=seconds,
-        cause=st.sampled_from([None, *typing.get_args(m.DropCause)]),
+        cause=st.sampled_from([None, *typing.get_args(wire.DropCause)]),
         back=st.none() | seconds,
     ),
-    m.Result: st.builds(
-        m.Result,
+    wire.Result: st.builds(
+        wire.Result,
         ask=ask,
         examples=size,
         steps=size,
@@ -63,14 +63,14 @@ MESSAGES: dict[type[m.Message], st.SearchStrategy[Any]] = {
         seconds=st.none() | st.floats(min_value=0, max_value=1e9),
         tensors=specs,
     ),
-    m.Failed: st.builds(m.Failed, ask=ask, reason=name, detail=name, planned=st.booleans()),
-    m.Declined: st.builds(m.Declined, ask=ask, reason=name),
-    m.Bye: st.builds(m.Bye, reason=name),
-    m.Enroll: st.builds(m.Enroll, count=st.integers(1, 10**6), lease=st.none() | name, host=name),
-    m.Need: st.builds(m.Need, digest=digest, offset=size, length=st.integers(1, 2**24)),
-    m.Died: st.builds(m.Died, device=index, incarnation=index),
-    m.Welcome: st.builds(
-        m.Welcome,
+    wire.Failed: st.builds(wire.Failed, ask=ask, reason=name, detail=name, planned=st.booleans()),
+    wire.Declined: st.builds(wire.Declined, ask=ask, reason=name),
+    wire.Bye: st.builds(wire.Bye, reason=name),
+    wire.Enroll: st.builds(wire.Enroll, count=st.integers(1, 10**6), lease=st.none() | name, host=name),
+    wire.Need: st.builds(wire.Need, digest=digest, offset=size, length=st.integers(1, 2**24)),
+    wire.Died: st.builds(wire.Died, device=index, incarnation=index),
+    wire.Welcome: st.builds(
+        wire.Welcome,
         device=index,
         clock=st.sampled_from(["virtual", "wall"]),
         horizon=seconds,
@@ -79,8 +79,8 @@ MESSAGES: dict[type[m.Message], st.SearchStrategy[Any]] = {
         durable_round=number,
         elapsed=seconds,
     ),
-    m.Granted: st.builds(
-        m.Granted,
+    wire.Granted: st.builds(
+        wire.Granted,
         lease=name,
         run=name,
         ranges=pairs,
@@ -90,9 +90,9 @@ MESSAGES: dict[type[m.Message], st.SearchStrategy[Any]] = {
         heartbeat_seconds=seconds,
         patience=patience,
     ),
-    m.Refused: st.builds(m.Refused, reason=name, detail=name),
-    m.Work: st.builds(
-        m.Work,
+    wire.Refused: st.builds(wire.Refused, reason=name, detail=name),
+    wire.Work: st.builds(
+        wire.Work,
         ask=ask,
         program=name,
         task=index,
@@ -106,17 +106,17 @@ MESSAGES: dict[type[m.Message], st.SearchStrategy[Any]] = {
         durable_round=number,
         tensors=specs,
     ),
-    m.Proceed: st.builds(m.Proceed, ask=ask),
-    m.Blob: st.builds(m.Blob, digest=digest, offset=size, size=size),
-    m.Offer: st.builds(m.Offer, blobs=blobs, round=index),
-    m.Extend: st.builds(m.Extend, until=seconds),
-    m.Accepted: st.builds(m.Accepted, ask=ask),
-    m.Duplicate: st.builds(m.Duplicate, ask=ask, verdict=st.sampled_from(typing.get_args(m.Verdict))),
-    m.Late: st.builds(m.Late, ask=ask),
-    m.Invalid: st.builds(m.Invalid, ask=ask, reason=name, detail=name),
-    m.Cancel: st.builds(m.Cancel, ask=ask),
-    m.Beat: st.builds(m.Beat),
-    m.Stop: st.builds(m.Stop, reason=name),
+    wire.Proceed: st.builds(wire.Proceed, ask=ask),
+    wire.Blob: st.builds(wire.Blob, digest=digest, offset=size, size=size),
+    wire.Offer: st.builds(wire.Offer, blobs=blobs, round=index),
+    wire.Extend: st.builds(wire.Extend, until=seconds),
+    wire.Accepted: st.builds(wire.Accepted, ask=ask),
+    wire.Duplicate: st.builds(wire.Duplicate, ask=ask, verdict=st.sampled_from(typing.get_args(wire.Verdict))),
+    wire.Late: st.builds(wire.Late, ask=ask),
+    wire.Invalid: st.builds(wire.Invalid, ask=ask, reason=name, detail=name),
+    wire.Cancel: st.builds(wire.Cancel, ask=ask),
+    wire.Beat: st.builds(wire.Beat),
+    wire.Stop: st.builds(wire.Stop, reason=name),
 }
 
 
@@ -127,8 +127,8 @@ def frames_of(message: Any) -> list[bytes]:
     return [bytes(frame) for frame in encode(message, buffers or [b"chunk"] * message.raw_frames)]
 
 
-def decoder_of(kind: type[m.Message]) -> Decoder:
-    return UP if kind in typing.get_args(m.Up) else DOWN
+def decoder_of(kind: type[wire.Message]) -> Decoder:
+    return UP if kind in typing.get_args(wire.Up) else DOWN
 
 
 def either(decoder: Decoder, frames: list[bytes]) -> None:
@@ -142,14 +142,14 @@ def either(decoder: Decoder, frames: list[bytes]) -> None:
 
 
 def test_every_message_is_tried() -> None:
-    assert set(MESSAGES) == {*typing.get_args(m.Up), *typing.get_args(m.Down)}
+    assert set(MESSAGES) == {*typing.get_args(wire.Up), *typing.get_args(wire.Down)}
 
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
-def test_a_message_survives_the_wire(kind: type[m.Message]) -> None:
+def test_a_message_survives_the_wire(kind: type[wire.Message]) -> None:
     @settings(QUICK, max_examples=15)
     @given(MESSAGES[kind])
-    def survives(message: m.Message) -> None:
+    def survives(message: wire.Message) -> None:
         frames = frames_of(message)
         envelope = decoder_of(kind).decode(frames)
         assert type(envelope.message) is kind
@@ -185,7 +185,7 @@ def test_wrongly_typed_fields_are_refused_or_decoded(tag: str, fields: dict[str,
 
 @QUICK
 @given(st.one_of(list(MESSAGES.values())), st.data())
-def test_truncated_and_mutated_messages_are_refused_or_decoded(message: m.Message, data: st.DataObject) -> None:
+def test_truncated_and_mutated_messages_are_refused_or_decoded(message: wire.Message, data: st.DataObject) -> None:
     frames = frames_of(message)
     position = data.draw(st.integers(0, len(frames) - 1))
     frame = bytearray(frames[position])

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedemu.ops.bench.scripted import ScriptedCoordinator, Terms
-from fedemu.protocol import messages as m
+from fedemu.protocol import messages as wire
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.errors import ProtocolError
@@ -47,11 +47,11 @@ class Coordinator(ScriptedCoordinator):
     def __init__(self, network: Network, folder: Path, clock: Literal["virtual", "wall"]) -> None:
         terms = Terms(range(1, 2), "0" * 64, heartbeat_seconds=1.0, patience=10, clock=clock, horizon=100.0)
         super().__init__(network, folder, terms, b"{}", STREAM)
-        self.messages: list[m.Message] = []
+        self.messages: list[wire.Message] = []
         self.rejected: list[ProtocolError] = []
-        self.result: m.Result | None = None
+        self.result: wire.Result | None = None
         self.frames: Sequence[Buffer] = ()
-        self.work = m.Work(
+        self.work = wire.Work(
             ask="1.0.0",
             program="train",
             task=0,
@@ -72,22 +72,22 @@ class Coordinator(ScriptedCoordinator):
     def unreadable(self, peer: bytes, error: ProtocolError) -> None:
         self.rejected.append(error)
 
-    def welcome(self, peer: bytes, hello: m.Hello) -> None:
+    def welcome(self, peer: bytes, hello: wire.Hello) -> None:
         super().welcome(peer, hello)
         if self.terms.clock == "wall":
             self.router.send(peer, self.work)
 
-    def heard(self, peer: bytes, device: int | None, message: m.Message, frames: Sequence[Buffer]) -> None:
+    def heard(self, peer: bytes, device: int | None, message: wire.Message, frames: Sequence[Buffer]) -> None:
         match message:
-            case m.Presence():
+            case wire.Presence():
                 self.router.send(peer, self.work)
-            case m.Scheduled(ask="1.0.0", event="finish"):
-                self.router.send(peer, m.Offer(blobs=self.work.shared, round=1))
-                self.router.send(peer, m.Proceed(ask="1.0.0"))
-            case m.Result(ask="1.0.0"):
+            case wire.Scheduled(ask="1.0.0", event="finish"):
+                self.router.send(peer, wire.Offer(blobs=self.work.shared, round=1))
+                self.router.send(peer, wire.Proceed(ask="1.0.0"))
+            case wire.Result(ask="1.0.0"):
                 self.result, self.frames = message, frames
-                self.router.send(peer, m.Accepted(ask="1.0.0"))
-                self.router.send(peer, m.Stop())
+                self.router.send(peer, wire.Accepted(ask="1.0.0"))
+                self.router.send(peer, wire.Stop())
 
 
 async def run_device(address: str) -> tuple[int | None, str]:
@@ -109,9 +109,9 @@ async def test_the_device_takes_part_in_a_run_to_its_end(
     coordinator = Coordinator(tcp.network, tmp_path, clock)
     coordinator.open(tcp.wildcard)
     assert await run_device(coordinator.address) == (0, "")
-    await eventually(lambda: coordinator.messages[-1] == m.Bye())
-    assert coordinator.messages[0] == m.Enroll(count=1)
-    assert m.Hello(device=1, incarnation=0, lease="lease-1") in coordinator.messages
+    await eventually(lambda: coordinator.messages[-1] == wire.Bye())
+    assert coordinator.messages[0] == wire.Enroll(count=1)
+    assert wire.Hello(device=1, incarnation=0, lease="lease-1") in coordinator.messages
     assert coordinator.rejected == []
     assert coordinator.result is not None
     assert coordinator.result.examples == 5
@@ -125,7 +125,9 @@ async def test_the_device_takes_part_in_a_run_to_its_end(
 
 async def test_a_refusal_ends_it_with_the_coordinators_words(tcp: Any) -> None:
     side = tcp.listen()
-    side.react = lambda message, peer: side.router.send(peer, m.Refused(reason="fleet_full", detail="All are taken."))
+    side.react = lambda message, peer: side.router.send(
+        peer, wire.Refused(reason="fleet_full", detail="All are taken.")
+    )
     assert await run_device(side.router.address) == (1, "All are taken.\n")
 
 

@@ -10,12 +10,12 @@ import msgpack  # type: ignore[import-untyped]
 import pytest
 from pydantic.fields import FieldInfo
 
-from fedemu.protocol import messages as m
+from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import ITEM_BYTES, UP
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
-MESSAGES: dict[str, type[m.Message]] = {
-    kind.model_fields["type"].default: kind for kind in (*typing.get_args(m.Up), *typing.get_args(m.Down))
+MESSAGES: dict[str, type[wire.Message]] = {
+    kind.model_fields["type"].default: kind for kind in (*typing.get_args(wire.Up), *typing.get_args(wire.Down))
 }
 FROM_COORDINATOR = PAGE.index("## Messages from the coordinator")
 
@@ -40,7 +40,7 @@ def test_the_bytes_of_the_example_are_the_message_that_it_is_said_to_be() -> Non
     [example] = re.findall(r"is this one frame:\n\n```text\n(.*?)```", PAGE, re.DOTALL)
     words = [word for line in example.splitlines() for word in re.split(r"\s{3,}", line.strip())[0].split()]
     frame = bytes.fromhex("".join(words))
-    assert UP.decode([frame]).message == m.Scheduled(ask="1.0.0", event="finish", at=12.5)
+    assert UP.decode([frame]).message == wire.Scheduled(ask="1.0.0", event="finish", at=12.5)
     assert msgpack.unpackb(frame)["t"] == "scheduled"
 
 
@@ -49,7 +49,7 @@ def test_every_message_is_described_under_its_sender() -> None:
     assert sorted(headings) == sorted(MESSAGES)
     for tag, kind in MESSAGES.items():
         described_below = PAGE.index(f"\n### {tag}\n") > FROM_COORDINATOR
-        assert described_below == (kind in typing.get_args(m.Down)), tag
+        assert described_below == (kind in typing.get_args(wire.Down)), tag
 
 
 @pytest.mark.parametrize("tag", MESSAGES)
@@ -67,9 +67,9 @@ def test_every_dtype_is_listed_with_its_size() -> None:
 
 
 def test_every_choice_is_listed() -> None:
-    for choice in (*typing.get_args(m.Verdict), *typing.get_args(m.DropCause)):
+    for choice in (*typing.get_args(wire.Verdict), *typing.get_args(wire.DropCause)):
         assert f"`{choice}`" in PAGE
-    [reasons] = re.findall(r"``reason`` is (.*)\.", m.Refused.__doc__ or "")
+    [reasons] = re.findall(r"``reason`` is (.*)\.", wire.Refused.__doc__ or "")
     assert set(rows(section("Refusals and reasons"))) >= set(re.split(", | or ", reasons))
 
 

@@ -68,17 +68,17 @@ def test_forgetting_is_not_a_number_if_no_class_has_test_samples():
     assert np.isnan(round_forgetting(nothing)).tolist() == [True, True]
 
 
-def test_local_forgetting_is_what_client_j_lost_on_the_data_of_client_k():
+def test_local_forgetting_is_the_loss_of_device_j_on_the_data_of_device_k():
     lost = local_forgetting([0.75, 0.5], [[1.0, 0.25], [0.5, 0.75]])
     assert lost.tolist() == [[-0.25, 0.25], [0.25, -0.25]]
 
 
-def test_mean_local_forgetting_leaves_out_a_clients_own_data():
+def test_mean_local_forgetting_leaves_out_a_devices_own_data():
     lost = [[-0.25, 0.25, 0.75], [0.5, -1.0, 0.0], [0.25, 0.25, 9.0]]
     assert mean_local_forgetting(lost).tolist() == [0.5, 0.25, 0.25]
 
 
-def test_a_single_client_has_no_others_to_forget():
+def test_a_single_device_has_no_others_to_forget():
     assert np.isnan(mean_local_forgetting([[0.5]])).tolist() == [True]
 
 
@@ -170,7 +170,7 @@ def test_a_class_without_test_samples_leaves_its_part_of_a_distribution_to_the_o
     assert np.isnan(over_distribution([np.nan, 1.0], [1.0, 0.0]))
 
 
-def test_clients_without_test_data_take_no_part_in_mean_local_forgetting():
+def test_devices_without_test_data_take_no_part_in_mean_local_forgetting():
     assert mean_local_forgetting([[0.0, 0.5, np.nan], [0.25, 0.0, np.nan], [0.25, 0.75, np.nan]]).tolist() == [
         0.5,
         0.25,
