@@ -26,7 +26,7 @@ MATRIX = [[0.75, 0.25, 0.0], [0.5, 1.0, 0.25], [0.25, 0.5, 0.75]]
 
 
 def row(round: int, accuracy: Sequence[float | None], **more: Any) -> dict[str, Any]:
-    """Two rounds a period, all of one size; a perplexity is a hundred times the share that is wrong, plus one."""
+    """A row. A period has two rounds, test sets are of one size, and a perplexity is 100 · (1 - accuracy) + 1."""
     known = [value for value in accuracy if value is not None]
     loss = [None if value is None else math.log(100 * (1 - value) + 1) for value in accuracy]
     task = (round - 1) // 2
