@@ -61,7 +61,8 @@ $(BIN)/python:
 	@echo "Creating $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 
-# The stamps keep `make` from installing again while nothing changed. Sources need no new installation: it is editable.
+# With these stamps `make` installs again only if constraints.txt or pyproject.toml changed. The installation is editable, so changed
+# sources need no new one.
 $(VENV)/.installed: constraints.txt pyproject.toml | $(BIN)/python
 	@echo "Installing $(TORCH), then fedemu and the rest (some minutes the first time)"
 	@$(INSTALL) setuptools

@@ -29,7 +29,7 @@ from fedemu.protocol.transport.memory import MemoryNetwork
 
 
 class Overheard:
-    """A network in memory that overhears the coordinator.
+    """A network in memory that overhears the coordinator. Its methods are those of ``Network``.
 
     ``accepted`` holds, by round, the devices that were told that their updates are accepted, in this order.
     """

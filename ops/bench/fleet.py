@@ -53,7 +53,7 @@ def _membership(folder: Path, devices: int, effort: Effort, tell: Tell) -> Itera
 
 
 def _memory(folder: Path, devices: int, tell: Tell) -> Iterator[Figure]:
-    """The private memory of the device processes of a real run, and that of bare children."""
+    """The private memory of the device processes of a real run, and of bare children."""
     tell(f"fleet: private memory of {devices} device processes in a run")
     overrides = [f"fleet.devices={devices}", "rounds=100000", f"fleet.per_round={max(1, devices // 10)}"]
     with BareFleet(devices) as bare:

@@ -61,6 +61,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
+        """The spread of some values, at least one."""
         known = list(values)
         return cls(statistics.median(known), min(known), max(known))
 

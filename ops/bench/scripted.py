@@ -1,7 +1,7 @@
 """A coordinator without rounds: it grants one lease, serves blobs, welcomes devices and answers heartbeats.
 
-A subclass adds what it asks of devices. The benchmark of the fleet measures devices against one, and tests put one
-before supervisors and devices. It makes no decisions and no random draws.
+A subclass adds what it asks of devices. The benchmark of the fleet and many tests use such a coordinator instead of a
+real one. It makes no decisions and no random draws.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fedemu.protocol.transport.interface import Network, Router
 
 @dataclass
 class Terms:
-    """What a scripted coordinator grants and tells. They may be changed between two messages.
+    """What a scripted coordinator grants and tells. The terms may be changed between two messages.
 
     ``devices`` are the indices of the lease. ``data`` is the digest that the machine's data must have. ``horizon`` is
     the virtual time, in seconds, up to which devices announce their presence.
@@ -75,6 +75,7 @@ class ScriptedCoordinator:
         return self.router.address
 
     def open(self, address: str) -> None:
+        """Begin to listen at ``address``."""
         self.router = self.network.bind(address, UP, self.receive, self.unreadable)
 
     def close(self) -> None:
@@ -88,7 +89,7 @@ class ScriptedCoordinator:
                 self.router.send(peer, Stop(reason=reason))
 
     def forget_everyone(self) -> None:
-        """Know nobody, as a coordinator that has started again."""
+        """Forget all peers, as if the coordinator had started again."""
         self.members.clear()
         self.supervisor = None
 
@@ -150,6 +151,7 @@ class ScriptedCoordinator:
         """Any other message of a known peer; ``device`` is None for the supervisor."""
 
     def unreadable(self, peer: bytes, error: ProtocolError) -> None:
+        """Raise RuntimeError, because a peer sent a message that cannot be read."""
         raise RuntimeError(f"a peer sent what cannot be read: {error}")
 
     def _knows(self, peer: bytes) -> bool:

@@ -99,7 +99,7 @@ def task_studies(entries: Sequence[Entry]) -> tuple[TaskStudy, ...]:
 
 
 def _named(members: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
-    """The labels of the experiments. If there are several studies, what only tells studies apart is left out."""
+    """The labels of the experiments. Settings that differ only between studies are left out of them."""
     if len(members) == len(entries):
         return [entry.label for entry in members]
     return labels([Group(entry.runs[0].path, entry.experiment, entry.runs, entry.seeds) for entry in members])

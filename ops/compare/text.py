@@ -180,7 +180,7 @@ def _width(table: Table) -> int:
 
 
 def _print(console: Console, table: Mapping[str, list[str]]) -> None:
-    """Print a table, in parts if it is too wide. The first column names the rows of every part."""
+    """Print a table, in parts if it is too wide. Every part begins with the first column, which names the rows."""
     labels, *others = table.items()
     parts = [[labels]]
     for column in others:

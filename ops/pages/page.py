@@ -16,9 +16,9 @@ TEMPLATES: Final = Path(__file__).parent / "templates"
 
 
 def render(template: str, context: Mapping[str, object]) -> str:
-    """The page that ``template``, a file name in ``templates/``, makes of the values of ``context``.
+    """Fill ``template``, a file name in ``templates/``, with the values of ``context``. Returns the page.
 
-    Text becomes text: a value is never taken for markup. Raises jinja2.UndefinedError if the template uses a name that
+    A value is shown as text and never taken for markup. Raises jinja2.UndefinedError if the template uses a name that
     ``context`` does not have.
     """
     environment = Environment(
@@ -34,7 +34,7 @@ def render(template: str, context: Mapping[str, object]) -> str:
 
 
 def unbroken(text: str) -> str:
-    """The text with spaces at which no line ends, so that a number keeps its unit.
+    """Replace the spaces of a text by no-break spaces, so that a number and its unit stay on one line.
 
     A line may still end after a comma, and before a deviation or a bracket.
     """

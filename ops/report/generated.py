@@ -31,7 +31,7 @@ def generated_plots(generated: ByTask) -> dict[str, Callable[[ByTask], Figure | 
 
 
 def generator_table(rows: Sequence[Row]) -> Table | None:
-    """A line for each task whose rows have remarks of a generator. None if no row has any."""
+    """A line for each task whose rows have remarks about a generator. None if no row has such remarks."""
     told: dict[int, Mapping[str, Any]] = {}
     for row in rows:
         if said := row.remarks.get("generator"):

@@ -62,7 +62,7 @@ def run_devices(count: int, runtime: Runtime, state: Path, logs: Path) -> None:
 
 
 class Told(MachineObserver):
-    """Tells people when all devices are connected, and what has to be started again. Passes every event on."""
+    """Tells people when all devices are connected, and which processes are started again. Passes every event on."""
 
     def __init__(self, metrics: MachineObserver) -> None:
         self._metrics = metrics

@@ -35,6 +35,7 @@ class Scale:
 
     @property
     def settings(self) -> tuple[str, ...]:
+        """The overrides of this scale, as ``key=value``."""
         return (f"rounds={self.rounds}", *self.overrides)
 
 
@@ -77,6 +78,7 @@ class Scenario:
     shows: Callable[[Sequence[Row]], list[str]] | None = None
 
     def settings(self, scale: Scale) -> tuple[str, ...]:
+        """The overrides of ``scale``, followed by those of the scenario, which win."""
         return (*scale.settings, *self.overrides)
 
 

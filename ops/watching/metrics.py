@@ -23,7 +23,7 @@ class Exporter:
     """Serves one registry over HTTP until it is closed."""
 
     def __init__(self, registry: CollectorRegistry, port: int, address: str = "127.0.0.1") -> None:
-        """Begin to serve. Port 0 takes a free port, which ``port`` tells. ConfigurationError if the port is in use."""
+        """Begin to serve. Port 0 takes a free port, see ``port``. Raises ConfigurationError if the port is in use."""
         try:
             self._server, self._thread = start_http_server(port, addr=address, registry=registry)
         except (OSError, OverflowError) as error:

@@ -43,26 +43,32 @@ class Static(Section):
 
     @property
     def period_count(self) -> int:
+        """The number of periods."""
         return 1
 
     @property
     def rounds_each(self) -> int:
+        """The number of rounds of a period."""
         return 1
 
     @property
     def seconds(self) -> float:
+        """The length of a period on the experiment's clock, in seconds. 0 means that only rounds divide the stream."""
         return 0.0
 
     @property
     def arrivals(self) -> Literal["start"]:
+        """How samples arrive in their period: all at its start."""
         return "start"
 
     @property
     def cumulative(self) -> bool:
+        """Whether samples stay at a device after their period."""
         return False
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """The columns of the data set that the stream reads."""
         return ()
 
 
@@ -80,10 +86,12 @@ class _Periodic(Section):
 
     @property
     def seconds(self) -> float:
+        """The length of a period on the experiment's clock, in seconds. 0 means that only rounds divide the stream."""
         return self.period_seconds
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """The columns of the data set that the stream reads."""
         return ()
 
     @model_validator(mode="after")
@@ -108,10 +116,12 @@ class _Divided(_Periodic):
 
     @property
     def period_count(self) -> int:
+        """The number of periods."""
         return self.periods
 
     @property
     def rounds_each(self) -> int:
+        """The number of rounds of a period."""
         return self.rounds_per_period
 
 
@@ -128,6 +138,7 @@ class Periods(_Divided):
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """The columns of the data set that the stream reads."""
         return () if self.order == INDEX else (self.order,)
 
 
@@ -139,6 +150,7 @@ class _Drifting(_Divided):
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """The columns of the data set that the stream reads."""
         return () if self.column == LABEL else (self.column,)
 
 
@@ -172,10 +184,12 @@ class Classes(_Periodic):
 
     @property
     def period_count(self) -> int:
+        """The number of periods."""
         return self.tasks
 
     @property
     def rounds_each(self) -> int:
+        """The number of rounds of a period."""
         return self.rounds_per_task
 
     @model_validator(mode="after")

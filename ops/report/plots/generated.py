@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 from fedemu.ops.pages.style import GREY, INK
 
 FEW_CLASSES: Final = 10
-"""Up to this number of classes a picture fits beside another one. More take the width of the page, 20 in a band."""
+"""Up to this number of classes a picture fits beside another one.
+
+A picture of more classes takes the width of the page, with 20 classes in a band.
+"""
 MOST_ROWS: Final = 16
-"""The largest number of rows of generated samples in all bands together. Each band has two at least."""
+"""The largest number of rows of generated samples in all bands together. Each band has at least two rows."""
 LONGEST_NAME: Final = 14
 """A longer name of a class is cut."""
 CELL: Final = 0.56
