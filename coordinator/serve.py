@@ -121,9 +121,9 @@ class Coordinator:
             )
         self._observers.event("fleet_complete", devices=settings.devices)
 
-    async def _unless(self, stopped: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work until it is done, a signal comes, or the coordinator itself has a fault."""
-        task = asyncio.create_task(work)
+    async def _unless(self, stopped: asyncio.Event, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run ``coroutine`` until it is done, a signal comes, or the coordinator itself has a fault."""
+        task = asyncio.create_task(coroutine)
         signalled = asyncio.create_task(stopped.wait())
         try:
             either: set[asyncio.Future[Any]] = {task, signalled, self._service.reception.broken}

@@ -19,9 +19,9 @@ class Numerics:
     def __init__(self, threads: int) -> None:
         self._thread = ThreadPoolExecutor(1, "numerics", initializer=torch.set_num_threads, initargs=(threads,))
 
-    async def compute(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Call ``work`` in the thread, after all earlier calls, and return its result."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+    async def compute(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call ``function`` in the thread, after all earlier calls, and return its result."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     def __enter__(self) -> Self:
         return self

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.coordinator.record import checkpoint
-from fedemu.coordinator.rounds.server_job_worker import Place, work
+from fedemu.coordinator.rounds.server_job_worker import Place, run_and_exit
 from fedemu.protocol.errors import FedemuError
 
 ReportStep = Callable[[int, int], None]
@@ -183,7 +183,7 @@ class _Child:
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            work(self._job, self._place, self._threads, writing, parent)
+            run_and_exit(self._job, self._place, self._threads, writing, parent)
         return pid
 
 

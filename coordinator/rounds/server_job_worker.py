@@ -32,7 +32,7 @@ class Place:
     ordinal: int
 
 
-def work(job: ServerJob, place: Place, threads: int, pipe: int, parent: int) -> NoReturn:
+def run_and_exit(job: ServerJob, place: Place, threads: int, pipe: int, parent: int) -> NoReturn:
     """The life of the child of process ``parent``: run the job, report by lines of JSON on ``pipe``, and exit."""
     code = 1
     try:

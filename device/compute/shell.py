@@ -79,7 +79,7 @@ class TrainerShell:
 
     def train(self, train: Train, frames: Sequence[memoryview]) -> None:
         """Run a group of jobs: send the answer to each job, and then ``Finished``."""
-        assert self.runner is not None, "work comes after Ready"
+        assert self.runner is not None, "a group comes after Ready"
         began = time.monotonic()
         for answer, payload in self.runner.run(train, frames):
             self.bus.send(answer, payload)

@@ -139,7 +139,7 @@ class ThreadTrainer(TrainerShell):
         """Run a group of jobs in the thread and answer them on the bus. Returns at once."""
 
         async def compute() -> None:
-            assert self.runner is not None, "work comes after Ready"
+            assert self.runner is not None, "a group comes after Ready"
             runner, began = self.runner, time.monotonic()
             answers = await asyncio.get_running_loop().run_in_executor(
                 self._thread, lambda: list(runner.run(train, frames))
@@ -150,8 +150,8 @@ class ThreadTrainer(TrainerShell):
 
         self._start(compute())
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._done)
 

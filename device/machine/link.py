@@ -57,9 +57,9 @@ class CoordinatorLink:
         self._perform(self._enrolment.start(self._loop.time()))
         return await self.unless_ended(self._granted)
 
-    async def unless_ended(self, work: Awaitable[T]) -> T:
-        """Wait for ``work`` and return its result. If the link ends first, cancel it and raise what ended the link."""
-        task = asyncio.ensure_future(work)
+    async def unless_ended(self, awaited: Awaitable[T]) -> T:
+        """The result of ``awaited``. If the link ends first, this is cancelled and the link's error is raised."""
+        task = asyncio.ensure_future(awaited)
         try:
             await asyncio.wait((task, self.ended), return_when=asyncio.FIRST_COMPLETED)
             if task.done():

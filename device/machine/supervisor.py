@@ -51,9 +51,9 @@ async def supervise(plan: SupervisorPlan) -> None:
     """
     trainers = plan.trainers or default_trainers(plan.device_type)
     prepare_machine(plan.count, plan.per_process, trainers)
-    work = asyncio.current_task()
-    assert work is not None
-    with _signals(work) as signalled:
+    current = asyncio.current_task()
+    assert current is not None
+    with _signals(current) as signalled:
         try:
             async with AsyncExitStack() as stack:
                 await Supervision(plan, trainers, stack).run()
@@ -62,7 +62,7 @@ async def supervise(plan: SupervisorPlan) -> None:
         except asyncio.CancelledError:
             if not signalled:
                 raise
-            work.uncancel()
+            current.uncancel()
             raise Interrupted(f"The devices were stopped by {signalled[0]}.") from None
 
 
@@ -134,15 +134,15 @@ class Supervision:
 
 
 @contextmanager
-def _signals(work: asyncio.Task[object]) -> Iterator[list[str]]:
-    """The first SIGINT, SIGTERM or SIGHUP cancels ``work``; its name is then in the list."""
+def _signals(task: asyncio.Task[object]) -> Iterator[list[str]]:
+    """The first SIGINT, SIGTERM or SIGHUP cancels ``task``. The name of the signal is then in the list."""
     received: list[str] = []
     loop = asyncio.get_running_loop()
 
     def stop(number: signal.Signals) -> None:
         if not received:
             received.append(number.name)
-            work.cancel()
+            task.cancel()
 
     taken = []
     try:
