@@ -119,13 +119,16 @@ class Study:
                 f"{step.drift:.0e}",
                 "yes" if step.descends else "[bold red]no[/]",
             )
-        verdict = "[green]reached[/]" if self.as_expected else "[bold red]missed[/]"
-        yield Group(ratios, f"{QUALITY} Here: {verdict}.", "", steps, COORDINATION, "")
+        result = "[green]reached[/]" if self.as_expected else "[bold red]missed[/]"
+        yield Group(ratios, f"{QUALITY} Here: {result}.", "", steps, COORDINATION, "")
         yield Group(_solver_table(self.solvers), EXPLANATION)
 
 
 def study(effort: Effort, problems: int, tell: Tell, size: Size | None = None) -> Study:
-    """Measure all three. With ``effort.large`` also fleets of 1,000 devices, which take a minute or two each."""
+    """Measure the strategies, the coordination and the solvers.
+
+    With ``effort.large`` fleets of 1,000 devices are measured too, which take a minute or two each.
+    """
     size = size or Size()
     count = effort.count(problems)
     ratios = _ratios(count, size, tell)

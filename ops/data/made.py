@@ -55,8 +55,11 @@ def synthetic(samples: int) -> Labelled:
 
 
 def digits() -> Labelled:
-    """scikit-learn's 1,797 handwritten digits, 8x8, values 0 to 16."""
-    # Its file is read without importing scikit-learn, which takes over a second and 160 MB.
+    """Read scikit-learn's 1,797 handwritten digits: images ``[1797, 1, 8, 8]`` with values 0 to 16.
+
+    Raises DataError if scikit-learn is not installed.
+    """
+    # The file is read without importing scikit-learn, because the import takes over a second and 160 MB.
     package = importlib.util.find_spec("sklearn")
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz" if package and package.origin else None
     if file is None or not file.is_file():

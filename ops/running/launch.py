@@ -39,7 +39,7 @@ def launch(
     started: Callable[[Mapping[Child, int]], None] = lambda pids: None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> Launch:
-    """Run both commands to their end. Returns how it ended, with the ``exit_code`` of the whole.
+    """Run both commands to their end. Returns the launch as it ended. Its ``exit_code`` is that of the run.
 
     The coordinator gets one more argument, the number of a descriptor, and has to ``announce`` itself there. Then the
     devices are started, and ``started`` gets the process ids. ``terminal`` names the file for the output of a child;

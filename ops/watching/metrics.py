@@ -69,7 +69,7 @@ class CoordinatorMetrics:
         self._rejected = counter("fedemu_rejected_messages", "Messages that could not be used.", "reason")
         self._retries = counter("fedemu_round_retries", "Rounds tried again for want of a quorum.")
         self._job_step = gauge("fedemu_server_job_step", "Steps done of the server job under way or last run.", "job")
-        self._job_steps = gauge("fedemu_server_job_steps", "Steps that it takes at most.", "job")
+        self._job_steps = gauge("fedemu_server_job_steps", "The most steps that this server job may take.", "job")
         self._job_seconds = counter("fedemu_server_job_seconds", "Real time that rounds spent on server jobs.")
         for outcome in OUTCOMES:
             self._results.labels(outcome)
@@ -140,7 +140,9 @@ class SupervisorMetrics:
             "fedemu_replay_samples", "Samples held in the replay buffers of this machine's devices.", registry=registry
         )
         self._bytes = Gauge(
-            "fedemu_replay_bytes", "What these samples take in the devices' storage.", registry=registry
+            "fedemu_replay_bytes",
+            "Bytes that the samples of replay buffers take in the devices' storage.",
+            registry=registry,
         )
         self._buffers: dict[int, tuple[int, int]] = {}
         for kind in ("device", "trainer", "zygote"):
