@@ -15,7 +15,8 @@ from fedemu.algorithms.interface import Outputs, Tree
 from fedemu.algorithms.models.layers import batch_statistics
 from fedemu.algorithms.trees import only
 
-Kind = Literal["dense", "convolutional"]
+ModuleKind = Literal["dense", "convolutional"]
+"""The kinds that a module can have. See ``interface.Kind``."""
 
 
 class ModuleModel:
@@ -25,8 +26,8 @@ class ModuleModel:
     (no dropout), and must not branch on values.
     """
 
-    def __init__(self, module: nn.Module, kind: Kind, initial: Callable[[int], Tree]) -> None:
-        self.kind: Kind = kind
+    def __init__(self, module: nn.Module, kind: ModuleKind, initial: Callable[[int], Tree]) -> None:
+        self.kind: ModuleKind = kind
         self._module = module
         self.buffers = frozenset(name for name, _ in module.named_buffers())
         self._initial = initial
@@ -50,7 +51,7 @@ class ModuleModel:
 
 
 class _Observed(ModuleModel):
-    def __init__(self, module: nn.Module, kind: Kind, initial: Callable[[int], Tree]) -> None:
+    def __init__(self, module: nn.Module, kind: ModuleKind, initial: Callable[[int], Tree]) -> None:
         super().__init__(module, kind, initial)
         self._statistics: dict[str, Tensor] = {}
         for mode in self._modes.values():
@@ -67,7 +68,7 @@ class _Observed(ModuleModel):
         self._statistics.update(batch_statistics(name, given[0]))
 
 
-def from_module(build: Callable[[], nn.Module], kind: Kind | None = None) -> ModuleModel:
+def from_module(build: Callable[[], nn.Module], kind: ModuleKind | None = None) -> ModuleModel:
     """A model from a function that builds a module. Each ``init`` calls this function under its seed.
 
     If ``kind`` is None, it follows from the layers of the module.
