@@ -11,14 +11,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedemu.ops.bench.measure import QUICK, Effort, Figure, Spread
+from fedemu.ops.bench.measuring.measure import QUICK, Effort, Figure, Spread
 from fedemu.ops.bench.subjects import SUBJECTS, study
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, FormatOption
 from fedemu.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from fedemu.ops.bench.selection import Study
+    from fedemu.ops.bench.selection.selection import Study
 
 WIDTH = 150
 """The width of the tables in columns, if the output is no terminal."""

@@ -23,7 +23,7 @@ from fedemu.device.bus import abstract_address
 from fedemu.device.machine.arrival import ExperimentCode
 from fedemu.device.machine.supervisor import SupervisorPlan
 from fedemu.device.pipe import TrainerSetup
-from fedemu.ops.bench.scripted import ScriptedCoordinator, Terms
+from fedemu.ops.bench.fleet.scripted import ScriptedCoordinator, Terms
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.host.named import load

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedemu.ops.bench.scripted import ScriptedCoordinator, Terms
+from fedemu.ops.bench.fleet.scripted import ScriptedCoordinator, Terms
 from fedemu.protocol import messages as wire
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.codec import Buffer, Envelope

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from fedemu.ops.bench import accepted, aggregation, system, wire
-from fedemu.ops.bench.fleets import BareFleet, OurFleet
-from fedemu.ops.bench.measure import Effort, Figure, Sample
-from fedemu.ops.bench.processes import memory_of
-from fedemu.ops.bench.system_sides import plain as plain_system
-from fedemu.ops.bench.training_sides import ours, plain
-from fedemu.ops.bench.wire_sides import CASES
+from fedemu.ops.bench.aggregation import aggregation
+from fedemu.ops.bench.fleet.sides import BareFleet, OurFleet
+from fedemu.ops.bench.measuring.measure import Effort, Figure, Sample
+from fedemu.ops.bench.measuring.processes import memory_of
+from fedemu.ops.bench.system import accepted, system
+from fedemu.ops.bench.system.sides import plain as plain_system
+from fedemu.ops.bench.training.sides import ours, plain
+from fedemu.ops.bench.wire import wire
+from fedemu.ops.bench.wire.sides import CASES
 
 TINY = Effort(pairs=2, scale=0.001, seconds=5.0)
 

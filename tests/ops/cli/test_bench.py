@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from typer.testing import CliRunner
 
-from fedemu.ops.bench.measure import Effort, Figure, Sample, Tell, cost, rate
+from fedemu.ops.bench.measuring.measure import Effort, Figure, Sample, Tell, cost, rate
 from fedemu.ops.cli import bench
 from fedemu.ops.cli.commands import app
 

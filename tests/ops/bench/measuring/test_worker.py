@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fedemu.ops.bench.measure import Sample
-from fedemu.ops.bench.worker import BenchmarkError, Worker, at_once
+from fedemu.ops.bench.measuring.measure import Sample
+from fedemu.ops.bench.measuring.worker import BenchmarkError, Worker, at_once
 
 HERE = "test_worker"
 

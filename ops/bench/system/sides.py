@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedemu.ops.assembly.partition import build_partition
-from fedemu.ops.bench.measure import Sample
-from fedemu.ops.bench.plain_loop import device_update, perceptron, snapshot, weighted_mean
+from fedemu.ops.bench.measuring.measure import Sample
+from fedemu.ops.bench.measuring.plain_loop import device_update, perceptron, snapshot, weighted_mean
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment.sources import load_experiment
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fedemu.ops.bench import processes
-from fedemu.ops.bench.fleets import BareFleet, OurFleet
-from fedemu.ops.bench.measure import Effort, Figure, Tell, cost
+from fedemu.ops.bench.fleet.sides import BareFleet, OurFleet
+from fedemu.ops.bench.measuring import processes
+from fedemu.ops.bench.measuring.measure import Effort, Figure, Tell, cost
 from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import live_fleet
 

@@ -13,9 +13,9 @@ from types import TracebackType
 import psutil
 import zmq
 
-from fedemu.ops.bench import processes
-from fedemu.ops.bench.fleet_host import FleetHost
-from fedemu.ops.bench.worker import BenchmarkError
+from fedemu.ops.bench.fleet.host import FleetHost
+from fedemu.ops.bench.measuring import processes
+from fedemu.ops.bench.measuring.worker import BenchmarkError
 from fedemu.ops.running.launch import free_address
 
 ATTACH_SECONDS = 120.0
@@ -149,7 +149,7 @@ class BareFleet:
         address = free_address()
         self._router.bind(address)
         self._parent = subprocess.Popen(
-            [sys.executable, "-m", "fedemu.ops.bench.fleet_bare", address, str(self._devices)],
+            [sys.executable, "-m", "fedemu.ops.bench.fleet.bare", address, str(self._devices)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},

@@ -18,7 +18,7 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any
 
-from fedemu.ops.bench.measure import Sample
+from fedemu.ops.bench.measuring.measure import Sample
 from fedemu.protocol.errors import FedemuError
 
 Measurement = Callable[[], Sample]
@@ -42,7 +42,7 @@ class Worker:
         self._seconds = seconds
         self._pending = b""
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "fedemu.ops.bench.worker", factory, json.dumps(dict(arguments))],
+            [sys.executable, "-m", "fedemu.ops.bench.measuring.worker", factory, json.dumps(dict(arguments))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | dict(environment or {}),

@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from functools import partial
 
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
-from fedemu.ops.bench.measure import Effort, Figure, Tell, paired, rate
-from fedemu.ops.bench.worker import Worker, at_once
+from fedemu.ops.bench.measuring.measure import Effort, Figure, Tell, paired, rate
+from fedemu.ops.bench.measuring.worker import Worker, at_once
 
 MLP_REACH = 5.0
 CNN_REACH = 1.2
-_SIDES = "fedemu.ops.bench.training_sides"
+_SIDES = "fedemu.ops.bench.training.sides"
 
 
 def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:

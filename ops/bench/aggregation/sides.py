@@ -12,7 +12,7 @@ import torch
 from fedemu.algorithms.interface import weighted_mean
 from fedemu.coordinator.asks.payload import Payload, spill
 from fedemu.coordinator.asks.reduce import reduce_replies
-from fedemu.ops.bench.measure import Sample
+from fedemu.ops.bench.measuring.measure import Sample
 from fedemu.protocol.tensors import pack
 
 

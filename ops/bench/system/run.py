@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 
 from fedemu.coordinator.record.row import read_rows
-from fedemu.ops.bench.processes import cpu_seconds
-from fedemu.ops.bench.worker import BenchmarkError
+from fedemu.ops.bench.measuring.processes import cpu_seconds
+from fedemu.ops.bench.measuring.worker import BenchmarkError
 from fedemu.ops.stress.fleet import finished_rounds
 
 RUN_SECONDS = 300.0

@@ -24,9 +24,9 @@ from fedemu.algorithms.replay.selection.selection import (
     solve_capped_simplex,
     targets,
 )
-from fedemu.ops.bench.measure import Effort, Tell
-from fedemu.ops.bench.selection_data import Floats, Size, candidates, cosines, fleet, least_objective, mixture
-from fedemu.ops.bench.selection_solvers import EXPLANATION, SolverComparison, compare_solvers
+from fedemu.ops.bench.measuring.measure import Effort, Tell
+from fedemu.ops.bench.selection.data import Floats, Size, candidates, cosines, fleet, least_objective, mixture
+from fedemu.ops.bench.selection.solvers import EXPLANATION, SolverComparison, compare_solvers
 from fedemu.protocol import seeds
 
 DEVICES: Final = 100

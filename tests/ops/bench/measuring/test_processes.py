@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import psutil
 
-from fedemu.ops.bench import processes
+from fedemu.ops.bench.measuring import processes
 
 
 @contextmanager

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedemu.ops.bench import selection_solvers
-from fedemu.ops.bench.measure import Effort
-from fedemu.ops.bench.selection_data import Size
-from fedemu.ops.bench.selection_solvers import OTHERS, Problem, Solved, compare_solvers, cvxpy_solve, draw, solve
+from fedemu.ops.bench.measuring.measure import Effort
+from fedemu.ops.bench.selection import solvers
+from fedemu.ops.bench.selection.data import Size
+from fedemu.ops.bench.selection.solvers import OTHERS, Problem, Solved, compare_solvers, cvxpy_solve, draw, solve
 
 FEW_DIMENSIONS = Size(samples=12, budget=3, dimensions=4)
 MANY_DIMENSIONS = Size(samples=8, budget=2, dimensions=20)
@@ -59,10 +59,10 @@ def test_the_comparison_is_of_the_problems_that_both_solved(monkeypatch: pytest.
 
         return answer
 
-    monkeypatch.setattr(selection_solvers, "MANY_SAMPLES", ())
-    monkeypatch.setattr(selection_solvers, "OTHERS", ("SLOW",))
-    monkeypatch.setattr(selection_solvers, "cvxpy_solve", slow)
-    monkeypatch.setattr(selection_solvers, "solve", lambda problem: Solved(np.full(8, 0.25), 0.5, 0.5))
+    monkeypatch.setattr(solvers, "MANY_SAMPLES", ())
+    monkeypatch.setattr(solvers, "OTHERS", ("SLOW",))
+    monkeypatch.setattr(solvers, "cvxpy_solve", slow)
+    monkeypatch.setattr(solvers, "solve", lambda problem: Solved(np.full(8, 0.25), 0.5, 0.5))
     (found,) = compare_solvers(Effort(seconds=0.0), [5], MANY_DIMENSIONS, lambda line: None)
     assert solved == [10, 8]  # one that is not measured, and one, as there is no time for a second
     assert (found.other, found.problems) == ("SLOW", 1)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fedemu.ops.bench import measure
-from fedemu.ops.bench.measure import Effort, Figure, Sample, Spread, cost, paired, rate
+from fedemu.ops.bench.measuring import measure
+from fedemu.ops.bench.measuring.measure import Effort, Figure, Sample, Spread, cost, paired, rate
 
 
 def side(name: str, order: list[str]) -> Callable[[], Sample]:

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedemu.ops.bench.measure import Effort, Figure, Pair, Sample, Tell, cost, rate
-from fedemu.ops.bench.system_run import Stretch, run_digits
-from fedemu.ops.bench.worker import BenchmarkError, Worker
+from fedemu.ops.bench.measuring.measure import Effort, Figure, Pair, Sample, Tell, cost, rate
+from fedemu.ops.bench.measuring.worker import BenchmarkError, Worker
+from fedemu.ops.bench.system.run import Stretch, run_digits
 
 REACH = 1.0
 FIRST, LAST = 5, 40
@@ -40,7 +40,7 @@ def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
     stretches: list[Stretch] = []
     with (
         tempfile.TemporaryDirectory(prefix="fedemu-bench-") as folder,
-        Worker("fedemu.ops.bench.system_sides:plain", {"cohorts": cohorts, "overrides": overrides}) as floor,
+        Worker("fedemu.ops.bench.system.sides:plain", {"cohorts": cohorts, "overrides": overrides}) as floor,
     ):
         floor.ready().measure()
         for number in range(min(effort.pairs - 1, _MOST_PAIRS)):
@@ -65,7 +65,7 @@ def _shares(stretches: Sequence[Stretch]) -> Iterator[Figure]:
 def overhear(overrides: Sequence[str]) -> Accepted:
     """The updates that a run accepts, found by ``accepted.py`` in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "fedemu.ops.bench.accepted", *overrides],
+        [sys.executable, "-m", "fedemu.ops.bench.system.accepted", *overrides],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         timeout=300,

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 
-from fedemu.ops.bench.measure import Effort, Figure, Sample, Tell, paired, rate
-from fedemu.ops.bench.wire_sides import CASES
-from fedemu.ops.bench.worker import Worker, together
+from fedemu.ops.bench.measuring.measure import Effort, Figure, Sample, Tell, paired, rate
+from fedemu.ops.bench.measuring.worker import Worker, together
+from fedemu.ops.bench.wire.sides import CASES
 from fedemu.ops.running.launch import free_address
 
 REACH = 0.5
@@ -26,7 +26,7 @@ def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
                 workers = [
                     stack.enter_context(
                         Worker(
-                            f"fedemu.ops.bench.wire_sides:{side}",
+                            f"fedemu.ops.bench.wire.sides:{side}",
                             {"role": role, "address": address, "case": name, "count": count},
                         )
                     )

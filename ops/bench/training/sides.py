@@ -15,8 +15,8 @@ from fedemu.device.compute.executors.executor import Job
 from fedemu.device.compute.trainer import Trainer
 from fedemu.ops.assembly.learning import open_algorithm
 from fedemu.ops.assembly.partition import build_partition
-from fedemu.ops.bench.measure import Sample
-from fedemu.ops.bench.plain_loop import convolutional, device_update, perceptron, snapshot
+from fedemu.ops.bench.measuring.measure import Sample
+from fedemu.ops.bench.measuring.plain_loop import convolutional, device_update, perceptron, snapshot
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import load_experiment

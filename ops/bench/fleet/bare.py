@@ -1,6 +1,6 @@
 """The floor of the fleet: children that are forked from a process with the imports of a device, each with one DEALER.
 
-``python -m fedemu.ops.bench.fleet_bare ADDRESS COUNT`` forks when it reads a line, and ends when its input ends.
+``python -m fedemu.ops.bench.fleet.bare ADDRESS COUNT`` forks when it reads a line, and ends when its input ends.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedemu.algorithms.replay.selection.selection import STRATEGIES, objective
-from fedemu.ops.bench import selection, selection_solvers
-from fedemu.ops.bench.measure import QUICK, Effort
-from fedemu.ops.bench.selection import Quartiles, Study, coordination, study
-from fedemu.ops.bench.selection_data import Size, cosines, fleet, least_objective, mixture
+from fedemu.ops.bench.measuring.measure import QUICK, Effort
+from fedemu.ops.bench.selection import selection, solvers
+from fedemu.ops.bench.selection.data import Size, cosines, fleet, least_objective, mixture
+from fedemu.ops.bench.selection.selection import Quartiles, Study, coordination, study
 from fedemu.ops.cli import bench as bench_command
 from fedemu.ops.cli.commands import app
 
@@ -22,7 +22,7 @@ TINY = Size(samples=10, budget=3, dimensions=12)
 
 @pytest.fixture(autouse=True)
 def small_problems(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection_solvers, "MANY_SAMPLES", (Size(samples=12, budget=3, dimensions=4),))
+    monkeypatch.setattr(solvers, "MANY_SAMPLES", (Size(samples=12, budget=3, dimensions=4),))
 
 
 def draws(seed: int = 0) -> np.random.Generator:

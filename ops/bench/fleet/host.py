@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedemu.ops.assembly.partition import build_partition
 from fedemu.ops.assembly.stream import open_stream
-from fedemu.ops.bench.scripted import ScriptedCoordinator, Terms
+from fedemu.ops.bench.fleet.scripted import ScriptedCoordinator, Terms
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.protocol.blobs.tree_file import encode_tree

@@ -16,8 +16,8 @@ import numpy as np
 
 from fedemu.algorithms.replay.selection.diversity import targets
 from fedemu.algorithms.replay.selection.selection import solve_capped_simplex
-from fedemu.ops.bench.measure import Effort, Tell
-from fedemu.ops.bench.selection_data import Floats, Size, fleet
+from fedemu.ops.bench.measuring.measure import Effort, Tell
+from fedemu.ops.bench.selection.data import Floats, Size, fleet
 from fedemu.protocol import seeds
 
 OTHERS: Final = ("CLARABEL", "OSQP")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import zmq
 
-from fedemu.ops.bench.measure import Sample
+from fedemu.ops.bench.measuring.measure import Sample
 from fedemu.protocol.codec import DOWN, UP, Buffer, Envelope, encode
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Beat, Blob, Heartbeat, Message, Result, Scheduled, Work

@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fedemu.ops.bench.measure import Effort, Figure, Tell, paired, rate
-from fedemu.ops.bench.worker import Worker
+from fedemu.ops.bench.measuring.measure import Effort, Figure, Tell, paired, rate
+from fedemu.ops.bench.measuring.worker import Worker
 
 PAYLOADS = 30
 
@@ -40,7 +40,7 @@ def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
                 "payloads": PAYLOADS,
                 "times": effort.count(case.times),
             }
-            sides = "fedemu.ops.bench.aggregation_sides"
+            sides = "fedemu.ops.bench.aggregation.sides"
             with Worker(f"{sides}:reduction", arguments) as ours, Worker(f"{sides}:copy", arguments) as floor:
                 pairs = paired(ours.ready().measure, floor.ready().measure, effort)
         yield rate("aggregation", name, "GB/s in", pairs, case.reach)

@@ -1,0 +1,1 @@
+"""Aggregation: the replies of a cohort are folded into their mean."""

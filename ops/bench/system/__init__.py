@@ -1,0 +1,1 @@
+"""The whole system: ``fedemu run digits`` with real processes."""

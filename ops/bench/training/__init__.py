@@ -1,0 +1,1 @@
+"""Training: device updates by the trainer, without a fleet."""

@@ -1,0 +1,1 @@
+"""The wire: messages between two processes."""
