@@ -16,7 +16,7 @@ The authors' code differs from the text in three points. Both ways are offered:
 
 The defaults are the text's. With them MFCL did better on the digits in five tasks: the average incremental accuracy
 over two seeds is 0.88. With targets by the model it is 0.70, and with temperature 1000 it is 0.77; ``entropy`` made no
-difference (``docs/results.md``).
+difference (``docs/results/classes.md``).
 
 The code takes 100 iterations, noise of 1000 values and ``batch_statistics`` 50 by default. The paper does not give the
 size of a batch, the learning rate and Adam's decays: 128, 0.001 and the usual decays are the code's.
