@@ -1,20 +1,28 @@
 """Federated averaging (McMahan et al., 2017): the mean of the local models, weighted by their numbers of examples.
 
-FedProx (Li et al., 2020) is the same with a proximal term in the local loss.
+FedProx (Li et al., 2020) is the same with a proximal term in the local loss: half the squared distance from the global
+model. The FedProx of MFCL's code (Babakniya et al., 2023) has the sum of the tensors' distances, which are not squared.
+Its pull does not weaken near the global model, and does not grow far from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import NonNegativeFloat
+from torch import Tensor
 
-from fedemu.algorithms.interface import Ask, Context, LocalProgram, Query, Reply, Script, Tree, weighted_mean
+from fedemu.algorithms.interface import Ask, Context, LocalProgram, Model, Query, Reply, Script, Tree, weighted_mean
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD
-from fedemu.algorithms.training.objective import proximity
-from fedemu.algorithms.trees import add
+from fedemu.algorithms.training.losses import tensor_distances
+from fedemu.algorithms.training.objective import Pass, Term, proximity
+from fedemu.algorithms.trees import add, without
+
+Distance = Literal["squared", "tensors"]
+"""What FedProx keeps small: the squared distance from the global model, or the sum of the tensors' distances."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,19 @@ def fedavg(ingredients: Ingredients) -> FedAvg:
     return FedAvg(ingredients.local_sgd())
 
 
-def fedprox(ingredients: Ingredients, mu: NonNegativeFloat = 1.0) -> FedAvg:
-    """FedProx. ``mu`` is the coefficient of the proximal term. FedNTD and WSM compare with 1. With 0 it is FedAvg."""
-    return FedAvg(ingredients.local_sgd(proximity(mu)))
+def fedprox(ingredients: Ingredients, mu: NonNegativeFloat = 1.0, distance: Distance = "squared") -> FedAvg:
+    """FedProx. ``mu`` is the coefficient of the proximal term. FedNTD and WSM compare with 1. With 0 it is FedAvg.
+
+    ``distance = "tensors"`` is the term of MFCL's code, which goes with its ``mu`` of 0.01.
+    """
+    term = proximity(mu) if distance == "squared" else tensor_proximity(mu)
+    return FedAvg(ingredients.local_sgd(term))
+
+
+def tensor_proximity(coefficient: float) -> Term:
+    """``coefficient / 2 · Σ ‖w_i - w_i,global‖`` over the trained tensors w_i, as in MFCL's code."""
+
+    def term(model: Model, at: Pass) -> Tensor:
+        return coefficient * tensor_distances(without(at.variables, model.buffers), at.shared["model"])
+
+    return term

@@ -17,8 +17,8 @@ averaging.
 Defaults: λ = 1, and at most 500 samples for the diagonal (FedNTD's comparison); models are averaged by examples.
 
 FedNTD's code differs in two points. It squares the mean gradients of minibatches instead of those of samples, which
-makes the diagonal smaller by about the size of a batch (``fisher = "batches"``). By mistake it also removes a device's
-terms from the sums for all devices that train after it; this is not offered.
+makes the diagonal smaller by about the size of a batch (``fisher = "batches"``, as in FedNTD's presets). By mistake it
+also removes a device's terms from the sums for all devices that train after it; this is not offered.
 """
 
 from __future__ import annotations

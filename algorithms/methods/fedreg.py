@@ -19,7 +19,8 @@ The order of the steps, the targets and the projection follow the authors' publi
 intends to keep made data within the range of values of the batch, but its call has no effect, and on a CPU it changes
 the samples themselves together with the data made from them; here neither happens. It makes data from all batches of a
 device; here at most ``rehearsals`` batches (10) are used, which are kept in memory of fixed size and taken in turn, one
-per step. The authors have no momentum; here it belongs to the gradient in 1 and is not corrected.
+per step. The authors train without momentum, and so do Flashback's presets. Where ``local.momentum`` is above 0, it
+belongs to the gradient in 1 and is not corrected.
 
 A step takes three gradients in place of one. Making data takes two gradients by inputs per iteration, in float64. With
 the defaults and 5 epochs of a convolutional model this is about ten times the computation of federated averaging.

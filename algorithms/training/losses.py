@@ -120,6 +120,16 @@ def proximal(params: Tree, reference: Tree) -> Tensor:
     return torch.as_tensor(distance) / 2
 
 
+def tensor_distances(params: Tree, reference: Tree) -> Tensor:
+    """Half the sum of the Euclidean distances of the leaves of ``params`` from the reference, zero-dimensional.
+
+    No distance is squared, so a leaf's gradient has the norm 1/2 wherever the leaf is, and is 0 at the reference. This
+    is FedProx's term in the code of MFCL (Babakniya et al., 2023), without its coefficient.
+    """
+    distance = sum(torch.linalg.vector_norm(leaf - reference[name]) for name, leaf in params.items())
+    return torch.as_tensor(distance) / 2
+
+
 def curvature_penalty(params: Tree, fisher_sum: Tree, weighted_sum: Tree) -> Tensor:
     """``⟨P, θ²⟩ - 2⟨Q, θ⟩`` over the leaves of ``params`` (θ), zero-dimensional.
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
 from fedemu.algorithms.interface import Ask, Context, DeviceReply, Reply, weighted_mean
-from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState
+from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState, fedprox
 from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD
-from fedemu.algorithms.training.objective import Objective
+from fedemu.algorithms.training.objective import Objective, cross_entropy
+from fedemu.device.compute.executors.checked import Checked
+from fedemu.device.compute.executors.serial import Serial
+from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.protocol.ids import DeviceId
 
 CONTEXT = Context(round=1, task=0, seed=1, classes=3)
@@ -38,3 +46,25 @@ def test_the_global_model_is_the_state(method: FedAvg) -> None:
     variables = {"w": torch.tensor([1.0])}
     assert method.variables(method.init(variables, CONTEXT)) is variables
     assert set(method.programs) == {"train"}
+
+
+@pytest.mark.parametrize("distance", ["squared", "tensors"])
+def test_fedprox_holds_local_models_near_the_global_one(little_fleet: Callable[..., Any], distance: Any) -> None:
+    """Both executors take the same steps, and the first step, which begins at the global model, has no pull."""
+    model = mlp((1, 12, 12), 4, (6,))
+    shares = [np.arange(20), np.arange(20, 35)]
+
+    def moved(mu: float, epochs: int, batch_size: int) -> dict[str, torch.Tensor]:
+        ingredients = Ingredients(model, cross_entropy, 4, epochs, batch_size, 0.05)
+        executor = Checked(Serial(), Vmapped(2))
+        fleet = little_fleet(fedprox(ingredients, mu, distance), model.init(0), shares, executor=executor)
+        fleet.play([0, 1])
+        return {name: leaf - model.init(0)[name] for name, leaf in fleet.model.items()}
+
+    def length(way: dict[str, torch.Tensor]) -> float:
+        return float(sum(leaf.square().sum() for leaf in way.values()))
+
+    free, held = moved(0.0, 3, 5), moved(2.0, 3, 5)
+    assert 0 < length(held) < 0.9 * length(free)
+    for name, leaf in moved(0.0, 1, 20).items():
+        torch.testing.assert_close(moved(2.0, 1, 20)[name], leaf)

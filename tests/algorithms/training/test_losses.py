@@ -19,6 +19,7 @@ from fedemu.algorithms.training.losses import (
     not_true_distillation,
     proximal,
     reweighted_cross_entropy,
+    tensor_distances,
     unchecked_reweighted_cross_entropy,
 )
 
@@ -178,6 +179,16 @@ def test_the_proximal_term_is_half_the_squared_distance() -> None:
     # (1 - 4)² + (2 - 2)² + (5 - 3)² = 13.
     params, reference = {"w": doubles([1.0, 2.0]), "b": doubles(5.0)}, {"w": doubles([4.0, 2.0]), "b": doubles(3.0)}
     close(proximal(params, reference), 6.5)
+
+
+def test_distances_of_tensors_are_not_squared_and_pull_with_half_a_unit_each() -> None:
+    # ‖(3, 4)‖ + ‖2‖ + ‖0‖ = 7.
+    params = {"w": doubles([4.0, 6.0]), "b": doubles(-1.0), "c": doubles([1.0, 1.0])}
+    reference = {"w": doubles([1.0, 2.0]), "b": doubles(1.0), "c": doubles([1.0, 1.0])}
+    close(tensor_distances(params, reference), 3.5)
+    slopes = torch.func.grad(tensor_distances)(params, reference)
+    for name, slope in {"w": [0.3, 0.4], "b": -0.5, "c": [0.0, 0.0]}.items():
+        close(slopes[name], slope)
 
 
 def test_the_curvature_penalty_by_hand() -> None:

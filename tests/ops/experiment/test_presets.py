@@ -51,6 +51,18 @@ def test_a_setting_may_say_what_its_paper_changes_for_a_method_and_for_what_exte
     assert loaded("flashback-femnist+fedprox").model.options == {}
 
 
+def test_the_baselines_of_a_table_are_those_of_the_code_that_made_it() -> None:
+    for setting in FEDNTD:
+        assert loaded(f"{setting}+fedcurv").algorithm.options == {"penalty": 1.0, "samples": 500, "fisher": "batches"}
+    for setting in FLASHBACK:
+        momenta = {row: loaded(f"{setting}+{row}").local.momentum for row in FLASHBACK_ROWS}
+        assert momenta == {row: 0.0 if row == "fedreg" else 0.9 for row in FLASHBACK_ROWS}
+    for name in ("mfcl-cifar100", "mfcl-tinyimagenet", "mfcl-superimagenet-l", "mfcl-cifar100-subset"):
+        assert loaded(f"{name}+fedprox").algorithm.options == {"mu": 0.01, "distance": "tensors"}
+    assert loaded("digits+fedprox").algorithm.options == {"mu": 1.0}
+    assert "fisher" not in loaded("digits+fedcurv").algorithm.options
+
+
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
