@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
@@ -37,7 +38,14 @@ from fedemu.algorithms.incremental.remembering import RememberingFedAvg, Remembe
 from fedemu.algorithms.interface import Context, Forest, Model, Reducer, Script, Tree, weighted_mean
 from fedemu.algorithms.methods.fednova import AVERAGES, Weights
 from fedemu.algorithms.models.growing import SEEN, Growing
-from fedemu.algorithms.models.image_generator import AT_ONCE, NoiseSize, generator_for
+from fedemu.algorithms.models.image_generator import (
+    AT_ONCE,
+    EPSILON,
+    Generator,
+    NoiseSize,
+    NormEpsilon,
+    generator_for,
+)
 from fedemu.algorithms.models.layer_statistics import Watched, unwatched, watched
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD
@@ -123,6 +131,7 @@ def mfcl(
     batch_statistics: Weight = 75.0,
     image_prior: Weight = 0.001,
     noise: NoiseSize = 0,
+    norm_epsilon: NormEpsilon = EPSILON,
     iterations: PositiveInt = 5000,
     generator_batch: GeneratorBatch = 128,
     generator_lr: PositiveFloat = 0.001,
@@ -141,9 +150,10 @@ def mfcl(
     """MFCL (Babakniya et al., 2023, algorithm 1).
 
     A weight of 0 leaves out its loss, and ``split = false`` lets all classes compete in the loss of new classes: these
-    are the variants of table 5. ``noise`` 0 is the size with which the generator was published. ``device`` is where the
-    generator is trained. Raises ConfigurationError if the stream has no tasks, if there is no generator for images of
-    this size, if the model has no statistics, or if the noise has fewer values than there are classes.
+    are the variants of table 5. ``noise`` 0 is the size with which the generator was published. ``norm_epsilon`` is the
+    epsilon of batch normalisation in the generator's blocks. ``device`` is where the generator is trained. Raises
+    ConfigurationError if the stream has no tasks, if there is no generator for images of this size, if the model has no
+    statistics, or if the noise has fewer values than there are classes.
     """
     settings = GeneratorSettings(
         diversity=diversity,
@@ -161,8 +171,9 @@ def mfcl(
     def loss(model: Model, classifier: Growing) -> LossFunction:
         return StableLoss(model, classifier, synthetic_batch, split, fine_tuning, distillation, distillation_scale)
 
+    network = partial(generator_for, noise=noise, epsilon=norm_epsilon)
     average, taught = AVERAGES[weights], distillation > 0
-    return _rehearsing("mfcl", ingredients, settings, noise, synthetic_batch, samples, average, loss, taught)
+    return _rehearsing("mfcl", ingredients, settings, network, synthetic_batch, samples, average, loss, taught)
 
 
 def fedavg_gen(
@@ -171,6 +182,7 @@ def fedavg_gen(
     batch_statistics: Weight = 75.0,
     image_prior: Weight = 0.001,
     noise: NoiseSize = 0,
+    norm_epsilon: NormEpsilon = EPSILON,
     iterations: PositiveInt = 5000,
     generator_batch: GeneratorBatch = 128,
     generator_lr: PositiveFloat = 0.001,
@@ -201,15 +213,16 @@ def fedavg_gen(
     def loss(model: Model, classifier: Growing) -> LossFunction:
         return Objective(model)
 
+    network = partial(generator_for, noise=noise, epsilon=norm_epsilon)
     average, taught = weighted_mean, False
-    return _rehearsing("fedavg_gen", ingredients, settings, noise, synthetic_batch, samples, average, loss, taught)
+    return _rehearsing("fedavg_gen", ingredients, settings, network, synthetic_batch, samples, average, loss, taught)
 
 
 def _rehearsing(
     method: str,
     ingredients: Ingredients,
     settings: GeneratorSettings,
-    noise: int,
+    network: Callable[[tuple[int, ...]], Generator],
     synthetic_batch: int,
     samples: int,
     average: Reducer,
@@ -218,11 +231,12 @@ def _rehearsing(
 ) -> MFCL:
     """MFCL's rounds with the local loss that ``loss`` makes from the watched model and the classifier.
 
+    ``network`` makes the generator for the shape of one sample.
     ``taught`` says whether that loss asks the previous model.
     """
     classifier = classifier_of(ingredients, method)
     ingredients.require_cross_entropy(method)
-    generator = generator_for(ingredients.input_shape, noise)
+    generator = network(ingredients.input_shape)
     if settings.targets == "noise" and generator.noise < ingredients.classes:
         raise ConfigurationError(
             f"the first values of the generator's noise stand for the {ingredients.classes} classes, but there are "

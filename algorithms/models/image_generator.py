@@ -6,7 +6,8 @@ channels of mean 0 and variance 1. The generators for 32, 64 and 224 pixels are 
 are smaller generators of the same kind.
 
 For 64 pixels, table 6 has a batch normalisation of 3 channels after the third block's convolution, which has 64 output
-channels; here it has 64. The paper does not give the slope of LeakyReLU; here it is 0.2.
+channels; here it has 64. The paper does not give the slope of LeakyReLU; here it is 0.2. It does not give the epsilon
+of batch normalisation either; in the authors' code it is 0.8 in the blocks.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ from fedemu.protocol.errors import ConfigurationError
 
 SLOPE = 0.2
 """The slope of LeakyReLU."""
+EPSILON = 1e-5
+"""The epsilon of batch normalisation, which torch adds to variances."""
 AT_ONCE = 16
 """The number of images that are made at once for people to look at, so that large images fit into memory."""
 
 NoiseSize = Annotated[int, Field(ge=0, le=65_536)]
 """The number of values of the noise. 0 means the size with which the architecture was published."""
+NormEpsilon = Annotated[float, Field(gt=0, le=1e6)]
+"""What batch normalisation in the blocks of a generator adds to variances."""
 
 
 class Architecture(NamedTuple):
@@ -55,15 +60,19 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Generator:
-    """A network that makes images ``[batch, channels, size, size]`` from noise ``z [batch, noise]``."""
+    """A network that makes images ``[batch, channels, size, size]`` from noise ``z [batch, noise]``.
+
+    ``epsilon`` is that of batch normalisation in the blocks.
+    """
 
     size: int
     channels: int
     noise: int
+    epsilon: float = EPSILON
     model: Model = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        model = from_module(lambda: _Network(ARCHITECTURES[self.size], self.noise, self.channels))
+        model = from_module(lambda: _Network(ARCHITECTURES[self.size], self.noise, self.channels, self.epsilon))
         object.__setattr__(self, "model", model)
 
     @property
@@ -80,8 +89,10 @@ class Generator:
         return self.model.apply(variables, z, False)[0].logits
 
 
-def generator_for(input_shape: tuple[int, ...], noise: int = 0) -> Generator:
+def generator_for(input_shape: tuple[int, ...], noise: int = 0, epsilon: float = EPSILON) -> Generator:
     """The generator for samples of this shape. ``noise`` 0 means the size with which the architecture was published.
+
+    ``epsilon`` is that of batch normalisation in the blocks.
 
     Raises ConfigurationError if samples are not square images of one of the sizes in ``ARCHITECTURES``.
     """
@@ -92,7 +103,7 @@ def generator_for(input_shape: tuple[int, ...], noise: int = 0) -> Generator:
             f"{', '.join(map(str, ARCHITECTURES))} pixels: choose such data, or a method without a generator"
         )
     channels, size, _ = input_shape
-    return Generator(size, channels, noise or ARCHITECTURES[size].noise)
+    return Generator(size, channels, noise or ARCHITECTURES[size].noise, epsilon)
 
 
 def samples_of_equal_memory(generator: Generator) -> int:
@@ -103,14 +114,16 @@ def samples_of_equal_memory(generator: Generator) -> int:
 
 
 class _Network(nn.Module):
-    def __init__(self, architecture: Architecture, noise: int, channels: int) -> None:
+    def __init__(self, architecture: Architecture, noise: int, channels: int, epsilon: float) -> None:
         super().__init__()
         first, last = architecture.widths[0], architecture.widths[-1]
         self.shape = (first, architecture.start, architecture.start)
         self.project = nn.Linear(noise, first * architecture.start**2)
         self.norm = nn.BatchNorm2d(first)
         self.blocks = nn.ModuleList(
-            nn.Sequential(_Doubling(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.LeakyReLU(SLOPE))
+            nn.Sequential(
+                _Doubling(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs, epsilon), nn.LeakyReLU(SLOPE)
+            )
             for inputs, outputs in zip(architecture.widths, architecture.widths[1:], strict=False)
         )
         self.image = nn.Conv2d(last, channels, 3, padding=1)

@@ -10,7 +10,7 @@ The authors' code differs from the text in three points. Both ways are offered:
 
 - ``targets``: the class that an image is to show is the largest of the noise's first q values (``noise``, equation 1),
   or what the classifier says (``model``, the code). With ``model`` the noise does not tell the class.
-- ``temperature`` divides the logits in cross-entropy. It is 1 in the text and 1000 in the code.
+- ``temperature`` divides the logits of the classes seen in cross-entropy. It is 1 in the text and 1000 in the code.
 - ``entropy``: L_div is divided by the number of classes q (``classes``, equation 2) or by its logarithm
   (``logarithm``, the code, which also adds 1 to it).
 
@@ -156,7 +156,9 @@ class GeneratorTraining:
             targets = outputs.logits.argmax(-1)
         else:
             targets = intended_classes(self.classifier, seen, z)
-        return functional.cross_entropy(outputs.logits / self.settings.temperature, targets)
+        # Unseen logits are only ``growing.APART`` below the highest. Division by a temperature would bring them back.
+        logits = torch.where(seen, outputs.logits, -torch.inf)
+        return functional.cross_entropy(logits / self.settings.temperature, targets)
 
     def _gradients(self, variables: Tree, classifier: Tree, z: Tensor) -> tuple[Tree, Tree]:
         """The gradients by the generator's trained variables, and its buffers after the forward pass."""

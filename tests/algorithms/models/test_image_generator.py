@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.func import functional_call, vmap
@@ -91,3 +93,18 @@ def test_blocks_convolve_doubled_images(stacked: bool) -> None:
     doubled = functional.interpolate(x.flatten(0, 1), scale_factor=2.0)
     expected = functional.conv2d(doubled, weight, bias, padding=1).unflatten(0, (2, 3))
     torch.testing.assert_close(found, expected)
+
+
+def test_the_epsilon_is_that_of_batch_normalisation_in_the_blocks_alone() -> None:
+    usual, other = generator_for((1, 8, 8)), generator_for((1, 8, 8), epsilon=0.8)
+    variables, z = usual.model.init(0), torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    assert all(torch.equal(leaf, other.model.init(0)[name]) for name, leaf in variables.items())
+    # A new generator in evaluation mode has means 0 and variances 1: each normalisation divides by √(1 + epsilon).
+    projected = functional.linear(z, variables["project.weight"], variables["project.bias"]).view(3, 64, 4, 4)
+    doubled = functional.interpolate(projected / math.sqrt(1 + 1e-5), scale_factor=2.0)
+    block = functional.conv2d(doubled, variables["blocks.0.0.weight"], variables["blocks.0.0.bias"], padding=1)
+    for generator, epsilon in ((usual, 1e-5), (other, 0.8)):
+        wide = functional.leaky_relu(block / math.sqrt(1 + epsilon), 0.2)
+        last = functional.conv2d(wide, variables["image.weight"], variables["image.bias"], padding=1)
+        expected = last.tanh() / math.sqrt(1 + 1e-5)
+        torch.testing.assert_close(generator.images(variables, z), expected)

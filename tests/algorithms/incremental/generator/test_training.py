@@ -156,5 +156,33 @@ def test_the_other_readings_are_those_of_the_authors_code(frozen: Frozen) -> Non
     code = training(frozen, targets="model", temperature=1000.0, entropy="logarithm").losses(
         images, z, frozen.variables
     )
-    torch.testing.assert_close(code["cross_entropy"], functional.cross_entropy(logits / 1000, logits.argmax(1)))
+    known = logits[:, frozen.variables[SEEN] > 0]
+    torch.testing.assert_close(code["cross_entropy"], functional.cross_entropy(known / 1000, known.argmax(1)))
     torch.testing.assert_close(code["diversity"], text["diversity"] * 5 / math.log(5))
+
+
+def test_only_seen_classes_count_in_cross_entropy_at_any_temperature() -> None:
+    tasks = ClassTasks.of(100, 10, range(100))
+    model = growing(mlp(SHAPE, 100, ()), tasks, SHAPE)
+    # All logits of the ten classes seen are equal, so that the cross-entropy is the logarithm of 10.
+    variables = {name: torch.zeros_like(leaf) for name, leaf in model.init(0).items()}
+    variables[SEEN] = (torch.arange(100) < 10).float()
+    z, images = torch.randn(5, 100, generator=torch.Generator().manual_seed(0)), torch.zeros(5, *SHAPE)
+    for temperature in (1.0, 10.0, 1000.0):
+        settings = GeneratorSettings(batch_statistics=0.0, temperature=temperature)
+        losses = GeneratorTraining(Generator(8, 1, 100), model, settings).losses(images, z, variables)
+        assert float(losses["cross_entropy"]) == pytest.approx(math.log(10), abs=1e-6)
+
+
+def test_unseen_classes_pass_no_gradient_at_a_high_temperature(frozen: Frozen) -> None:
+    z = noise(6)
+    images = SMALL.images(SMALL.model.init(0), z).detach().requires_grad_()
+    settings: dict[str, Any] = {"diversity": 0.0, "batch_statistics": 0.0, "image_prior": 0.0, "temperature": 1000.0}
+    losses = training(frozen, **settings).losses(images, z, frozen.variables)
+    (found,) = torch.autograd.grad(losses["cross_entropy"], images)
+    logits = frozen.model.apply(frozen.variables, images, False)[0].logits
+    seen = frozen.variables[SEEN] > 0
+    place = torch.cumsum(seen, 0) - 1
+    intended = place[intended_classes(frozen.model, seen, z)]
+    (expected,) = torch.autograd.grad(functional.cross_entropy(logits[:, seen] / 1000, intended), images)
+    torch.testing.assert_close(found, expected)
