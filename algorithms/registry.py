@@ -15,6 +15,8 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
+from fedemu.algorithms.analytic.afl import afl
+from fedemu.algorithms.analytic.ncm import ncm
 from fedemu.algorithms.incremental.fedcil import fedcil
 from fedemu.algorithms.incremental.fedlwf_2t import fedlwf_2t
 from fedemu.algorithms.incremental.fedprox_plus import fedprox_plus
@@ -35,6 +37,7 @@ from fedemu.algorithms.models.bert import tinybert, tinybert_small
 from fedemu.algorithms.models.feed_forward import cnn, lenet, mlp
 from fedemu.algorithms.models.growing import Growing
 from fedemu.algorithms.models.gru import gru
+from fedemu.algorithms.models.random_features import random_features
 from fedemu.algorithms.models.resnet import resnet18
 from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.training.ingredients import Ingredients
@@ -60,6 +63,8 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm[Any]]] = {
     "fedprox_plus": fedprox_plus,
     "fedlwf_2t": fedlwf_2t,
     "fedcil": fedcil,
+    "ncm": ncm,
+    "afl": afl,
 }
 """Methods by ``algorithm.name``. A value is called with (ingredients, ``**algorithm.options``) and returns the method.
 
@@ -79,6 +84,7 @@ MODELS: Mapping[str, Callable[..., Any]] = {
     "cnn": cnn,
     "lenet": lenet,
     "resnet18": resnet18,
+    "random_features": random_features,
     "gru": gru,
     "tinybert": tinybert,
     "tinybert_small": tinybert_small,
@@ -88,7 +94,7 @@ MODELS: Mapping[str, Callable[..., Any]] = {
 It returns a ``Model`` or a ``torch.nn.Module``.
 """
 
-CLASSIFIERS = ("mlp", "cnn", "lenet", "resnet18")
+CLASSIFIERS = ("mlp", "cnn", "lenet", "resnet18", "random_features")
 """The models that predict labels. They cannot read tokens."""
 BIDIRECTIONAL = ("tinybert", "tinybert_small")
 """The models of texts that see the tokens on both sides of a token. They cannot predict the next one."""

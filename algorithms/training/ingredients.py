@@ -23,7 +23,8 @@ class Ingredients:
     With ``rounds_per_task`` above 0 the learning rate begins anew with each task; a task has this number of rounds.
     ``devices`` is the size of the fleet, ``public`` says whether there is public data (``Context.public``),
     ``input_shape`` is the shape of one sample, ``labelled`` says whether samples have labels, and ``language`` whether
-    they are texts whose tokens are predicted.
+    they are texts whose tokens are predicted. ``kept`` is the number of samples of earlier periods that a device's
+    replay buffer keeps; None if it is not known. With ``cumulative`` devices hold the samples of all periods so far.
     """
 
     model: Model
@@ -42,6 +43,8 @@ class Ingredients:
     labelled: bool = True
     language: bool = False
     rounds_per_task: int = 0
+    kept: int | None = None
+    cumulative: bool = False
 
     def local_sgd(self, *terms: Term, **settings: Any) -> LocalSGD:
         """Local training that minimises the criterion plus these terms; ``settings`` are further fields of LocalSGD."""

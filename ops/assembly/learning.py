@@ -56,6 +56,8 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
         labelled=corpus.labelled,
         language=corpus.language,
         rounds_per_task=stream.rounds_each if local.lr_restart and stream.period_count > 1 else 0,
+        kept=experiment.replay.kept,
+        cumulative=stream.cumulative,
     )
     algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.options, ingredients)
     # Gradients that select samples are those of the exact model.

@@ -84,7 +84,8 @@ def test_built_in_models_take_their_options() -> None:
         (
             "mpl",
             {},
-            "model 'mpl' is none of mlp, cnn, lenet, resnet18, gru, tinybert, tinybert_small; did you mean 'mlp'?",
+            "model 'mpl' is none of mlp, cnn, lenet, resnet18, random_features, gru, tinybert, tinybert_small; "
+            "did you mean 'mlp'?",
         ),
         ("transformer", {}, "your own are named module:Name"),
         ("mlp", {"hiden": [3]}, "'mlp' has no option model.hiden; did you mean 'hidden'?"),

@@ -1,0 +1,82 @@
+"""Linear classifiers that follow from sums of features: nearest class means, and ridge regression.
+
+All functions are pure, in float64. ``features [batch, width]``, ``labels [batch]``, ``weight [batch]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from fedemu.algorithms.interface import Tree
+
+UNKNOWN: Final = -1e4
+"""The bias of a class of which no sample has been counted. It is finite, so that losses stay numbers."""
+
+
+def class_sums(classes: int, normalised: bool) -> Callable[[Tensor, Tensor, Tensor], Tree]:
+    """Sums for class means: ``features [classes, width]`` and ``counts [classes]``.
+
+    With ``normalised`` each sample's features are first scaled to norm 1; zeros stay zeros.
+    """
+
+    def summed(features: Tensor, labels: Tensor, weight: Tensor) -> Tree:
+        rows = unit(features) if normalised else features
+        member = (torch.arange(classes, device=labels.device)[:, None] == labels) * weight
+        return {"features": member @ rows, "counts": member.sum(1)}
+
+    return summed
+
+
+def products(classes: int, constant: bool) -> Callable[[Tensor, Tensor, Tensor], Tree]:
+    """Sums for regression: ``gram [width, width]`` = X^T X and ``targets [width, classes]`` = X^T Y, Y one-hot.
+
+    With ``constant`` X gets a last column of ones, for the bias, and the width grows by 1. ``counts [classes]`` are
+    the numbers of samples.
+    """
+
+    def summed(features: Tensor, labels: Tensor, weight: Tensor) -> Tree:
+        rows = torch.cat([features, torch.ones_like(features[:, :1])], 1) if constant else features
+        weighted = rows * weight[:, None]
+        member = (labels[:, None] == torch.arange(classes, device=labels.device)).to(rows.dtype)
+        return {"gram": weighted.t() @ rows, "targets": weighted.t() @ member, "counts": weight @ member}
+
+    return summed
+
+
+def nearest_means(sums: Tree, normalised: bool) -> tuple[Tensor, Tensor]:
+    """Weight ``[classes, width]`` and bias ``[classes]`` of the classifier that names the nearest class mean.
+
+    By Euclidean distance ``argmin_c ‖f - m_c‖² = argmax_c m_c·f - ‖m_c‖²/2``. With ``normalised`` means are scaled to
+    norm 1, so that the bias is the same for all classes and is left out: the answer is the same for features of any
+    norm, so features need not be normalised. The class of no counted sample has the weight 0 and the bias ``UNKNOWN``.
+    """
+    means = sums["features"] / sums["counts"].clamp(min=1)[:, None]
+    if normalised:
+        means = unit(means)
+        bias = torch.zeros_like(sums["counts"])
+    else:
+        bias = -means.square().sum(1) / 2
+    return means, torch.where(sums["counts"] > 0, bias, UNKNOWN)
+
+
+def ridge_regression(sums: Tree, ridge: float, constant: bool) -> tuple[Tensor, Tensor]:
+    """Weight ``[classes, width]`` and bias ``[classes]`` of ``argmin_W ‖X W - Y‖² + ridge ‖W‖²``.
+
+    The solution is ``(X^T X + ridge I)^-1 X^T Y``. With ``constant`` its last row is the bias, which counts in the
+    penalty like the weights; otherwise the bias is 0. A class of no counted sample has zeros.
+    """
+    gram = sums["gram"] + ridge * torch.eye(len(sums["gram"]), dtype=torch.float64)
+    solution = torch.cholesky_solve(sums["targets"], torch.linalg.cholesky(gram)).t()
+    if constant:
+        return solution[:, :-1], solution[:, -1]
+    return solution, torch.zeros(len(solution), dtype=torch.float64)
+
+
+def unit(rows: Tensor) -> Tensor:
+    """The rows scaled to norm 1. A row of zeros stays zero."""
+    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return rows / torch.where(norms > 0, norms, 1)
