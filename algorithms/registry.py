@@ -23,9 +23,11 @@ from fedemu.algorithms.incremental.fedprox_plus import fedprox_plus
 from fedemu.algorithms.incremental.mfcl import fedavg_gen, mfcl
 from fedemu.algorithms.incremental.task_by_task import NewClassCrossEntropy, with_tasks
 from fedemu.algorithms.interface import Algorithm, Model
+from fedemu.algorithms.methods.central import central
 from fedemu.algorithms.methods.fedavg import fedavg, fedprox
 from fedemu.algorithms.methods.fedcurv import fedcurv
 from fedemu.algorithms.methods.feddf import feddf
+from fedemu.algorithms.methods.fedkd import fedkd
 from fedemu.algorithms.methods.fednova import fednova
 from fedemu.algorithms.methods.fedntd import fedntd
 from fedemu.algorithms.methods.fedreg import fedreg
@@ -50,12 +52,14 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm[Any]]] = {
     "fedavg": fedavg,
     "fedprox": fedprox,
     "fedntd": fedntd,
+    "fedkd": fedkd,
     "moon": moon,
     "scaffold": scaffold,
     "fednova": fednova,
     "fedcurv": fedcurv,
     "fedreg": fedreg,
     "fedavg_finetuned": fedavg_finetuned,
+    "central": central,
     "feddf": feddf,
     "flashback": flashback,
     "mfcl": mfcl,

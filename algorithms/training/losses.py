@@ -44,6 +44,16 @@ def unchecked_reweighted_cross_entropy(
     return -_mean(torch.where(_true_class(logits, targets), likelihoods, 0).sum(-1), weight)
 
 
+def distillation(logits: Tensor, teacher_logits: Tensor, temperature: float, weight: Tensor | None = None) -> Tensor:
+    """The mean of ``T² · KL(teacher ‖ student)``, with softmax at temperature T over all classes.
+
+    ``logits`` and ``teacher_logits [B, C]``. Hinton et al. (2015); Lee et al. (2022), equations 3 and 4.
+    """
+    student = (logits / temperature).log_softmax(-1)
+    teacher = (teacher_logits / temperature).log_softmax(-1)
+    return temperature**2 * _mean((teacher.exp() * (teacher - student)).sum(-1), weight)
+
+
 def not_true_distillation(
     logits: Tensor, teacher_logits: Tensor, targets: Tensor, temperature: float, weight: Tensor | None = None
 ) -> Tensor:

@@ -45,10 +45,11 @@ class Optimiser(Protocol):
 
 
 class Trained(NamedTuple):
-    """The best model of a server training with its buffers, and the lessons that it was given."""
+    """The best model of a server training with its buffers, the lessons that it was given, and the last model."""
 
     variables: Tree
     lessons: Tree
+    last: Tree
 
 
 class _Carry(NamedTuple):
@@ -118,7 +119,7 @@ class ServerTraining:
         ``trained = yield from training.train(...)``.
         """
         carry = _Carry.unpacked((yield self.job(name, variables, prepare, context)))
-        return Trained(carry.best, carry.lessons)
+        return Trained(carry.best, carry.lessons, carry.model)
 
     def job(self, name: str, variables: Tree, prepare: Callable[[Labelled], Tree], context: Context) -> ServerJob:
         """The server job that ``train`` yields."""

@@ -86,7 +86,7 @@ def test_the_digest_of_the_defaults_is_what_it_has_been() -> None:
     assert Experiment().digest == EXPECTED_DIGEST
 
 
-EXPECTED_DIGEST = "27d22c6cf723c9fb0b7692a69bd94ce8fa9c3747a9a29b39c81212d7b871cfc3"
+EXPECTED_DIGEST = "8b99eedfbd558eabce2bb7266bb0639ee9046e3eb802d52555a486b6bc0c62e0"
 
 
 def test_an_experiment_is_frozen() -> None:
