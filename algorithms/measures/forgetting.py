@@ -52,6 +52,20 @@ def accuracy_lost(before: ArrayLike, after: ArrayLike) -> Floats:
     return mean_known(np.maximum(0.0, _array(before) - _array(after)))
 
 
+def prediction_consistency(before: ArrayLike, after: ArrayLike) -> float:
+    """The cosine of the accuracies by class of two models, ``before [classes]`` and ``after [classes]``.
+
+    It is 1 if all classes keep their accuracy relative to each other, and 0 if the models know no class in common. Lee
+    et al. (FedNTD), section 2.1, compare each round's global model with that of the round before (figure 2b). Classes
+    that are NaN in one of the two take no part. NaN if a model is right on no class.
+    """
+    old, new = _array(before), _array(after)
+    known = ~(np.isnan(old) | np.isnan(new))
+    old, new = old[known], new[known]
+    norms = float(np.linalg.norm(old) * np.linalg.norm(new))
+    return min(float(old @ new) / norms, 1.0) if norms else math.nan
+
+
 def in_local(label_counts: ArrayLike) -> Floats:
     """The in-local distribution ``[..., classes]``: the proportions of devices' ``label_counts [..., classes]``.
 
@@ -141,18 +155,35 @@ def weight_alignment(activations_a: ArrayLike, activations_b: ArrayLike, labels:
     """The share of a layer's neurons that prefer the same class in two models (FedNTD, section 5.1).
 
     ``activations_* [samples, neurons, ...]`` are the layer's outputs on the same samples; they are averaged over
-    further axes. ``labels [samples]``. A neuron prefers the class on which its mean activation is largest, the lowest
-    class of equals.
+    further axes. ``labels [samples]``. ``preferred_classes`` tells which class a neuron prefers.
     """
     classes = np.asarray(labels)
-    return float(np.mean(_preference(_array(activations_a), classes) == _preference(_array(activations_b), classes)))
+    means = (_means_by_class(_array(activations), classes) for activations in (activations_a, activations_b))
+    return agreement(*map(preferred_classes, means))
 
 
-def _preference(activations: Floats, labels: NDArray[Any]) -> NDArray[np.int64]:
-    flat: Floats = activations.reshape(*activations.shape[:2], -1).mean(axis=2)
-    means = np.stack([flat[labels == label].mean(axis=0) for label in np.unique(labels)])
-    preferred: NDArray[np.int64] = means.argmax(axis=0)
+def preferred_classes(mean_activations: ArrayLike) -> NDArray[np.int64]:
+    """The class ``[neurons]`` on which the mean activation ``[classes, neurons]`` of a neuron is largest.
+
+    It is the lowest class of equals, as for a neuron that is never active. A class without samples is NaN, and is
+    preferred by no neuron.
+    """
+    means = _array(mean_activations)
+    preferred: NDArray[np.int64] = np.where(np.isnan(means), -np.inf, means).argmax(axis=0)
     return preferred
+
+
+def agreement(preferred_a: ArrayLike, preferred_b: ArrayLike) -> float:
+    """The share of neurons that prefer the same class; ``preferred_* [neurons]`` are results of ``preferred_classes``.
+
+    FedNTD, section 5.1, calls it the alignment of a layer between two models.
+    """
+    return float(np.mean(np.asarray(preferred_a) == np.asarray(preferred_b)))
+
+
+def _means_by_class(activations: Floats, labels: NDArray[Any]) -> Floats:
+    flat: Floats = activations.reshape(*activations.shape[:2], -1).mean(axis=2)
+    return np.stack([flat[labels == label].mean(axis=0) for label in np.unique(labels)])
 
 
 def _array(values: Any) -> Floats:

@@ -22,6 +22,7 @@ from fedemu.algorithms.measures import forgetting
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.algorithms.trees import add, map_leaves, squared_norm, unflatten, without
 from fedemu.coordinator.asks.payload import Payload, as_tensor
+from fedemu.coordinator.evaluation.alignment import Preferences, alignment
 from fedemu.coordinator.evaluation.evaluate import Evaluation, Evaluator, answer, mean_by, read
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import DeviceId
@@ -62,6 +63,11 @@ class Diagnosis:
         """The diagnosis of a round that begins with the global model ``before``."""
         return RoundDiagnosis(self, round, before)
 
+    def test(self, variables: Tree) -> tuple[Evaluation, Preferences]:
+        """The results of a model on the test samples, and which classes its neurons prefer."""
+        preferences = Preferences(self._corpus.classes)
+        return self.evaluator.evaluate(variables, watch=preferences.watch), preferences
+
     def label_counts(self, devices: Sequence[DeviceId], round: int) -> NDArray[np.int64]:
         """Counts ``[devices, classes]`` of the training samples that arrive at the devices in the round's period."""
         if self._stream is None:
@@ -88,6 +94,7 @@ class _Locals:
 
     devices: tuple[DeviceId, ...]
     evaluations: list[Evaluation] = field(default_factory=list)
+    preferences: list[Preferences] = field(default_factory=list)
     validations: list[Floats] = field(default_factory=list)
     squared_norms: list[float] = field(default_factory=list)
     moves: Tree = field(default_factory=dict)
@@ -112,7 +119,9 @@ class RoundDiagnosis:
         model = program.local_model(shared, unflatten(replied))
         found, basis = self._locals, self._basis
         assert found is not None
-        found.evaluations.append(basis.evaluator.evaluate(model))
+        evaluation, preferences = basis.test(model)
+        found.evaluations.append(evaluation)
+        found.preferences.append(preferences)
         if basis.validates:
             found.validations.append(basis.validate(model, found.devices))
         trained = without(self._before, basis.buffers)
@@ -122,9 +131,11 @@ class RoundDiagnosis:
 
     def conclude(self, after: Tree) -> dict[str, Any] | None:
         """The round's line of ``diagnosis.jsonl``. ``after`` is the new global model. None if no model was examined."""
-        found, evaluate = self._locals, self._basis.evaluator.evaluate
+        found = self._locals
         if found is None:
             return None
+        before, preferred_before = self._basis.test(self._before)
+        following, preferred_after = self._basis.test(after)
         counts = self._basis.label_counts(found.devices, self._round)
         of_mean_move = float(squared_norm(found.moves)) / len(found.devices) ** 2
         return {
@@ -132,7 +143,8 @@ class RoundDiagnosis:
             "devices": found.devices,
             "label_counts": counts,
             "samples": len(self._basis.evaluator),
-            **_tested(evaluate(self._before), found.evaluations, evaluate(after), counts),
+            **_tested(before, found.evaluations, following, counts),
+            **alignment(preferred_before, found.preferences, preferred_after),
             "validation": self._validation(found) if self._basis.validates else None,
             "gradient_diversity": forgetting.diversity_of_norms(found.squared_norms, of_mean_move),
             "weight_divergence": np.sqrt(found.squared_norms),

@@ -8,7 +8,7 @@ where nothing is predicted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedemu.algorithms.data.corpus import NO_TARGET, Corpus, Split
-from fedemu.algorithms.interface import Model, Tree
+from fedemu.algorithms.interface import Model, Outputs, Tree
 from fedemu.algorithms.measures.continual import perplexity
 from fedemu.algorithms.streams.flat import owners_of
 from fedemu.algorithms.streams.period_tests import PeriodTests
@@ -31,6 +31,8 @@ BATCH_LOGITS = 2**24
 BLOCK_LOGITS = 2**20
 """The number of logits of predicted tokens that are float64 at a time. A block that fits a processor's cache is
 several times faster."""
+Watch = Callable[[Outputs, Tensor], None]
+"""Sees the outputs of a model for each batch, and the labels ``[batch]``."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +44,17 @@ class Evaluation:
     predicted tokens, None for samples. ``period_accuracy`` and ``period_loss [periods]`` are those of each period's
     test set, None without periods. ``seen_accuracy`` and ``seen_loss`` are those of the test sets up to a period
     together, None if no period was named. A value without samples, such as that of a class that has none, is NaN.
-
-    ``test_samples`` is the number of samples. If they are a part of all, there is nothing by class or by period.
     """
 
     accuracy: float
     loss: float
-    class_accuracy: tuple[float, ...] = ()
-    class_loss: tuple[float, ...] = ()
+    class_accuracy: tuple[float, ...]
+    class_loss: tuple[float, ...]
     perplexity: float | None = None
     seen_accuracy: float | None = None
     seen_loss: float | None = None
     period_accuracy: tuple[float, ...] | None = None
     period_loss: tuple[float, ...] | None = None
-    test_samples: int | None = None
 
 
 class Answers(NamedTuple):
@@ -79,9 +78,8 @@ class Evaluator:
 
     Without ``tests`` the samples are those of the test split. With ``tests`` they are the test sets of all periods
     together, and there are results by period if there are several. ``samples`` is the number of samples to take, evenly
-    spaced over all; 0 takes all. ``part`` is the number of samples, evenly spaced over those, that do where not all of
-    them have to be used; 0 uses all. Losses are summed in float64, so chunks change a loss by no more than the model's
-    own rounding. Raises ValueError if there are no samples.
+    spaced over all; 0 takes all. Losses are summed in float64, so chunks change a loss by no more than the model's own
+    rounding. Raises ValueError if there are no samples.
     """
 
     def __init__(
@@ -91,7 +89,6 @@ class Evaluator:
         tests: PeriodTests | None = None,
         batch_size: int = BATCH_SIZE,
         samples: int = 0,
-        part: int = 0,
     ) -> None:
         self._split = corpus.test if tests is None else tests.split(corpus)
         indices = np.arange(len(self._split)) if tests is None else tests.indices
@@ -108,22 +105,23 @@ class Evaluator:
         self._period_count = 1 if tests is None else len(tests)
         sample_bytes = (8 if corpus.language else 4) * int(np.prod(corpus.input_shape))
         self._cache = list(self._read()) if sample_bytes * len(self) <= CACHE_LIMIT else None
-        self._part = list(self._read(evenly_spaced(len(self), part))) if 0 < part < len(self) else None
 
     def __len__(self) -> int:
         """The number of samples."""
         return len(self._indices)
 
-    def evaluate(self, variables: Tree, period: int | None = None, on_all: bool = True) -> Evaluation:
-        """The results of the model with these variables. The test sets up to ``period`` count as seen.
-
-        Without ``on_all`` they are accuracy and loss on a part of the samples, if the evaluator was given its size.
-        """
-        if not on_all and self._part is not None:
-            return self._summed(answer(self._model, variables, self._part))
-        found = answer(self._model, variables, self._cache if self._cache is not None else self._read())
+    def evaluate(self, variables: Tree, period: int | None = None, watch: Watch | None = None) -> Evaluation:
+        """The results of the model with these variables. The test sets up to ``period`` count as seen."""
+        found = answer(self._model, variables, self._cache if self._cache is not None else self._read(), watch)
+        accuracy, loss = _means(found)
         class_accuracy, class_loss = _means_by(self._labels, found, self._corpus.classes)
-        whole = replace(self._summed(found), class_accuracy=class_accuracy, class_loss=class_loss)
+        whole = Evaluation(
+            accuracy=accuracy,
+            loss=loss,
+            class_accuracy=class_accuracy,
+            class_loss=class_loss,
+            perplexity=float(perplexity(-loss, 1)) if self._corpus.language else None,
+        )
         if self._periods is None:
             return whole
         period_accuracy, period_loss = _means_by(self._periods, found, self._period_count)
@@ -134,23 +132,22 @@ class Evaluator:
         seen_accuracy, seen_loss = _means(found.only(seen))
         return replace(whole, seen_accuracy=seen_accuracy, seen_loss=seen_loss)
 
-    def _summed(self, found: Answers) -> Evaluation:
-        """The results over all answers, without those by class and by period."""
-        accuracy, loss = _means(found)
-        level = float(perplexity(-loss, 1)) if self._corpus.language else None
-        return Evaluation(accuracy, loss, perplexity=level, test_samples=len(found.answers))
-
-    def _read(self, positions: slice | NDArray[np.int64] = slice(None)) -> Iterator[tuple[Tensor, Tensor]]:
-        return read(self._model, self._corpus, self._split, self._indices[positions], self._batch_size)
+    def _read(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return read(self._model, self._corpus, self._split, self._indices, self._batch_size)
 
 
 @torch.inference_mode()
-def answer(model: Model, variables: Tree, batches: Iterable[tuple[Tensor, Tensor]]) -> Answers:
+def answer(
+    model: Model, variables: Tree, batches: Iterable[tuple[Tensor, Tensor]], watch: Watch | None = None
+) -> Answers:
     """The model's answers to the samples of batches from ``read``, in their order."""
     laid_out = {name: _laid_out(model, tensor) for name, tensor in variables.items()}
     found = []
     for x, y in batches:
-        logits = model.apply(laid_out, x, False)[0].logits
+        outputs = model.apply(laid_out, x, False)[0]
+        logits = outputs.logits
+        if watch is not None:
+            watch(outputs, y)
         found.append(_of_samples(logits, y) if logits.dim() == 2 else _of_tokens(logits, x[:, 1]))
     if not found:
         return Answers(np.zeros(0, np.int64), np.zeros(0, np.float64), np.zeros(0, np.int64))

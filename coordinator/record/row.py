@@ -30,7 +30,6 @@ class Row:
     task: int | None = None
     virtual_time: float | None = None
     wall_time: float | None = None
-    test_samples: int | None = None
     accuracy: float | None = None
     loss: float | None = None
     perplexity: float | None = None
@@ -39,9 +38,12 @@ class Row:
     seen_loss: float | None = None
     period_accuracy: Values | None = None
     period_loss: Values | None = None
+    consistency: float | None = None
     round_forgetting: float | None = None
     local_forgetting: float | None = None
     aggregation_forgetting: float | None = None
+    local_alignment: float | None = None
+    global_alignment: float | None = None
     online: int | None = None
     selected: int | None = None
     accepted: int | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedemu.algorithms.interface import Context
-from fedemu.algorithms.measures.forgetting import accuracy_lost
+from fedemu.algorithms.measures.forgetting import accuracy_lost, prediction_consistency
 from fedemu.coordinator.asks.exchange import Contribution
 from fedemu.coordinator.evaluation.diagnosis import RoundDiagnosis
 from fedemu.coordinator.evaluation.evaluate import Evaluation
@@ -19,10 +19,10 @@ from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import OUTCOMES
 
 _EVALUATED = (
-    "test_samples",
     "accuracy",
     "loss",
     "perplexity",
+    "class_accuracy",
     "seen_accuracy",
     "seen_loss",
     "period_accuracy",
@@ -85,9 +85,10 @@ class Tally:
         the evaluation before this one, ``diagnosis`` the round's line of ``diagnosis.jsonl``, ``remarks`` what the
         algorithm says of the round.
         """
-        lost = None
-        if evaluation is not None and evaluation.class_accuracy and before is not None:
+        lost = consistency = None
+        if evaluation is not None and before is not None:
             lost = float(accuracy_lost(before, evaluation.class_accuracy))
+            consistency = prediction_consistency(before, evaluation.class_accuracy)
         found = diagnosis or {}
         seconds = timeline.spent - self.began
         devices = self.device_seconds.values()
@@ -98,10 +99,12 @@ class Tally:
             virtual_time=timeline.time,
             wall_time=timeline.spent,
             **{column: getattr(evaluation, column, None) for column in _EVALUATED},
-            class_accuracy=(evaluation and evaluation.class_accuracy) or None,
+            consistency=consistency,
             round_forgetting=lost,
             local_forgetting=found.get("local_forgetting"),
             aggregation_forgetting=found.get("aggregation_forgetting"),
+            local_alignment=found.get("local_alignment"),
+            global_alignment=found.get("global_alignment"),
             online=self.online,
             selected=self.outcomes.total(),
             **counts,

@@ -28,8 +28,10 @@ BY_PERIOD = (
 )
 """The figures of the latest model of a stream of periods. ``relative_forgetting`` is the mean over the earlier periods.
 The last two exist for language data only."""
-_BY_ROUND = ("round_forgetting", "local_forgetting", "aggregation_forgetting")
-"""The figures that are means over the rounds that have them. Only diagnosed rounds have the last two."""
+OF_DIAGNOSED = ("local_forgetting", "aggregation_forgetting", "local_alignment", "global_alignment")
+"""The figures that are means over the diagnosed rounds."""
+_BY_ROUND = ("consistency", "round_forgetting", *OF_DIAGNOSED)
+"""The figures that are means over the rounds that have them."""
 FIGURES = (
     "final_accuracy",
     "best_accuracy",

@@ -13,13 +13,13 @@ from rich.text import Text
 from fedemu.ops.compare import cells
 from fedemu.ops.compare.cells import NEVER, Cell
 from fedemu.ops.compare.compare import Comparison
-from fedemu.ops.compare.entry import BY_PERIOD, SHARES, Statistic
+from fedemu.ops.compare.entry import BY_PERIOD, OF_DIAGNOSED, SHARES, Statistic
 from fedemu.ops.compare.replay import Measure, ReplayStudy
 from fedemu.ops.compare.tasks import TaskStudy
 
 TO_THE_LEFT = frozenset({"experiment", "replay", "outcome"})
 """The columns that hold words. All others hold numbers."""
-_ONLY_WHERE_KNOWN = ("local_forgetting", "aggregation_forgetting", *BY_PERIOD)
+_ONLY_WHERE_KNOWN = ("consistency", *OF_DIAGNOSED, *BY_PERIOD)
 _PIPE_WIDTH = 400
 """The width that is assumed without a terminal. The table stays in one piece."""
 
@@ -155,6 +155,7 @@ def _columns(target: float | None) -> Mapping[str, tuple[str, Cell]]:
         "best": ("best_accuracy", cells.percent),
         "forgetting": ("forgetting", cells.share),
         "round forgetting": ("round_forgetting", cells.share),
+        "consistency": ("consistency", cells.share),
         "average accuracy": ("average_accuracy", cells.percent),
         "average forgetting": ("average_forgetting", cells.share),
         "backward transfer": ("backward_transfer", cells.share),
@@ -162,6 +163,8 @@ def _columns(target: float | None) -> Mapping[str, tuple[str, Cell]]:
         "relative forgetting": ("relative_forgetting", cells.percent),
         "local forgetting": ("local_forgetting", cells.share),
         "aggregation forgetting": ("aggregation_forgetting", cells.share),
+        "local alignment": ("local_alignment", cells.share),
+        "global alignment": ("global_alignment", cells.share),
         **{f"to {_reached(share, target)}": (f"rounds_to_{share * 100:.0f}", cells.count) for share in SHARES},
         "bytes down": ("bytes_down", cells.size),
         "bytes up": ("bytes_up", cells.size),

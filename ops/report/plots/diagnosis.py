@@ -129,10 +129,42 @@ def in_and_out_local(lines: Lines) -> Figure | None:
     return figure
 
 
+def weight_alignment(lines: Lines) -> Figure | None:
+    """The share of neurons that prefer the same class as in the old global model (Lee et al., table 2).
+
+    There is a panel for each of the last two layers. It shows the local models and the new global model.
+    """
+    known = [line for line in lines if line.get("alignment")]
+    if not known:
+        return None
+    figure = bare_figure(6.6, 3.6)
+    rounds = [int(line["round"]) for line in known]
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, layer, title in zip(
+        panels, ("features", "logits"), ("Input of the last layer", "Last layer"), strict=True
+    ):
+        axes.set_title(title)
+        over_rounds(axes)
+        found = [line["alignment"].get(layer) or {} for line in known]
+        locals_ = [numbers(each.get("locals") or [None]) for each in found]
+        means, spread = _means(locals_), _deviations(locals_)
+        after = numbers([each.get("after") for each in found])
+        dots = marker(len(rounds))
+        axes.fill_between(rounds, means - spread, means + spread, color=ORANGE, alpha=0.18, linewidth=0)
+        axes.plot(rounds, means, color=ORANGE, linewidth=1.6, marker=dots, label="local models, ± deviation")
+        axes.plot(rounds, after, color=BLUE, linewidth=1.6, marker=dots, label="new global model")
+        axes.set_ylim(0, 1.02)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    figure.axes[0].set_ylabel("neurons as in the old global model")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure
+
+
 DIAGNOSIS_PLOTS: Mapping[str, Callable[[Lines], Figure | None]] = {
     "forgetting_by_stage": forgetting_by_stage,
     "loss_transition": loss_transition,
     "in_and_out_local": in_and_out_local,
+    "weight_alignment": weight_alignment,
     "rows_worst_round": models_of_worst_round,
     "rows_last_round": models_of_last_round,
     "local_forgetting_worst_round": local_forgetting_of_worst_round,

@@ -100,6 +100,18 @@ def round_forgetting_ecdf(rows: Rows) -> Figure | None:
     return figure
 
 
+def consistency(rows: Rows) -> Figure | None:
+    """The cosine of the accuracies by class with those of the evaluation before (Lee et al., 2022, figure 2b)."""
+    rounds, values = series(rows, "consistency")
+    if not rounds:
+        return None
+    figure, axes = new_figure(f"Consistency of the global model's predictions (mean {float(np.mean(values)):.3f})")
+    axes.plot(rounds, values, color=PURPLE, linewidth=1.6, marker=marker(len(rounds)))
+    axes.set_ylim(0, 1.02)
+    axes.set_ylabel("cosine of the accuracies by class")
+    return figure
+
+
 def outcomes(rows: Rows) -> Figure | None:
     """Stacked bars for each round: how many of the selected devices ended in each outcome."""
     rows = [row for row in rows if row.selected]
@@ -175,6 +187,7 @@ PLOTS: Mapping[str, Callable[[Rows], Figure | None]] = {
     "class_accuracy": class_accuracy,
     "round_forgetting": round_forgetting,
     "round_forgetting_ecdf": round_forgetting_ecdf,
+    "consistency": consistency,
     "outcomes": outcomes,
     "fleet": fleet_online,
     "bytes": traffic,

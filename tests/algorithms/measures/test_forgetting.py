@@ -8,6 +8,7 @@ import torch
 
 from fedemu.algorithms.measures.forgetting import (
     accuracy_lost,
+    agreement,
     diversity_of_norms,
     forgetting,
     gradient_diversity,
@@ -16,6 +17,8 @@ from fedemu.algorithms.measures.forgetting import (
     mean_local_forgetting,
     out_local,
     over_distribution,
+    prediction_consistency,
+    preferred_classes,
     round_forgetting,
     weight_alignment,
     weight_divergence,
@@ -128,6 +131,18 @@ def test_weight_alignment_averages_over_positions_of_a_feature_map():
 
 def test_a_neuron_that_prefers_no_class_counts_for_the_lowest_class():
     assert weight_alignment([[0.0], [0.0]], [[1.0], [0.0]], [0, 1]) == 1.0
+
+
+def test_a_class_without_samples_is_preferred_by_no_neuron():
+    assert preferred_classes([[np.nan, np.nan], [-1.0, 2.0], [-3.0, 4.0]]).tolist() == [1, 2]
+    assert agreement([1, 2, 0, 0], [1, 0, 0, 3]) == 0.5
+
+
+def test_consistency_is_the_cosine_of_the_accuracies_by_class():
+    assert prediction_consistency([0.6, 0.8], [0.8, 0.6]) == pytest.approx(0.96)
+    assert prediction_consistency([0.3, 0.4], [0.6, 0.8]) == pytest.approx(1.0)
+    assert prediction_consistency([1.0, 0.0, np.nan], [0.0, 1.0, 1.0]) == 0.0
+    assert np.isnan(prediction_consistency([0.0, 0.0], [0.5, 0.5]))
 
 
 def test_accuracy_lost_is_the_mean_over_classes_and_gains_do_not_make_up_for_losses():

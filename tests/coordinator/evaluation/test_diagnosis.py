@@ -20,6 +20,7 @@ from fedemu.algorithms.streams.arrivals import Arrivals
 from fedemu.algorithms.streams.period_tests import PeriodTests
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.coordinator.asks.payload import spill
+from fedemu.coordinator.evaluation.alignment import Preferences, alignment
 from fedemu.coordinator.evaluation.diagnosis import Diagnosis, RoundDiagnosis
 from fedemu.coordinator.evaluation.evaluate import Evaluator
 from fedemu.coordinator.plan import CoordinatorPlan
@@ -148,6 +149,34 @@ def test_the_losses_by_training_by_aggregation_and_by_the_round_are_told_apart(t
     assert line["local_forgetting"] == (0.25 / 2 + 0.75 / 2) / 2
     assert line["aggregation_forgetting"] == (0.25 / 2 + 0.0) / 2
     assert line["round_forgetting"] == 0.5 / 2
+
+
+def test_neurons_are_aligned_if_they_prefer_the_class_that_they_preferred_before(tmp_path: Path) -> None:
+    """The features are the inputs, so their one neuron prefers class 0 in each model (means 1.25 and 1.125).
+
+    The first neuron of the logits is the same. The others are constant, so that they prefer the lowest class.
+    """
+    line = found(tmp_path)
+    assert line["alignment"]["features"] == {"locals": [1.0, 1.0], "after": 1.0}
+    assert (line["local_alignment"], line["global_alignment"]) == (1.0, 1.0)
+
+
+def test_preferences_are_those_of_all_batches_together() -> None:
+    def told(features: list[list[float]], split: int) -> Preferences:
+        values, labels = torch.tensor(features), torch.tensor([0, 0, 1])
+        preferences = Preferences(3)
+        for part in (slice(0, split), slice(split, None)):
+            preferences.watch(Outputs(-values[part], values[part], {}), labels[part])
+        return preferences
+
+    before = told([[1.0, 0.0], [3.0, 0.0], [2.5, 1.0]], 1)  # means 2 and 2.5; 0 and 1
+    assert before.of("features").tolist() == [1, 1]
+    assert before.of("logits").tolist() == [0, 0]
+    local = told([[1.0, 0.0], [5.0, 0.0], [2.5, 1.0]], 2)  # the first neuron now prefers class 0
+    same = told([[1.0, 0.0], [3.0, 0.0], [9.0, 9.0]], 2)
+    found = alignment(before, [local, same], local)
+    assert found["alignment"]["features"] == {"locals": [0.5, 1.0], "after": 0.5}
+    assert (found["local_alignment"], found["global_alignment"]) == (0.75, 0.5)
 
 
 def test_drift_is_that_of_the_trained_variables(tmp_path: Path) -> None:

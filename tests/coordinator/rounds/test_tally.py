@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from fedemu.algorithms.interface import Context, DeviceReply
 from fedemu.coordinator.asks.exchange import Contribution
 from fedemu.coordinator.asks.payload import Payload
@@ -60,12 +62,9 @@ def test_a_round_that_was_not_evaluated_has_no_measures() -> None:
 def test_an_evaluation_is_compared_with_the_one_before() -> None:
     found = Evaluation(0.5, 2.0, (0.25, 1.0), (2.0, 2.0))
     assert row_of(Tally(), evaluation=found).round_forgetting is None
-    assert row_of(Tally(), evaluation=found, before=(0.75, 0.5)).round_forgetting == 0.25
-
-
-def test_an_evaluation_on_a_part_of_the_samples_is_compared_with_none() -> None:
-    row = row_of(Tally(), evaluation=Evaluation(0.5, 2.0, test_samples=4), before=(0.75, 0.5))
-    assert (row.test_samples, row.accuracy, row.class_accuracy, row.round_forgetting) == (4, 0.5, None, None)
+    row = row_of(Tally(), evaluation=found, before=(0.75, 0.5))
+    assert row.round_forgetting == 0.25
+    assert row.consistency == pytest.approx((0.75 * 0.25 + 0.5) / (0.75**2 + 0.5**2) ** 0.5 / (0.25**2 + 1) ** 0.5)
 
 
 async def test_every_ask_of_a_round_counts(make_plan: MakePlan, make_fleet: MakeFleet, play: Play) -> None:

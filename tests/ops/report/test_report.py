@@ -28,7 +28,14 @@ ROW = {
 
 def rows(count: int) -> list[dict[str, object]]:
     return [
-        ROW | {"round": n, "accuracy": n / 10, "round_forgetting": 0.1 if n > 1 else None, "virtual_time": 60.0 * n}
+        ROW
+        | {
+            "round": n,
+            "accuracy": n / 10,
+            "round_forgetting": 0.1 if n > 1 else None,
+            "consistency": 0.9,
+            "virtual_time": 60.0 * n,
+        }
         for n in range(1, count + 1)
     ]
 
@@ -62,6 +69,7 @@ def test_a_diagnosed_run_has_the_papers_pictures_too(run_directory: Path, monkey
         "after": model,
         "locals": {"loss": [2.0], "class_accuracy": [[0.25, None]], "in_local": [0.5], "out_local": [None]},
         "round_forgetting": 0.0,
+        "alignment": {"features": {"locals": [0.5], "after": 1.0}, "logits": {"locals": [0.5], "after": None}},
         "validation": {"forgetting": [[0.25]], "mean_forgetting": 0.0},
     }
     nowhere = {key: value for key, value in diagnosed.items() if key != "round"}

@@ -14,6 +14,7 @@ from fedemu.ops.report.plots.diagnosis import (
     in_and_out_local,
     loss_transition,
     mean_over_devices,
+    weight_alignment,
 )
 from fedemu.ops.report.plots.one_round import (
     local_forgetting_of_last_round,
@@ -48,6 +49,10 @@ def diagnosed(round: int, **more: Any) -> dict[str, Any]:
         "local_forgetting": 0.2,
         "aggregation_forgetting": 0.1,
         "round_forgetting": 0.05,
+        "alignment": {
+            "features": {"locals": [0.5, 1.0], "after": 0.25},
+            "logits": {"locals": [0.25, None], "after": None},
+        },
         "validation": {"forgetting": [[-0.25, 0.5], [0.25, None]], "mean_forgetting": 0.375},
     } | more
 
@@ -103,6 +108,12 @@ def test_in_and_out_local_accuracy_is_the_mean_over_the_devices_that_have_one() 
     assert lines_of(figure, "local models, ± deviation") == [[(3.0, 0.875)], [(3.0, 0.0)]]
     assert lines_of(figure, "old global model") == [[(3.0, 0.5)], [(3.0, 0.5)]]
     assert lines_of(figure, "new global model") == [[(3.0, 0.375)], [(3.0, 0.25)]]
+
+
+def test_alignment_is_that_of_the_local_models_and_of_the_new_global_one_by_layer() -> None:
+    figure = weight_alignment([diagnosed(2), {"round": 3}])
+    assert lines_of(figure, "local models, ± deviation") == [[(2.0, 0.75)], [(2.0, 0.25)]]
+    assert lines_of(figure, "new global model")[0] == [(2.0, 0.25)]
 
 
 def test_the_rows_of_a_round_are_the_old_global_model_the_local_ones_and_the_new_one() -> None:
