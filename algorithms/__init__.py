@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "fedemu.algorithms.interface": (
         "Algorithm Ask Augment Batch Context DeviceReply Facts Forest Handle Kind Labelled LocalProgram "
-        "Memory Model OfItsOwnKind Outcome Outputs Picturing Plan PublicData Query Reducer Remarking Reply "
+        "Measuring Memory Model OfItsOwnKind Outcome Outputs Picturing Plan PublicData Query Reducer Remarking Reply "
         "Revealing Script Selecting ServerJob Stage Step Tree collect mean total weighted_mean"
     ),
     "fedemu.algorithms.methods.fedavg": "FedAvg FedAvgState",
@@ -69,6 +69,7 @@ if TYPE_CHECKING:  # The same names once more, for type checkers and editors.
     from fedemu.algorithms.interface import Kind as Kind
     from fedemu.algorithms.interface import Labelled as Labelled
     from fedemu.algorithms.interface import LocalProgram as LocalProgram
+    from fedemu.algorithms.interface import Measuring as Measuring
     from fedemu.algorithms.interface import Memory as Memory
     from fedemu.algorithms.interface import Model as Model
     from fedemu.algorithms.interface import OfItsOwnKind as OfItsOwnKind

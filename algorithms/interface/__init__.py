@@ -4,6 +4,7 @@ from fedemu.algorithms.interface.model import Model, Outputs
 from fedemu.algorithms.interface.program import (
     Augment,
     LocalProgram,
+    Measuring,
     Memory,
     OfItsOwnKind,
     Plan,
@@ -46,6 +47,7 @@ __all__ = [
     "Kind",
     "Labelled",
     "LocalProgram",
+    "Measuring",
     "Memory",
     "Model",
     "OfItsOwnKind",

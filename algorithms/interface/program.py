@@ -165,3 +165,16 @@ class Query(Protocol):
         of this period left behind; it is empty at first. ``facts.steps`` and ``facts.lr`` are 0.
         """
         ...
+
+
+@runtime_checkable
+class Measuring(Protocol):
+    """A LocalProgram or Query of which some trees measure the method, and are no part of it.
+
+    These trees travel, but cost no emulated traffic and so no virtual time: the run is the same with and without them.
+    """
+
+    @property
+    def measured(self) -> frozenset[str]:
+        """The keys of such trees, in ``shared`` and in the payload."""
+        ...

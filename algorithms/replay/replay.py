@@ -33,11 +33,11 @@ from fedemu.algorithms.replay.coordination import (
     CoordinatedSelect,
     GradientSum,
     Targets,
+    fleet_objective,
     marked,
-    objective,
 )
 from fedemu.algorithms.replay.lens import Lens
-from fedemu.algorithms.replay.queries import CENSUS, Census, Select
+from fedemu.algorithms.replay.queries import CENSUS, KEPT, MODEL, Census, Select
 from fedemu.algorithms.replay.selection.selection import STRATEGIES, Strategy, fixed_proportion, gradient_diversity
 from fedemu.algorithms.replay.settings import COORDINATED, ReplaySettings
 from fedemu.algorithms.training.ingredients import Ingredients
@@ -51,6 +51,8 @@ NEEDS_LABELS: Final = ("class_balanced", "herding")
 """The strategies that need the labels of samples."""
 LOOKS_AT_MODEL: Final = ("herding", "gss_greedy", "gss_cluster", "diversity_convex", "diversity", COORDINATED)
 """The strategies that need the global model, for the features or the gradients of samples."""
+COMPUTES_GRADIENTS: Final = tuple(strategy for strategy in LOOKS_AT_MODEL if strategy != "herding")
+"""The strategies that compute the gradients of samples."""
 
 S = TypeVar("S")
 
@@ -111,9 +113,11 @@ class Replay(Generic[S]):
 
     def _exchange(self, variables: Tree, context: Context) -> Generator[Any, Any, dict[str, Any]]:
         """Let devices select at the end of a period, after an exchange if coordinated. Returns the remarks."""
-        shared: Forest = {"model": variables} if self._settings.strategy in LOOKS_AT_MODEL else {}
+        seen = self._settings.strategy in LOOKS_AT_MODEL or KEPT in self._select.measured
+        shared: Forest = {MODEL: variables} if seen else {}
+        reduce = {CENSUS: total, KEPT: total} if KEPT in self._select.measured else {CENSUS: total}
         if not self._coordinated:
-            kept = yield from self._selected(Ask(SELECT, shared, {CENSUS: total}, "online", optional=True), context)
+            kept = yield from self._selected(Ask(SELECT, shared, reduce, "online", optional=True), context)
             return {"replay": kept}
         shared = {**shared, **marked(context.task)}
         targets: Targets = TARGETS[self._settings.targets]()
@@ -122,17 +126,20 @@ class Replay(Generic[S]):
             reply: Reply = yield _with_targets(GRADIENT_SUM, shared, targets, targets.reduce)
             if reply.devices:
                 targets.add(reply)
-            objectives.append(objective(targets))
-        kept = yield from self._selected(_with_targets(SELECT, shared, targets, {CENSUS: total}), context)
+            objectives.append(fleet_objective(targets.total()))
+        kept = yield from self._selected(_with_targets(SELECT, shared, targets, reduce), context)
         return {"replay": kept, "coordination": {"devices": targets.devices, "objective": objectives}}
 
     def _selected(self, ask: Ask, context: Context) -> Generator[Any, Any, dict[str, Any]]:
-        """How many samples the devices that are on-line keep, in all and by label and period."""
+        """How many samples the devices that are on-line keep, in all and by label and period, and their objective."""
         reply: Reply = yield ask
         census = reply.values[CENSUS] if reply.devices else self._select.census.zero()
         counts = {name: leaf.tolist() for name, leaf in census.items()}
         (samples,) = counts.pop("samples")
-        return {"period": context.task, "devices": len(reply.devices), "samples": samples, **counts}
+        measured = {}
+        if KEPT in ask.reduce:
+            measured["objective"] = fleet_objective(reply.values[KEPT] if reply.devices else {})
+        return {"period": context.task, "devices": len(reply.devices), "samples": samples, **measured, **counts}
 
 
 def _with_targets(program: str, shared: Forest, targets: Targets, reduce: Mapping[str, Any]) -> Ask:
@@ -158,13 +165,27 @@ def with_replay(inner: Algorithm[S], settings: ReplaySettings, ingredients: Ingr
     labels = ingredients.classes if ingredients.labelled and settings.census else 0
     census = Census(labels, settings.periods if settings.census else 0)
     alone, labelled = _strategy(settings), ingredients.labelled
+    measured = _measured(settings)
     if strategy != COORDINATED:
         passes = 1.0 if strategy in LOOKS_AT_MODEL else 0.0
-        return Replay(inner, settings, Select(lens, alone, census, labelled, passes), None)
+        return Replay(inner, settings, Select(lens, alone, census, labelled, passes, measured=measured), None)
     select = CoordinatedSelect(
-        lens, alone, census, labelled, zero_diagonal=settings.final == "zero_diagonal", restarts=settings.restarts
+        lens,
+        alone,
+        census,
+        labelled,
+        measured=measured,
+        zero_diagonal=settings.final == "zero_diagonal",
+        restarts=settings.restarts,
     )
     return Replay(inner, settings, select, GradientSum(lens, settings.targets))
+
+
+def _measured(settings: ReplaySettings) -> frozenset[str]:
+    """The keys of what measures the objective of the kept samples. The model is one if only the measure needs it."""
+    if settings.objective == "never" or (settings.objective == "cheap" and settings.strategy not in COMPUTES_GRADIENTS):
+        return frozenset()
+    return frozenset({KEPT} if settings.strategy in LOOKS_AT_MODEL else {KEPT, MODEL})
 
 
 def _strategy(settings: ReplaySettings) -> Strategy:

@@ -15,6 +15,7 @@ CHOICES: Final = {
     "strategy": (*STRATEGIES, COORDINATED),
     "targets": ("mean", "each"),
     "final": ("zero_diagonal", "convex"),
+    "objective": ("cheap", "always", "never"),
 }
 
 
@@ -25,8 +26,10 @@ class ReplaySettings:
     ``strategy`` is one of STRATEGIES or ``coordinated``, and ``budget`` is the number of samples that a device keeps
     after a period. ``proportion`` is an option of ``fixed_proportion``; ``restarts`` is one of the relaxation with a
     zero diagonal. A coordinated selection asks for sums ``iterations`` times, answers them in the form ``targets``, and
-    ends with the relaxation ``final``. With ``census`` devices tell how many samples they keep of each label and of
-    each of the ``periods``. ``memory`` is the most that the gradients of one device's samples take at a time, in bytes.
+    ends with the relaxation ``final``; its default is not the paper's (``CoordinatedSelect`` says why). ``objective``
+    says for which strategies the objective of the kept samples is measured: ``cheap`` for those that compute gradients
+    anyway, ``always`` or ``never``. With ``census`` devices tell how many samples they keep of each label and of each
+    of the ``periods``. ``memory`` is the most that the gradients of one device's samples take at a time, in bytes.
     """
 
     strategy: str
@@ -36,6 +39,7 @@ class ReplaySettings:
     iterations: int = 1
     targets: Literal["mean", "each"] = "mean"
     final: Literal["zero_diagonal", "convex"] = "zero_diagonal"
+    objective: Literal["cheap", "always", "never"] = "cheap"
     census: bool = True
     memory: int = 2**29
     periods: int = 1

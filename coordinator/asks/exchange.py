@@ -55,6 +55,18 @@ class AskParts:
     """The number of label counts that a reply declares, None if it declares none."""
     max_norm: float
     spill: Path
+    measured: frozenset[str] = frozenset()
+    """The keys of shared trees and of the payload that cost no emulated traffic (``Measuring``)."""
+
+    @property
+    def charged(self) -> list[BlobRef]:
+        """The shared trees whose download costs emulated traffic."""
+        return [blob for blob in self.shared if blob.key not in self.measured]
+
+    @property
+    def upload_bytes(self) -> int:
+        """The emulated bytes of a reply."""
+        return self.template.bytes_without(self.measured)
 
 
 @dataclass(frozen=True)
@@ -136,7 +148,7 @@ class Exchange:
             if verdict == "dropped":
                 members[device].away = self.machine.away.get(device, 0.0)
             elif verdict != "failed":
-                self._roster.charge(device, self.parts.shared)
+                self._roster.charge(device, self.parts.charged)
         for device in self.machine.given_up:
             members[device].lost = True
 
@@ -156,7 +168,7 @@ class Exchange:
 
     def _judge(self, device: DeviceId, result: Result, frames: Sequence[memoryview], now: float) -> None:
         parts = self.parts
-        self.bytes_up += parts.template.bytes
+        self.bytes_up += parts.upload_bytes
         try:
             counts = _label_counts(result, parts.label_counts)
             check(result.tensors, frames, parts.template, parts.max_norm)
@@ -187,7 +199,7 @@ class Exchange:
     def _work(self, device: DeviceId) -> Work:
         parts = self.parts
         specs, frames = parts.by_device.get(device, ((), ()))
-        download = self._roster.download_bytes(device, parts.shared) + sum(map(len, frames))
+        download = self._roster.download_bytes(device, parts.charged) + sum(map(len, frames))
         self.bytes_down += download
         state = self._roster.members[device].state
         return Work(
@@ -198,7 +210,7 @@ class Exchange:
             shared=parts.shared,
             state=None if state is None else str(state),
             download_bytes=download,
-            upload_bytes=parts.template.bytes,
+            upload_bytes=parts.upload_bytes,
             passes=parts.passes,
             deadline=parts.deadline,
             durable_round=parts.durable_round,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,10 @@ class PayloadTemplate:
 
     leaves: Mapping[str, Leaf]
     bytes: int
+
+    def bytes_without(self, keys: Collection[str]) -> int:
+        """The size in bytes of all tensors but those under the payload's ``keys``."""
+        return sum(leaf.bytes for name, leaf in self.leaves.items() if name.partition("/")[0] not in keys)
 
     @classmethod
     def of(cls, forest: Forest) -> PayloadTemplate:

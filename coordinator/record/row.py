@@ -95,6 +95,17 @@ class Row:
         return value
 
     @property
+    def kept_objective(self) -> float | None:
+        """The objective of the samples that devices keep after this round, by sample, from the remarks about replay.
+
+        It is 1 if all gradients are at right angles, less if they cancel each other, and the number of samples if all
+        have one direction. None if it was not measured, or if nothing is kept.
+        """
+        kept = self.remarks.get("replay") or {}
+        objective, samples = kept.get("objective"), kept.get("samples")
+        return objective / samples if objective is not None and samples else None
+
+    @property
     def outcomes(self) -> dict[str, int]:
         """The number of selected devices by outcome, in the order of ``OUTCOMES``. 0 if it was not counted."""
         return {outcome: getattr(self, outcome) or 0 for outcome in OUTCOMES}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedemu.algorithms.interface import Algorithm, Ask, Context, LocalProgram, Query, Reply, Revealing
+from fedemu.algorithms.interface import Algorithm, Ask, Context, LocalProgram, Measuring, Query, Reply, Revealing
 from fedemu.coordinator.asks.ask import AskMachine, Terms
 from fedemu.coordinator.asks.exchange import AskParts, Exchange
 from fedemu.coordinator.asks.payload import PayloadTemplate
@@ -189,6 +189,7 @@ class Asking:
             label_counts=self._classes if program.declares_label_counts else None,
             max_norm=self._settings.max_norm,
             spill=self._spill,
+            measured=program.measured if isinstance(program, Measuring) else frozenset(),
         )
 
     def _conclude(self, exchange: Exchange, tally: Tally) -> None:

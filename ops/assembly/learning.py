@@ -83,6 +83,7 @@ def _replaying(algorithm: Algorithm[Any], experiment: Experiment, ingredients: I
         iterations=replay.iterations,
         targets=replay.targets,
         final=replay.final,
+        objective=replay.objective,
         census=replay.census,
         memory=replay.memory_mib * 2**20,
         periods=experiment.stream.period_count,

@@ -28,6 +28,8 @@ BY_PERIOD = (
 )
 """The figures of the latest model of a stream of periods. ``relative_forgetting`` is the mean over the earlier periods.
 The last two exist for language data only."""
+KEPT_OBJECTIVE = "kept_objective"
+"""The figure of replay: the objective of the samples that devices keep, by sample, as the mean over periods."""
 OF_DIAGNOSED = ("local_forgetting", "aggregation_forgetting", "local_alignment", "global_alignment")
 """The figures that are means over the diagnosed rounds."""
 _BY_ROUND = ("consistency", "round_forgetting", *OF_DIAGNOSED)
@@ -38,6 +40,7 @@ FIGURES = (
     "forgetting",
     *_BY_ROUND,
     *BY_PERIOD,
+    KEPT_OBJECTIVE,
     *(f"rounds_to_{share * 100:.0f}" for share in SHARES),
     "bytes_down",
     "bytes_up",
@@ -143,6 +146,7 @@ def _figures_of_run(run: Run, target: float | None) -> dict[str, float | None]:
         "forgetting": _known(forgetting(classes)) if len(classes) > 1 else None,
         **{key: _mean(row.number(key) for row in run.rows) for key in _BY_ROUND},
         **_by_period(run),
+        KEPT_OBJECTIVE: _mean(row.kept_objective for row in run.rows),
         **{
             f"rounds_to_{share * 100:.0f}": None if target is None else _rounds_to(run, share * target)
             for share in SHARES

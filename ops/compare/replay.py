@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedemu.algorithms.measures.continual import relative_change
-from fedemu.ops.compare.entry import Entry, Statistic
+from fedemu.ops.compare.entry import KEPT_OBJECTIVE, Entry, Statistic
 from fedemu.ops.compare.replay_label import samples_kept, strategy_label, strategy_place
 from fedemu.ops.compare.runs import Group, labels
 from fedemu.ops.results.periods import Floats, period_results
@@ -37,9 +37,15 @@ class Measure:
 PERPLEXITY = Measure("all_period_perplexity", "perplexity over all periods", "relative", "number")
 ACCURACY = Measure("average_accuracy", "average accuracy", "difference", "share")
 LOSS = Measure("all_period_loss", "loss over all periods", "relative", "number")
+FORGETTING = {
+    True: Measure("relative_forgetting", "relative forgetting of perplexity", "absolute", "share"),
+    False: Measure("average_forgetting", "average forgetting of accuracy", "absolute", "share"),
+}
+"""The measure of forgetting for language data (True), and for other data (False)."""
+OBJECTIVE = Measure(KEPT_OBJECTIVE, "objective of the kept samples, by sample", "absolute", "number")
 MEASURES = {
-    True: (PERPLEXITY, Measure("relative_forgetting", "relative forgetting of perplexity", "absolute", "share")),
-    False: (ACCURACY, LOSS, Measure("average_forgetting", "average forgetting of accuracy", "absolute", "share")),
+    True: (PERPLEXITY, FORGETTING[True], OBJECTIVE),
+    False: (ACCURACY, LOSS, FORGETTING[False], OBJECTIVE),
 }
 """The measures for language data (True), and for other data (False)."""
 
@@ -110,6 +116,7 @@ class ReplayStudy:
                     "strategy": point.line,
                     "samples": point.samples,
                     **{f"{key}_change": change.table() for key, change in point.changes.items()},
+                    KEPT_OBJECTIVE: point.entry.figures[KEPT_OBJECTIVE].table(),
                     "by_period": [[None if np.isnan(value) else value for value in run] for run in point.by_period],
                 }
                 for points in self.lines.values()

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from fedemu.ops.experiment.tables.stream import Strategy
 
-NAMED = ("strategy", "budget", "capacity", "proportion", "restarts", "iterations", "targets", "final")
+NAMED = ("strategy", "budget", "capacity", "proportion", "restarts", "iterations", "targets", "final", "objective")
 """The settings that ``replay_label`` names, so that no other part of a label has to."""
 _USUAL = {"proportion": 0.5, "restarts": 3, "iterations": 1, "targets": "mean", "final": "zero_diagonal"}
 

@@ -14,7 +14,7 @@ from fedemu.ops.compare import cells
 from fedemu.ops.compare.cells import NEVER, Cell
 from fedemu.ops.compare.compare import Comparison
 from fedemu.ops.compare.entry import BY_PERIOD, OF_DIAGNOSED, SHARES, Statistic
-from fedemu.ops.compare.replay import Measure, ReplayStudy
+from fedemu.ops.compare.replay import OBJECTIVE, Measure, ReplayStudy
 from fedemu.ops.compare.tasks import TaskStudy
 
 TO_THE_LEFT = frozenset({"experiment", "replay", "outcome"})
@@ -84,6 +84,8 @@ def replay_tables(study: ReplayStudy) -> list[tuple[str, dict[str, list[str]]]]:
 
 def replay_title(study: ReplayStudy, measure: Measure) -> str:
     """The measure of a study's values in words, and the run without replay that they are compared with."""
+    if measure is OBJECTIVE:
+        return measure.name
     if study.reference is None:
         return f"{measure.name}; no run without replay to set it against"
     without = _absolute(study.reference.figures[measure.key], measure)

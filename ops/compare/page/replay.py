@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
 from fedemu.ops.compare.entry import Statistic
-from fedemu.ops.compare.replay import ACCURACY, LOSS, MEASURES, PERPLEXITY, Measure, Point, ReplayStudy
+from fedemu.ops.compare.replay import ACCURACY, FORGETTING, LOSS, OBJECTIVE, PERPLEXITY, Measure, Point, ReplayStudy
 from fedemu.ops.pages.style import (
     GREY,
     MARKERS,
@@ -55,7 +55,12 @@ def loss_by_size(studies: Studies) -> Figure | None:
 
 def forgetting_by_size(studies: Studies) -> Figure | None:
     """The forgetting by N: that of perplexity for language, that of accuracy for other data."""
-    return _by_size(studies, {MEASURES[True][-1], MEASURES[False][-1]})
+    return _by_size(studies, {*FORGETTING.values()})
+
+
+def objective_by_size(studies: Studies) -> Figure | None:
+    """The objective of the kept samples by N, if it was measured."""
+    return _by_size(studies, {OBJECTIVE})
 
 
 def change_by_period(studies: Studies) -> Figure | None:
@@ -98,6 +103,7 @@ REPLAY_PLOTS: Mapping[str, Callable[[Studies], Figure | None]] = {
     "replay_accuracy": accuracy_by_size,
     "replay_loss": loss_by_size,
     "replay_forgetting": forgetting_by_size,
+    "replay_objective": objective_by_size,
 }
 WIDE_REPLAY_PLOTS: Mapping[str, Callable[[Studies], Figure | None]] = {"replay_by_period": change_by_period}
 

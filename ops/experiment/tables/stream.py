@@ -226,6 +226,7 @@ class Replay(Section):
     iterations: Annotated[int, Field(ge=0, le=1000)] = 1
     targets: Literal["mean", "each"] = "mean"
     final: Literal["zero_diagonal", "convex"] = "zero_diagonal"
+    objective: Literal["cheap", "always", "never"] = "cheap"
     census: bool = True
     memory_mib: Count = 512
 

@@ -1,4 +1,4 @@
-"""The plots of replay: what the buffers hold after each period, and how coordination lowers its objective.
+"""The plots of replay: what the buffers hold after each period, its objective, and how coordination lowers that.
 
 They are drawn from the remarks in the rows.
 """
@@ -13,11 +13,14 @@ from matplotlib.figure import Figure
 
 from fedemu.ops.pages.style import (
     BLUE,
+    GREY,
     PALETTE,
+    RED,
     Floats,
     Rows,
     bare_figure,
     colour_bar,
+    legend_below,
     marker,
     new_figure,
     numbers,
@@ -98,7 +101,42 @@ def coordination(rows: Rows) -> Figure | None:
     return figure
 
 
-REPLAY_PLOTS: Mapping[str, Callable[[Rows], Figure | None]] = {"buffers": buffers, "coordination": coordination}
+def objective(rows: Rows) -> Figure | None:
+    """The objective of what devices keep after each period, by sample.
+
+    With coordination it stands beside that of the relaxed selections in the first and the last iteration. The dotted
+    line at 1 is the objective of samples whose gradients are all at right angles.
+    """
+    measured = [row for row in rows if row.kept_objective is not None]
+    if not measured:
+        return None
+    figure, axes = new_figure("Objective of the kept samples")
+    after = [int(row.remarks["replay"]["period"]) for row in measured]
+    samples = numbers([row.remarks["replay"]["samples"] for row in measured])
+    relaxed = [(row.remarks.get("coordination") or {}).get("objective") or [None] for row in measured]
+    dots = marker(len(after))
+    several = any(len(said) > 1 for said in relaxed)
+    lines = {
+        "kept": numbers([row.kept_objective for row in measured]),
+        "relaxed, last iteration" if several else "relaxed": numbers([said[-1] for said in relaxed]) / samples,
+        "relaxed, first iteration": numbers([said[0] if several else None for said in relaxed]) / samples,
+    }
+    for (label, values), colour in zip(lines.items(), (BLUE, RED, GREY), strict=True):
+        if np.isfinite(values).any():
+            axes.plot(after, values, label=label, color=colour, linewidth=1.6, marker=dots, markersize=4)
+    axes.axhline(1, color=GREY, linewidth=1.0, linestyle=":", label="gradients at right angles")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("after period")
+    axes.set_ylabel("objective by sample")
+    axes.xaxis.set_major_locator(round_ticks(11, integer=True))
+    return legend_below(figure, axes)
+
+
+REPLAY_PLOTS: Mapping[str, Callable[[Rows], Figure | None]] = {
+    "buffers": buffers,
+    "objective": objective,
+    "coordination": coordination,
+}
 
 
 def _counts(lists: list[list[float] | None]) -> Floats:

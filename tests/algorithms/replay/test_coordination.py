@@ -87,7 +87,9 @@ NO_FACTS: Any = None
 def selecting(final: str = "zero_diagonal") -> CoordinatedSelect:
     zero_diagonal = final == "zero_diagonal"
     alone = gradient_diversity(zero_diagonal)
-    return CoordinatedSelect(LENS, alone, Census(0, 3), False, zero_diagonal=zero_diagonal, restarts=3)
+    return CoordinatedSelect(
+        LENS, alone, Census(0, 3), False, measured=frozenset({"kept"}), zero_diagonal=zero_diagonal, restarts=3
+    )
 
 
 def coordinated(iterations: int = 1, form: Any = "mean", final: Any = "zero_diagonal") -> Replay[Any]:
@@ -240,10 +242,20 @@ def test_a_budget_of_0_keeps_nothing(played: Any) -> None:
 def test_an_exchange_with_no_device_on_line_has_no_answers(played: Any, form: str) -> None:
     fleet = played(coordinated(2, form), [[], [], []])
     assert fleet.algorithm.remarks(fleet.state) == {
-        "replay": {"period": 0, "devices": 0, "samples": 0, "periods": [0, 0, 0]},
+        "replay": {"period": 0, "devices": 0, "samples": 0, "objective": 0.0, "periods": [0, 0, 0]},
         "coordination": {"devices": 0, "objective": [0.0, 0.0]},
     }
     assert kept(fleet) == {}
+
+
+def test_coordination_lowers_the_objective_of_what_the_fleet_keeps(played: Any) -> None:
+    objectives = []
+    for iterations in (0, 8):
+        fleet = played(coordinated(iterations))
+        rows = GRADIENTS[[i for indices in kept(fleet).values() for i in indices]]
+        objectives.append(fleet.algorithm.remarks(fleet.state)["replay"]["objective"])
+        assert objectives[-1] == pytest.approx(float(np.square(rows.sum(0)).sum()), rel=1e-9)
+    assert objectives[1] < 0.9 * objectives[0]
 
 
 def test_a_device_that_comes_only_to_select_selects_alone(played: Any) -> None:

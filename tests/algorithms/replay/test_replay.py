@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedemu.algorithms.interface import Context, Remarking, Selecting
+from fedemu.algorithms.data.corpus import Corpus
+from fedemu.algorithms.interface import Context, Measuring, Remarking, Selecting
 from fedemu.algorithms.methods.fedavg import fedavg
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.registry import build_algorithm
-from fedemu.algorithms.replay.replay import LOOKS_AT_MODEL, ReplaySettings, with_replay
+from fedemu.algorithms.replay.replay import COMPUTES_GRADIENTS, LOOKS_AT_MODEL, ReplaySettings, with_replay
 from fedemu.algorithms.replay.selection.selection import STRATEGIES
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
@@ -29,6 +30,22 @@ BUDGET = 5
 STRATEGY_NAMES = [name for name in (*STRATEGIES, "coordinated") if name != "none"]
 STREAM = [[np.arange(100 * t + 30 * i, 100 * t + 30 * i + size) for i, size in enumerate((12, 3, 0))] for t in range(3)]
 """Three devices, with more samples than the budget, with fewer, and with none."""
+
+
+class Idle:
+    """A method that asks no device, so that the model stays as it is."""
+
+    programs: Mapping[str, Any] = {}
+
+    def init(self, variables: Any, context: Context) -> Any:
+        return variables
+
+    def round(self, state: Any, context: Context) -> Any:
+        yield from ()
+        return state
+
+    def variables(self, state: Any) -> Any:
+        return state
 
 
 def ingredients(**fields: Any) -> Ingredients:
@@ -104,6 +121,59 @@ def test_the_kept_samples_are_recorded_by_label_and_period(fleet: Any) -> None:
     }
 
 
+def slow_directions(corpus: Corpus, indices: list[int]) -> Any:
+    """The directions ``[n, d]`` of the gradients of single samples, one after the other."""
+    rows = []
+    x, y = corpus.batch(corpus.train, np.array(indices))
+    for i in range(len(indices)):
+        variables = {name: leaf.clone().requires_grad_() for name, leaf in MODEL.init(0).items()}
+        loss = torch.nn.functional.cross_entropy(MODEL.apply(variables, x[i : i + 1], False)[0].logits, y[i : i + 1])
+        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(variables.values()))]).double()
+        rows.append(gradient / gradient.norm())
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("strategy", STRATEGY_NAMES)
+def test_the_objective_of_the_kept_samples_is_the_squared_norm_of_the_sum_of_their_directions(
+    little_fleet: Any, corpus: Corpus, strategy: str
+) -> None:
+    still = with_replay(Idle(), ReplaySettings(strategy, BUDGET, periods=3, objective="always"), ingredients())
+    played = little_fleet(still, MODEL.init(0), [], stream=STREAM, budget=BUDGET)
+    played.play([])
+    indices = [i for kept_of_one in kept(played).values() for i in kept_of_one]
+    said = still.remarks(played.state)["replay"]
+    assert said["samples"] == len(indices) == 8
+    assert said["objective"] == pytest.approx(float(slow_directions(corpus, indices).sum(0).square().sum()), rel=1e-4)
+
+
+@pytest.mark.parametrize("objective", ["cheap", "always", "never"])
+def test_the_objective_is_measured_where_it_is_cheap_or_wanted_and_changes_no_choice(
+    fleet: Any, objective: Any
+) -> None:
+    for strategy in STRATEGY_NAMES:
+        played = play(fleet(built(strategy, objective=objective)), 2)
+        said = played.algorithm.remarks(played.state)["replay"]
+        measured = objective == "always" or (objective == "cheap" and strategy in COMPUTES_GRADIENTS)
+        assert ("objective" in said) == measured
+        unneeded = {"model"} if measured and strategy not in LOOKS_AT_MODEL else set()
+        assert played.algorithm.selection.measured == unneeded | ({"kept"} if measured else set())
+        assert isinstance(played.algorithm.selection, Measuring)
+        assert kept(played) == kept(play(fleet(built(strategy, objective="never")), 2))
+
+
+def test_gradients_that_are_not_finite_make_no_objective_and_do_no_harm(fleet: Any) -> None:
+    def broken(logits: Any, batch: Any, facts: Any) -> Any:
+        return logits.sum() * float("nan")
+
+    wrong = ingredients(criterion=broken)
+    settings = ReplaySettings("naive_uniform", BUDGET, periods=3, objective="always")
+    played = fleet(with_replay(Idle(), settings, wrong))
+    played.play([])
+    played.play([])
+    assert played.algorithm.remarks(played.state)["replay"]["objective"] == 0.0
+    assert {device: len(indices) for device, indices in kept(played).items()} == {0: 5, 1: 3, 2: 0}
+
+
 def test_without_a_census_only_the_number_of_samples_is_told(fleet: Any) -> None:
     played = play(fleet(built("naive_uniform", census=False)), 2)
     assert played.algorithm.remarks(played.state) == {"replay": {"period": 0, "devices": 3, "samples": 8}}
@@ -127,11 +197,12 @@ def test_only_sums_a_flag_and_the_census_leave_a_device(fleet: Any, form: str) -
     sums = {name: (leaf.shape, leaf.dtype) for name, leaf in MODEL.init(0).items()}
     counts = {"samples": 1, "labels": 4, "periods": 3}
     census = {f"census/{name}": (torch.Size([size]), torch.int64) for name, size in counts.items()}
+    kept_sums = {f"kept/{name}": what for name, what in sums.items()}
     joined = {"joined/devices": (torch.Size([1]), torch.int64)} if form == "mean" else {}
     key = "change" if form == "mean" else "sum"
     expected = {f"{key}/{name}": what for name, what in sums.items()} | joined
     _, first, second, last = played.sent
-    for answers, leaves in ((first, expected), (second, expected), (last, census)):
+    for answers, leaves in ((first, expected), (second, expected), (last, census | kept_sums)):
         for payload in answers.values():
             assert {name: (leaf.shape, leaf.dtype) for name, leaf in wire_names(payload).items()} == leaves
     assert all(not result.metrics and result.label_counts is None for result in played.results.values())

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedemu.algorithms.interface import Reply
-from fedemu.algorithms.replay.coordination import EachTargets, MeanTargets, objective
+from fedemu.algorithms.replay.coordination import EachTargets, MeanTargets, fleet_objective
 from fedemu.algorithms.replay.selection.selection import targets
 
 
@@ -34,4 +34,4 @@ def test_both_forms_give_the_same_targets_to_rounding(asked: Any, seed: int) -> 
         np.testing.assert_allclose(by_each.each()[m]["w"], expected[row], rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(last[m] - by_mean.shared()["mean"]["w"], expected[row], rtol=1e-5, atol=1e-5)
     assert by_mean.devices == by_each.devices == len(last)
-    assert objective(by_mean) == pytest.approx(objective(by_each), rel=1e-5)
+    assert fleet_objective(by_mean.total()) == pytest.approx(fleet_objective(by_each.total()), rel=1e-5)

@@ -46,6 +46,7 @@ def test_a_template_names_leaves_by_key_and_adds_up_their_bytes():
     assert list(TEMPLATE.leaves) == ["model/weight", "model/steps", "control/weight"]
     assert TEMPLATE.leaves["model/weight"].shape == (2, 2)
     assert TEMPLATE.bytes == 16 + 8 + 8
+    assert TEMPLATE.bytes_without({"control", "other"}) == 16 + 8
 
 
 def test_a_template_refuses_a_dtype_that_cannot_travel():

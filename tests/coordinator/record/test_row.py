@@ -48,6 +48,12 @@ def test_every_outcome_is_a_column_and_one_that_was_not_counted_is_zero() -> Non
     assert Row(round=1, late=2, rejected=1).outcomes == dict.fromkeys(OUTCOMES, 0) | {"late": 2, "rejected": 1}
 
 
+def test_the_objective_of_the_kept_samples_is_by_sample_and_unknown_where_it_was_not_measured() -> None:
+    said = [{"objective": 6.0, "samples": 4}, {"objective": 0.0, "samples": 0}, {"samples": 4}]
+    rows = [Row(round=1, remarks={"replay": replay}) for replay in said]
+    assert [row.kept_objective for row in (*rows, Row(round=1))] == [1.5, None, None, None]
+
+
 def test_an_older_row_lacks_columns_and_a_newer_one_has_more() -> None:
     row = Row.read({"round": 3, "accuracy": 1, "class_accuracy": [0.5, None], "invented": "later"})
     assert row == Row(round=3, accuracy=1.0, class_accuracy=(0.5, None))

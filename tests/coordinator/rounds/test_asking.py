@@ -18,6 +18,7 @@ Until = Callable[[Callable[[], object]], Awaitable[None]]
 MakePlan = Callable[..., CoordinatorPlan]
 MakeFleet = Callable[..., Any]
 Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
+MEASURED = {"measured": frozenset({"model"})}
 
 
 async def test_the_fold_is_the_weighted_mean_of_the_first_to_finish(
@@ -169,6 +170,18 @@ async def test_downloads_are_charged_by_what_a_device_has_seen(
     assert list(sizes) == ["1.0.0", "2.0.0", "2.1.0"]
     size = max(sizes["1.0.0"])
     assert [(row.bytes_down, row.bytes_up) for row in left.rows] == [(2 * size, 32), (2 * size, 32)]
+
+
+async def test_what_only_measures_costs_no_emulated_traffic(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    costs: list[tuple[int, int]] = []
+    make_fleet(2, script=lambda index, work: costs.append((work.download_bytes, work.upload_bytes)) or {"after": 10.0})
+    plan = make_plan(devices=2, per_round=2, rounds=1)
+    plan.algorithm.programs = {"train": type("Measured", (type(plan.algorithm.programs["train"]),), MEASURED)()}
+    _, left = await play(plan)
+    assert set(costs) == {(0, 0)}
+    assert [(row.accepted, row.bytes_down, row.bytes_up) for row in left.rows] == [(2, 0, 0)]
 
 
 async def test_presence_that_is_not_announced_in_time_perturbs_and_loses_the_device(

@@ -12,8 +12,14 @@ import pytest
 from fedemu.ops.compare.compare import compare
 from fedemu.ops.compare.entry import Statistic
 from fedemu.ops.compare.page.page import claim_folder, write_comparison
-from fedemu.ops.compare.page.replay import REPLAY_PLOTS, WIDE_REPLAY_PLOTS, accuracy_by_size, perplexity_by_size
-from fedemu.ops.compare.replay import ACCURACY, LOSS, PERPLEXITY, ReplayStudy
+from fedemu.ops.compare.page.replay import (
+    REPLAY_PLOTS,
+    WIDE_REPLAY_PLOTS,
+    accuracy_by_size,
+    objective_by_size,
+    perplexity_by_size,
+)
+from fedemu.ops.compare.replay import ACCURACY, FORGETTING, LOSS, OBJECTIVE, PERPLEXITY, ReplayStudy
 from fedemu.ops.compare.replay_label import replay_label, samples_kept, strategy_label
 from fedemu.ops.compare.text import columns, replay_tables, text
 from fedemu.ops.experiment.toml_text import toml_text
@@ -89,11 +95,31 @@ def test_changes_are_taken_seed_by_seed_and_then_averaged(runs: Path) -> None:
 
 def test_forgetting_is_given_as_it_is(runs: Path) -> None:
     study = study_of(runs)
-    forgetting = study.measures[-1]
+    forgetting = FORGETTING[False]
     five, _ = study.points
     assert study.value(five, forgetting) == Statistic((0.0, 0.0))
     assert study.reference is not None
     assert study.reference.figures[forgetting.key] == Statistic((0.25, 0.5))
+
+
+def test_the_objective_of_the_kept_samples_is_their_mean_over_periods_where_it_was_measured(runs: Path) -> None:
+    directory = write_run(
+        runs / "many", [[0.5, 0.0], [0.5, 0.75]], strategy="diversity", capacity=5, objective="always"
+    )
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    for row, objective in zip(rows, (8.0, 4.0), strict=True):
+        row["remarks"] = {"replay": {"period": row["task"], "samples": 4, "objective": objective}}
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    study = study_of(runs)
+    title, table = replay_tables(study)[-1]
+    assert title == "fedavg: objective of the kept samples, by sample"
+    assert table == {"replay": ["reservoir", "diversity"], "N 5": ["–", "1.500"], "N 20": ["–", "–"]}
+    by_line = {point["strategy"]: point["kept_objective"]["mean"] for point in study.table()["points"]}
+    assert by_line == {"reservoir": None, "diversity": 1.5}
+    figure = objective_by_size([study])
+    assert figure is not None
+    assert figure.axes[0].get_title() == "Objective of the kept samples, by sample"
+    assert OBJECTIVE in study.measures
 
 
 def test_the_change_of_language_runs_is_in_the_perplexity_over_all_periods(tmp_path: Path) -> None:

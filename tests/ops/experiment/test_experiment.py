@@ -86,7 +86,7 @@ def test_the_digest_of_the_defaults_is_what_it_has_been() -> None:
     assert Experiment().digest == EXPECTED_DIGEST
 
 
-EXPECTED_DIGEST = "8b99eedfbd558eabce2bb7266bb0639ee9046e3eb802d52555a486b6bc0c62e0"
+EXPECTED_DIGEST = "cccbd28ec87e74ed3f45cc4140893705d6f5afb6b4dce01f0f7709e7666378f0"
 
 
 def test_an_experiment_is_frozen() -> None:

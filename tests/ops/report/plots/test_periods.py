@@ -17,7 +17,7 @@ from fedemu.ops.pages.style import rendered
 from fedemu.ops.report import report
 from fedemu.ops.report.periods import period_cards, period_table
 from fedemu.ops.report.plots.periods import PERIOD_PLOTS, period_curves, period_matrix
-from fedemu.ops.report.plots.replay import REPLAY_PLOTS, buffers, coordination
+from fedemu.ops.report.plots.replay import REPLAY_PLOTS, buffers, coordination, objective
 from fedemu.ops.report.report import write_report
 from fedemu.ops.results.periods import PeriodResults, period_results
 
@@ -194,6 +194,20 @@ def test_a_single_label_is_no_picture_of_its_own() -> None:
     figure = buffers([replayed(0, periods=[6, 0], labels=[6]), replayed(1, periods=[3, 3], labels=[6])])
     assert figure is not None
     assert [axes.get_title() for axes in figure.axes if axes.get_title()] == ["Kept, by period"]
+
+
+def test_the_objective_of_the_kept_samples_is_drawn_by_sample_beside_the_relaxed_ones() -> None:
+    first, last = replayed(1, objective=9.0), replayed(2, objective=3.0)
+    said = {"coordination": {"devices": 3, "objective": [18.0, 12.0]}}
+    figure = objective([replayed(0), Row(4, task=1, remarks={**first.remarks, **said}), last])
+    assert figure is not None
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].lines[:-1]}
+    assert drawn["kept"] == [[1.0, 1.5], [2.0, 0.5]]
+    assert drawn["relaxed, last iteration"][0] == [1.0, 2.0]
+    assert drawn["relaxed, first iteration"][0] == [1.0, 3.0]
+    alone = objective([last])
+    assert alone is not None
+    assert [line.get_label() for line in alone.axes[0].lines] == ["kept", "gradients at right angles"]
 
 
 def test_the_coordinated_objective_is_relative_to_its_first_value() -> None:
