@@ -20,8 +20,11 @@ from fedemu.protocol.transport.interface import Network
 class Evaluates(Protocol):
     """Evaluates a model after a round of a period. ``evaluate.Evaluator`` is one."""
 
-    def evaluate(self, variables: Tree, period: int | None = None) -> Evaluation:
-        """The results of the model with these variables. The test sets up to ``period`` count as seen."""
+    def evaluate(self, variables: Tree, period: int | None = None, on_all: bool = True) -> Evaluation:
+        """The results of the model with these variables. The test sets up to ``period`` count as seen.
+
+        Without ``on_all`` a part of the test samples may do.
+        """
         ...
 
 

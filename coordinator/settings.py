@@ -28,6 +28,8 @@ class Settings:
     attempts: int = 3
     clock: Literal["virtual", "wall"] = "virtual"
     evaluate_every: int = 1
+    evaluate_all_every: int = 0
+    """The number of rounds from one evaluation on all test samples to the next. With 0 all evaluations are such."""
     diagnose_every: int = 0
     """The number of rounds from one diagnosis to the next, if the plan has one. 0 means that there is none."""
     task_of_round: Callable[[int], int] = lambda round: 0

@@ -44,17 +44,20 @@ class Evaluation:
     predicted tokens, None for samples. ``period_accuracy`` and ``period_loss [periods]`` are those of each period's
     test set, None without periods. ``seen_accuracy`` and ``seen_loss`` are those of the test sets up to a period
     together, None if no period was named. A value without samples, such as that of a class that has none, is NaN.
+
+    ``test_samples`` is the number of samples. If they are a part of all, there is nothing by class or by period.
     """
 
     accuracy: float
     loss: float
-    class_accuracy: tuple[float, ...]
-    class_loss: tuple[float, ...]
+    class_accuracy: tuple[float, ...] = ()
+    class_loss: tuple[float, ...] = ()
     perplexity: float | None = None
     seen_accuracy: float | None = None
     seen_loss: float | None = None
     period_accuracy: tuple[float, ...] | None = None
     period_loss: tuple[float, ...] | None = None
+    test_samples: int | None = None
 
 
 class Answers(NamedTuple):
@@ -78,8 +81,9 @@ class Evaluator:
 
     Without ``tests`` the samples are those of the test split. With ``tests`` they are the test sets of all periods
     together, and there are results by period if there are several. ``samples`` is the number of samples to take, evenly
-    spaced over all; 0 takes all. Losses are summed in float64, so chunks change a loss by no more than the model's own
-    rounding. Raises ValueError if there are no samples.
+    spaced over all; 0 takes all. ``part`` is the number of samples, evenly spaced over those, that do where not all of
+    them have to be used; 0 uses all. Losses are summed in float64, so chunks change a loss by no more than the model's
+    own rounding. Raises ValueError if there are no samples.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Evaluator:
         tests: PeriodTests | None = None,
         batch_size: int = BATCH_SIZE,
         samples: int = 0,
+        part: int = 0,
     ) -> None:
         self._split = corpus.test if tests is None else tests.split(corpus)
         indices = np.arange(len(self._split)) if tests is None else tests.indices
@@ -105,23 +110,25 @@ class Evaluator:
         self._period_count = 1 if tests is None else len(tests)
         sample_bytes = (8 if corpus.language else 4) * int(np.prod(corpus.input_shape))
         self._cache = list(self._read()) if sample_bytes * len(self) <= CACHE_LIMIT else None
+        self._part = list(self._read(evenly_spaced(len(self), part))) if 0 < part < len(self) else None
 
     def __len__(self) -> int:
         """The number of samples."""
         return len(self._indices)
 
-    def evaluate(self, variables: Tree, period: int | None = None, watch: Watch | None = None) -> Evaluation:
-        """The results of the model with these variables. The test sets up to ``period`` count as seen."""
+    def evaluate(
+        self, variables: Tree, period: int | None = None, on_all: bool = True, watch: Watch | None = None
+    ) -> Evaluation:
+        """The results of the model with these variables. The test sets up to ``period`` count as seen.
+
+        Without ``on_all`` they are accuracy and loss on a part of the samples, if the evaluator was given its size.
+        ``watch`` sees the outputs for all samples.
+        """
+        if not on_all and self._part is not None:
+            return self._summed(answer(self._model, variables, self._part))
         found = answer(self._model, variables, self._cache if self._cache is not None else self._read(), watch)
-        accuracy, loss = _means(found)
         class_accuracy, class_loss = _means_by(self._labels, found, self._corpus.classes)
-        whole = Evaluation(
-            accuracy=accuracy,
-            loss=loss,
-            class_accuracy=class_accuracy,
-            class_loss=class_loss,
-            perplexity=float(perplexity(-loss, 1)) if self._corpus.language else None,
-        )
+        whole = replace(self._summed(found), class_accuracy=class_accuracy, class_loss=class_loss)
         if self._periods is None:
             return whole
         period_accuracy, period_loss = _means_by(self._periods, found, self._period_count)
@@ -132,8 +139,14 @@ class Evaluator:
         seen_accuracy, seen_loss = _means(found.only(seen))
         return replace(whole, seen_accuracy=seen_accuracy, seen_loss=seen_loss)
 
-    def _read(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return read(self._model, self._corpus, self._split, self._indices, self._batch_size)
+    def _summed(self, found: Answers) -> Evaluation:
+        """The results over all answers, without those by class and by period."""
+        accuracy, loss = _means(found)
+        level = float(perplexity(-loss, 1)) if self._corpus.language else None
+        return Evaluation(accuracy, loss, perplexity=level, test_samples=len(found.answers))
+
+    def _read(self, positions: slice | NDArray[np.int64] = slice(None)) -> Iterator[tuple[Tensor, Tensor]]:
+        return read(self._model, self._corpus, self._split, self._indices[positions], self._batch_size)
 
 
 @torch.inference_mode()

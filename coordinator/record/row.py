@@ -30,6 +30,7 @@ class Row:
     task: int | None = None
     virtual_time: float | None = None
     wall_time: float | None = None
+    test_samples: int | None = None
     accuracy: float | None = None
     loss: float | None = None
     perplexity: float | None = None

@@ -130,8 +130,13 @@ class Rounds(Generic[S]):
         for name, tensor in variables.items():
             if not bool(torch.isfinite(tensor).all()):
                 raise Diverged(f"{name} has values that are not finite after round {context.round}")
-        due = context.task_ends or self._settings.due(context.round, self._settings.evaluate_every)
-        return settled, self._plan.evaluator.evaluate(variables, context.task) if due else None
+        settings = self._settings
+        on_all = context.task_ends or settings.due(
+            context.round, settings.evaluate_all_every or settings.evaluate_every
+        )
+        if not on_all and not settings.due(context.round, settings.evaluate_every):
+            return settled, None
+        return settled, self._plan.evaluator.evaluate(variables, context.task, on_all)
 
     async def _conclude(self, diagnosis: RoundDiagnosis | None, state: S) -> dict[str, Any] | None:
         """What the diagnosis of the round found, None if the round was not diagnosed."""
@@ -158,7 +163,7 @@ class Rounds(Generic[S]):
     async def _commit(self, state: S, evaluation: Evaluation | None, row: Row, found: dict[str, Any] | None) -> None:
         """Make the round durable. Once begun, this is carried to its end, also if the run is stopped meanwhile."""
         standing = self.standing
-        class_accuracy = standing.class_accuracy if evaluation is None else evaluation.class_accuracy
+        class_accuracy = (evaluation and evaluation.class_accuracy) or standing.class_accuracy
         self._run.metrics(row)
         if found is not None:
             self._run.diagnosis(found)

@@ -19,10 +19,10 @@ from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import OUTCOMES
 
 _EVALUATED = (
+    "test_samples",
     "accuracy",
     "loss",
     "perplexity",
-    "class_accuracy",
     "seen_accuracy",
     "seen_loss",
     "period_accuracy",
@@ -86,7 +86,7 @@ class Tally:
         algorithm says of the round.
         """
         lost = consistency = None
-        if evaluation is not None and before is not None:
+        if evaluation is not None and evaluation.class_accuracy and before is not None:
             lost = float(accuracy_lost(before, evaluation.class_accuracy))
             consistency = prediction_consistency(before, evaluation.class_accuracy)
         found = diagnosis or {}
@@ -99,6 +99,7 @@ class Tally:
             virtual_time=timeline.time,
             wall_time=timeline.spent,
             **{column: getattr(evaluation, column, None) for column in _EVALUATED},
+            class_accuracy=(evaluation and evaluation.class_accuracy) or None,
             consistency=consistency,
             round_forgetting=lost,
             local_forgetting=found.get("local_forgetting"),

@@ -34,7 +34,7 @@ def assemble(
     torch.set_num_threads(experiment.server.threads)
     parts = tried_parts(experiment, lambda text: print(text, file=sys.stderr, flush=True))
     corpus, model, stream = parts.corpus, parts.model, parts.stream
-    evaluator = Evaluator(model, corpus, parts.tests)
+    evaluator = Evaluator(model, corpus, parts.tests, part=experiment.evaluate.samples)
     diagnosis = None
     if experiment.diagnose.every:
         samples = experiment.diagnose.samples
@@ -74,6 +74,7 @@ def settings_of(experiment: Experiment, stream: StreamPlan) -> Settings:
         attempts=fleet.attempts,
         clock=experiment.clock.kind,
         evaluate_every=experiment.evaluate.every,
+        evaluate_all_every=experiment.evaluate.full_every if experiment.evaluate.samples else 0,
         diagnose_every=experiment.diagnose.every,
         task_of_round=stream.period_of,
         task_begins=stream.begins,

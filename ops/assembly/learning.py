@@ -11,6 +11,7 @@ from fedemu.algorithms.data.augment import augmentation
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.interface import Algorithm, Ask, Context, Model, Tree
 from fedemu.algorithms.models.growing import growing
+from fedemu.algorithms.models.low_precision import with_precision
 from fedemu.algorithms.registry import BIDIRECTIONAL, CLASSIFIERS, build_algorithm, build_model, find_criterion
 from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
 from fedemu.algorithms.training.ingredients import Ingredients
@@ -39,7 +40,7 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
     local, stream = experiment.local, experiment.stream
     masked = len(corpus.vocabulary) if experiment.data.text.kind == "masked" else 0
     ingredients = Ingredients(
-        model=model,
+        model=with_precision(model, local.precision),
         criterion=find_criterion(experiment.algorithm.loss, model),
         classes=corpus.classes,
         epochs=local.epochs,
@@ -59,7 +60,9 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
         cumulative=stream.cumulative,
     )
     algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.options, ingredients)
-    return model, _replaying(algorithm, experiment, ingredients) if experiment.replay.kept else algorithm
+    # Gradients that select samples are those of the exact model.
+    exact = replace(ingredients, model=model)
+    return model, _replaying(algorithm, experiment, exact) if experiment.replay.kept else algorithm
 
 
 def _built_model(experiment: Experiment, corpus: Corpus) -> Model:

@@ -155,7 +155,9 @@ class AlgorithmSpec(Section):
 class Local(Section):
     """Training at a device, by SGD. The learning rate is multiplied by ``lr_decay`` after each round.
 
-    With ``lr_restart`` it begins again at ``lr`` in each period of the stream.
+    With ``lr_restart`` it begins again at ``lr`` in each period of the stream. With ``precision = "bfloat16"`` the
+    products of matrices in training round their inputs to 8 significant bits, at devices and in the coordinator's
+    server jobs. Variables stay float32, and models are evaluated in float32.
     """
 
     epochs: Count = 5
@@ -166,4 +168,5 @@ class Local(Section):
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     lr_restart: bool = False
     augment: tuple[Literal["crop", "flip", "cutout", "mask"], ...] = ()
+    precision: Literal["float32", "bfloat16"] = "float32"
     executor: Literal["auto", "serial", "vmapped", "checked"] = "auto"

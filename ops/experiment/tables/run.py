@@ -16,9 +16,16 @@ class Clock(Section):
 
 
 class Evaluate(Section):
-    """Every ``every``-th round is evaluated. So are the last round of the run and the last one of each period."""
+    """Every ``every``-th round is evaluated. So are the last round of the run and the last one of each period.
+
+    With ``samples`` above 0 a round is evaluated on this number of test samples, evenly spaced in the test set, and
+    only for accuracy and loss. Every ``full_every``-th round, the last one, and the last one of each period are
+    evaluated in full: on all test samples, by class and by period.
+    """
 
     every: Count = 1
+    samples: Annotated[int, Field(ge=0)] = 0
+    full_every: Count = 10
 
 
 class Diagnose(Section):

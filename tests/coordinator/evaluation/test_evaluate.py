@@ -131,6 +131,17 @@ def test_each_period_has_its_own_accuracy_and_loss_and_seen_periods_are_counted_
     assert found.perplexity is None
 
 
+def test_a_part_of_the_samples_gives_accuracy_and_loss_only():
+    # Two evenly spaced ones of the five: the first and the third, of which the third is not recognised.
+    evaluator = Evaluator(Scaled(), CORPUS, divided([[3], [0, 1], [2, 1]]), part=2)
+    found = evaluator.evaluate(ONE, 1, on_all=False)
+    assert (found.test_samples, found.accuracy) == (2, 0.5)
+    assert found.loss == pytest.approx((math.log(4 / 3) + math.log(4)) / 2, rel=1e-6)
+    assert (found.class_accuracy, found.class_loss, found.period_accuracy, found.seen_accuracy) == ((), (), None, None)
+    assert evaluator.evaluate(ONE, 1).test_samples == 5
+    assert Evaluator(Scaled(), CORPUS, part=4).evaluate(ONE, on_all=False).class_accuracy[:2] == (2 / 3, 1.0)
+
+
 def test_in_the_last_period_everything_was_seen():
     evaluator = Evaluator(Scaled(), CORPUS, divided([[3], [1, 0], [2]]))
     found = evaluator.evaluate(ONE, 2)

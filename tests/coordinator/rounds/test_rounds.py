@@ -29,9 +29,11 @@ class PeriodJudge:
 
     def __init__(self) -> None:
         self.asked: list[int | None] = []
+        self.on_all: list[bool] = []
 
-    def evaluate(self, variables: Tree, period: int | None = None) -> Evaluation:
+    def evaluate(self, variables: Tree, period: int | None = None, on_all: bool = True) -> Evaluation:
         self.asked.append(period)
+        self.on_all.append(on_all)
         found = (1.0, float(period == 1))
         return Evaluation(0.5, 2.0, (0.5,), (2.0,), 7.5, 1.0, float("nan"), found, (2.0, 2.0))
 
@@ -73,6 +75,17 @@ async def test_the_last_round_of_a_period_and_of_the_run_are_always_evaluated(
     assert left.summary["periods"]["rounds"] == [2, 5]
     assert left.summary["periods"]["accuracy"] == [[1.0, 0.0], [1.0, 1.0]]
     assert left.summary["periods"]["all_period_perplexity"] == [7.5, 7.5]
+
+
+async def test_between_full_evaluations_a_part_of_the_test_samples_does(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet()
+    judge = PeriodJudge()
+    rules = {"evaluate_every": 2, "evaluate_all_every": 3, "task_of_round": lambda round: int(round > 4)}
+    await play(make_plan(rounds=7, evaluator=judge, **rules))
+    # Rounds 2, 3, 4, 6 and 7: round 4 ends a period, and round 7 the run.
+    assert judge.on_all == [False, True, True, True, True]
 
 
 async def test_a_method_is_told_where_a_period_ends_and_its_remarks_are_in_the_row(

@@ -67,6 +67,11 @@ def test_an_evaluation_is_compared_with_the_one_before() -> None:
     assert row.consistency == pytest.approx((0.75 * 0.25 + 0.5) / (0.75**2 + 0.5**2) ** 0.5 / (0.25**2 + 1) ** 0.5)
 
 
+def test_an_evaluation_on_a_part_of_the_samples_is_compared_with_none() -> None:
+    row = row_of(Tally(), evaluation=Evaluation(0.5, 2.0, test_samples=4), before=(0.75, 0.5))
+    assert (row.test_samples, row.accuracy, row.class_accuracy, row.round_forgetting) == (4, 0.5, None, None)
+
+
 async def test_every_ask_of_a_round_counts(make_plan: MakePlan, make_fleet: MakeFleet, play: Play) -> None:
     make_fleet(2)
     plan = make_plan(devices=2, per_round=2, over_selection=1.0, rounds=2, asks=3)

@@ -86,7 +86,7 @@ def test_the_digest_of_the_defaults_is_what_it_has_been() -> None:
     assert Experiment().digest == EXPECTED_DIGEST
 
 
-EXPECTED_DIGEST = "cccbd28ec87e74ed3f45cc4140893705d6f5afb6b4dce01f0f7709e7666378f0"
+EXPECTED_DIGEST = "7ee2e375015aee3815beb07e39783f433119f403ecaa41e917714fab1f91e38d"
 
 
 def test_an_experiment_is_frozen() -> None:

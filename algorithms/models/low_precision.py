@@ -1,0 +1,61 @@
+"""Any model with its expensive layers in bfloat16, for training that is faster and less exact.
+
+Variables, their gradients and the optimiser stay float32. Convolutions, linear layers and other products of matrices
+round their inputs to bfloat16, which keeps 8 bits of the 24 of a float32. Losses get float32 outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from fedemu.algorithms.interface import Kind, Model, Outputs, Tree
+from fedemu.algorithms.models.growing import Growing
+from fedemu.algorithms.models.layer_statistics import observed
+from fedemu.algorithms.trees import map_leaves
+
+Precision = Literal["float32", "bfloat16"]
+"""The values of ``local.precision`` in an experiment."""
+_DTYPES: Final = {"bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, eq=False)
+class LowPrecision:
+    """The model ``inner``, applied under torch's autocast to ``dtype``. The outputs are float32."""
+
+    inner: Model
+    dtype: torch.dtype
+
+    @property
+    def kind(self) -> Kind:
+        return self.inner.kind
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        return self.inner.buffers
+
+    def init(self, seed: int) -> Tree:
+        return self.inner.init(seed)
+
+    def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
+        # The cache of casts is off: it would keep tensors of one trace alive for the next.
+        with torch.autocast(x.device.type, self.dtype, cache_enabled=False):
+            outputs, buffers = self.inner.apply(variables, x, train)
+        statistics = map_leaves(Tensor.float, outputs.statistics)
+        return Outputs(outputs.logits.float(), outputs.features.float(), statistics), buffers
+
+    def observed(self) -> LowPrecision:
+        """The same model with ``Outputs.statistics``. Raises ConfigurationError if the inner model has none."""
+        return replace(self, inner=observed(self.inner))
+
+
+def with_precision(model: Model, precision: Precision) -> Model:
+    """The model for training with ``precision``. A ``Growing`` model stays one; its classifier stays float32."""
+    if precision == "float32":
+        return model
+    if isinstance(model, Growing):
+        return replace(model, model=with_precision(model.model, precision))
+    return LowPrecision(model, _DTYPES[precision])

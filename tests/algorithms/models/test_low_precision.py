@@ -1,0 +1,78 @@
+"""Models whose products of matrices are rounded to bfloat16."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from fedemu.algorithms.interface import Tree
+from fedemu.algorithms.models.feed_forward import lenet, mlp
+from fedemu.algorithms.models.growing import Growing, growing
+from fedemu.algorithms.models.layer_statistics import observed
+from fedemu.algorithms.models.low_precision import LowPrecision, with_precision
+from fedemu.algorithms.models.torch_module import from_module
+from fedemu.algorithms.streams.tasks import ClassTasks
+
+SHAPE = (1, 8, 8)
+X = torch.randn(5, *SHAPE, generator=torch.Generator().manual_seed(1))
+
+
+def rounded(tensor: Tensor) -> Tensor:
+    return tensor.bfloat16().float()
+
+
+def test_inputs_of_a_product_are_rounded_and_outputs_are_float32() -> None:
+    exact = from_module(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3, bias=False)))
+    model = with_precision(exact, "bfloat16")
+    variables = model.init(0)
+    outputs, _ = model.apply(variables, X, True)
+    expected = rounded(X.flatten(1)).double() @ rounded(variables["1.weight"]).t().double()
+    assert outputs.logits.dtype == torch.float32
+    # The product itself is rounded once: by half of the last of 8 bits.
+    assert torch.allclose(outputs.logits.double(), expected, rtol=2**-8, atol=0)
+    assert not torch.equal(outputs.logits, exact.apply(variables, X, True)[0].logits)
+
+
+def test_float32_is_the_model_itself() -> None:
+    model = mlp(SHAPE, 4, (6,))
+    assert with_precision(model, "float32") is model
+
+
+def test_gradients_and_variables_stay_float32_and_devices_can_be_stacked() -> None:
+    model = with_precision(mlp(SHAPE, 4, (6,)), "bfloat16")
+
+    def loss(variables: Tree, x: Tensor) -> Tensor:
+        return model.apply(variables, x, True)[0].logits.log_softmax(-1)[:, 0].mean()
+
+    variables = model.init(3)
+    one = grad(loss)(variables, X)
+    stack = {name: torch.stack([leaf, leaf]) for name, leaf in variables.items()}
+    two = vmap(grad(loss))(stack, torch.stack([X, X]))
+    for name, leaf in one.items():
+        assert leaf.dtype == torch.float32
+        assert torch.allclose(two[name][1], leaf, rtol=2**-6, atol=1e-3)
+
+
+def test_a_growing_model_stays_one_with_an_exact_classifier() -> None:
+    exact = growing(mlp(SHAPE, 4, (6,)), ClassTasks.of(4, 2, [2, 0, 3, 1]), SHAPE)
+    model = with_precision(exact, "bfloat16")
+    assert isinstance(model, Growing)
+    assert isinstance(model.model, LowPrecision)
+    variables, features = model.init(0), torch.randn(2, 6)
+    assert torch.equal(model.classify(variables, features), exact.classify(variables, features))
+
+
+@pytest.mark.parametrize("build", [lambda: mlp(SHAPE, 4, (6,)), lambda: lenet((1, 28, 28), 10)])
+def test_statistics_of_layers_are_float32_and_close_to_the_exact_ones(build) -> None:
+    exact = build()
+    model = observed(with_precision(exact, "bfloat16"))
+    variables = model.init(0)
+    x = torch.randn(16, *((1, 28, 28) if "conv1.weight" in variables else SHAPE))
+    low, high = (each.apply(variables, x, False)[0].statistics for each in (model, observed(exact)))
+    assert low
+    assert low.keys() == high.keys()
+    for name, leaf in low.items():
+        assert leaf.dtype == torch.float32
+        assert torch.allclose(leaf, high[name], rtol=0.05, atol=0.02)
