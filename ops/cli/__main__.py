@@ -6,14 +6,18 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import NoReturn
 
 from fedemu.ops.running.codes import INTERRUPTED
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def main() -> None:
-    """Run the command that the arguments name, and end the process with its exit code."""
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command that the arguments name, and end the process with its exit code.
+
+    ``arguments`` are those of the process unless they are given.
+    """
     heeded = [sign for sign in _STOP_SIGNALS if signal.getsignal(sign) != signal.SIG_IGN]
     for sign in heeded:
         signal.signal(sign, _leave)
@@ -22,7 +26,7 @@ def main() -> None:
 
     for sign in heeded:
         signal.signal(sign, signal.default_int_handler)
-    app()
+    sys.exit(app(arguments))
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

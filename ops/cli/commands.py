@@ -17,6 +17,7 @@ from fedemu.ops.cli import compare as cli_compare
 from fedemu.ops.cli import look as cli_look
 from fedemu.ops.cli import run as cli_run
 from fedemu.ops.cli import stress as cli_stress
+from fedemu.ops.cli import sweep as cli_sweep
 from fedemu.ops.running.codes import IN_WORDS
 from fedemu.ops.running.exits import complain
 
@@ -79,6 +80,7 @@ for _name, _command, _summary in (
     ("run", cli_run.run, "Run a whole experiment on this machine."),
     ("coordinator", cli_run.coordinator, "Run a coordinator, and wait for devices."),
     ("device", cli_run.device, "Run the devices of one machine."),
+    ("sweep", cli_sweep.sweep, "Run many experiments and seeds, and compare them."),
     ("report", cli_look.report, "Write the report of a run."),
     ("compare", cli_compare.compare, "Put runs in one table and one set of plots."),
     ("presets", cli_look.presets, "List the experiments and methods that come with fedemu."),

@@ -1,0 +1,85 @@
+"""Sweeps: which runs a file means, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.experiment.sweeps import SHIPPED, load_sweep, planned
+from fedemu.protocol.errors import ConfigurationError
+
+TWO = """
+[[parts]]
+name = "one"
+experiments = ["digits", "digits+fedntd"]
+seeds = [3, 4]
+rounds = 2
+set = ["local.lr=0.5"]
+
+[[parts]]
+name = "other"
+experiments = ["digits"]
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "sweep.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_every_experiment_is_run_with_every_seed_the_first_seeds_first(tmp_path: Path) -> None:
+    runs = planned(load_sweep(written(tmp_path, TWO)))
+    assert [str(run.folder) for run in runs] == [
+        "one/digits/seed-3",
+        "one/digits+fedntd/seed-3",
+        "one/digits/seed-4",
+        "one/digits+fedntd/seed-4",
+        "other/digits/seed-1",
+    ]
+    assert [run.overrides for run in runs[3:]] == [("local.lr=0.5", "rounds=2"), ()]
+
+
+def test_a_pattern_chooses_among_the_folders(tmp_path: Path) -> None:
+    sweep = load_sweep(written(tmp_path, TWO))
+    assert [str(run.folder) for run in planned(sweep, "fedntd.*4")] == ["one/digits+fedntd/seed-4"]
+    with pytest.raises(ConfigurationError, match=r"--only moon fits none of the 5 runs .*one/digits/seed-3"):
+        planned(sweep, "moon")
+    with pytest.raises(ConfigurationError, match="is no regular expression"):
+        planned(sweep, "(")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "parts is wrong: Field required"),
+        ("parts = []", "parts is wrong"),
+        ("parts = 1 2", "can't be read as TOML"),
+        ('[[parts]]\nname = "a/b"\nexperiments = ["digits"]', "parts.0.name is wrong"),
+        ('[[parts]]\nname = "a"\nexperiments = ["digits"]\nepochs = 1', "parts.0.epochs is wrong"),
+        (TWO.replace("other", "one"), "two parts are named one"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        load_sweep(written(tmp_path, text))
+
+
+def test_a_run_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    sweep = load_sweep(written(tmp_path, TWO.replace("[3, 4]", "[3, 3]")))
+    with pytest.raises(ConfigurationError, match="two runs of the sweep would be written to one/digits/seed-3"):
+        planned(sweep)
+
+
+def test_an_unknown_name_is_met_with_the_nearest_one() -> None:
+    with pytest.raises(ConfigurationError, match='no sweep "evidenze"; did you mean evidence'):
+        load_sweep("evidenze")
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED.glob("*.toml")))
+def test_the_shipped_sweeps_hold_experiments_that_can_be_read(name: str) -> None:
+    assert (SHIPPED / f"{name}.toml").read_text(encoding="utf-8").startswith("# ")
+    for run in planned(load_sweep(name)):
+        load_experiment(run.experiment, run.overrides, {})

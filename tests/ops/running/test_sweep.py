@@ -1,0 +1,87 @@
+"""Runs of a sweep: side by side, kept when they are done, gone on with after a kill, and compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedemu.ops.experiment.sweeps import Planned
+from fedemu.ops.running.sweep import run_sweep
+
+SMALL = """
+[[parts]]
+name = "small"
+experiments = ["digits-small", "digits-small+fedntd"]
+rounds = 2
+set = ["fleet.devices=6", "fleet.per_round=3"]
+"""
+
+
+def sweep(folder: Path, *more: str) -> list[str]:
+    path = folder / "sweep.toml"
+    path.write_text(SMALL, encoding="utf-8")
+    return [sys.executable, "-m", "fedemu.ops.cli", "sweep", str(path), "--out", str(folder / "runs"), *more]
+
+
+def digest(directory: Path) -> str:
+    return str(json.loads((directory / "summary.json").read_text())["model_digest"])
+
+
+def test_runs_side_by_side_are_the_runs_alone_and_a_killed_sweep_goes_on(tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    arguments = ["run", "digits-small", "--transport", "memory", "--rounds", "2", "--devices", "6"]
+    arguments += ["--set", "fleet.per_round=3", "--set", "runtime.report=false", "--out", str(alone)]
+    subprocess.run([sys.executable, "-m", "fedemu.ops.cli", *arguments], check=True, capture_output=True)
+
+    killed = subprocess.Popen(sweep(tmp_path, "--at-once", "2"), stderr=subprocess.DEVNULL)
+    first = tmp_path / "runs" / "small" / "digits-small" / "seed-1"
+    deadline = time.monotonic() + 60
+    while not (first / "config.toml").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+
+    again = subprocess.run(sweep(tmp_path, "--at-once", "2"), capture_output=True, text=True, check=True)
+    assert "2 runs" in again.stderr
+    assert (tmp_path / "runs" / "small" / "compare" / "compare.html").exists()
+    assert digest(first) == digest(alone)
+
+    third = subprocess.run(sweep(tmp_path), capture_output=True, text=True, check=True)
+    assert "2 runs, 2 of them done already" in third.stderr
+
+
+def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [Planned("part", name, 1, ()) for name in ("bad", "good")]
+
+    def command(directory: Path, planned: Planned) -> list[str]:
+        directory.mkdir(parents=True)
+        (directory / "metrics.jsonl").touch()
+        code = 3 if planned.experiment == "bad" else 0
+        return [sys.executable, "-c", f"print('fedemu: no quorum'); raise SystemExit({code})"]
+
+    assert run_sweep(tmp_path, runs, 1, command, "again") == 3
+    said = capsys.readouterr().err
+    assert "1 of 2: part/bad/seed-1" in said
+    assert "failed: no quorum" in said
+    assert "2 of 2: part/good/seed-1" in said
+
+
+def test_an_interrupt_stops_the_runs_and_says_how_to_go_on(tmp_path: Path) -> None:
+    begun = subprocess.Popen(sweep(tmp_path, "--at-once", "2"), stderr=subprocess.PIPE, text=True)
+    first = tmp_path / "runs" / "small" / "digits-small" / "seed-1"
+    deadline = time.monotonic() + 60
+    while not (first / "config.toml").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    begun.send_signal(signal.SIGINT)
+    _, said = begun.communicate(timeout=60)
+    assert begun.returncode == 4
+    assert said.endswith(f"--out {tmp_path / 'runs'} --at-once 2\n")
