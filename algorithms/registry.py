@@ -20,6 +20,8 @@ from fedemu.algorithms.analytic.ncm import ncm
 from fedemu.algorithms.incremental.fedcil import fedcil
 from fedemu.algorithms.incremental.fedlwf_2t import fedlwf_2t
 from fedemu.algorithms.incremental.fedprox_plus import fedprox_plus
+from fedemu.algorithms.incremental.glfc import glfc
+from fedemu.algorithms.incremental.icarl import icarl
 from fedemu.algorithms.incremental.mfcl import fedavg_gen, mfcl
 from fedemu.algorithms.incremental.task_by_task import NewClassCrossEntropy, with_tasks
 from fedemu.algorithms.interface import Algorithm, Model
@@ -69,6 +71,8 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm[Any]]] = {
     "fedcil": fedcil,
     "ncm": ncm,
     "afl": afl,
+    "icarl": icarl,
+    "glfc": glfc,
 }
 """Methods by ``algorithm.name``. A value is called with (ingredients, ``**algorithm.options``) and returns the method.
 

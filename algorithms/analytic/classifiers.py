@@ -1,29 +1,30 @@
 """Linear classifiers that follow from sums of features: nearest class means, and ridge regression.
 
-All functions are pure, in float64. ``features [batch, width]``, ``labels [batch]``, ``weight [batch]``.
+All functions are pure, in float64. Sums are of the form that ``sums.Summed`` describes, over ``[batch]`` samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import Tree
+from fedemu.algorithms.analytic.sums import Summed
+from fedemu.algorithms.interface import Outputs, Tree
 
 UNKNOWN: Final = -1e4
 """The bias of a class of which no sample has been counted. It is finite, so that losses stay numbers."""
 
 
-def class_sums(classes: int, normalised: bool) -> Callable[[Tensor, Tensor, Tensor], Tree]:
+def class_sums(classes: int, normalised: bool) -> Summed:
     """Sums for class means: ``features [classes, width]`` and ``counts [classes]``.
 
     With ``normalised`` each sample's features are first scaled to norm 1; zeros stay zeros.
     """
 
-    def summed(features: Tensor, labels: Tensor, weight: Tensor) -> Tree:
+    def summed(outputs: Outputs, labels: Tensor, weight: Tensor) -> Tree:
+        features = outputs.features.double()
         rows = unit(features) if normalised else features
         member = (torch.arange(classes, device=labels.device)[:, None] == labels) * weight
         return {"features": member @ rows, "counts": member.sum(1)}
@@ -31,18 +32,29 @@ def class_sums(classes: int, normalised: bool) -> Callable[[Tensor, Tensor, Tens
     return summed
 
 
-def products(classes: int, constant: bool) -> Callable[[Tensor, Tensor, Tensor], Tree]:
+def products(classes: int, constant: bool) -> Summed:
     """Sums for regression: ``gram [width, width]`` = X^T X and ``targets [width, classes]`` = X^T Y, Y one-hot.
 
     With ``constant`` X gets a last column of ones, for the bias, and the width grows by 1. ``counts [classes]`` are
     the numbers of samples.
     """
 
-    def summed(features: Tensor, labels: Tensor, weight: Tensor) -> Tree:
+    def summed(outputs: Outputs, labels: Tensor, weight: Tensor) -> Tree:
+        features = outputs.features.double()
         rows = torch.cat([features, torch.ones_like(features[:, :1])], 1) if constant else features
         weighted = rows * weight[:, None]
         member = (labels[:, None] == torch.arange(classes, device=labels.device)).to(rows.dtype)
         return {"gram": weighted.t() @ rows, "targets": weighted.t() @ member, "counts": weight @ member}
+
+    return summed
+
+
+def right_answers(classes: int) -> Summed:
+    """Sums for accuracies by class: ``right [classes]`` of the samples that are answered correctly, and ``counts``."""
+
+    def summed(outputs: Outputs, labels: Tensor, weight: Tensor) -> Tree:
+        member = (torch.arange(classes, device=labels.device)[:, None] == labels) * weight
+        return {"right": (member * (outputs.logits.argmax(-1) == labels)).sum(1), "counts": member.sum(1)}
 
     return summed
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedemu.algorithms.analytic.sums import SUMS, FeatureSums, LedgerSGD, Summed
+from fedemu.algorithms.analytic.sums import SUMS, LedgerSGD, Summed, Sums
 from fedemu.algorithms.interface import Ask, Context, LocalProgram, Query, Reply, Script, Tree, total, weighted_mean
 from fedemu.algorithms.models.growing import Growing, Head, head_of
 from fedemu.algorithms.training.ingredients import Ingredients
@@ -44,7 +44,7 @@ class Analytic:
     def __init__(
         self,
         warming: LedgerSGD,
-        sums: FeatureSums,
+        sums: Sums,
         head: Head,
         solve: Solve,
         warm_up: int,
@@ -127,7 +127,7 @@ def analytic(
     devices: Devices,
 ) -> Analytic:
     """The method that sends the sums ``summed`` and whose classifier is ``solve`` of their totals."""
-    program = FeatureSums(ingredients.model, summed, width, cumulative=ingredients.cumulative)
+    program = Sums(ingredients.model, summed, ingredients.classes, width, cumulative=ingredients.cumulative)
     return Analytic(ingredients.training(LedgerSGD), program, head, solve, warm_up, devices)
 
 

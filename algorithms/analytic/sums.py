@@ -1,8 +1,9 @@
-"""Local programs that send sums over a device's samples, in which no sample is counted twice.
+"""Local programs that send sums over a device's samples, such as sums of features by class.
 
-A device may take part in several rounds of a task. Its own state is a ledger: how many of its samples have been
-counted. Samples come in the order of their arrival, so the ledger names exactly the samples that are still to be
-counted. The coordinator adds what devices send, with the reducer ``total``.
+The coordinator adds what devices send, with the reducer ``total``. If sums are added over several rounds,
+no sample may count twice, although a device may take part in several rounds of a task. So its own state is a ledger:
+how many of its samples have been counted. Samples come in the order of their arrival, so the ledger names exactly the
+samples that are still to be counted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outcome, Stage, Tree
+from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outcome, Outputs, Stage, Tree
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.trees import add
 
@@ -26,8 +27,8 @@ SUMS: Final = "sums"
 BATCH: Final = 64
 """The number of samples in one forward pass."""
 
-Summed = Callable[[Tensor, Tensor, Tensor], Tree]
-"""(features ``[batch, width]`` float64, labels ``[batch]``, weight ``[batch]`` float64) -> the batch's sums, float64.
+Summed = Callable[[Outputs, Tensor, Tensor], Tree]
+"""(outputs of a model, labels ``[batch]``, weight ``[batch]`` float64) -> the batch's sums, float64.
 
 A sample of weight 0 adds nothing. The sums of an empty batch are zeros of the right shapes.
 """
@@ -55,16 +56,17 @@ class LedgerSGD(LocalSGD):
 
 
 @dataclass(frozen=True, eq=False)
-class FeatureSums:
+class Sums:
     """One forward pass of ``shared["model"]`` in evaluation mode over a device's samples. It sends ``{"sums": ...}``.
 
     With ``once`` a sample is counted in one round only; without it every round counts all samples, and a device keeps
     nothing. With ``cumulative`` a device's samples of all periods so far come one after the other, otherwise those of
-    the task alone.
+    the task alone. ``classes`` and ``width`` are the sizes of the model's logits and features.
     """
 
     model: Model
     summed: Summed
+    classes: int
     width: int
     once: bool = True
     cumulative: bool = False
@@ -92,8 +94,8 @@ class FeatureSums:
     @property
     def zero(self) -> Tree:
         """The sums over no sample."""
-        nothing = torch.zeros(0, dtype=torch.float64)
-        return self.summed(torch.zeros(0, self.width, dtype=torch.float64), nothing.long(), nothing)
+        outputs = Outputs(torch.zeros(0, self.classes), torch.zeros(0, self.width), {})
+        return self.summed(outputs, torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.float64))
 
     def begin(self, shared: Forest, own: Tree, facts: Facts) -> Counting:
         zero = {name: leaf.to(facts.examples.device) for name, leaf in self.zero.items()}
@@ -106,7 +108,7 @@ class FeatureSums:
         outputs, _ = self.model.apply(shared["model"], batch.x, False)
         place = carry.passed + torch.arange(len(batch.y), device=batch.y.device)
         weight = batch.weight.double() * (place >= carry.counted)
-        sums = self.summed(outputs.features.double(), batch.y, weight)
+        sums = self.summed(outputs, batch.y, weight)
         passed = carry.passed + batch.weight.sum().to(carry.passed.dtype)
         return Counting(passed, carry.counted, add(carry.sums, sums)), {}
 

@@ -17,7 +17,7 @@ from fedemu.algorithms.analytic.ncm import ncm
 from fedemu.algorithms.analytic.sums import BATCH
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.incremental.task_by_task import with_tasks
-from fedemu.algorithms.interface import Model, Tree
+from fedemu.algorithms.interface import Model, Outputs, Tree
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import SEEN, growing
 from fedemu.algorithms.models.random_features import random_features
@@ -218,24 +218,28 @@ def test_a_static_stream_and_a_module_do_as_well(fleet: Callable[..., Any], corp
 def test_formulas_on_numbers_worked_out_by_hand() -> None:
     features = torch.tensor([[3.0, 4.0], [0.0, 2.0], [1.0, 0.0], [9.0, 9.0]], dtype=torch.float64)
     labels, weight = torch.tensor([0, 0, 1, 1]), torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
-    plain = class_sums(3, False)(features, labels, weight)
+    outputs = Outputs(torch.zeros(4, 3), features, {})
+    plain = class_sums(3, False)(outputs, labels, weight)
     assert plain["features"].tolist() == [[3, 6], [1, 0], [0, 0]]
     assert plain["counts"].tolist() == [2, 1, 0]
     means, bias = nearest_means(plain, False)
     assert means.tolist() == [[1.5, 3], [1, 0], [0, 0]]
     assert bias.tolist() == [-(2.25 + 9) / 2, -0.5, UNKNOWN]
-    scaled = class_sums(3, True)(features, labels, weight)
+    scaled = class_sums(3, True)(outputs, labels, weight)
     torch.testing.assert_close(scaled["features"], torch.tensor([[0.6, 1.8], [1, 0], [0, 0]], dtype=torch.float64))
-    sums = products(2, False)(features, labels, weight)
+    sums = products(2, False)(outputs, labels, weight)
     assert sums["gram"].tolist() == [[10, 12], [12, 20]]
     assert sums["targets"].tolist() == [[3, 1], [6, 0]]
     # (gram + 2 I) = [[12, 12], [12, 22]], with the inverse [[22, -12], [-12, 12]] / 120.
     found, zero = ridge_regression(sums, 2.0, False)
     torch.testing.assert_close(found, torch.tensor([[-6 / 120, 36 / 120], [22 / 120, -12 / 120]], dtype=torch.float64))
     assert zero.tolist() == [0, 0]
-    with_ones = products(2, True)(features, labels, weight)
+    with_ones = products(2, True)(outputs, labels, weight)
     assert with_ones["gram"][2].tolist() == [4, 6, 3]
-    halves = [products(2, True)(features[rows], labels[rows], weight[rows]) for rows in ([0, 3], [1, 2])]
+    halves = [
+        products(2, True)(Outputs(features[rows], features[rows], {}), labels[rows], weight[rows])
+        for rows in ([0, 3], [1, 2])
+    ]
     torch.testing.assert_close(add(*halves), with_ones)
 
 

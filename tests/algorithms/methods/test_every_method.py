@@ -43,9 +43,9 @@ SHORT: dict[str, dict[str, Any]] = {
     "ncm": {"warm_up": 1},
     "afl": {"warm_up": 1},
 }
-NEED_TASKS = {"mfcl", "fedavg_gen", "fedprox_plus", "fedlwf_2t", "fedcil"}
-OWN_LOSS = {"central", "flashback", "mfcl", "fedavg_gen", "fedcil"}
-SUM_UP = {"ncm", "afl"}
+NEED_TASKS = {"mfcl", "fedavg_gen", "fedprox_plus", "fedlwf_2t", "fedcil", "icarl", "glfc"}
+OWN_LOSS = {"central", "flashback", "mfcl", "fedavg_gen", "fedcil", "icarl", "glfc"}
+SUM_UP = {"ncm", "afl", "icarl", "glfc"}
 ASK_NOBODY = {"central"}
 TELL_LABEL_COUNTS = {"flashback", "fedcil"}
 
@@ -166,8 +166,10 @@ def weight_of_a_reply(name: str, model: Tree) -> int:
             return 3 * numbers
         case "mfcl" | "fedavg_gen":
             return numbers + 2 * WIDTH
-        case "ncm":
+        case "ncm" | "icarl":
             return 2 * (CLASSES * WIDTH + CLASSES)
+        case "glfc":
+            return 2 * 2 * CLASSES
         case "afl":
             return 2 * ((WIDTH + 1) ** 2 + (WIDTH + 1) * CLASSES + CLASSES)
         case "fedcil":

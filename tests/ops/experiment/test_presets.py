@@ -159,7 +159,17 @@ def test_every_row_of_the_papers_tables_can_be_built(setting: str) -> None:
         assert model.kind == "convolutional"
 
 
-OF_TASKS = ("fedavg-gen", "fedprox-plus", "fedlwf-2t", "fedcil", "oracle", "new-classes", "generator-replay")
+OF_TASKS = (
+    "icarl",
+    "glfc",
+    "fedavg-gen",
+    "fedprox-plus",
+    "fedlwf-2t",
+    "fedcil",
+    "oracle",
+    "new-classes",
+    "generator-replay",
+)
 
 
 def fitting(part: str) -> str:

@@ -1,0 +1,97 @@
+"""What methods with exemplars have in common: samples of earlier tasks in replay buffers, losses of sigmoids, a survey.
+
+Exemplars are the samples that replay keeps (``replay.strategy``). Devices train on them as on all their samples. After
+each round the devices that are on-line are asked about the new global model: the *survey*, which sums over all samples
+that they hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedemu.algorithms.analytic.sums import SUMS, Summed, Sums
+from fedemu.algorithms.incremental.remembering import RememberingFedAvg, RememberingState, TaskSGD
+from fedemu.algorithms.interface import Ask, Context, Forest, Reply, Script, Tree, total
+from fedemu.algorithms.models.growing import SEEN, Growing
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.objective import LossFunction
+from fedemu.protocol.errors import ConfigurationError
+
+PREVIOUS: Final = "previous"
+"""The key of the model of the last task, from which devices distil."""
+
+
+class SurveyingFedAvg(RememberingFedAvg):
+    """The rounds of a method with exemplars. Only the previous model is sent to devices, beside the global one."""
+
+    def __init__(self, first: TaskSGD, later: TaskSGD, classifier: Growing, survey: Sums) -> None:
+        super().__init__(first, later, classifier)
+        self.programs = {**self.programs, "survey": survey}
+
+    def round(self, state: RememberingState, context: Context) -> Script[RememberingState]:
+        state = yield from super().round(state, context)
+        shared = {"model": state.variables}
+        reply: Reply = yield Ask("survey", shared, {SUMS: total}, cohort="online", optional=True)
+        return replace(state, kept=self.surveyed(state, reply.values[SUMS])) if reply.devices else state
+
+    def shared(self, kept: Forest) -> Forest:
+        return {PREVIOUS: kept[PREVIOUS]}
+
+    def surveyed(self, state: RememberingState, sums: Tree) -> Forest:
+        """The trees to keep after a survey of the global model: those of before and what follows from the sums."""
+        raise NotImplementedError
+
+
+def survey_of(ingredients: Ingredients, classifier: Growing, summed: Summed) -> Sums:
+    """The program of the survey. It counts all samples that a device holds, each time anew."""
+    width = classifier.init(0)[classifier.head.weight].shape[1]
+    return Sums(classifier, summed, ingredients.classes, width, once=False)
+
+
+def programs_of(
+    ingredients: Ingredients, method: str, first: LossFunction, later: LossFunction
+) -> tuple[TaskSGD, TaskSGD]:
+    """Local training in the first task and in later ones.
+
+    Raises ConfigurationError if another criterion than cross-entropy is asked for, or if devices keep no exemplars.
+    """
+    ingredients.require_cross_entropy(method)
+    if ingredients.kept == 0:
+        raise ConfigurationError(
+            f"the method {method!r} needs samples of earlier tasks at the devices, but replay keeps none; "
+            "set replay.strategy = 'herding' and replay.capacity = 20"
+        )
+    return ingredients.training(TaskSGD, loss=first), ingredients.training(TaskSGD, loss=later)
+
+
+def sigmoid_cross_entropy(
+    logits: Tensor, targets: Tensor, classes: Tensor, weight: Tensor, importance: Tensor | None = None
+) -> Tensor:
+    """The mean over the batch of ``- sum_c [t_c log s_c + (1 - t_c) log(1 - s_c)]`` in nats, over ``classes [C]``.
+
+    s is the sigmoid of ``logits [B, C]``, t are ``targets [B, C]``. ``weight [B]`` is 0 for padding, and
+    ``importance [B]`` multiplies the losses of samples. Losses are added over classes, so that each counts alike in all
+    tasks. The result is 0 for a batch of padding.
+    """
+    surprise = functional.binary_cross_entropy_with_logits(
+        torch.where(classes, logits, 0), torch.where(classes, targets, 0), reduction="none"
+    )
+    losses = torch.where(classes, surprise, 0).sum(-1)
+    share = weight / weight.sum().clamp(min=1)
+    return (losses * share if importance is None else losses * share * importance).sum()
+
+
+def one_hot(labels: Tensor, classes: int, like: Tensor) -> Tensor:
+    """``[B, classes]`` in the dtype of ``like``. It is a comparison, so that it can be mapped over devices."""
+    return (torch.arange(classes, device=labels.device) == labels[:, None]).to(like.dtype)
+
+
+def remembered(classifier: Growing, previous: Tree, x: Tensor, targets: Tensor) -> Tensor:
+    """The targets ``[B, C]``, with the sigmoids of the previous model for the classes that it has seen."""
+    outputs, _ = classifier.apply(previous, x, False)
+    return torch.where(previous[SEEN] > 0, outputs.logits.sigmoid(), targets)
