@@ -1,4 +1,4 @@
-"""Models, losses and methods by name: three tables, and the functions that build what an experiment names.
+"""Models, losses, local terms and methods by name: four tables, and the functions that build what an experiment names.
 
 To add one to fedemu, write it in its room (``models/``, ``training/``, ``methods/`` or ``incremental/``), and give it a
 line in its table here. A user's own code needs no line: an experiment names it as ``module:Name`` or ``file.py:Name``
@@ -44,6 +44,9 @@ from fedemu.algorithms.models.gru import gru
 from fedemu.algorithms.models.random_features import random_features
 from fedemu.algorithms.models.resnet import resnet18
 from fedemu.algorithms.models.torch_module import from_module
+from fedemu.algorithms.terms.consolidation import ewc, mas
+from fedemu.algorithms.terms.local_term import LocalTerm
+from fedemu.algorithms.terms.lwf import lwf
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import Criterion, cross_entropy, token_cross_entropy
 from fedemu.algorithms.training.wsm import reweighted_softmax
@@ -86,6 +89,13 @@ CRITERIA: Mapping[str, Callable[..., Any]] = {
     "token_cross_entropy": token_cross_entropy,
 }
 """Losses by ``algorithm.loss``. A value is a ``Criterion``; ``NewClassCrossEntropy`` makes one for a growing model."""
+
+TERMS: Mapping[str, Callable[..., LocalTerm]] = {
+    "ewc": ewc,
+    "mas": mas,
+    "lwf": lwf,
+}
+"""Local terms by their key in ``algorithm.terms``. A value is called with (ingredients, the options of the term)."""
 
 MODELS: Mapping[str, Callable[..., Any]] = {
     "mlp": mlp,
@@ -137,6 +147,21 @@ def build_algorithm(name: str, options: Mapping[str, Any], ingredients: Ingredie
     members = ("programs", "init", "round", "variables")
     built: Algorithm[Any] = _with_members(algorithm, "algorithm", name, members)
     return with_tasks(built, ingredients.model)
+
+
+def build_terms(terms: Mapping[str, Mapping[str, Any]], ingredients: Ingredients) -> dict[str, LocalTerm]:
+    """The local terms of ``algorithm.terms``, which names each with its options.
+
+    Raises ConfigurationError if there is no such term, or if it does not fit its options or the ingredients.
+    """
+    built: dict[str, LocalTerm] = {}
+    for name, options in terms.items():
+        builder = find("algorithm.terms", name, TERMS)
+        found = _call(f"algorithm.terms.{name}", name, builder, (ingredients,), options)
+        if not isinstance(found, LocalTerm):
+            raise ConfigurationError(f"algorithm.terms {name!r} made a {type(found).__name__}; it must be a LocalTerm")
+        built[name] = found
+    return built
 
 
 def find_criterion(name: str, model: Model | None = None) -> Criterion:

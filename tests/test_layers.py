@@ -24,7 +24,7 @@ ORDER = {
     "protocol": "errors ids seeds messages liveness | codec host | tensors transport | blobs",
     "algorithms": (
         "interface measures replay/selection | trees data | streams | models | training "
-        "| analytic methods replay incremental/generator | incremental | registry former"
+        "| analytic methods replay incremental/generator terms | incremental | registry former"
     ),
     "device": "bus behaviour | pipe memory | compute/executors | compute runtime | process | machine",
     "coordinator": ("settings timeline | fleet record | observer | asks | evaluation service | plan | rounds | serve"),

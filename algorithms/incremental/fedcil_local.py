@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,6 +96,7 @@ class AdversarialSGD(TaskSGD):
     gan: AcGan
     generator_lr: float
     replay: bool
+    takes_terms: ClassVar[bool] = False
 
     @property
     def kind(self) -> Kind:

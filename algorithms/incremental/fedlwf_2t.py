@@ -90,7 +90,7 @@ class TwoTeachers:
         surprise = self.criterion(outputs.logits, batch, facts)
         value = (self.alpha + self.beta * (1 - known)) * surprise + self.beta * known * taught(past)
         value = value + (1 - self.alpha - self.beta) * taught(shared["model"])
-        return Loss(value, buffers, {"loss": surprise.detach()})
+        return Loss(value, buffers, {"loss": surprise.detach()}, outputs)
 
 
 class TwoTeacherFedAvg(RememberingFedAvg):

@@ -99,7 +99,7 @@ class StableLoss:
             value = value + self.fine_tuning * cross_entropy(tuned, batch, facts)
         if self.distillation:
             value = value + self.distillation * self._drift(outputs.features, batch, shared["previous"])
-        return Loss(value, buffers, {"loss": learning.detach()})
+        return Loss(value, buffers, {"loss": learning.detach()}, outputs)
 
     def _drift(self, features: Tensor, batch: Batch, previous: Tree) -> Tensor:
         before, _ = self.classifier.apply(previous, batch.x, False)

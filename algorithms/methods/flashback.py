@@ -95,7 +95,7 @@ class DynamicLoss:
             outputs.logits, batch.y, teacher.logits[None], student, teachers, self.temperature, batch.weight
         )
         surprise = cross_entropy(outputs.logits, batch, facts)
-        return Loss(value, buffers, {"loss": surprise.detach()})
+        return Loss(value, buffers, {"loss": surprise.detach()}, outputs)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,14 @@ import torch
 
 from fedemu.algorithms.interface import Augment, Model
 from fedemu.algorithms.training.local_sgd import LocalSGD
-from fedemu.algorithms.training.objective import Criterion, Objective, Term, cross_entropy, token_cross_entropy
+from fedemu.algorithms.training.objective import (
+    Criterion,
+    Objective,
+    Term,
+    cross_entropy,
+    token_cross_entropy,
+    with_terms,
+)
 from fedemu.algorithms.training.wsm import reweighted_softmax
 from fedemu.protocol.errors import ConfigurationError
 
@@ -25,6 +32,7 @@ class Ingredients:
     ``input_shape`` is the shape of one sample, ``labelled`` says whether samples have labels, and ``language`` whether
     they are texts whose tokens are predicted. ``kept`` is the number of samples of earlier periods that a device's
     replay buffer keeps; None if it is not known. With ``cumulative`` devices hold the samples of all periods so far.
+    ``terms`` are local terms, which every program adds to its loss.
     """
 
     model: Model
@@ -45,6 +53,7 @@ class Ingredients:
     rounds_per_task: int = 0
     kept: int | None = None
     cumulative: bool = False
+    terms: tuple[Term, ...] = ()
 
     def local_sgd(self, *terms: Term, **settings: Any) -> LocalSGD:
         """Local training that minimises the criterion plus these terms; ``settings`` are further fields of LocalSGD."""
@@ -60,7 +69,7 @@ class Ingredients:
                 f"batch normalisation can't work with local.batch_size = {self.batch_size}, because a single sample "
                 "has no variance; set a larger local.batch_size, or choose a model without it"
             )
-        fields = {
+        fields: dict[str, Any] = {
             "model": self.model,
             "loss": Objective(self.model, self.criterion, terms),
             "epochs": self.epochs,
@@ -72,7 +81,9 @@ class Ingredients:
             "rounds_per_task": self.rounds_per_task,
             "augment": self.augment,
         }
-        return program(**{**fields, **settings})
+        fields |= settings
+        fields["loss"] = with_terms(fields["model"], fields["loss"], self.terms)
+        return program(**fields)
 
     def require_public(self, method: str) -> None:
         """Raise ConfigurationError if the experiment has no public data."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -78,6 +78,8 @@ class LocalSGD:
     direction: Direction | None = None
     noise: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     declares_label_counts: bool = False
+    takes_terms: ClassVar[bool] = True
+    """Whether the steps minimise ``loss``. Local terms are refused by a program whose steps do not."""
 
     @property
     def passes(self) -> float:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -20,11 +20,15 @@ from fedemu.algorithms.trees import without
 
 
 class Loss(NamedTuple):
-    """The ``value``, the buffers after the forward pass, and detached ``metrics``. Value and metrics are scalars."""
+    """The ``value``, the buffers after the forward pass, and detached ``metrics``. Value and metrics are scalars.
+
+    ``outputs`` are those of the forward pass, if the loss function hands them on to local terms.
+    """
 
     value: Tensor
     buffers: Tree
     metrics: Tree
+    outputs: Outputs | tuple[()] = ()
 
 
 class LossFunction(Protocol):
@@ -90,6 +94,35 @@ class Objective:
         for term in self.terms:
             value = value + term(self.model, Pass(variables, outputs, batch, shared, own, facts))
         return Loss(value, buffers, {"loss": criterion.detach()})
+
+
+@dataclass(frozen=True)
+class WithTerms:
+    """A loss of a method's own plus local ``terms``. The terms see the forward pass of that loss.
+
+    If the loss does not hand on its outputs, the terms cost one more forward pass of ``model``.
+    """
+
+    model: Model
+    loss: LossFunction
+    terms: tuple[Term, ...]
+
+    def __call__(self, variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> Loss:
+        value, buffers, metrics, outputs = self.loss(variables, batch, shared, own, facts)
+        if not isinstance(outputs, Outputs):
+            outputs, _ = self.model.apply(variables, batch.x, True)
+        for term in self.terms:
+            value = value + term(self.model, Pass(variables, outputs, batch, shared, own, facts))
+        return Loss(value, buffers, metrics)
+
+
+def with_terms(model: Model, loss: LossFunction, terms: tuple[Term, ...]) -> LossFunction:
+    """The loss plus local terms; without terms it is the loss itself."""
+    if not terms:
+        return loss
+    if isinstance(loss, Objective):
+        return replace(loss, terms=(*loss.terms, *terms))
+    return WithTerms(model, loss, terms)
 
 
 def proximity(coefficient: float) -> Term:

@@ -12,8 +12,16 @@ from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.interface import Algorithm, Ask, Context, Model, Tree
 from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.models.low_precision import with_precision
-from fedemu.algorithms.registry import BIDIRECTIONAL, CLASSIFIERS, build_algorithm, build_model, find_criterion
+from fedemu.algorithms.registry import (
+    BIDIRECTIONAL,
+    CLASSIFIERS,
+    build_algorithm,
+    build_model,
+    build_terms,
+    find_criterion,
+)
 from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
+from fedemu.algorithms.terms.remembering import with_terms
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.ops.assembly.stream import class_tasks
 from fedemu.ops.experiment import Experiment
@@ -59,7 +67,10 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
         kept=experiment.replay.kept,
         cumulative=stream.cumulative,
     )
-    algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.options, ingredients)
+    terms = build_terms(experiment.algorithm.terms, ingredients)
+    ingredients = replace(ingredients, terms=tuple(term.term for term in terms.values()))
+    name = experiment.algorithm.name
+    algorithm = with_terms(build_algorithm(name, experiment.algorithm.options, ingredients), terms, model, name)
     # Gradients that select samples are those of the exact model.
     exact = replace(ingredients, model=model)
     return model, _replaying(algorithm, experiment, exact) if experiment.replay.kept else algorithm

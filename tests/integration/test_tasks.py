@@ -38,6 +38,7 @@ METHODS = {
     ),
     "fedntd among new classes": ("algorithm.name='fedntd'", "algorithm.loss='new_classes'"),
     "wsm": ("algorithm.loss='wsm'",),
+    "local terms": ("algorithm.name='scaffold'", "algorithm.terms={ewc={samples=20}, lwf={}}"),
     "oracle": ("stream.cumulative=true",),
     "replay": ("replay={strategy='coordinated', capacity=6, iterations=1}",),
 }

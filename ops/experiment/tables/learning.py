@@ -145,11 +145,15 @@ class ModelSpec(Section):
 
 
 class AlgorithmSpec(Section):
-    """A method by its name, or as ``module:Name``. The method checks its ``options``."""
+    """A method by its name, or as ``module:Name``. The method checks its ``options``.
+
+    ``terms`` names local terms, each with a table of its options, which go with every method.
+    """
 
     name: Text = "fedavg"
     loss: Text = "cross_entropy"
     options: dict[str, JsonValue] = Field(default_factory=dict)
+    terms: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
 
 
 class Local(Section):

@@ -1,0 +1,83 @@
+"""The question that devices are asked when a task ends: how important are the variables for what they have learnt?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedemu.algorithms.interface import Batch, Facts, Forest, Memory, Model, Outcome, Tree
+from fedemu.algorithms.terms.local_term import Importance
+from fedemu.algorithms.trees import add, map_leaves, without, zeros_like
+
+COUNTS: Final = "samples"
+"""The key of the numbers of samples, by the name of a term, in the payload."""
+MOST_BYTES: Final = 2**26
+"""The size in bytes of the gradients of single samples that are held at once; at least one sample is."""
+
+
+@dataclass(frozen=True, eq=False)
+class AskImportance:
+    """A device sums the importances of its new samples, for each term in ``measures``, with ``shared["model"]``.
+
+    The payload holds a tree of the trained variables for each term, and the numbers of samples under ``COUNTS``. A
+    device with more samples than a term takes draws some of them, and multiplies their mean by the number of all of
+    them. The samples of its replay buffer are of earlier tasks and are left out. The model is in evaluation mode.
+    """
+
+    model: Model
+    measures: Mapping[str, Importance]
+    passes: float = 1.0
+    declares_label_counts: bool = False
+
+    def payload(self, shared: Forest) -> Forest:
+        trained = without(shared["model"], self.model.buffers)
+        return {**dict.fromkeys(self.measures, trained), COUNTS: dict.fromkeys(self.measures, torch.zeros(1))}
+
+    def ask(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> tuple[Outcome, Tensor | None]:
+        new = np.flatnonzero(memory.fresh)
+        payload: dict[str, Tree] = {}
+        for name, importance in self.measures.items():
+            rows = new
+            if len(new) > importance.samples:
+                rows = np.sort(memory.generator.choice(new, importance.samples, replace=False))
+            share = len(new) / max(1, len(rows))
+            total = summed(self.model, importance, shared["model"], memory.batch, torch.from_numpy(rows), facts)
+            payload[name] = map_leaves(lambda leaf, share=share: leaf * share, total)
+        counts = dict.fromkeys(self.measures, torch.tensor([float(len(new))]))
+        return Outcome({**payload, COUNTS: counts}, own), None
+
+
+def summed(model: Model, importance: Importance, variables: Tree, batch: Batch, rows: Tensor, facts: Facts) -> Tree:
+    """The sum over the samples at ``rows`` of the strengths of their gradients, by trained variable."""
+    trained = without(variables, model.buffers)
+    total: Tree = zeros_like(trained)
+    size = sum(leaf.numel() * leaf.element_size() for leaf in trained.values())
+    rows = rows.to(batch.y.device)
+    for block in torch.split(rows, max(1, MOST_BYTES // max(1, size))):
+        if not len(block):
+            continue
+        slopes = _slopes(model, importance, variables, batch, block, facts)
+        total = add(total, map_leaves(lambda leaf: importance.strength(leaf).sum(0), slopes))
+    return total
+
+
+@torch.enable_grad()
+def _slopes(model: Model, importance: Importance, variables: Tree, batch: Batch, rows: Tensor, facts: Facts) -> Tree:
+    """The gradients ``[rows, ...]`` of single samples, by trained variable."""
+    # Each sample gets variables of its own, so that gradients are not summed over samples.
+    own = map_leaves(
+        lambda leaf: leaf.detach().expand(len(rows), *leaf.shape).requires_grad_(), without(variables, model.buffers)
+    )
+
+    def value(own: Tree, x: Tensor, y: Tensor) -> Tensor:
+        outputs, _ = model.apply({**variables, **own}, x[None], False)
+        return importance.value(outputs.logits, Batch(x[None], y[None], torch.ones(1, device=y.device)), facts)
+
+    values = torch.func.vmap(value)(own, batch.x[rows], batch.y[rows])
+    slopes = torch.autograd.grad(values.sum(), list(own.values()), materialize_grads=True)
+    return dict(zip(own, slopes, strict=True))

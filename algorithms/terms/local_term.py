@@ -1,0 +1,54 @@
+"""What a local term is: a summand of every method's local loss, and what it needs of tasks that are over.
+
+A term finds what is remembered in ``Pass.shared``: the global model at the end of the last task under ``PREVIOUS``, and
+its importances under ``importance_key``. In the first task nothing is there. ``remembering.py`` keeps and sends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from torch import Tensor
+
+from fedemu.algorithms.interface import Batch, Facts
+from fedemu.algorithms.training.objective import Term
+
+PREVIOUS: Final = "terms.previous"
+"""The key among the shared trees of the global model at the end of the last task, with its buffers."""
+
+
+def importance_key(name: str) -> str:
+    """The key among the shared trees of the importances of the term ``name``."""
+    return f"terms.{name}"
+
+
+@dataclass(frozen=True)
+class Importance:
+    """How important each trained variable is for what was learnt: a mean over samples.
+
+    ``value`` is a function of (logits, batch, facts) of a batch of one sample. Its gradient by the trained variables is
+    that of one sample, and ``strength`` makes of each of its leaves a leaf of numbers that are not negative. A device
+    takes at most ``samples`` of its samples of the task that ends. The sum over tasks is multiplied by ``decay``
+    before a task is added.
+    """
+
+    value: Callable[[Tensor, Batch, Facts], Tensor]
+    strength: Callable[[Tensor], Tensor]
+    samples: int
+    decay: float
+
+
+@dataclass(frozen=True)
+class LocalTerm:
+    """A term that goes with every method, and what has to be remembered for it.
+
+    Importances are kept under ``importance_key(name)``. ``previous`` says whether the term needs the global model at
+    the end of the last task. With an ``importance`` the fleet is asked for it when a task ends.
+    """
+
+    name: str
+    term: Term
+    previous: bool = True
+    importance: Importance | None = None

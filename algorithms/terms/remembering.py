@@ -1,0 +1,152 @@
+"""Local terms as an algorithm around any method: it keeps what they need of tasks that are over, and sends it along.
+
+When a task ends, the global model becomes the previous model. If a term needs importances, the devices that are on-line
+are asked for those of their samples of the task, while they still have these samples. The fleet's mean over samples is
+added to what is kept. From then on the kept trees go with every ask. They change once per task, so a machine gets them
+once per task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Generic, TypeVar
+
+from fedemu.algorithms.interface import (
+    Algorithm,
+    Ask,
+    Context,
+    Forest,
+    LocalProgram,
+    Model,
+    Picturing,
+    Query,
+    Remarking,
+    Reply,
+    Script,
+    ServerJob,
+    Tree,
+    total,
+)
+from fedemu.algorithms.terms.importance import COUNTS, AskImportance
+from fedemu.algorithms.terms.local_term import PREVIOUS, LocalTerm, importance_key
+from fedemu.algorithms.training.local_sgd import LocalSGD
+from fedemu.algorithms.trees import map_leaves
+from fedemu.protocol.errors import ConfigurationError
+
+IMPORTANCE: Final = "importance"
+"""The name of the program by which devices are asked for importances."""
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class TermsState(Generic[S]):
+    """The state of the inner method, the trees that are kept for the terms, and the remarks of the last round."""
+
+    inner: S
+    kept: Forest = field(default_factory=dict)
+    remarks: Mapping[str, Any] = field(default_factory=dict)
+
+
+class WithTerms(Generic[S]):
+    """The rounds of the method ``inner``, whose programs have the ``terms`` in their losses.
+
+    Raises ConfigurationError if a program of ``inner`` has the name of the question for importances.
+    """
+
+    def __init__(self, inner: Algorithm[S], terms: Mapping[str, LocalTerm], model: Model) -> None:
+        self._inner = inner
+        self._previous = any(term.previous for term in terms.values())
+        self._measures = {term.name: term.importance for term in terms.values() if term.importance is not None}
+        asking: dict[str, Query] = {IMPORTANCE: AskImportance(model, self._measures)} if self._measures else {}
+        if taken := sorted(asking.keys() & inner.programs.keys()):
+            raise ConfigurationError(
+                f"the method has a program {taken[0]!r}, but local terms have a program of that name; "
+                "rename the method's"
+            )
+        self.programs: Mapping[str, LocalProgram | Query] = {**inner.programs, **asking}
+
+    def init(self, variables: Tree, context: Context) -> TermsState[S]:
+        return TermsState(self._inner.init(variables, context))
+
+    def round(self, state: TermsState[S], context: Context) -> Script[TermsState[S]]:
+        inner = yield from _sending(self._inner.round(state.inner, context), state.kept)
+        if not context.task_ends:
+            return TermsState(inner, state.kept)
+        variables = self._inner.variables(inner)
+        kept = dict(state.kept)
+        remarks: dict[str, Any] = {}
+        if self._measures:
+            shared = {"model": variables}
+            reduce = dict.fromkeys([*self._measures, COUNTS], total)
+            reply: Reply = yield Ask(IMPORTANCE, shared, reduce, "online", optional=True)
+            kept |= self._summed_up(kept, reply)
+            remarks = {"importance": {"period": context.task, "devices": len(reply.devices)}}
+        if self._previous:
+            kept[PREVIOUS] = variables
+        return TermsState(inner, kept, remarks)
+
+    def variables(self, state: TermsState[S]) -> Tree:
+        return self._inner.variables(state.inner)
+
+    def remarks(self, state: TermsState[S]) -> Mapping[str, Any]:
+        """The remarks of ``inner``. When a task ended also ``importance``, if devices were asked for it."""
+        inner = self._inner.remarks(state.inner) if isinstance(self._inner, Remarking) else {}
+        return {**inner, **state.remarks}
+
+    def pictures(self, state: TermsState[S], samples: int, seed: int) -> Tree:
+        """The pictures of ``inner``; none if it makes none."""
+        return self._inner.pictures(state.inner, samples, seed) if isinstance(self._inner, Picturing) else {}
+
+    def _summed_up(self, kept: Forest, reply: Reply) -> Forest:
+        """The importances with those of the task that ended. If no device had samples, they stay as they are."""
+        after: dict[str, Tree] = {}
+        for name, importance in self._measures.items():
+            samples = float(reply.values[COUNTS][name]) if reply.devices else 0.0
+            if samples:
+                mean = map_leaves(lambda leaf, samples=samples: leaf / samples, reply.values[name])
+                before = kept.get(importance_key(name))
+                after[importance_key(name)] = mean if before is None else _decayed(importance.decay, before, mean)
+        return after
+
+
+def _decayed(decay: float, before: Tree, new: Tree) -> Tree:
+    return map_leaves(lambda old, leaf: decay * old + leaf, before, new)
+
+
+def _sending(script: Script[S], kept: Forest) -> Generator[Ask | ServerJob, Any, S]:
+    """The script, with the kept trees among the shared ones of each of its asks."""
+    answer: Any = None
+    try:
+        while True:
+            request = script.send(answer)
+            if isinstance(request, Ask) and kept:
+                request = replace(request, shared={**request.shared, **kept})
+            answer = yield request
+    except StopIteration as end:
+        state: S = end.value
+        return state
+    finally:
+        script.close()
+
+
+def with_terms(inner: Algorithm[S], terms: Mapping[str, LocalTerm], model: Model, method: str) -> Algorithm[Any]:
+    """The method with local terms, which its ingredients must have held; ``model`` is the experiment's model.
+
+    Without terms it is ``inner`` itself. Raises ConfigurationError, which names ``method``, if devices train by a
+    program that has not taken the terms.
+    """
+    if not terms:
+        return inner
+    programs = [program for program in inner.programs.values() if not hasattr(program, "ask")]
+    if not programs or not all(_has(program, term) for program in programs for term in terms.values()):
+        raise ConfigurationError(
+            f"the method {method!r} trains by a program of its own, which takes no local terms; remove "
+            f"{', '.join(f'algorithm.terms.{name}' for name in terms)}, or choose another method"
+        )
+    return WithTerms(inner, terms, model)
+
+
+def _has(program: object, term: LocalTerm) -> bool:
+    """Whether a program minimises a loss that has the term."""
+    return isinstance(program, LocalSGD) and program.takes_terms and term.term in getattr(program.loss, "terms", ())
