@@ -19,7 +19,7 @@ from fedemu.algorithms.measures import forgetting
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.models.image_generator import generator_for, samples_of_equal_memory
-from fedemu.algorithms.registry import ALGORITHMS, CRITERIA, build_algorithm, find_criterion
+from fedemu.algorithms.registry import ALGORITHMS, CRITERIA, TERMS, build_algorithm, find_criterion
 from fedemu.algorithms.replay.replay import LOOKS_AT_MODEL, NEEDS_LABELS, ReplaySettings, with_replay
 from fedemu.algorithms.replay.selection.selection import STRATEGIES
 from fedemu.algorithms.streams.tasks import ClassTasks
@@ -69,6 +69,13 @@ def fits(build: Callable[[], Any]) -> str:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_option_of_a_method_is_told_with_its_default_and_no_other(name: str) -> None:
     _, *options = inspect.signature(ALGORITHMS[name]).parameters.values()
+    told = {option: tomllib.loads(f"it = {default}")["it"] for option, default in OPTION.findall(SECTIONS[name])}
+    assert told == {option.name: option.default for option in options}
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_every_option_of_a_local_term_is_told_with_its_default_and_no_other(name: str) -> None:
+    _, *options = inspect.signature(TERMS[name]).parameters.values()
     told = {option: tomllib.loads(f"it = {default}")["it"] for option, default in OPTION.findall(SECTIONS[name])}
     assert told == {option.name: option.default for option in options}
 
