@@ -133,15 +133,15 @@ def _sending(script: Script[S], kept: Forest) -> Generator[Ask | ServerJob, Any,
 def with_terms(inner: Algorithm[S], terms: Mapping[str, LocalTerm], model: Model, method: str) -> Algorithm[Any]:
     """The method with local terms, which its ingredients must have held; ``model`` is the experiment's model.
 
-    Without terms it is ``inner`` itself. Raises ConfigurationError, which names ``method``, if devices train by a
-    program that has not taken the terms.
+    Without terms it is ``inner`` itself. Raises ConfigurationError, which names ``method``, if its programs have not
+    taken the terms, or if devices do not train.
     """
     if not terms:
         return inner
     programs = [program for program in inner.programs.values() if not hasattr(program, "ask")]
     if not programs or not all(_has(program, term) for program in programs for term in terms.values()):
         raise ConfigurationError(
-            f"the method {method!r} trains by a program of its own, which takes no local terms; remove "
+            f"the method {method!r} does not train devices by a loss that takes local terms; remove "
             f"{', '.join(f'algorithm.terms.{name}' for name in terms)}, or choose another method"
         )
     return WithTerms(inner, terms, model)

@@ -86,7 +86,7 @@ def test_the_digest_of_the_defaults_is_what_it_has_been() -> None:
     assert Experiment().digest == EXPECTED_DIGEST
 
 
-EXPECTED_DIGEST = "7ee2e375015aee3815beb07e39783f433119f403ecaa41e917714fab1f91e38d"
+EXPECTED_DIGEST = "94f6d9f6e92c926f684f4432d3b7dcb4110d2f759fa191ead024912ae66b6e7b"
 
 
 def test_an_experiment_is_frozen() -> None:
