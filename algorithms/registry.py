@@ -17,6 +17,7 @@ from torch import nn
 
 from fedemu.algorithms.analytic.afl import afl
 from fedemu.algorithms.analytic.ncm import ncm
+from fedemu.algorithms.incremental.data_free.target import target
 from fedemu.algorithms.incremental.fedcil import fedcil
 from fedemu.algorithms.incremental.fedlwf_2t import fedlwf_2t
 from fedemu.algorithms.incremental.fedprox_plus import fedprox_plus
@@ -76,6 +77,7 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm[Any]]] = {
     "afl": afl,
     "icarl": icarl,
     "glfc": glfc,
+    "target": target,
 }
 """Methods by ``algorithm.name``. A value is called with (ingredients, ``**algorithm.options``) and returns the method.
 

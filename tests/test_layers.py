@@ -24,7 +24,7 @@ ORDER = {
     "protocol": "errors ids seeds messages liveness | codec host | tensors transport | blobs",
     "algorithms": (
         "interface measures replay/selection | trees data | streams | models | training "
-        "| analytic methods replay incremental/generator terms | incremental | registry former"
+        "| analytic methods replay incremental/generator terms | incremental | incremental/data_free | registry former"
     ),
     "device": "bus behaviour | pipe memory | compute/executors | compute runtime | process | machine",
     "coordinator": ("settings timeline | fleet record | observer | asks | evaluation service | plan | rounds | serve"),
@@ -48,7 +48,7 @@ SCIENCE_MAY_USE = {"protocol.ids", "protocol.seeds", "protocol.errors", "protoco
 ``protocol.host.named`` is the one place that loads code by name, such as a user's own method.
 """
 METHODS = re.compile(
-    r"fedavg|fedprox|fedntd|moon|fednova|scaffold|fedcurv|fedreg|mfcl|fedcil|fedlwf|flashback", re.IGNORECASE
+    r"fedavg|fedprox|fedntd|moon|fednova|scaffold|fedcurv|fedreg|mfcl|fedcil|fedlwf|flashback|lander", re.IGNORECASE
 )
 LIGHT_MODULES = (
     "fedemu.ops.cli.commands",

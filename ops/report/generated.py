@@ -16,7 +16,7 @@ from fedemu.ops.report.plots.generated import Generated, samples_of_task
 
 MOST_TASKS: Final = 12
 """A page shows at most this many tasks of a stream, evenly spaced, and the last task is one of them."""
-SHARES: Final = ("recognised",)
+SHARES: Final = ("recognised", "agreed")
 """The figures of a generator that are shares, which the page shows in percent."""
 
 ByTask = Mapping[int, Generated]

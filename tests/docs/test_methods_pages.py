@@ -32,7 +32,7 @@ FOLDER = Path(__file__).parents[2] / "docs" / "methods"
 PAGE = "\n".join(path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md")))
 SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^##? |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
 OPTION = re.compile(r"^\| `(\w+)` \| `([^`]+)` \|", re.MULTILINE)
-AMOUNT = r"(\d|G|\d \+ G)"
+AMOUNT = r"(\d|G|D|\d \+ G)"
 GLANCE = re.compile(
     rf"^\| `(\w+)` \| {AMOUNT} \| {AMOUNT} \| (\d) \| (\w+) \| ([^|]+) \| (\w+) \| (\w+) \|$", re.MULTILINE
 )
@@ -109,7 +109,9 @@ def began(algorithm: Any) -> Any:
 
 
 def amount(forest: Mapping[str, Tree]) -> str:
-    """How many models and generators (G) such trees come to, up to a few numbers."""
+    """How many models and generators (G) such trees come to, up to a few numbers; D if there are synthetic samples."""
+    if "synthetic" in forest:
+        return "D"
     model, generator = (sum(leaf.numel() for leaf in it.init(0).values()) for it in (MODEL, generator_for(SHAPE).model))
     leaves = [(key, name, leaf.numel()) for key, tree in forest.items() for name, leaf in tree.items()]
     made = sum(size for key, name, size in leaves if key == "generator" or name.startswith("gan."))

@@ -108,14 +108,14 @@ class GeneratorTraining:
             return flatten({"generator": variables, "memory": memory})
 
         def step(carry: Tree, index: int) -> tuple[Tree, bool]:
-            device = self._device()
+            device = training_device(self.settings.device)
             forest = unflatten({name: leaf.to(device) for name, leaf in carry.items()})
             variables: Tree = forest["generator"]
             memory: Tree = forest["memory"]
             frozen = map_leaves(lambda leaf: leaf.to(device), classifier)
             first = index * STRIDE
             lr = torch.tensor(self.settings.lr, device=device)
-            with _same_every_time():
+            with same_every_time():
                 for iteration in range(first, min(first + STRIDE, self.settings.iterations)):
                     gradients, changed = self._gradients(variables, frozen, self._noise(iteration, context).to(device))
                     trained, memory = optimiser.step(without(variables, buffers), gradients, memory, lr)
@@ -174,13 +174,6 @@ class GeneratorTraining:
         draws = seeds.generator(context.seed, round=context.round, purpose=f"generator/{iteration}")
         return torch.from_numpy(draws.standard_normal((self.settings.batch_size, self.generator.noise), "float32"))
 
-    def _device(self) -> torch.device:
-        """The device to train on.
-
-        The job's own process asks for it, because the coordinator must not use the GPU before it forks.
-        """
-        return torch.device("cuda" if self.settings.device == "auto" and torch.cuda.is_available() else "cpu")
-
 
 def intended_classes(classifier: Growing, seen: Tensor, z: Tensor) -> Tensor:
     """The classes ``[batch]`` that noise ``z [batch, noise]`` stands for (MFCL, equation 1).
@@ -192,7 +185,15 @@ def intended_classes(classifier: Growing, seen: Tensor, z: Tensor) -> Tensor:
     return torch.where(seen, z.index_select(1, position), -torch.inf).argmax(-1)
 
 
-def _same_every_time() -> AbstractContextManager[Any]:
+def training_device(choice: Literal["auto", "cpu"]) -> torch.device:
+    """The device to train on: the GPU if the choice is ``auto`` and there is one.
+
+    The job's own process asks for it, because the coordinator must not use the GPU before it forks.
+    """
+    return torch.device("cuda" if choice == "auto" and torch.cuda.is_available() else "cpu")
+
+
+def same_every_time() -> AbstractContextManager[Any]:
     """A context in which the convolutions of a GPU add up in the same order every time."""
     flags: AbstractContextManager[Any] = torch.backends.cudnn.flags(
         enabled=True, benchmark=False, deterministic=True, allow_tf32=False

@@ -30,6 +30,16 @@ from fedemu.protocol.errors import ConfigurationError
 
 NOISE = 6
 GENERATOR: dict[str, Any] = {"iterations": 2, "generator_batch": 4, "noise": NOISE, "synthetic_batch": 3}
+SYNTHESIS: dict[str, Any] = {
+    "synthesis_rounds": 2,
+    "warm_up": 0,
+    "synthesis_steps": 1,
+    "generator_batch": 4,
+    "noise": NOISE,
+    "synthetic_batch": 3,
+    "student_steps": 1,
+    "student_batch": 4,
+}
 SHORT: dict[str, dict[str, Any]] = {
     "fedcurv": {"samples": 6, "penalty": 0.01},
     "feddf": {"server_batches": 4, "evaluate_every": 2},
@@ -42,9 +52,10 @@ SHORT: dict[str, dict[str, Any]] = {
     "fedcil": {"noise": NOISE, "server_iterations": 2, "server_samples": 4},
     "ncm": {"warm_up": 1},
     "afl": {"warm_up": 1},
+    "target": SYNTHESIS,
 }
-NEED_TASKS = {"mfcl", "fedavg_gen", "fedprox_plus", "fedlwf_2t", "fedcil", "icarl", "glfc"}
-OWN_LOSS = {"central", "flashback", "mfcl", "fedavg_gen", "fedcil", "icarl", "glfc"}
+NEED_TASKS = {"mfcl", "fedavg_gen", "fedprox_plus", "fedlwf_2t", "fedcil", "icarl", "glfc", "target"}
+OWN_LOSS = {"central", "flashback", "mfcl", "fedavg_gen", "fedcil", "icarl", "glfc", "target"}
 SUM_UP = {"ncm", "afl", "icarl", "glfc"}
 ASK_NOBODY = {"central"}
 TELL_LABEL_COUNTS = {"flashback", "fedcil"}
@@ -164,7 +175,7 @@ def weight_of_a_reply(name: str, model: Tree) -> int:
             return 2 * numbers
         case "fedcurv":
             return 3 * numbers
-        case "mfcl" | "fedavg_gen":
+        case "mfcl" | "fedavg_gen" | "target":
             return numbers + 2 * WIDTH
         case "ncm" | "icarl":
             return 2 * (CLASSES * WIDTH + CLASSES)
@@ -188,7 +199,7 @@ def test_a_reply_tells_the_devices_model(name: str, in_tasks: bool, fleet: Calla
             continue
         found = program.local_model(ask.shared, played.payloads[3])
         assert found.keys() == played.model.keys()
-        # A generator is trained before devices are asked.
-        if {*played.jobs} <= {"generator"}:
+        # Generators and samples are made before devices are asked.
+        if {*played.jobs} <= {"generator", "synthesis"}:
             for key, leaf in found.items():
                 torch.testing.assert_close(leaf, played.model[key])

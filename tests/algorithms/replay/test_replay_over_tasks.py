@@ -26,6 +26,16 @@ SHAPE = (1, 8, 8)
 SHORT: dict[str, dict[str, Any]] = {
     "mfcl": {"iterations": 2, "generator_batch": 4, "noise": 6, "synthetic_batch": 3},
     "fedlwf_2t": {},
+    "target": {
+        "synthesis_rounds": 2,
+        "warm_up": 0,
+        "synthesis_steps": 1,
+        "generator_batch": 4,
+        "noise": 6,
+        "synthetic_batch": 3,
+        "student_steps": 1,
+        "student_batch": 4,
+    },
     "fedcil": {"noise": 6, "server_iterations": 2, "server_samples": 4},
 }
 # Labels go 0, 1, 2, 3, 0, ...: the first task brings 2 and 0, the second 3 and 1.

@@ -166,6 +166,7 @@ OF_TASKS = (
     "fedprox-plus",
     "fedlwf-2t",
     "fedcil",
+    "target",
     "oracle",
     "new-classes",
     "generator-replay",

@@ -1,0 +1,273 @@
+"""Samples of earlier classes, made at the coordinator without data: a server job in rounds of synthesis.
+
+In each round a generator is trained for a few steps against the frozen global model, the *teacher*, and its best batch
+is kept. After some rounds a *student*, a new model of the same kind, learns the teacher's answers to all samples that
+were kept, and the generator looks for samples on which both still differ. The generator minimises
+
+    cross_entropy · CE + batch_statistics · L_BN - divergence · L_KL + the losses of its own.
+
+CE is the teacher's cross-entropy for the classes that the samples are to show, L_BN is ``statistics_distance`` and L_KL
+is ``agreement_divergence``. How images come from trained variables is the business of a ``Maker``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedemu.algorithms.incremental.data_free.losses import agreement_divergence, statistics_distance
+from fedemu.algorithms.incremental.generator.training import same_every_time, training_device
+from fedemu.algorithms.interface import Context, Forest, Model, Outputs, ServerJob, Tree
+from fedemu.algorithms.models.growing import SEEN
+from fedemu.algorithms.models.layer_statistics import running_statistics, unwatched
+from fedemu.algorithms.training.adam import Adam
+from fedemu.algorithms.training.class_losses import distillation_among
+from fedemu.algorithms.training.local_sgd import SGD
+from fedemu.algorithms.trees import add, flatten, map_leaves, unflatten, without, zeros_like
+from fedemu.protocol import seeds
+from fedemu.protocol.errors import FedemuError
+
+CHECKPOINT_EVERY: Final = 5
+"""The number of rounds of synthesis between two checkpoints of the job."""
+KEPT: Final = "kept."
+"""The beginning of the keys, in the job's carry, of what a maker keeps from round to round."""
+OPTIMISER: Final = Adam(first_decay=0.5)
+STUDENT_MOMENTUM: Final = 0.9
+
+
+class Maker(Protocol):
+    """How images are made. ``rates`` are the learning rates by the keys of the forest that is trained in a round."""
+
+    @property
+    def rates(self) -> Mapping[str, float]: ...
+
+    def begin(self, seed: int) -> Forest:
+        """What is kept from round to round, before the first one."""
+        ...
+
+    def opened(self, kept: Forest, rows: int, draws: np.random.Generator) -> Forest:
+        """The variables that a round trains, to make ``rows`` images. All leaves are trained."""
+        ...
+
+    def images(self, kept: Forest, trained: Forest, y: Tensor) -> Tensor:
+        """The images ``[rows, channels, height, width]`` of the classes ``y [rows]``, normalised as the data are."""
+        ...
+
+    def losses(self, outputs: Outputs, y: Tensor) -> Mapping[str, Tensor]:
+        """The weighted losses of this maker's own, from the teacher's outputs."""
+        ...
+
+    def lesson(self, student: Outputs, features: Tensor) -> Tensor | None:
+        """A loss that the student has besides the teacher's answers; None if there is none."""
+        ...
+
+    def closed(self, kept: Forest, trained: Forest, slopes: Forest) -> Forest:
+        """What is kept after a round: from its variables, and from the sum of their gradients over its steps."""
+        ...
+
+
+@dataclass(frozen=True)
+class SynthesisSettings:
+    """How samples are made.
+
+    There are ``rounds`` rounds of ``steps`` iterations, with ``batch_size`` samples each. The student is trained after
+    each round from number ``warm_up`` (counted from 0) on: ``student_steps`` batches of SGD. ``keep_all`` says whether
+    the samples of earlier rounds are kept too. ``statistics_momentum`` is the share of earlier rounds in the statistics
+    of layers that are compared with the running ones. ``device`` ``auto`` is the coordinator's GPU if there is one.
+    """
+
+    rounds: int
+    warm_up: int
+    steps: int
+    batch_size: int
+    cross_entropy: float
+    batch_statistics: float
+    divergence: float
+    student_steps: int
+    student_batch: int
+    student_lr: float
+    student_decay: float
+    temperature: float
+    keep_all: bool
+    statistics_momentum: float = 0.9
+    device: Literal["auto", "cpu"] = "auto"
+
+    @property
+    def samples(self) -> int:
+        """The number of samples that are made in all."""
+        return self.batch_size * (self.rounds if self.keep_all else self.rounds - self.warm_up)
+
+
+class _Best(NamedTuple):
+    """The batch with the lowest loss of a round, and its losses."""
+
+    value: Tensor
+    x: Tensor
+    losses: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Synthesis:
+    """Makes samples of the classes that a teacher has seen.
+
+    ``model`` is the teacher's and the student's network. If ``settings.batch_statistics`` is not 0, it must report
+    statistics of its layers.
+    """
+
+    maker: Maker
+    model: Model
+    settings: SynthesisSettings
+
+    def job(self, teacher: Tree, shape: tuple[int, ...], context: Context) -> ServerJob:
+        """The server job ``synthesis``, with a round of synthesis per step, for samples of this ``shape``.
+
+        Its carry holds the samples under ``pool/``: ``x``, the classes ``y`` that they are to show, and the teacher's
+        ``logits`` and ``features``. Under ``judged/`` it holds scalars about the last round: each loss, ``recognised``,
+        the share of samples that the teacher puts into the class that they are to show, and ``agreed``, the share to
+        which the student, before it learns from them, gives the teacher's answer.
+        """
+
+        def init() -> Tree:
+            student = {**self.model.init(seeds.integer(context.seed, round=context.round, purpose="student"))}
+            student[SEEN] = teacher[SEEN]
+            kept = self.maker.begin(seeds.integer(context.seed, purpose="generator"))
+            one = self._answered(teacher, torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64))
+            nothing = map_leaves(lambda leaf: leaf[:0], one)
+            momentum = zeros_like(without(student, self.model.buffers))
+            forest = {"student": student, "momentum": momentum, "pool": nothing}
+            return flatten({**forest, **{KEPT + key: tree for key, tree in kept.items()}})
+
+        def step(carry: Tree, index: int) -> tuple[Tree, bool]:
+            device = training_device(self.settings.device)
+            forest = unflatten({name: leaf.to(device) for name, leaf in carry.items()})
+            frozen = map_leaves(lambda leaf: leaf.to(device), teacher)
+            with same_every_time():
+                after = flatten(self._round(forest, frozen, index, context))
+            return {name: leaf.cpu() for name, leaf in after.items()}, False
+
+        return ServerJob("synthesis", init, step, self.settings.rounds, CHECKPOINT_EVERY)
+
+    def _round(self, forest: Forest, teacher: Tree, index: int, context: Context) -> Forest:
+        """The job's carry after one more round of synthesis."""
+        settings, maker = self.settings, self.maker
+        draws = seeds.generator(context.seed, round=context.round, purpose=f"synthesis/{index}")
+        y = even_classes(teacher[SEEN] > 0, settings.batch_size, draws)
+        kept = {key.removeprefix(KEPT): tree for key, tree in forest.items() if key.startswith(KEPT)}
+        opened = maker.opened(kept, settings.batch_size, draws)
+        trained: dict[str, Tree] = {
+            key: map_leaves(lambda leaf: leaf.to(y.device), tree) for key, tree in opened.items()
+        }
+        memories: dict[str, Tree] = {key: OPTIMISER.begin(tree) for key, tree in trained.items()}
+        slopes: dict[str, Tree] = {key: zeros_like(tree) for key, tree in trained.items()}
+        student = forest["student"] if index > settings.warm_up else None
+        best: _Best | None = None
+        statistics = forest.get("statistics", {})
+        newest: Tree = {}
+        for _ in range(settings.steps):
+            leaves = {key: map_leaves(_variable, tree) for key, tree in trained.items()}
+            x = maker.images(kept, leaves, y)
+            outputs, _ = self.model.apply(unwatched(teacher), x, False)
+            newest = map_leaves(Tensor.detach, outputs.statistics)
+            losses = self._losses(outputs, x, y, teacher, student, statistics)
+            value = torch.stack(list(losses.values())).sum()
+            if best is None or value.detach() < best.value:
+                best = _Best(value.detach(), x.detach(), map_leaves(Tensor.detach, losses))
+            flat = flatten(leaves)
+            found = torch.autograd.grad(value, list(flat.values()), materialize_grads=True)
+            for key, tree in unflatten(dict(zip(flat, found, strict=True))).items():
+                lr = torch.tensor(maker.rates[key], device=y.device)
+                trained[key], memories[key] = OPTIMISER.step(trained[key], tree, memories[key], lr)
+                slopes[key] = add(slopes[key], tree)
+        assert best is not None, "a round has at least one step"
+        pool = forest["pool"]
+        fresh = self._answered(teacher, best.x, y)
+        answers, _ = self.model.apply(unwatched(forest["student"]), best.x, False)
+        judged = {
+            **best.losses,
+            "recognised": (fresh["logits"].argmax(-1) == y).float().mean(),
+            "agreed": (fresh["logits"].argmax(-1) == answers.logits.argmax(-1)).float().mean(),
+        }
+        if settings.keep_all or index >= settings.warm_up:
+            pool = map_leaves(lambda left, right: torch.cat([left, right]), pool, fresh)
+        after: dict[str, Tree] = {
+            "student": forest["student"],
+            "momentum": forest["momentum"],
+            "pool": pool,
+            "judged": map_leaves(Tensor.detach, judged),
+            "statistics": _blended(statistics, newest, settings.statistics_momentum),
+        }
+        if index >= settings.warm_up:
+            after["student"], after["momentum"] = self._taught(after, teacher[SEEN] > 0, index, context)
+        return {**after, **{KEPT + key: tree for key, tree in maker.closed(kept, trained, slopes).items()}}
+
+    def _losses(
+        self, outputs: Outputs, x: Tensor, y: Tensor, teacher: Tree, student: Tree | None, statistics: Tree
+    ) -> dict[str, Tensor]:
+        """The weighted losses by name. A loss whose weight is 0 is left out, and so is that of an absent student."""
+        settings = self.settings
+        values = {"cross_entropy": settings.cross_entropy * functional.cross_entropy(outputs.logits, y)}
+        if settings.batch_statistics:
+            blended = _blended(statistics, outputs.statistics, settings.statistics_momentum)
+            distance = statistics_distance(running_statistics(teacher), blended)
+            values["batch_statistics"] = settings.batch_statistics * distance
+        if settings.divergence and student is not None:
+            answers, _ = self.model.apply(unwatched(student), x, False)
+            apart = agreement_divergence(answers.logits, outputs.logits, teacher[SEEN] > 0)
+            values["divergence"] = -settings.divergence * apart
+        return {**values, **self.maker.losses(outputs, y)}
+
+    def _answered(self, teacher: Tree, x: Tensor, y: Tensor) -> Tree:
+        """Samples with the teacher's answers to them."""
+        with torch.no_grad():
+            outputs, _ = self.model.apply(unwatched(teacher), x, False)
+        return {"x": x, "y": y, "logits": outputs.logits, "features": outputs.features}
+
+    def _taught(self, carry: Forest, seen: Tensor, index: int, context: Context) -> tuple[Tree, Tree]:
+        """The student and its momentum after ``student_steps`` batches of the pool."""
+        settings, pool, buffers = self.settings, carry["pool"], self.model.buffers
+        optimiser = SGD(STUDENT_MOMENTUM, settings.student_decay)
+        draws = seeds.generator(context.seed, round=context.round, purpose=f"student/{index}")
+        rows = draws.integers(0, len(pool["y"]), (settings.student_steps, settings.student_batch))
+        student, momentum = carry["student"], carry["momentum"]
+        lr = torch.tensor(settings.student_lr, device=seen.device)
+        for chosen in torch.from_numpy(rows).to(seen.device):
+            leaves = map_leaves(_variable, without(student, buffers))
+            outputs, changed = self.model.apply({**student, **leaves}, pool["x"][chosen], True)
+            value = distillation_among(outputs.logits, pool["logits"][chosen], seen, settings.temperature)
+            value = value * settings.temperature**2
+            if (more := self.maker.lesson(outputs, pool["features"][chosen])) is not None:
+                value = value + more
+            found = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+            slopes = dict(zip(leaves, found, strict=True))
+            trained, momentum = optimiser.step(map_leaves(Tensor.detach, leaves), slopes, momentum, lr)
+            student = {**student, **map_leaves(Tensor.detach, changed), **trained}
+        if not all(bool(leaf.isfinite().all()) for leaf in student.values()):
+            raise FedemuError(
+                f"the student of the synthesis is not finite any more after round {index} of it; "
+                f"set algorithm.options.student_lr below {settings.student_lr:g}"
+            )
+        return student, momentum
+
+
+def even_classes(seen: Tensor, rows: int, draws: np.random.Generator) -> Tensor:
+    """``rows`` classes, int64: each class of ``seen [classes]`` (bool) equally often, and the rest at random."""
+    classes = seen.nonzero()[:, 0]
+    rest = torch.from_numpy(draws.integers(0, len(classes), rows % len(classes))).to(seen.device)
+    return torch.cat([classes.repeat(rows // len(classes)), classes[rest]])
+
+
+def _blended(earlier: Tree, newest: Tree, momentum: float) -> dict[str, Tensor]:
+    """``momentum`` parts of the statistics of earlier rounds, the rest of the newest; only these if there are none."""
+    if not earlier:
+        return {**newest}
+    return map_leaves(lambda old, new: momentum * old + (1 - momentum) * new, earlier, newest)
+
+
+def _variable(leaf: Tensor) -> Tensor:
+    return leaf.detach().requires_grad_()
