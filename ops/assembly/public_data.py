@@ -20,6 +20,8 @@ def split_public(corpus: Corpus, data: Data, seed: int) -> PublicSplit | None:
         validation=data.public.validation,
         generator=seeds.generator(seed, purpose="public"),
         ids=corpus.train.columns[divided.column] if isinstance(divided, Natural) else None,
+        labels=corpus.train.y,
+        imbalance=data.public.imbalance,
     )
 
 

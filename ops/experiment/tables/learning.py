@@ -65,11 +65,13 @@ class Public(Section):
     """The public data: ``fraction`` of the training samples, drawn at random before devices get theirs.
 
     With a natural partition it is ``fraction`` of the values of its column, with all their samples. ``validation`` of
-    the public data is not trained on, and tells when to stop. (Flashback takes 2.5 % and splits it 75 to 25.)
+    the public data is not trained on, and tells when to stop. (Flashback takes 2.5 % and splits it 75 to 25.) With an
+    ``imbalance`` above 1 the most frequent class has that many times as many public samples as the rarest.
     """
 
     fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     validation: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    imbalance: Annotated[float, Field(ge=1)] = 1.0
 
 
 class Texts(Section):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedemu.algorithms.data.public_split import PublicSplit, public_split
+from fedemu.algorithms.data.public_split import PublicSplit, long_tail, public_split
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -62,3 +62,40 @@ def test_at_least_one_id_becomes_public() -> None:
 def test_a_part_without_samples_is_refused(fraction: float, validation: float, ids: object, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         split(40, fraction, validation, ids=ids)
+
+
+def test_the_numbers_of_a_long_tail_fall_by_the_same_factor_and_add_up() -> None:
+    assert long_tail(700, 3, 4.0).tolist() == [400, 200, 100]
+    assert long_tail(10, 1, 5.0).tolist() == [10]
+    counts = long_tail(1710, 10, 10.0)
+    assert counts.sum() == 1710
+    assert counts[0] / counts[-1] == pytest.approx(10, rel=0.02)
+
+
+def test_an_imbalance_draws_more_of_some_classes_and_the_generator_decides_of_which() -> None:
+    labels = np.tile(np.arange(4), 250)
+    frequent = set()
+    for seed in range(8):
+        drawn = split(1000, 0.15, seed=seed, labels=labels, imbalance=8.0)
+        counts = np.bincount(labels[[*drawn.train, *drawn.validation]], minlength=4)
+        assert sorted(counts) == [10, 20, 40, 80]
+        assert sorted([*drawn.train, *drawn.validation, *drawn.rest]) == list(range(1000))
+        frequent.add(int(counts.argmax()))
+    assert len(frequent) > 1
+
+
+def test_without_an_imbalance_labels_change_nothing() -> None:
+    assert split(100, 0.2, labels=np.zeros(100, np.int64)).train.tolist() == split(100, 0.2).train.tolist()
+
+
+def test_figure_12_of_flashback_trains_on_1283_unbalanced_samples() -> None:
+    labels = np.tile(np.arange(10), 5000)
+    assert len(split(50_000, 0.0342, labels=labels, imbalance=10.0).train) == 1283
+
+
+def test_an_imbalance_that_the_data_cannot_give_is_refused() -> None:
+    labels = np.tile(np.arange(4), 25)
+    with pytest.raises(ConfigurationError, match=r"asks for \d+ public samples of class \d, which has 25"):
+        split(100, 0.5, labels=labels, imbalance=20.0)
+    with pytest.raises(ConfigurationError, match="a natural partition draws whole values"):
+        split(100, 0.5, ids=labels, labels=labels, imbalance=2.0)
