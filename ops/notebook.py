@@ -100,17 +100,18 @@ class ComparedRuns:
         return self.to_text()
 
 
-def compare(*directories: Path | str, target: float | None = None) -> ComparedRuns:
+def compare(*directories: Path | str, target: float | None = None, last: int = 100) -> ComparedRuns:
     """Put runs in one table. Runs that differ only by their seed are one row, with mean ± standard deviation.
 
     Each of ``directories`` is a run directory, or a folder of run directories. ``target`` is an accuracy between 0 and
-    1, by default the best one of the first row; the rounds until 50, 75 and 95 % of it are counted. Nothing is written.
+    1, by default the best one of the first row; the rounds until 50, 75 and 95 % of it are counted. ``last`` is the
+    number of last rounds over which an accuracy is the mean. Nothing is written.
 
     Raises ConfigurationError if one of them holds no run.
 
     >>> fedemu.compare("gentle", "plain", target=0.9)  # prints the table
     """
-    return ComparedRuns(side_by_side(map(Path, directories), target))
+    return ComparedRuns(side_by_side(map(Path, directories), target, last))
 
 
 def _load(

@@ -45,6 +45,8 @@ class Evaluation:
     test set, None without periods. ``seen_accuracy`` and ``seen_loss`` are those of the test sets up to a period
     together, None if no period was named. A value without samples, such as that of a class that has none, is NaN.
 
+    ``validation_accuracy`` is that on all devices' validation parts together, None if it is not asked for.
+
     ``test_samples`` is the number of samples. If they are a part of all, there is nothing by class or by period.
     """
 
@@ -57,6 +59,7 @@ class Evaluation:
     seen_loss: float | None = None
     period_accuracy: tuple[float, ...] | None = None
     period_loss: tuple[float, ...] | None = None
+    validation_accuracy: float | None = None
     test_samples: int | None = None
 
 
@@ -82,8 +85,9 @@ class Evaluator:
     Without ``tests`` the samples are those of the test split. With ``tests`` they are the test sets of all periods
     together, and there are results by period if there are several. ``samples`` is the number of samples to take, evenly
     spaced over all; 0 takes all. ``part`` is the number of samples, evenly spaced over those, that do where not all of
-    them have to be used; 0 uses all. Losses are summed in float64, so chunks change a loss by no more than the model's
-    own rounding. Raises ValueError if there are no samples.
+    them have to be used; 0 uses all. ``validation [n]`` are samples that devices hold back, as indices into the
+    training split; the model is tested on them, too. Losses are summed in float64, so chunks change a loss by no more
+    than the model's own rounding. Raises ValueError if there are no samples.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Evaluator:
         batch_size: int = BATCH_SIZE,
         samples: int = 0,
         part: int = 0,
+        validation: NDArray[np.int64] | None = None,
     ) -> None:
         self._split = corpus.test if tests is None else tests.split(corpus)
         indices = np.arange(len(self._split)) if tests is None else tests.indices
@@ -101,6 +106,7 @@ class Evaluator:
             raise ValueError(f"the data set {corpus.name!r} has no test samples to evaluate on")
         self._model = model
         self._corpus = corpus
+        self._validation = validation
         answers = corpus.input_shape[-1] if corpus.language else 1
         self._batch_size = max(1, min(batch_size, BATCH_LOGITS // (answers * corpus.outputs)))
         taken = evenly_spaced(len(indices), samples)
@@ -128,7 +134,12 @@ class Evaluator:
             return self._summed(answer(self._model, variables, self._part))
         found = answer(self._model, variables, self._cache if self._cache is not None else self._read(), watch)
         class_accuracy, class_loss = _means_by(self._labels, found, self._corpus.classes)
-        whole = replace(self._summed(found), class_accuracy=class_accuracy, class_loss=class_loss)
+        whole = replace(
+            self._summed(found),
+            class_accuracy=class_accuracy,
+            class_loss=class_loss,
+            validation_accuracy=self._validated(variables),
+        )
         if self._periods is None:
             return whole
         period_accuracy, period_loss = _means_by(self._periods, found, self._period_count)
@@ -144,6 +155,13 @@ class Evaluator:
         accuracy, loss = _means(found)
         level = float(perplexity(-loss, 1)) if self._corpus.language else None
         return Evaluation(accuracy, loss, perplexity=level, test_samples=len(found.answers))
+
+    def _validated(self, variables: Tree) -> float | None:
+        """The accuracy on the validation samples. None if there are none."""
+        if self._validation is None or not len(self._validation):
+            return None
+        batches = read(self._model, self._corpus, self._corpus.train, self._validation, self._batch_size)
+        return _means(answer(self._model, variables, batches))[0]
 
     def _read(self, positions: slice | NDArray[np.int64] = slice(None)) -> Iterator[tuple[Tensor, Tensor]]:
         return read(self._model, self._corpus, self._split, self._indices[positions], self._batch_size)

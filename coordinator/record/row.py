@@ -39,6 +39,8 @@ class Row:
     seen_loss: float | None = None
     period_accuracy: Values | None = None
     period_loss: Values | None = None
+    untrained_period_accuracy: Values | None = None
+    validation_accuracy: float | None = None
     consistency: float | None = None
     round_forgetting: float | None = None
     local_forgetting: float | None = None

@@ -23,6 +23,8 @@ RunOutcome = Literal["completed", "diverged", "quorum", "interrupted", "failed"]
 _COUNTS = {"selected", *OUTCOMES, "attempts", "bytes_down", "bytes_up", "wire_bytes_down", "wire_bytes_up"}
 TOTALS = tuple(column for column in COLUMNS if column in _COUNTS)
 """The columns of a row that a summary adds up, in the order of the rows."""
+LAST_ROUNDS = 100
+"""The number of last rounds over which ``last_accuracy`` is a mean."""
 
 
 def versions() -> dict[str, str]:
@@ -51,8 +53,9 @@ def machine() -> dict[str, Any]:
 class Summary:
     """A run at its end. Accuracies are shares of 1, times are seconds. NaN or None means that nothing was evaluated.
 
-    ``rounds`` counts finished rounds, ``totals`` has the sums over the rounds of the columns ``TOTALS``, ``periods`` is
-    the result of ``summarize_periods``.
+    ``last_accuracy`` is the mean of the last 100 rounds, None if there are fewer. ``rounds`` counts finished rounds,
+    ``totals`` has the sums over the rounds of the columns ``TOTALS``, ``periods`` is the result of
+    ``summarize_periods``.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Summary:
     rounds: int
     final_accuracy: float | None
     best_accuracy: float | None
+    last_accuracy: float | None
     forgetting: float | None
     perturbed: bool
     totals: Mapping[str, int]
@@ -93,6 +97,7 @@ def summarize(
         rounds=len(rows),
         final_accuracy=accuracies[-1] if accuracies else None,
         best_accuracy=max(accuracies, default=None),
+        last_accuracy=accuracy_of_last(rows),
         forgetting=forgetting(np.array(per_class, dtype=np.float64)) if len(per_class) > 1 else None,
         perturbed=perturbed,
         totals={key: sum(int(row.number(key) or 0) for row in rows) for key in TOTALS},
@@ -116,6 +121,7 @@ def summarize_periods(rows: Sequence[Row]) -> dict[str, Any] | None:
     last = [ends[task] for task in sorted(ends)]
     accuracy, loss = (_array(last, column) for column in ("period_accuracy", "period_loss"))
     seen = _array(last, "seen_accuracy")
+    untrained = next((row.untrained_period_accuracy for row in rows if row.untrained_period_accuracy), None)
     found = {
         "rounds": [row.round for row in last],
         "accuracy": accuracy,
@@ -125,6 +131,8 @@ def summarize_periods(rows: Sequence[Row]) -> dict[str, Any] | None:
         "average_incremental_accuracy": continual.average_incremental_accuracy(seen),
         "average_forgetting": continual.average_forgetting(accuracy),
         "backward_transfer": continual.backward_transfer(accuracy),
+        "untrained_accuracy": untrained,
+        "forward_transfer": None if untrained is None else continual.forward_transfer(accuracy, _known(untrained)),
         "forgetting": continual.forgetting_factor(accuracy),
     }
     if any(row.perplexity is not None for row in last):
@@ -133,6 +141,19 @@ def summarize_periods(rows: Sequence[Row]) -> dict[str, Any] | None:
         found["all_period_perplexity"] = [row.perplexity for row in last]
         found["relative_forgetting"] = continual.relative_forgetting(perplexity)
     return found
+
+
+def accuracy_of_last(rows: Sequence[Row], rounds: int = LAST_ROUNDS) -> float | None:
+    """The mean accuracy of the evaluated rounds among the last ``rounds``. None for a run with fewer rounds.
+
+    Legate et al. (2023), section 4, report the mean over the last 100 rounds, after Reddi et al. (2020).
+    """
+    known = [row.accuracy for row in rows[-rounds:] if row.accuracy is not None]
+    return float(np.mean(known)) if known and len(rows) >= rounds else None
+
+
+def _known(values: Sequence[float | None]) -> Floats:
+    return np.array(values, dtype=np.float64)
 
 
 def _array(rows: Sequence[Row], column: str) -> Floats:

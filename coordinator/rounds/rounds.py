@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from fedemu.algorithms.interface import Algorithm, Context, Picturing, Remarking
+from fedemu.algorithms.models.growing import SEEN
 from fedemu.coordinator.evaluation.diagnosis import RoundDiagnosis
 from fedemu.coordinator.evaluation.evaluate import Evaluation
 from fedemu.coordinator.observer import Observers
@@ -94,6 +95,7 @@ class Rounds(Generic[S]):
         finally:
             self.perturbed |= tally.perturbed
         state, evaluation = await self._numerics.compute(self._settle, context, state)
+        untrained = await self._numerics.compute(self._untrained) if round == 1 else None
         found = await self._conclude(tally.diagnosis, state)
         if round == 1 or self._settings.task_of_round(round - 1) != task:
             await self._show(task, state)
@@ -103,6 +105,7 @@ class Rounds(Generic[S]):
             self._service.traffic(),
             evaluation=evaluation,
             before=self.standing.class_accuracy,
+            untrained=untrained,
             diagnosis=found,
             remarks=self._algorithm.remarks(state) if isinstance(self._algorithm, Remarking) else None,
         )
@@ -137,6 +140,16 @@ class Rounds(Generic[S]):
         if not on_all and not settings.due(context.round, settings.evaluate_every):
             return settled, None
         return settled, self._plan.evaluator.evaluate(variables, context.task, on_all)
+
+    def _untrained(self) -> tuple[float, ...] | None:
+        """The initial model's accuracy on each period's test set. None unless there are periods that it can know.
+
+        A model whose classes come task by task gives no answer in classes to come, so that it is right on none of them.
+        """
+        variables = self._algorithm.variables(self.standing.state)
+        if SEEN in variables or self._settings.task_of_round(self._settings.rounds) == 0:
+            return None
+        return self._plan.evaluator.evaluate(variables).period_accuracy
 
     async def _conclude(self, diagnosis: RoundDiagnosis | None, state: S) -> dict[str, Any] | None:
         """What the diagnosis of the round found, None if the round was not diagnosed."""

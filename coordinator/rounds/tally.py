@@ -27,6 +27,7 @@ _EVALUATED = (
     "seen_loss",
     "period_accuracy",
     "period_loss",
+    "validation_accuracy",
 )
 """The columns of a row that are fields of an ``Evaluation``."""
 
@@ -76,14 +77,15 @@ class Tally:
         *,
         evaluation: Evaluation | None = None,
         before: Sequence[float] | None = None,
+        untrained: Sequence[float] | None = None,
         diagnosis: Mapping[str, Any] | None = None,
         remarks: Mapping[str, Any] | None = None,
     ) -> Row:
         """The row of the round, which ends now.
 
         ``wire`` are the bytes that the coordinator has sent and received so far. ``before`` is the class accuracy of
-        the evaluation before this one, ``diagnosis`` the round's line of ``diagnosis.jsonl``, ``remarks`` what the
-        algorithm says of the round.
+        the evaluation before this one, ``untrained`` the initial model's accuracy by period, ``diagnosis`` the round's
+        line of ``diagnosis.jsonl``, ``remarks`` what the algorithm says of the round.
         """
         lost = consistency = None
         if evaluation is not None and evaluation.class_accuracy and before is not None:
@@ -100,6 +102,7 @@ class Tally:
             wall_time=timeline.spent,
             **{column: getattr(evaluation, column, None) for column in _EVALUATED},
             class_accuracy=(evaluation and evaluation.class_accuracy) or None,
+            untrained_period_accuracy=None if untrained is None else tuple(untrained),
             consistency=consistency,
             round_forgetting=lost,
             local_forgetting=found.get("local_forgetting"),

@@ -34,7 +34,8 @@ def assemble(
     torch.set_num_threads(experiment.server.threads)
     parts = tried_parts(experiment, lambda text: print(text, file=sys.stderr, flush=True))
     corpus, model, stream = parts.corpus, parts.model, parts.stream
-    evaluator = Evaluator(model, corpus, parts.tests, part=experiment.evaluate.samples)
+    held_back = parts.partition.validation_indices if experiment.evaluate.validation else None
+    evaluator = Evaluator(model, corpus, parts.tests, part=experiment.evaluate.samples, validation=held_back)
     diagnosis = None
     if experiment.diagnose.every:
         samples = experiment.diagnose.samples

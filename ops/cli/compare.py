@@ -31,6 +31,9 @@ def compare(
             show_default=False,
         ),
     ] = None,
+    last: Annotated[
+        int, typer.Option(metavar="ROUNDS", help="Also give the mean accuracy of this number of last rounds.", min=1)
+    ] = 100,
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="The folder for the page, its plots and compare.json.")
     ] = Path("compare"),
@@ -42,7 +45,7 @@ def compare(
     from fedemu.ops.compare.page.page import claim_folder, write_comparison
     from fedemu.ops.compare.text import text, width_of
 
-    comparison = side_by_side(runs, target)
+    comparison = side_by_side(runs, target, last)
     claim_folder(out)
     for warning in comparison.warnings:
         complain(f"warning: {warning}")

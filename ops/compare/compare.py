@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedemu.coordinator.record.summary import LAST_ROUNDS
 from fedemu.ops.compare.entry import Entry, Statistic, best_accuracy, figures_of
 from fedemu.ops.compare.replay import ReplayStudy, replay_studies
 from fedemu.ops.compare.runs import grouped, labels
@@ -19,7 +20,7 @@ class Comparison:
 
     Rounds are counted until a run reaches certain shares of the accuracy ``target``, which is None if no run was
     evaluated. ``replay`` compares experiments that differ in their replay only, ``tasks`` those whose classes come task
-    by task.
+    by task. ``last`` is the number of last rounds whose mean accuracy is given.
     """
 
     entries: tuple[Entry, ...]
@@ -27,11 +28,13 @@ class Comparison:
     warnings: tuple[str, ...]
     replay: tuple[ReplayStudy, ...] = ()
     tasks: tuple[TaskStudy, ...] = ()
+    last: int = LAST_ROUNDS
 
     def table(self) -> dict[str, Any]:
         """The whole comparison in the form of JSON, as ``compare.json`` holds it."""
         return {
             "target": self.target,
+            "last": self.last,
             "warnings": list(self.warnings),
             "rows": [entry.table() for entry in self.entries],
             "replay": [study.table() for study in self.replay],
@@ -39,19 +42,19 @@ class Comparison:
         }
 
 
-def compare(paths: Iterable[Path], target: float | None = None) -> Comparison:
+def compare(paths: Iterable[Path], target: float | None = None, last: int = LAST_ROUNDS) -> Comparison:
     """Compare the runs in ``paths``, each of which is a run directory or a folder of run directories.
 
     Runs of one experiment with different seeds are one entry. ``target`` is a share of 1. Its default is the best
-    accuracy of the first entry that was evaluated, as the mean over its seeds. Raises ConfigurationError if a path
-    holds no run.
+    accuracy of the first entry that was evaluated, as the mean over its seeds. ``last_accuracy`` is the mean over the
+    last ``last`` rounds. Raises ConfigurationError if a path holds no run.
     """
     groups, warnings = grouped(paths)
     if target is None:
         best = (Statistic(tuple(best_accuracy(run) for run in group.runs)).mean for group in groups)
         target = next((mean for mean in best if mean is not None), None)
     entries = tuple(
-        Entry(label, group.runs, group.seeds, figures_of(group.runs, target), group.experiment)
+        Entry(label, group.runs, group.seeds, figures_of(group.runs, target, last), group.experiment)
         for label, group in zip(labels(groups), groups, strict=True)
     )
-    return Comparison(entries, target, tuple(warnings), replay_studies(entries), task_studies(entries))
+    return Comparison(entries, target, tuple(warnings), replay_studies(entries), task_studies(entries), last)

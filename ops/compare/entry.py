@@ -13,6 +13,7 @@ import numpy as np
 
 from fedemu.algorithms.measures.forgetting import forgetting
 from fedemu.coordinator.record.run import Run
+from fedemu.coordinator.record.summary import LAST_ROUNDS, accuracy_of_last
 from fedemu.ops.results.periods import period_results, perplexity_of
 
 SHARES = (0.5, 0.75, 0.95)
@@ -22,6 +23,7 @@ BY_PERIOD = (
     "average_incremental_accuracy",
     "average_forgetting",
     "backward_transfer",
+    "forward_transfer",
     "all_period_loss",
     "all_period_perplexity",
     "relative_forgetting",
@@ -37,6 +39,7 @@ _BY_ROUND = ("consistency", "round_forgetting", *OF_DIAGNOSED)
 FIGURES = (
     "final_accuracy",
     "best_accuracy",
+    "last_accuracy",
     "forgetting",
     *_BY_ROUND,
     *BY_PERIOD,
@@ -108,9 +111,12 @@ class Entry:
         }
 
 
-def figures_of(runs: Sequence[Run], target: float | None) -> dict[str, Statistic]:
-    """The figures of these runs. Rounds are counted until a run reaches shares of the accuracy ``target``."""
-    of_runs = [_figures_of_run(run, target) for run in runs]
+def figures_of(runs: Sequence[Run], target: float | None, last: int = LAST_ROUNDS) -> dict[str, Statistic]:
+    """The figures of these runs. Rounds are counted until a run reaches shares of the accuracy ``target``.
+
+    ``last_accuracy`` is the mean over the last ``last`` rounds.
+    """
+    of_runs = [_figures_of_run(run, target, last) for run in runs]
     return {key: Statistic(tuple(figures[key] for figures in of_runs)) for key in FIGURES}
 
 
@@ -137,12 +143,13 @@ def _accuracies(run: Run) -> list[float]:
     return [row.accuracy for row in run.rows if row.accuracy is not None]
 
 
-def _figures_of_run(run: Run, target: float | None) -> dict[str, float | None]:
+def _figures_of_run(run: Run, target: float | None, last: int) -> dict[str, float | None]:
     reached = _accuracies(run)
     classes = np.array([row.class_accuracy for row in run.rows if row.class_accuracy], dtype=np.float64)
     return {
         "final_accuracy": reached[-1] if reached else None,
         "best_accuracy": best_accuracy(run),
+        "last_accuracy": accuracy_of_last(run.rows, last),
         "forgetting": _known(forgetting(classes)) if len(classes) > 1 else None,
         **{key: _mean(row.number(key) for row in run.rows) for key in _BY_ROUND},
         **_by_period(run),
@@ -166,6 +173,7 @@ def _by_period(run: Run) -> dict[str, float | None]:
             for key in ("average_accuracy", "average_forgetting", "backward_transfer")
         },
         "average_incremental_accuracy": _known(found.average_incremental_accuracy),
+        "forward_transfer": _known(found.forward_transfer),
         "all_period_loss": _known(found.all_period_loss[-1]),
         "all_period_perplexity": _known(perplexity_of(found.all_period_loss)[-1]) if found.language else None,
         "relative_forgetting": _known(found.relative_forgetting_after_each()[-1]) if found.language else None,

@@ -19,7 +19,7 @@ from fedemu.ops.compare.tasks import TaskStudy
 
 TO_THE_LEFT = frozenset({"experiment", "replay", "outcome"})
 """The columns that hold words. All others hold numbers."""
-_ONLY_WHERE_KNOWN = ("consistency", *OF_DIAGNOSED, *BY_PERIOD)
+_ONLY_WHERE_KNOWN = ("last_accuracy", "consistency", *OF_DIAGNOSED, *BY_PERIOD)
 _PIPE_WIDTH = 400
 """The width that is assumed without a terminal. The table stays in one piece."""
 
@@ -30,7 +30,7 @@ def columns(comparison: Comparison) -> dict[str, list[str]]:
         "experiment": [entry.label for entry in comparison.entries],
         "runs": [str(len(entry.runs)) for entry in comparison.entries],
     }
-    for title, (key, cell) in _columns(comparison.target).items():
+    for title, (key, cell) in _columns(comparison.target, comparison.last).items():
         cells = [cell(entry.figures[key]) for entry in comparison.entries]
         if key not in _ONLY_WHERE_KNOWN or set(cells) != {NEVER}:
             table[title] = cells
@@ -151,16 +151,18 @@ def _absolute(figure: Statistic, measure: Measure) -> str:
     return cells.percent(figure) if measure.form == "share" else cells.number(figure)
 
 
-def _columns(target: float | None) -> Mapping[str, tuple[str, Cell]]:
+def _columns(target: float | None, last: int) -> Mapping[str, tuple[str, Cell]]:
     return {
         "final accuracy": ("final_accuracy", cells.percent),
         "best": ("best_accuracy", cells.percent),
+        f"last {last}": ("last_accuracy", cells.percent),
         "forgetting": ("forgetting", cells.share),
         "round forgetting": ("round_forgetting", cells.share),
         "consistency": ("consistency", cells.share),
         "average accuracy": ("average_accuracy", cells.percent),
         "average forgetting": ("average_forgetting", cells.share),
         "backward transfer": ("backward_transfer", cells.share),
+        "forward transfer": ("forward_transfer", cells.share),
         "perplexity": ("all_period_perplexity", cells.number),
         "relative forgetting": ("relative_forgetting", cells.percent),
         "local forgetting": ("local_forgetting", cells.share),

@@ -23,6 +23,7 @@ def period_cards(results: PeriodResults) -> list[tuple[str, str]]:
         ("average incremental accuracy", _number(results.average_incremental_accuracy, ".1%")),
         ("average forgetting", _number(results.after_each("average_forgetting")[-1], ".3f")),
         ("backward transfer", _number(results.after_each("backward_transfer")[-1], ".3f")),
+        *([] if results.untrained is None else [("forward transfer", _number(results.forward_transfer, ".3f"))]),
     ]
 
 

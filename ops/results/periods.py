@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,8 @@ class PeriodResults:
 
     ``rows`` are the rows that were evaluated by period, at least one. ``rounds [models]`` is the last evaluated round
     of each period reached. ``accuracy`` and ``loss [models, periods]`` are those of the model after that round on each
-    period's test set, NaN without a test set. ``language`` says whether perplexity is the measure.
+    period's test set, NaN without a test set. ``language`` says whether perplexity is the measure. ``untrained
+    [periods]`` is the accuracy of the initial model, None if it was not measured.
     """
 
     rows: Sequence[Row]
@@ -33,6 +35,12 @@ class PeriodResults:
     accuracy: Floats
     loss: Floats
     language: bool
+    untrained: Floats | None = None
+
+    @property
+    def forward_transfer(self) -> float:
+        """How earlier periods changed the accuracy on a period that was yet to come. NaN if it was not measured."""
+        return math.nan if self.untrained is None else continual.forward_transfer(self.accuracy, self.untrained)
 
     @property
     def periods(self) -> int:
@@ -103,6 +111,14 @@ def period_results(run: Run) -> PeriodResults | None:
         accuracy,
         np.array([row.period_loss or unknown for row in ends], dtype=np.float64),
         language=any(row.perplexity is not None for row in rows),
+        untrained=next(
+            (
+                np.array(row.untrained_period_accuracy, dtype=np.float64)
+                for row in run.rows
+                if row.untrained_period_accuracy
+            ),
+            None,
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import read_run
+from fedemu.coordinator.record.summary import accuracy_of_last
 from fedemu.ops.figures import span
 from fedemu.protocol.messages import OUTCOMES
 
@@ -60,6 +61,10 @@ class Results:
         """The file of the report. It need not exist."""
         return self.directory / "report.html"
 
+    def accuracy_of_last(self, rounds: int) -> float | None:
+        """The mean accuracy of the evaluated rounds among the last ``rounds``. None for a run with fewer rounds."""
+        return accuracy_of_last(self.rows, rounds)
+
     def to_json(self) -> str:
         """The summary and the run directory as one JSON object, for other programs."""
         return json.dumps({"directory": str(self.directory), **self.summary}, allow_nan=False)
@@ -97,6 +102,7 @@ def _periods(periods: Mapping[str, Any] | None) -> list[str]:
         ("average_incremental_accuracy", "average incremental accuracy"),
         ("average_forgetting", "forgetting"),
         ("backward_transfer", "backward transfer"),
+        ("forward_transfer", "forward transfer"),
     ):
         if periods.get(key) is not None:
             told.append(f"{name} {periods[key]:.4f}")

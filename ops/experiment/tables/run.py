@@ -20,12 +20,14 @@ class Evaluate(Section):
 
     With ``samples`` above 0 a round is evaluated on this number of test samples, evenly spaced in the test set, and
     only for accuracy and loss. Every ``full_every``-th round, the last one, and the last one of each period are
-    evaluated in full: on all test samples, by class and by period.
+    evaluated in full: on all test samples, by class and by period. With ``validation`` a full evaluation also tests
+    the model on all devices' validation parts together.
     """
 
     every: Count = 1
     samples: Annotated[int, Field(ge=0)] = 0
     full_every: Count = 10
+    validation: bool = False
 
 
 class Diagnose(Section):

@@ -58,6 +58,15 @@ def test_accuracy_loss_and_class_accuracy_are_exact():
     assert result.class_accuracy[:2] == (2 / 3, 1.0)
 
 
+def test_held_back_samples_are_tested_too_but_not_between_full_evaluations():
+    ones = {"scale": torch.ones(())}
+    judge = Evaluator(Scaled(), CORPUS, part=2, validation=np.array([1, 3]))
+    assert judge.evaluate(ones).validation_accuracy == 0.5
+    assert judge.evaluate(ones).accuracy == 0.75
+    assert judge.evaluate(ones, on_all=False).validation_accuracy is None
+    assert Evaluator(Scaled(), CORPUS, validation=np.array([], np.int64)).evaluate(ones).validation_accuracy is None
+
+
 def test_a_class_without_test_samples_has_no_accuracy():
     assert math.isnan(Evaluator(Scaled(), CORPUS).evaluate({"scale": torch.ones(())}).class_accuracy[2])
 

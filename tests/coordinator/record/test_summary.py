@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedemu.coordinator.record.row import Row
-from fedemu.coordinator.record.summary import TOTALS, machine, summarize, versions
+from fedemu.coordinator.record.summary import TOTALS, accuracy_of_last, machine, summarize, versions
 
 FACTS = {"name": "digits", "outcome": "completed", "seed": 3, "model_digest": "00"}
 
@@ -64,6 +64,26 @@ def test_periods_are_summarised_by_the_last_evaluated_round_of_each():
     assert found["backward_transfer"] == pytest.approx(((0.5 - 0.8) + (0.6 - 0.9)) / 2)
     assert found["forgetting"] == pytest.approx([0.3, 0.3, 0.3 - 0.6])
     assert not found.keys() & {"perplexity", "all_period_perplexity", "relative_forgetting"}
+
+
+def test_forward_transfer_is_what_earlier_periods_taught_about_the_next_one():
+    """(0.2 - 0.25 + 0.3 - 0.05) / 2: each period just before it began, minus the untrained model."""
+    first = period_row(1, 0, [0.1, 0.1, 0.1], untrained_period_accuracy=[0.5, 0.25, 0.05])
+    found = summarize([first, *PERIODS[1:]], **FACTS).periods
+    assert found["forward_transfer"] == pytest.approx(0.1)
+    assert found["untrained_accuracy"] == (0.5, 0.25, 0.05)
+    assert summarize(PERIODS, **FACTS).periods["forward_transfer"] is None
+    assert math.isnan(summarize([first], **FACTS).periods["forward_transfer"])
+
+
+def test_the_accuracy_of_the_last_rounds_is_the_mean_of_those_that_were_evaluated():
+    rows = [Row(round=n, accuracy=None if n % 2 else n / 200) for n in range(1, 121)]
+    assert accuracy_of_last(rows, 4) == pytest.approx((118 + 120) / 400)
+    assert accuracy_of_last(rows, 121) is None
+    assert accuracy_of_last(rows, 1) == 0.6
+    assert accuracy_of_last(rows[:-1], 1) is None
+    assert summarize(rows, **FACTS).last_accuracy == pytest.approx(np.mean(np.arange(22, 121, 2)) / 200)
+    assert summarize(rows[:99], **FACTS).last_accuracy is None
 
 
 def test_forgetting_and_backward_transfer_are_avalanches_if_each_period_is_best_just_after_it_was_learnt():

@@ -66,7 +66,9 @@ async def test_the_last_round_of_a_period_and_of_the_run_are_always_evaluated(
     _, left = await play(make_plan(rounds=5, evaluate_every=4, task_of_round=two_periods, evaluator=judge))
     assert [row.task for row in left.rows] == [0, 0, 1, 1, 1]
     assert [row.accuracy is not None for row in left.rows] == [False, True, False, True, True]
-    assert judge.asked == [0, 1, 1]
+    assert judge.asked == [None, 0, 1, 1]
+    # The model before the first round is tested too, for what earlier periods teach about later ones.
+    assert [row.untrained_period_accuracy for row in left.rows] == [(1.0, 0.0), None, None, None, None]
     unknown, known = left.rows[2], left.rows[4]
     columns = ("perplexity", "seen_accuracy", "seen_loss", "period_accuracy", "period_loss")
     assert [getattr(unknown, column) for column in columns] == [None] * 5
@@ -84,8 +86,8 @@ async def test_between_full_evaluations_a_part_of_the_test_samples_does(
     judge = PeriodJudge()
     rules = {"evaluate_every": 2, "evaluate_all_every": 3, "task_of_round": lambda round: int(round > 4)}
     await play(make_plan(rounds=7, evaluator=judge, **rules))
-    # Rounds 2, 3, 4, 6 and 7: round 4 ends a period, and round 7 the run.
-    assert judge.on_all == [False, True, True, True, True]
+    # The model before round 1, and rounds 2, 3, 4, 6 and 7: round 4 ends a period, and round 7 the run.
+    assert judge.on_all == [True, False, True, True, True, True]
 
 
 async def test_a_method_is_told_where_a_period_ends_and_its_remarks_are_in_the_row(

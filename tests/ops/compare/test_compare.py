@@ -87,6 +87,15 @@ def test_rounds_are_counted_to_shares_of_the_first_rows_best_accuracy(seeds: Pat
     assert [second.figures[f"rounds_to_{share}"].values for share in (50, 75, 95)] == [(1,), (2,), (2,)]
 
 
+def test_the_mean_accuracy_of_the_last_rounds_is_given_where_a_run_has_so_many(seeds: Path) -> None:
+    assert compare([seeds]).entries[0].figures["last_accuracy"].values == (None, None)
+    assert "last 100" not in columns(compare([seeds]))
+    comparison = compare([seeds], last=2)
+    assert comparison.entries[0].figures["last_accuracy"].values == (0.625, 0.375)
+    assert columns(comparison)["last 2"] == ["50.0 ± 17.7%"]
+    assert comparison.table()["last"] == 2
+
+
 def test_a_target_that_is_given_counts_for_every_row(seeds: Path) -> None:
     comparison = compare([seeds], 0.5)
     figures = comparison.entries[0].figures
