@@ -86,7 +86,7 @@ def test_the_digest_of_the_defaults_is_what_it_has_been() -> None:
     assert Experiment().digest == EXPECTED_DIGEST
 
 
-EXPECTED_DIGEST = "94f6d9f6e92c926f684f4432d3b7dcb4110d2f759fa191ead024912ae66b6e7b"
+EXPECTED_DIGEST = "a06311fdc82341dea3a9386ee81eb339215370920e7116e8ab6ca7b84093d7d3"
 
 
 def test_an_experiment_is_frozen() -> None:
