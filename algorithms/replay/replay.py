@@ -49,7 +49,15 @@ SELECT: Final = "select"
 """The name of the program by which devices select."""
 NEEDS_LABELS: Final = ("class_balanced", "herding")
 """The strategies that need the labels of samples."""
-LOOKS_AT_MODEL: Final = ("herding", "gss_greedy", "gss_cluster", "diversity_convex", "diversity", COORDINATED)
+LOOKS_AT_MODEL: Final = (
+    "herding",
+    "gss_greedy",
+    "gss_cluster",
+    "gss_iqp",
+    "diversity_convex",
+    "diversity",
+    COORDINATED,
+)
 """The strategies that need the global model, for the features or the gradients of samples."""
 COMPUTES_GRADIENTS: Final = tuple(strategy for strategy in LOOKS_AT_MODEL if strategy != "herding")
 """The strategies that compute the gradients of samples."""

@@ -18,6 +18,7 @@ from fedemu.algorithms.replay.selection.at_random import (
     none,
     reservoir,
 )
+from fedemu.algorithms.replay.selection.branch_and_bound import by_gss_iqp, least_cosines
 from fedemu.algorithms.replay.selection.by_class import by_herding, class_balanced, class_quotas, herding
 from fedemu.algorithms.replay.selection.candidates import Candidates, Positions, Strategy
 from fedemu.algorithms.replay.selection.capped_simplex import solve_capped_simplex
@@ -32,6 +33,7 @@ __all__ = [
     "approximation_of_uniform",
     "by_gss_cluster",
     "by_gss_greedy",
+    "by_gss_iqp",
     "by_herding",
     "class_balanced",
     "class_quotas",
@@ -41,6 +43,7 @@ __all__ = [
     "gss_cluster",
     "gss_greedy",
     "herding",
+    "least_cosines",
     "naive_uniform",
     "none",
     "objective",
@@ -61,6 +64,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
         "herding": by_herding,
         "gss_greedy": by_gss_greedy,
         "gss_cluster": by_gss_cluster,
+        "gss_iqp": by_gss_iqp,
         "diversity_convex": gradient_diversity(zero_diagonal=False),
         "diversity": gradient_diversity(),
     }

@@ -30,6 +30,7 @@ Strategy = Literal[
     "herding",
     "gss_greedy",
     "gss_cluster",
+    "gss_iqp",
     "diversity_convex",
     "diversity",
     "coordinated",

@@ -282,7 +282,7 @@ def test_without_a_strategy_the_method_stays_as_it_is() -> None:
     assert with_replay(inner, ReplaySettings("none"), ingredients()) is inner
 
 
-@pytest.mark.parametrize("strategy", ["coordinated", "diversity", "diversity_convex", "gss_greedy", "gss_cluster"])
+@pytest.mark.parametrize("strategy", COMPUTES_GRADIENTS)
 def test_samples_without_a_gradient_are_selected_all_the_same(fleet: Any, strategy: str) -> None:
     flat = ingredients(criterion=lambda logits, batch, facts: 0.0 * logits.sum())
     algorithm = with_replay(fedavg(flat), ReplaySettings(strategy, BUDGET, periods=3), flat)

@@ -191,8 +191,8 @@ REFUSED = {
     '[stream]\nkind = "window"\nwidth = 0.5': "stream.width = 0.5 must be at least 1",
     '[replay]\nstrategy = "gss"': (
         'replay.strategy = "gss" is unknown; it must be one of none, naive_uniform, approximation_of_uniform, '
-        "fixed_proportion, reservoir, class_balanced, herding, gss_greedy, gss_cluster, diversity_convex, diversity, "
-        "coordinated"
+        "fixed_proportion, reservoir, class_balanced, herding, gss_greedy, gss_cluster, gss_iqp, diversity_convex, "
+        "diversity, coordinated; did you mean gss_iqp?"
     ),
     '[clock]\nkind = "real"': 'clock.kind = "real" is unknown; it must be one of virtual, wall',
     # Settings that do not fit together.

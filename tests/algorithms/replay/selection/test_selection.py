@@ -78,6 +78,7 @@ def test_all_zero_or_equal_gradients_can_be_chosen_among(strategy: str) -> None:
         ("herding", "features", "herding needs the samples' features"),
         ("gss_greedy", "gram", "GSS-greedy needs the samples' gradients"),
         ("gss_cluster", "gram", "GSS by clusters needs the samples' gradients"),
+        ("gss_iqp", "gram", "GSS-IQP needs the samples' gradients"),
         ("diversity", "gram", "gradient diversity needs the samples' gradients"),
     ],
 )

@@ -1,0 +1,68 @@
+"""GSS-IQP: the best choice of samples, against all choices."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import comb
+
+import numpy as np
+import pytest
+
+from fedemu.algorithms.replay.selection.branch_and_bound import by_gss_iqp, least_cosines
+from fedemu.algorithms.replay.selection.selection import Candidates, directions, gradient_diversity, objective
+
+
+def cosines(seed: int, size: int, width: int, shift: float = 0.0) -> np.ndarray:
+    draws = np.random.default_rng(seed)
+    rows = directions(draws.normal(size=(size, width)) + shift * draws.normal(size=width))
+    return rows @ rows.T
+
+
+def brute_force(gram: np.ndarray, budget: int) -> float:
+    return min(objective(gram, subset) for subset in combinations(range(len(gram)), budget))
+
+
+@pytest.mark.parametrize(("size", "width", "shift"), [(12, 4, 0.0), (12, 30, 0.0), (14, 5, 1.0), (11, 2, 0.5)])
+@pytest.mark.parametrize("budget", [1, 4, 9])
+def test_with_enough_nodes_the_choice_is_the_best_of_all(size: int, width: int, shift: float, budget: int) -> None:
+    for seed in range(2):
+        gram = cosines(seed, size, width, shift)
+        found = least_cosines(gram, budget, np.random.default_rng(0), nodes=4000)
+        assert found.proven
+        assert found.nodes <= 2 * comb(size, budget)
+        assert found.objective == pytest.approx(brute_force(gram, budget), abs=1e-7)
+        assert found.objective == pytest.approx(objective(gram, found.positions), abs=1e-12)
+        assert len({*found.positions.tolist()}) == budget
+
+
+def test_the_choice_is_never_worse_than_that_of_diversity_and_the_nodes_are_limited() -> None:
+    better = 0
+    for seed in range(6):
+        gram = cosines(seed, 40, 8)
+        given = Candidates(np.ones(40, dtype=bool), 40, gram=lambda gram=gram: gram)
+        plain = objective(gram, gradient_diversity()(given, 6, np.random.default_rng(seed)))
+        for nodes in (0, 1, 25):
+            found = least_cosines(gram, 6, np.random.default_rng(seed), nodes=nodes)
+            assert found.nodes <= nodes
+            assert found.objective <= plain + 1e-12
+            better += found.objective < plain - 1e-9
+    assert better
+
+
+def test_a_choice_is_not_proven_while_nodes_are_open() -> None:
+    gram = cosines(0, 40, 8)
+    assert not least_cosines(gram, 6, np.random.default_rng(0), nodes=1).proven
+
+
+def test_gradients_that_are_zero_or_the_same_are_chosen_from_like_any_others() -> None:
+    assert least_cosines(np.zeros((5, 5)), 2, np.random.default_rng(0)).objective == 0.0
+    same = least_cosines(np.ones((5, 5)), 2, np.random.default_rng(0))
+    assert (same.objective, same.proven) == (4.0, True)
+
+
+def test_the_strategy_keeps_the_best_choice() -> None:
+    gram = cosines(3, 10, 4)
+    given = Candidates(np.ones(10, dtype=bool), 10, gram=lambda: gram)
+    kept = by_gss_iqp(given, 3, np.random.default_rng(0))
+    assert objective(gram, kept) == pytest.approx(brute_force(gram, 3), abs=1e-7)
+    assert by_gss_iqp(given, 20, np.random.default_rng(0)).tolist() == list(range(10))
