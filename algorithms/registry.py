@@ -17,6 +17,7 @@ from torch import nn
 
 from fedemu.algorithms.analytic.afl import afl
 from fedemu.algorithms.analytic.ncm import ncm
+from fedemu.algorithms.incremental.data_free.lander import lander
 from fedemu.algorithms.incremental.data_free.target import target
 from fedemu.algorithms.incremental.fedcil import fedcil
 from fedemu.algorithms.incremental.fedlwf_2t import fedlwf_2t
@@ -78,6 +79,7 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm[Any]]] = {
     "icarl": icarl,
     "glfc": glfc,
     "target": target,
+    "lander": lander,
 }
 """Methods by ``algorithm.name``. A value is called with (ingredients, ``**algorithm.options``) and returns the method.
 

@@ -32,7 +32,7 @@ FOLDER = Path(__file__).parents[2] / "docs" / "methods"
 PAGE = "\n".join(path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md")))
 SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^##? |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
 OPTION = re.compile(r"^\| `(\w+)` \| `([^`]+)` \|", re.MULTILINE)
-AMOUNT = r"(\d|G|D|\d \+ G)"
+AMOUNT = r"(\d|G|D|\d \+ G|\d \+ L)"
 GLANCE = re.compile(
     rf"^\| `(\w+)` \| {AMOUNT} \| {AMOUNT} \| (\d) \| (\w+) \| ([^|]+) \| (\w+) \| (\w+) \|$", re.MULTILINE
 )
@@ -109,14 +109,19 @@ def began(algorithm: Any) -> Any:
 
 
 def amount(forest: Mapping[str, Tree]) -> str:
-    """How many models and generators (G) such trees come to, up to a few numbers; D if there are synthetic samples."""
+    """How many models and generators (G) such trees come to, up to a few numbers.
+
+    It is D if there are synthetic samples. L is a layer from features to anchors.
+    """
     if "synthetic" in forest:
         return "D"
     model, generator = (sum(leaf.numel() for leaf in it.init(0).values()) for it in (MODEL, generator_for(SHAPE).model))
     leaves = [(key, name, leaf.numel()) for key, tree in forest.items() for name, leaf in tree.items()]
     made = sum(size for key, name, size in leaves if key == "generator" or name.startswith("gan."))
-    models, generators = round((sum(size for *_, size in leaves) - made) / model), round(made / generator)
-    return {0: str(models), 1: f"{models} + G" if models else "G"}[generators]
+    mapped = sum(size for _, name, size in leaves if name.startswith("mapping."))
+    models = round((sum(size for *_, size in leaves) - made - mapped) / model)
+    beside = "L" if mapped else {0: "", 1: "G"}[round(made / generator)]
+    return f"{models} + {beside}" if models and beside else beside or str(models)
 
 
 def evaluated(passes: str) -> int:

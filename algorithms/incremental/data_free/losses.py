@@ -29,3 +29,20 @@ def agreement_divergence(student: Tensor, teacher: Tensor, classes: Tensor) -> T
     """
     agree = (student.argmax(-1) == teacher.argmax(-1)).to(student.dtype)
     return distillation_among(student, teacher, classes, 1.0, agree) * agree.mean()
+
+
+def bounding_loss(features: Tensor, anchors: Tensor, radius: float, weight: Tensor | None = None) -> Tensor:
+    """``max(0, d - radius)``, where d is the mean over the batch of the mean squared difference of a row's values.
+
+    ``features`` and ``anchors [batch, width]``, with an anchor for each row. ``weight [batch]`` is 0 for padding; a
+    batch of padding has the loss 0. It is the bounding loss of the authors' code of LANDER.
+    """
+    apart = (features - anchors).square().mean(-1)
+    weight = torch.ones_like(apart) if weight is None else weight
+    return (mean_of(apart, weight) - radius).relu()
+
+
+def mean_of(values: Tensor, weight: Tensor) -> Tensor:
+    """The mean of ``values [batch]`` by ``weight [batch]``; 0 if all weights are 0."""
+    total = weight.sum()
+    return (values * weight).sum() / torch.where(total > 0, total, 1)

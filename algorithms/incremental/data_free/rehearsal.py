@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.incremental.data_free.synthesis import Synthesis
+from fedemu.algorithms.incremental.data_free.synthesis import Synthesis, SynthesisSettings
 from fedemu.algorithms.incremental.mfcl import MOST_BYTES
 from fedemu.algorithms.incremental.mfcl_local import NOISE, RehearsingSGD, stored
 from fedemu.algorithms.incremental.remembering import RememberingFedAvg, RememberingState, TaskSGD
 from fedemu.algorithms.interface import Batch, Context, Forest, Model, Script, Tree
 from fedemu.algorithms.models.growing import SEEN, Growing
+from fedemu.algorithms.models.layer_statistics import Watched
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import LossFunction
@@ -31,19 +32,11 @@ JUDGED: Final = "judged"
 """The key of the judgement of the synthesis. It is kept, but not sent to devices."""
 
 
-class Initial(Protocol):
-    """A model whose devices need more variables than the experiment's model has."""
-
-    def begun(self, variables: Tree) -> Tree:
-        """The experiment's variables, with those that are added."""
-        ...
-
-
 class SampleRehearsal(RememberingFedAvg):
     """Federated averaging with synthetic samples. ``shape`` is the shape of one sample.
 
-    ``initial`` adds what devices' models have besides the variables of the experiment's model. ``answers`` are the
-    kinds of answers that devices get with the samples: ``logits``, ``features``.
+    ``model`` is what devices train. ``answers`` are the kinds of answers that devices get with the samples: ``logits``,
+    ``features``.
     """
 
     def __init__(
@@ -51,16 +44,16 @@ class SampleRehearsal(RememberingFedAvg):
         first: LocalSGD,
         later: LocalSGD,
         classifier: Growing,
-        initial: Initial | None,
+        model: Model,
         synthesis: Synthesis,
         shape: tuple[int, ...],
         answers: tuple[str, ...],
     ) -> None:
         super().__init__(first, later, classifier)
-        self._initial, self._synthesis, self._shape, self._answers = initial, synthesis, shape, answers
+        self._model, self._synthesis, self._shape, self._answers = model, synthesis, shape, answers
 
     def init(self, variables: Tree, context: Context) -> RememberingState:
-        return RememberingState(variables if self._initial is None else self._initial.begun(variables))
+        return RememberingState(self._model.begun(variables) if isinstance(self._model, Watched) else variables)
 
     def remember(self, state: RememberingState, context: Context) -> Script[Forest]:
         carry: Tree = yield self._synthesis.job(state.variables, self._shape, context)
@@ -89,45 +82,42 @@ class SampleRehearsal(RememberingFedAvg):
         return {"generator": {name: float(value) for name, value in found.items()}} if found else {}
 
 
-def rehearsing(
+def programs(
     ingredients: Ingredients,
-    classifier: Growing,
     model: Model,
-    synthesis: Synthesis,
+    settings: SynthesisSettings,
     synthetic_batch: int,
-    first: LossFunction | None,
+    first: LossFunction,
     later: LossFunction,
-    answers: tuple[str, ...],
-) -> SampleRehearsal:
-    """The method: devices minimise ``first`` in the first task (None: cross-entropy), and ``later`` in all others.
+    *,
+    train: type[TaskSGD] = TaskSGD,
+    rehearse: type[RehearsingSGD] = RehearsingSGD,
+) -> tuple[TaskSGD, RehearsingSGD]:
+    """The programs of the first task and of all others, which minimise ``first`` and ``later`` for ``model``.
 
-    ``model`` is what devices train, ``answers`` is what ``later`` reads of the synthetic samples besides ``x``. Raises
-    ConfigurationError if the samples would take too much memory, or if the student would never be trained.
+    Raises ConfigurationError if the samples would take too much memory, or if the student would never be trained.
     """
-    settings, shape = synthesis.settings, ingredients.input_shape
     if settings.warm_up >= settings.rounds:
         raise ConfigurationError(
             f"algorithm.options.warm_up = {settings.warm_up} leaves no round of {settings.rounds} in which the student "
             "is trained; set it below algorithm.options.synthesis_rounds"
         )
-    made = settings.samples * math.prod(shape) * 4
+    made = settings.samples * math.prod(ingredients.input_shape) * 4
     if made > MOST_BYTES:
         raise ConfigurationError(
             f"{settings.samples:,} synthetic samples come to {made / 2**30:.1f} GiB, and more than "
             f"{MOST_BYTES / 2**30:.0f} GiB are never made; set a lower algorithm.options.synthesis_rounds"
         )
     ingredients = replace(ingredients, model=model)
-    rehearse = ingredients.training(
-        RehearsingSGD,
+    rehearsing = ingredients.training(
+        rehearse,
         loss=later,
         synthetic=with_its_row,
         synthetic_batch=synthetic_batch,
-        kind=classifier.kind,
+        kind=model.kind,
         noise={NOISE: (synthetic_batch,)},
     )
-    train = ingredients.training(TaskSGD, **({} if first is None else {"loss": first}))
-    initial: Any = model if hasattr(model, "begun") else None
-    return SampleRehearsal(train, rehearse, classifier, initial, synthesis, shape, answers)
+    return ingredients.training(train, loss=first), rehearsing
 
 
 def with_its_row(shared: Forest, noise: Tensor) -> tuple[Tensor, Tensor]:

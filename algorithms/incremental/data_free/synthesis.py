@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Annotated, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
@@ -39,6 +40,9 @@ KEPT: Final = "kept."
 """The beginning of the keys, in the job's carry, of what a maker keeps from round to round."""
 OPTIMISER: Final = Adam(first_decay=0.5)
 STUDENT_MOMENTUM: Final = 0.9
+
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+"""The share of earlier rounds in the statistics of layers."""
 
 
 class Maker(Protocol):

@@ -28,15 +28,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedemu.algorithms.incremental.data_free.rehearsal import SampleRehearsal, parted, rehearsing
-from fedemu.algorithms.incremental.data_free.synthesis import OPTIMISER, Synthesis, SynthesisSettings
+from fedemu.algorithms.incremental.data_free.rehearsal import SampleRehearsal, parted, programs
+from fedemu.algorithms.incremental.data_free.synthesis import OPTIMISER, Momentum, Synthesis, SynthesisSettings
 from fedemu.algorithms.incremental.mfcl import GeneratorBatch, Weight
 from fedemu.algorithms.incremental.remembering import classifier_of
 from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outputs, Tree
@@ -45,10 +45,8 @@ from fedemu.algorithms.models.image_generator import Generator, NoiseSize, gener
 from fedemu.algorithms.models.layer_statistics import watched
 from fedemu.algorithms.training.class_losses import cross_entropy_among, distillation_among
 from fedemu.algorithms.training.ingredients import Ingredients
-from fedemu.algorithms.training.objective import Loss
+from fedemu.algorithms.training.objective import Loss, Objective
 from fedemu.algorithms.trees import without
-
-Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,8 +166,10 @@ def target(
         keep_all=True,
         device=device,
     )
-    model = watched(classifier, ingredients.input_shape) if batch_statistics else classifier
+    model: Model = watched(classifier, ingredients.input_shape) if batch_statistics else classifier
     observed = classifier.observed() if batch_statistics else classifier
     synthesis = Synthesis(LatentMaker(generator, generator_lr, latent_lr, synthesis_steps), observed, settings)
     later = DistillingLoss(model, classifier, synthetic_batch, distillation, temperature)
-    return rehearsing(ingredients, classifier, model, synthesis, synthetic_batch, None, later, ("logits",))
+    train, rehearse = programs(ingredients, model, settings, synthetic_batch, Objective(model), later)
+    shape = ingredients.input_shape
+    return SampleRehearsal(train, rehearse, classifier, model, synthesis, shape, ("logits",))

@@ -53,9 +53,10 @@ SHORT: dict[str, dict[str, Any]] = {
     "ncm": {"warm_up": 1},
     "afl": {"warm_up": 1},
     "target": SYNTHESIS,
+    "lander": {**SYNTHESIS, "anchor_width": 5},
 }
-NEED_TASKS = {"mfcl", "fedavg_gen", "fedprox_plus", "fedlwf_2t", "fedcil", "icarl", "glfc", "target"}
-OWN_LOSS = {"central", "flashback", "mfcl", "fedavg_gen", "fedcil", "icarl", "glfc", "target"}
+NEED_TASKS = {"mfcl", "fedavg_gen", "fedprox_plus", "fedlwf_2t", "fedcil", "icarl", "glfc", "target", "lander"}
+OWN_LOSS = {"central", "flashback", "mfcl", "fedavg_gen", "fedcil", "icarl", "glfc", "target", "lander"}
 SUM_UP = {"ncm", "afl", "icarl", "glfc"}
 ASK_NOBODY = {"central"}
 TELL_LABEL_COUNTS = {"flashback", "fedcil"}
@@ -177,6 +178,8 @@ def weight_of_a_reply(name: str, model: Tree) -> int:
             return 3 * numbers
         case "mfcl" | "fedavg_gen" | "target":
             return numbers + 2 * WIDTH
+        case "lander":
+            return numbers + 2 * WIDTH + 5 * (WIDTH + 1)
         case "ncm" | "icarl":
             return 2 * (CLASSES * WIDTH + CLASSES)
         case "glfc":

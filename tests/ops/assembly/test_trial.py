@@ -98,7 +98,17 @@ OWN = """
             super().__init__(ingredients.local_sgd())
             self.programs = {"other": self.programs["train"]}
 """
-OF_TASKS = ("fedavg-gen", "fedprox-plus", "fedlwf-2t", "fedcil", "target", "oracle", "new-classes", "generator-replay")
+OF_TASKS = (
+    "fedavg-gen",
+    "fedprox-plus",
+    "fedlwf-2t",
+    "fedcil",
+    "target",
+    "lander",
+    "oracle",
+    "new-classes",
+    "generator-replay",
+)
 CANNOT = "'fedavg' can't train the model '{model}' by the loss '{loss}': the program failed: "
 
 

@@ -64,7 +64,7 @@ OWN = """
             self.kind, self.buffers, self.init, self.apply = inner.kind, inner.buffers, inner.init, inner.apply
 """
 TASKS = "stream={kind='classes',tasks=5}"
-REMEMBERING = ("mfcl", "fedavg_gen", "fedprox_plus", "fedlwf_2t", "fedcil", "target")
+REMEMBERING = ("mfcl", "fedavg_gen", "fedprox_plus", "fedlwf_2t", "fedcil", "target", "lander")
 UNFIT_FOR_TASKS = [
     (["stream={kind='classes',tasks=11}"], "stream.tasks = 11, but 10 classes make at least 1 task and at most 10"),
     (["stream={kind='classes',order=[0,1,2,3,4,5,6,7,9]}"], "the class order misses: 8; stream.order must name each"),
@@ -102,6 +102,7 @@ UNFIT_FOR_TASKS = [
             ("fedcil", "server_samples=0", "algorithm.options.server_samples = 0 does not fit 'fedcil'"),
             ("fedprox_plus", "mu=-1", "algorithm.options.mu = -1 does not fit 'fedprox_plus'"),
             ("target", "warm_up=32", "algorithm.options.warm_up = 32 leaves no round of 32 in which the student is"),
+            ("lander", "anchors=words", "algorithm.options.anchors = 'words' is not 'orthonormal'"),
             ("fedlwf_2t", "alpha=0.8", "algorithm.options.alpha + beta = 1.13 leaves less than nothing"),
         )
     ),

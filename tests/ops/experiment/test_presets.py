@@ -167,6 +167,7 @@ OF_TASKS = (
     "fedlwf-2t",
     "fedcil",
     "target",
+    "lander",
     "oracle",
     "new-classes",
     "generator-replay",

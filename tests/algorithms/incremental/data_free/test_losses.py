@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedemu.algorithms.incremental.data_free.losses import agreement_divergence, statistics_distance
+from fedemu.algorithms.incremental.data_free.losses import agreement_divergence, bounding_loss, statistics_distance
 
 
 def test_the_distance_of_statistics_is_a_sum_of_norms_over_layers_with_running_ones() -> None:
@@ -39,3 +39,12 @@ def test_no_row_in_agreement_has_the_divergence_0_and_finite_slopes() -> None:
     (slope,) = torch.autograd.grad(value, student)
     assert float(value.detach()) == 0
     assert not slope.any()
+
+
+def test_the_bounding_loss_begins_at_the_radius_and_leaves_padding_out() -> None:
+    features = torch.tensor([[1.0, 1.0], [0.0, 2.0], [9.0, 9.0]])
+    anchors = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    weight = torch.tensor([1.0, 1.0, 0.0])
+    assert float(bounding_loss(features, anchors, 0.25, weight)) == (0.5 + 2.0) / 2 - 0.25
+    assert float(bounding_loss(features[:2], anchors[:2], 2.0)) == 0
+    assert float(bounding_loss(features, anchors, 0.0, torch.zeros(3))) == 0

@@ -1,0 +1,179 @@
+"""LANDER: the losses at devices by hand, images from noisy anchors, and what devices get and send."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from fedemu.algorithms.data.corpus import Corpus
+from fedemu.algorithms.incremental.data_free.anchors import Mapped, anchors_of
+from fedemu.algorithms.incremental.data_free.lander import (
+    AnchoredDistillingLoss,
+    AnchoredLoss,
+    NoisyAnchorMaker,
+    balance,
+    lander,
+)
+from fedemu.algorithms.interface import Batch, Facts, Outputs, Revealing
+from fedemu.algorithms.models.feed_forward import mlp
+from fedemu.algorithms.models.growing import SEEN, growing
+from fedemu.algorithms.models.image_generator import Generator
+from fedemu.algorithms.streams.tasks import ClassTasks
+from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.training.objective import cross_entropy
+from fedemu.algorithms.training.wsm import reweighted_softmax
+from fedemu.device.compute.executors.checked import Checked
+from fedemu.device.compute.executors.serial import Serial
+from fedemu.device.compute.executors.vmapped import Vmapped
+from fedemu.protocol.errors import ConfigurationError
+
+SHAPE = (1, 8, 8)
+TASKS = ClassTasks.of(4, 2, [2, 0, 3, 1])
+MODEL = growing(mlp(SHAPE, 4, (6,)), TASKS, SHAPE)
+MAPPED = Mapped(MODEL, 6, 5)
+ANCHORS = anchors_of("orthonormal", 4, 5, 0.45)
+INGREDIENTS = Ingredients(MODEL, cross_entropy, 4, 2, 5, 0.05, devices=3, input_shape=SHAPE)
+SHORT: dict[str, Any] = {
+    "anchor_width": 5,
+    "synthesis_rounds": 3,
+    "warm_up": 1,
+    "synthesis_steps": 2,
+    "generator_batch": 4,
+    "noise": 6,
+    "synthetic_batch": 3,
+    "student_steps": 2,
+    "student_batch": 4,
+}
+
+
+def facts(task: int) -> Facts:
+    zero = torch.tensor(0)
+    return Facts(
+        torch.tensor(4), zero, torch.tensor(0.5), zero, torch.tensor(task), torch.tensor(True), torch.tensor([0] * 4)
+    )
+
+
+def test_the_first_task_holds_features_near_anchors() -> None:
+    variables = MAPPED.init(0)
+    x = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(0))
+    batch = Batch(x, torch.tensor([2, 0, 2]), torch.tensor([1.0, 1.0, 0.0]))
+    outputs = MAPPED.apply(variables, x[:2], True)[0]
+    learning = functional.cross_entropy(outputs.logits, batch.y[:2])
+    distance = functional.mse_loss(outputs.features, ANCHORS[[2, 0]])
+    for radius in (0.1, 9.0):
+        loss = AnchoredLoss(MAPPED, ANCHORS, 5.0, radius)(variables, batch, {}, {}, facts(0))
+        torch.testing.assert_close(loss.value, learning + 5 * max(0.0, float(distance) - radius))
+        torch.testing.assert_close(loss.metrics["loss"], learning)
+
+
+def test_later_tasks_balance_new_classes_with_answers_and_features_of_earlier_ones() -> None:
+    earlier = MAPPED.init(0)
+    variables = MODEL.entered({**earlier, "fc1.bias": earlier["fc1.bias"] + 0.1}, 1, 7)
+    draws = torch.Generator().manual_seed(0)
+    pool, real = torch.randn(6, *SHAPE, generator=draws), torch.randn(3, *SHAPE, generator=draws)
+    taught = MAPPED.apply(earlier, pool, False)[0]
+    synthetic = {"x": pool, "logits": taught.logits, "features": taught.features}
+    shared = {"synthetic": synthetic, "previous": {SEEN: earlier[SEEN]}}
+    rows = torch.tensor([4, 1])
+    # The last real row is padding.
+    y, weight = torch.tensor([3, 1, 3]), torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
+    batch = Batch(torch.cat([real, pool[rows]]), torch.cat([y, rows]), weight)
+    loss = AnchoredDistillingLoss(MAPPED, ANCHORS, 5.0, 0.01, MODEL, 2, 0.2, 0.4, 2.0)
+    found = loss(variables, batch, shared, {}, facts(1))
+    new, old = (MAPPED.apply(variables, x, True)[0] for x in (real[:2], pool[rows]))
+    learning = functional.cross_entropy(new.logits[:, [1, 3]], torch.tensor([1, 0]))
+    bound = functional.mse_loss(new.features, ANCHORS[[3, 1]]) - 0.01
+    answers, wanted = (logits[:, [0, 2]] / 2 for logits in (old.logits, taught.logits[rows]))
+    kept = functional.kl_div(answers.log_softmax(1), wanted.softmax(1), reduction="batchmean")
+    drift = functional.mse_loss(old.features, taught.features[rows])
+    a, b = math.log2(3), math.sqrt(1 / 2)
+    expected = 0.2 * (1 + 1 / a) / b * (learning + 5 * bound) + 0.4 * a * b * (kept + drift)
+    torch.testing.assert_close(found.value, expected)
+    torch.testing.assert_close(found.metrics["loss"], learning)
+
+
+def test_the_balance_moves_from_new_classes_to_earlier_ones() -> None:
+    current, previous = balance(torch.tensor([2.0, 8.0]), torch.tensor([2.0, 2.0]))
+    a, b = np.log2([3, 6]), np.sqrt([0.5, 0.8])
+    assert current.tolist() == pytest.approx((1 + 1 / a) / b)
+    assert previous.tolist() == pytest.approx(a * b)
+
+
+def test_images_come_from_standardised_anchors_by_a_noisy_layer_for_every_ten() -> None:
+    maker = NoisyAnchorMaker(Generator(8, 1, 6), ANCHORS, 0.002, 5.0, 0.01)
+    kept = maker.begin(0)
+    opened = maker.opened(kept, 12, np.random.default_rng(0))
+    assert {name: tuple(leaf.shape) for name, leaf in opened["weights"].items()} == {"noisy": (2, 6, 5), "bias": (2, 6)}
+    y = torch.tensor([0, 2] * 6)
+    chosen = ANCHORS[y]
+    even = functional.batch_norm(chosen, None, None, training=True)
+    z = torch.cat([even[:10] @ opened["weights"]["noisy"][0].t(), even[10:] @ opened["weights"]["noisy"][1].t()])
+    made = maker.generator.model.apply(kept["generator"], z, True)[0].logits
+    opened = {**opened, "statistics": {"mean": torch.full((1, 1, 1, 1), 3.0), "deviation": torch.full((1, 1, 1, 1), 2)}}
+    torch.testing.assert_close(maker.images(kept, opened, y), made * 2 + 3)
+    after = maker.closed(kept, opened, {})
+    assert after.keys() == kept.keys()
+    assert float(after["statistics"]["mean"]) == 3
+
+
+def test_the_generator_and_the_student_follow_the_features() -> None:
+    maker = NoisyAnchorMaker(Generator(8, 1, 6), ANCHORS, 0.002, 5.0, 0.01)
+    features, y = torch.zeros(2, 5), torch.tensor([1, 3])
+    outputs = Outputs(torch.zeros(2, 4), features, {})
+    distance = float(ANCHORS[y].square().mean())
+    assert float(maker.losses(outputs, y)["anchoring"]) == pytest.approx(5 * (distance - 0.01))
+    lesson = maker.lesson(outputs, torch.full((2, 5), 2.0))
+    assert lesson is not None
+    assert float(lesson) == 5 * 4
+    without = replace(maker, anchoring=0.0)
+    assert without.losses(outputs, y) == {}
+    assert without.lesson(outputs, features) is None
+
+
+def test_devices_train_the_mapping_too_and_the_global_model_leaves_it_out(
+    little_fleet: Callable[..., Any], digits: Corpus, stream: Any
+) -> None:
+    method = lander(INGREDIENTS, **SHORT)
+    played = little_fleet(method, MODEL.init(0), [], stream=stream, executor=Checked(Serial(), Vmapped(2)))
+    played.corpus = digits
+    played.play([0, 1, 2])
+    played.play([0, 2])
+    assert played.jobs == ["synthesis"]
+    first, second = played.asks
+    assert list(first.shared) == ["model"]
+    assert list(second.shared) == ["model", "previous", "synthetic"]
+    assert {name: tuple(leaf.shape) for name, leaf in second.shared["synthetic"].items()} == {
+        "x": (8, *SHAPE),
+        "logits": (8, 4),
+        "features": (8, 5),
+    }
+    before, after = (ask.shared["model"]["mapping.weight"] for ask in played.asks)
+    assert not torch.equal(before, after)
+    assert played.model.keys() == MODEL.init(0).keys()
+    for name in ("train", "rehearse"):
+        program = method.programs[name]
+        assert isinstance(program, Revealing)
+        assert program.local_model(second.shared, {"delta": second.shared["model"]}).keys() == played.model.keys()
+    names = ["cross_entropy", "batch_statistics", "divergence", "anchoring", "recognised", "agreed"]
+    assert sorted(method.remarks(played.state)["generator"]) == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "sentence"),
+    [
+        ({"model": mlp(SHAPE, 4)}, {}, "the stream brings none; set stream.kind = 'classes'"),
+        ({"criterion": reweighted_softmax}, {}, "has a loss of its own"),
+        ({}, {"synthesis_rounds": 3, "warm_up": 3}, "set it below algorithm.options.synthesis_rounds"),
+        ({}, {"anchors": "words"}, "algorithm.options.anchors = 'words' is not 'orthonormal'"),
+    ],
+)
+def test_unsuitable_settings_are_refused(changes: dict[str, Any], options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        lander(replace(INGREDIENTS, **changes), **{**SHORT, **options})
