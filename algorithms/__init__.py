@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "fedemu.algorithms.interface": (
-        "Algorithm Ask Augment Batch Context DeviceReply Facts Forest Handle Kind Labelled LocalProgram "
+        "Algorithm Ask Augment Batch Context CountingSteps DeviceReply Facts Forest Handle Kind Labelled LocalProgram "
         "Measuring Memory Model OfItsOwnKind Outcome Outputs Picturing Plan PublicData Query Reducer Remarking Reply "
         "Revealing Script Selecting ServerJob Stage Step Tree collect mean total weighted_mean"
     ),
@@ -23,7 +23,9 @@ _HOMES = {
         "cross_entropy_among distillation_among feature_distillation new_class_cross_entropy"
     ),
     "fedemu.algorithms.training.ingredients": "Ingredients",
-    "fedemu.algorithms.training.local_sgd": "SGD Direction LocalSGD Training first_batches shuffled_epochs",
+    "fedemu.algorithms.training.local_sgd": (
+        "SGD Direction LocalSGD Training first_batches shuffled_epochs shuffled_steps"
+    ),
     "fedemu.algorithms.training.losses": (
         "curvature_penalty dynamic_distillation knowledge_weights model_contrastive not_true_distillation "
         "proximal reweighted_cross_entropy"
@@ -62,6 +64,7 @@ if TYPE_CHECKING:  # The same names once more, for type checkers and editors.
     from fedemu.algorithms.interface import Augment as Augment
     from fedemu.algorithms.interface import Batch as Batch
     from fedemu.algorithms.interface import Context as Context
+    from fedemu.algorithms.interface import CountingSteps as CountingSteps
     from fedemu.algorithms.interface import DeviceReply as DeviceReply
     from fedemu.algorithms.interface import Facts as Facts
     from fedemu.algorithms.interface import Forest as Forest
@@ -111,6 +114,7 @@ if TYPE_CHECKING:  # The same names once more, for type checkers and editors.
     from fedemu.algorithms.training.local_sgd import Training as Training
     from fedemu.algorithms.training.local_sgd import first_batches as first_batches
     from fedemu.algorithms.training.local_sgd import shuffled_epochs as shuffled_epochs
+    from fedemu.algorithms.training.local_sgd import shuffled_steps as shuffled_steps
     from fedemu.algorithms.training.losses import curvature_penalty as curvature_penalty
     from fedemu.algorithms.training.losses import dynamic_distillation as dynamic_distillation
     from fedemu.algorithms.training.losses import knowledge_weights as knowledge_weights

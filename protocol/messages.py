@@ -221,9 +221,10 @@ class Work(Message):
     """A device's part of an ask.
 
     ``state`` is the version of the device's own state to begin with, None for a first visit. ``start`` is the time at
-    which the device gets the message. ``download_bytes``, ``upload_bytes`` and ``passes`` over its examples determine
-    the emulated times, by the device's profile. ``task`` is the period of the stream. Rounds up to ``durable_round``
-    are on the coordinator's disk. The tensors are the device's own tree (``Ask.each``).
+    which the device gets the message. ``download_bytes``, ``upload_bytes``, ``passes`` over its examples and
+    ``processed`` samples beside these determine the emulated times, by the device's profile. ``task`` is the period of
+    the stream. Rounds up to ``durable_round`` are on the coordinator's disk. The tensors are the device's own tree
+    (``Ask.each``).
     """
 
     type: Literal["work"] = "work"
@@ -236,6 +237,7 @@ class Work(Message):
     download_bytes: Size
     upload_bytes: Size
     passes: Seconds
+    processed: Seconds = 0.0
     deadline: Seconds
     durable_round: int
     tensors: Tensors = ()

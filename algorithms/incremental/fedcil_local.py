@@ -105,7 +105,11 @@ class AdversarialSGD(TaskSGD):
     @property
     def passes(self) -> float:
         """How often an example is processed: real, made and replayed samples each once, and made ones once more."""
-        return self.epochs * (4.0 if self.replay else 3.0)
+        return super().passes * (4.0 if self.replay else 3.0)
+
+    @property
+    def processed(self) -> float:
+        return super().processed * (4.0 if self.replay else 3.0)
 
     @cached_property
     def generator_optimiser(self) -> Adam:

@@ -47,7 +47,11 @@ class RehearsingSGD(TaskSGD):
 
         Forward passes without a backward pass are not counted.
         """
-        return self.epochs * (1 + self.synthetic_batch / self.batch_size)
+        return super().passes * (1 + self.synthetic_batch / self.batch_size)
+
+    @property
+    def processed(self) -> float:
+        return super().processed * (1 + self.synthetic_batch / self.batch_size)
 
     def step(
         self, carry: Training, batch: Batch, shared: Forest, own: Tree, facts: Facts, noise: Tree

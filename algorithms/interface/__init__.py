@@ -3,6 +3,7 @@
 from fedemu.algorithms.interface.model import Model, Outputs
 from fedemu.algorithms.interface.program import (
     Augment,
+    CountingSteps,
     LocalProgram,
     Measuring,
     Memory,
@@ -40,6 +41,7 @@ __all__ = [
     "Augment",
     "Batch",
     "Context",
+    "CountingSteps",
     "DeviceReply",
     "Facts",
     "Forest",

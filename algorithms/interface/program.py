@@ -102,6 +102,16 @@ class LocalProgram(Protocol):
 
 
 @runtime_checkable
+class CountingSteps(Protocol):
+    """A LocalProgram that processes some samples in any case, however many examples the device has."""
+
+    @property
+    def processed(self) -> float:
+        """How many samples are processed beside ``passes`` over the examples. A device without examples has none."""
+        ...
+
+
+@runtime_checkable
 class OfItsOwnKind(Protocol):
     """A LocalProgram that may spend its time in another kind of network than the experiment's model."""
 

@@ -51,7 +51,7 @@ from fedemu.algorithms.interface import (
     weighted_mean,
 )
 from fedemu.algorithms.training.ingredients import Ingredients
-from fedemu.algorithms.training.local_sgd import LocalSGD, Training, first_batches, shuffled_epochs
+from fedemu.algorithms.training.local_sgd import LocalSGD, Training, first_batches
 from fedemu.algorithms.training.losses import curvature_penalty
 from fedemu.algorithms.training.objective import LossFunction, Objective, Pass, Term
 from fedemu.algorithms.trees import add, flatten, map_leaves, only, subtract, unflatten, without, zeros_like
@@ -85,14 +85,14 @@ class CurvatureSGD(LocalSGD):
     @property
     def passes(self) -> float:
         """The epochs, and one pass for the diagonal. That is too much if the diagonal uses only some of the samples."""
-        return self.epochs + 1.0
+        return super().passes + 1.0
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        epochs = shuffled_epochs(self.epochs, self.batch_size)
         some = first_batches(self.fisher_batches, self.fisher_batch_size)
         rows_matter = bool(self.model.buffers)
-        return Stage(epochs, self.train, self.augment, rows_matter), Stage(some, self.square, self.augment, rows_matter)
+        training = Stage(self.plan, self.train, self.augment, rows_matter)
+        return training, Stage(some, self.square, self.augment, rows_matter)
 
     def initial_own(self, shared: Forest) -> Tree:
         return flatten({key: zeros_like(shared[key]) for key in ("fisher", "weighted")})

@@ -40,7 +40,7 @@ from fedemu.algorithms.interface import Ask, Batch, Context, Facts, Forest, Outc
 from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState
 from fedemu.algorithms.methods.fednova import AVERAGES, Weights
 from fedemu.algorithms.training.ingredients import Ingredients
-from fedemu.algorithms.training.local_sgd import LocalSGD, Training, first_batches, shuffled_epochs
+from fedemu.algorithms.training.local_sgd import LocalSGD, Training, first_batches
 from fedemu.algorithms.trees import add, map_leaves, only, subtract, without
 
 SMALLEST = 1e-30
@@ -86,11 +86,15 @@ class RegularisedSGD(LocalSGD):
     @property
     def passes(self) -> float:
         """One pass for every gradient by inputs or weights, as if data were made from all examples."""
-        return 3.0 * self.epochs + 2.0 * self.iterations if self.rehearsals else float(self.epochs)
+        return 3.0 * super().passes + 2.0 * self.iterations if self.rehearsals else super().passes
+
+    @property
+    def processed(self) -> float:
+        return (3.0 if self.rehearsals else 1.0) * super().processed
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        training = Stage(shuffled_epochs(self.epochs, self.batch_size), self.train, self.augment, rows_matter=False)
+        training = Stage(self.plan, self.train, self.augment, rows_matter=False)
         if not self.rehearsals:
             return (training,)
         # Slots have room for whole batches, so padding stays.

@@ -31,7 +31,8 @@ class Ingredients:
     ``devices`` is the size of the fleet, ``public`` says whether there is public data (``Context.public``),
     ``input_shape`` is the shape of one sample, ``labelled`` says whether samples have labels, and ``language`` whether
     they are texts whose tokens are predicted. ``kept`` is the number of samples of earlier periods that a device's
-    replay buffer keeps; None if it is not known. With ``cumulative`` devices hold the samples of all periods so far.
+    replay buffer keeps; None if it is not known. With ``local_steps`` above 0 devices take this number of steps in a
+    round, whatever ``epochs`` says. With ``cumulative`` devices hold the samples of all periods so far.
     ``terms`` are local terms, which every program adds to its loss.
     """
 
@@ -53,6 +54,7 @@ class Ingredients:
     rounds_per_task: int = 0
     kept: int | None = None
     cumulative: bool = False
+    local_steps: int = 0
     terms: tuple[Term, ...] = ()
 
     def local_sgd(self, *terms: Term, **settings: Any) -> LocalSGD:
@@ -73,6 +75,7 @@ class Ingredients:
             "model": self.model,
             "loss": Objective(self.model, self.criterion, terms),
             "epochs": self.epochs,
+            "local_steps": self.local_steps,
             "batch_size": self.batch_size,
             "lr": self.lr,
             "momentum": self.momentum,

@@ -61,8 +61,11 @@ class LocalSGD:
     """Local training: begins with ``shared["model"]``, and sends ``{"delta": local - global}`` for all variables.
 
     Buffers are variables too. Each step takes ``batch_size`` samples, drawn without replacement in each epoch. The last
-    batch of an epoch may be smaller. The learning rate of round r, counted from 1, is ``lr · lr_decay^(r-1)``. With
-    ``rounds_per_task``, r counts from 1 in each task.
+    batch of an epoch may be smaller. With ``local_steps`` above 0 the training ends after that many steps, in whatever
+    epoch that is, and ``epochs`` has no effect.
+
+    The learning rate of round r, counted from 1, is ``lr · lr_decay^(r-1)``. With ``rounds_per_task``, r counts from 1
+    in each task.
     """
 
     model: Model
@@ -73,6 +76,7 @@ class LocalSGD:
     momentum: float = 0.0
     weight_decay: float = 0.0
     lr_decay: float = 1.0
+    local_steps: int = 0
     rounds_per_task: int = 0
     augment: Augment | None = None
     direction: Direction | None = None
@@ -83,13 +87,23 @@ class LocalSGD:
 
     @property
     def passes(self) -> float:
-        return float(self.epochs)
+        return 0.0 if self.local_steps else float(self.epochs)
+
+    @property
+    def processed(self) -> float:
+        return float(self.local_steps * self.batch_size)
+
+    @property
+    def plan(self) -> Plan:
+        """Which samples make which batches: ``epochs`` shuffled passes, or ``local_steps`` steps of such passes."""
+        if self.local_steps:
+            return shuffled_steps(self.local_steps, self.batch_size)
+        return shuffled_epochs(self.epochs, self.batch_size)
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """One stage: ``epochs`` shuffled passes over the device's samples."""
-        plan = shuffled_epochs(self.epochs, self.batch_size)
-        return (Stage(plan, self.step, self.augment, rows_matter=bool(self.model.buffers)),)
+        """One stage: the steps of ``plan``."""
+        return (Stage(self.plan, self.step, self.augment, rows_matter=bool(self.model.buffers)),)
 
     @cached_property
     def optimiser(self) -> SGD:
@@ -155,6 +169,20 @@ def shuffled_epochs(epochs: int, batch_size: int) -> Plan:
         if batches > 1:
             generator.permuted(positions[:, :examples], axis=1, out=positions[:, :examples])
         return positions.reshape(epochs * batches, batch_size)
+
+    return plan
+
+
+def shuffled_steps(steps: int, batch_size: int) -> Plan:
+    """A plan of ``steps`` batches: those of shuffled epochs, as many as are needed. A device without samples has none.
+
+    More steps begin with the batches of fewer steps.
+    """
+
+    def plan(examples: int, generator: np.random.Generator) -> NDArray[np.int64]:
+        batches = -(-examples // batch_size)
+        epochs = -(-steps // batches) if batches else 0
+        return shuffled_epochs(epochs, batch_size)(examples, generator)[:steps]
 
     return plan
 

@@ -49,6 +49,7 @@ class AskParts:
     shared: tuple[BlobRef, ...]
     by_device: Mapping[DeviceId, Part]
     passes: float
+    processed: float
     template: PayloadTemplate
     keeps_state: bool
     label_counts: int | None
@@ -212,6 +213,7 @@ class Exchange:
             download_bytes=download,
             upload_bytes=parts.upload_bytes,
             passes=parts.passes,
+            processed=parts.processed,
             deadline=parts.deadline,
             durable_round=parts.durable_round,
             tensors=specs,

@@ -7,7 +7,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedemu.algorithms.interface import Algorithm, Ask, Context, LocalProgram, Measuring, Query, Reply, Revealing
+from fedemu.algorithms.interface import (
+    Algorithm,
+    Ask,
+    Context,
+    CountingSteps,
+    LocalProgram,
+    Measuring,
+    Query,
+    Reply,
+    Revealing,
+)
 from fedemu.coordinator.asks.ask import AskMachine, Terms
 from fedemu.coordinator.asks.exchange import AskParts, Exchange
 from fedemu.coordinator.asks.payload import PayloadTemplate
@@ -184,6 +194,7 @@ class Asking:
             shared=self._service.shelf.publish(ask.shared),
             by_device={device: pack_tree(each[device]) for device in cohort if device in each},
             passes=program.passes,
+            processed=program.processed if isinstance(program, CountingSteps) else 0.0,
             template=template,
             keeps_state=self._settings.replay or _keeps_own_state(program, ask),
             label_counts=self._classes if program.declares_label_counts else None,

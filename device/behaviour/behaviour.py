@@ -21,7 +21,8 @@ from fedemu.protocol.messages import DropCause
 class Assignment:
     """The work of one ask, as a device's behaviour sees it.
 
-    Sizes are in bytes. ``samples`` is passes · examples. ``start`` is in seconds of the experiment's clock.
+    Sizes are in bytes. ``samples`` is passes · examples, and what is processed beside. ``start`` is in seconds of the
+    experiment's clock.
     """
 
     ask: AskId

@@ -55,7 +55,7 @@ def take_in_hand(
         start=work.start,
         download_bytes=work.download_bytes,
         upload_bytes=work.upload_bytes,
-        samples=work.passes * len(holding),
+        samples=work.passes * len(holding) + (work.processed if len(holding) else 0.0),
     )
     return WorkInHand(ask, work, frames, behaviour.schedule(assignment), holding)
 

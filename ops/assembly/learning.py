@@ -52,6 +52,7 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
         criterion=find_criterion(experiment.algorithm.loss, model),
         classes=corpus.classes,
         epochs=local.epochs,
+        local_steps=local.steps,
         batch_size=local.batch_size,
         lr=local.lr,
         momentum=local.momentum,

@@ -80,7 +80,8 @@ def validate(
 
 def _facts(experiment: Experiment, runtime: Runtime) -> dict[str, Any]:
     """What an experiment is, for people, by subject."""
-    fleet, replay = experiment.fleet, experiment.replay
+    fleet, replay, local = experiment.fleet, experiment.replay, experiment.local
+    amount = f"{local.steps} steps" if local.steps else f"{local.epochs} epochs"
     return {
         "rounds": f"{experiment.rounds}, seed {experiment.seed}, {experiment.clock.kind} clock",
         "fleet": f"{fleet.devices} devices, {fleet.per_round} a round, over-selection {fleet.over_selection:g}, "
@@ -91,7 +92,7 @@ def _facts(experiment: Experiment, runtime: Runtime) -> dict[str, Any]:
         "model": _kind({"kind": experiment.model.name, **experiment.model.options}),
         "algorithm": _kind({"kind": experiment.algorithm.name, **experiment.algorithm.options})
         + f", loss {experiment.algorithm.loss}",
-        "local": f"{experiment.local.epochs} epochs, batch {experiment.local.batch_size}, lr {experiment.local.lr:g}",
+        "local": f"{amount}, batch {local.batch_size}, lr {local.lr:g}",
         "churn": _kind(experiment.availability.model_dump()),
         "faults": ", ".join(
             f"{key.removesuffix('_rate')} {value:g}"

@@ -161,12 +161,15 @@ class AlgorithmSpec(Section):
 class Local(Section):
     """Training at a device, by SGD. The learning rate is multiplied by ``lr_decay`` after each round.
 
+    With ``steps`` above 0 a device takes that many steps in a round, and ``epochs`` has no effect.
+
     With ``lr_restart`` it begins again at ``lr`` in each period of the stream. With ``precision = "bfloat16"`` the
     products of matrices in training round their inputs to 8 significant bits, at devices and in the coordinator's
     server jobs. Variables stay float32, and models are evaluated in float32.
     """
 
     epochs: Count = 5
+    steps: Annotated[int, Field(ge=0)] = 0
     batch_size: Count = 10
     lr: Positive = 0.1
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0

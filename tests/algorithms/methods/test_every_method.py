@@ -81,11 +81,10 @@ def model_of(in_tasks: bool) -> Model:
     return GROWING if in_tasks else MODEL
 
 
-def build(name: str, in_tasks: bool, loss: str = "cross_entropy") -> Algorithm[Any]:
+def build(name: str, in_tasks: bool, loss: str = "cross_entropy", **settings: Any) -> Algorithm[Any]:
     model = model_of(in_tasks)
-    ingredients = Ingredients(
-        model, find_criterion(loss, model), CLASSES, 2, 5, 0.05, 0.5, devices=5, public=True, input_shape=SHAPE
-    )
+    known = {"devices": 5, "public": True, "input_shape": SHAPE, **settings}
+    ingredients = Ingredients(model, find_criterion(loss, model), CLASSES, 2, 5, 0.05, 0.5, **known)
     return build_algorithm(name, SHORT.get(name, {}), ingredients)
 
 
@@ -189,6 +188,22 @@ def weight_of_a_reply(name: str, model: Tree) -> int:
         case "fedcil":
             return numbers + WIDTH + 1 + sum(leaf.numel() for leaf in generator.values())
     return numbers
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in {*ASK_NOBODY, *SUM_UP}])
+def test_a_method_takes_steps_in_place_of_epochs(name: str) -> None:
+    """Its first program takes as many steps with few samples as with many, and the emulated time follows."""
+    in_tasks = name in NEED_TASKS
+
+    def first(steps: int) -> Any:
+        return next(iter(build(name, in_tasks, local_steps=steps).programs.values()))
+
+    program, by_epochs = first(3), first(0)
+    assert program.processed > 0
+    assert program.passes < by_epochs.passes
+    assert by_epochs.processed == 0
+    lengths = {len(program.stages[-1 if name == "fedreg" else 0].plan(n, np.random.default_rng(0))) for n in (5, 40)}
+    assert lengths == {3}
 
 
 @METHODS_THAT_ASK

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outputs, Tree
-from fedemu.algorithms.training.local_sgd import SGD, LocalSGD, Training, shuffled_epochs
+from fedemu.algorithms.training.local_sgd import SGD, LocalSGD, Training, shuffled_epochs, shuffled_steps
 from fedemu.algorithms.training.objective import Loss
 
 
@@ -155,6 +155,26 @@ def test_an_epoch_sees_every_sample_once_and_pads_its_last_batch() -> None:
         assert sorted(epoch[:10].tolist()) == list(range(10))
         assert epoch[10:].tolist() == [-1, -1]
     assert positions[:3].tolist() != positions[3:6].tolist()
+
+
+def test_steps_are_the_first_batches_of_as_many_epochs_as_are_needed() -> None:
+    def plan(steps: int, examples: int) -> list[list[int]]:
+        return shuffled_steps(steps, 4)(examples, np.random.default_rng(0)).tolist()
+
+    whole = shuffled_epochs(epochs=3, batch_size=4)(10, np.random.default_rng(0)).tolist()
+    assert plan(9, 10) == whole
+    assert plan(7, 10) == whole[:7]
+    assert plan(2, 10) == whole[:2]
+    assert plan(5, 3) == [[0, 1, 2, -1]] * 5
+    assert plan(5, 0) == []
+
+
+def test_local_steps_take_the_place_of_epochs() -> None:
+    counting = LocalSGD(Line(), None, epochs=7, batch_size=4, lr=0.1, local_steps=6)  # type: ignore[arg-type]
+    assert (counting.passes, counting.processed) == (0.0, 24.0)
+    assert len(counting.stages[0].plan(100, np.random.default_rng(0))) == 6
+    epochs = LocalSGD(Line(), None, epochs=7, batch_size=4, lr=0.1)  # type: ignore[arg-type]
+    assert (epochs.passes, epochs.processed) == (7.0, 0.0)
 
 
 def test_samples_that_fit_one_batch_keep_their_order() -> None:

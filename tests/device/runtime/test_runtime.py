@@ -235,6 +235,14 @@ def test_periods_without_a_selection_stay_sealed_until_the_next_work(new: Callab
     assert device.behaviour.asked[-1].samples == 5.0 * (2 + 2)
 
 
+def test_samples_that_are_processed_in_any_case_take_time_if_the_device_has_any(new: Callable[..., Device]) -> None:
+    for plan, expected in ((PLAN, 5.0 * 3 + 40.0), (a_plan(()), 0.0)):
+        device = new(plan=plan)
+        device.join()
+        device.get(a_work(task=0, ask="1.0.0", processed=40.0))
+        assert device.behaviour.asked[-1].samples == expected
+
+
 def test_a_buffer_counts_as_far_as_its_version_has_come(new: Callable[..., Device]) -> None:
     device = new(plan=a_plan((1, 2), (3,), (4, 5), (6,), budget=3))
     device.join()

@@ -86,7 +86,7 @@ def test_the_digest_of_the_defaults_is_what_it_has_been() -> None:
     assert Experiment().digest == EXPECTED_DIGEST
 
 
-EXPECTED_DIGEST = "a06311fdc82341dea3a9386ee81eb339215370920e7116e8ab6ca7b84093d7d3"
+EXPECTED_DIGEST = "25d61a681f6ff7270452489feb0beeefbf55478c70774de9733b749973e5fd71"
 
 
 def test_an_experiment_is_frozen() -> None:
