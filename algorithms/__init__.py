@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "fedemu.algorithms.interface": (
         "Algorithm Ask Augment Batch Context CountingSteps DeviceReply Facts Forest Handle Kind Labelled LocalProgram "
-        "Measuring Memory Model OfItsOwnKind Outcome Outputs Picturing Plan PublicData Query Reducer Remarking Reply "
-        "Revealing Script Selecting ServerJob Stage Step Tree collect mean total weighted_mean"
+        "Measuring Memory Model OfItsOwnKind Outcome Outputs PartlyFrozen Picturing Plan PublicData Query Reducer "
+        "Remarking Reply Revealing Script Selecting ServerJob Stage Step Tree collect mean total weighted_mean"
     ),
     "fedemu.algorithms.methods.fedavg": "FedAvg FedAvgState",
     "fedemu.algorithms.models.growing": "Growing",
@@ -78,6 +78,7 @@ if TYPE_CHECKING:  # The same names once more, for type checkers and editors.
     from fedemu.algorithms.interface import OfItsOwnKind as OfItsOwnKind
     from fedemu.algorithms.interface import Outcome as Outcome
     from fedemu.algorithms.interface import Outputs as Outputs
+    from fedemu.algorithms.interface import PartlyFrozen as PartlyFrozen
     from fedemu.algorithms.interface import Picturing as Picturing
     from fedemu.algorithms.interface import Plan as Plan
     from fedemu.algorithms.interface import PublicData as PublicData

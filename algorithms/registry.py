@@ -45,7 +45,7 @@ from fedemu.algorithms.models.growing import Growing
 from fedemu.algorithms.models.gru import gru
 from fedemu.algorithms.models.random_features import random_features
 from fedemu.algorithms.models.resnet import resnet18
-from fedemu.algorithms.models.torch_module import from_module
+from fedemu.algorithms.models.torch_module import from_module, under_seed
 from fedemu.algorithms.terms.consolidation import ewc, mas
 from fedemu.algorithms.terms.local_term import LocalTerm
 from fedemu.algorithms.terms.lwf import lwf
@@ -122,20 +122,23 @@ BIDIRECTIONAL = ("tinybert", "tinybert_small")
 """The models of texts that see the tokens on both sides of a token. They cannot predict the next one."""
 
 
-def build_model(name: str, options: Mapping[str, Any], input_shape: tuple[int, ...], outputs: int) -> Model:
+def build_model(
+    name: str, options: Mapping[str, Any], input_shape: tuple[int, ...], outputs: int, seed: int = 0
+) -> Model:
     """The model ``name`` for samples of this shape; ``options`` are the further arguments of its builder.
 
-    ``outputs`` is the number of classes, or of the vocabulary's tokens (``Corpus.outputs``). Raises ConfigurationError
-    if there is no such model, or if the options do not fit it.
+    ``outputs`` is the number of classes, or of the vocabulary's tokens (``Corpus.outputs``). What is frozen in a module
+    is built under ``seed``. Raises ConfigurationError if there is no such model, if the options do not fit it, or if
+    nothing in a module is trained.
     """
     builder = find("model", name, MODELS)
 
     def build() -> Any:
         return _call("model", name, builder, (input_shape, outputs), options)
 
-    model = build()
+    model = under_seed(build, seed)
     if isinstance(model, nn.Module):
-        return from_module(build)
+        return from_module(build, seed=seed)
     built: Model = _with_members(model, "model", name, ("kind", "buffers", "init", "apply"))
     return built
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ class Evaluates(Protocol):
 class CoordinatorPlan:
     """The plan of one run. The fleet has to agree on ``experiment``, ``partition`` and ``data``.
 
+    ``frozen`` are the tensors of the model that are no variables. The final model has them beside its variables.
     ``directory`` has been claimed: it holds a ``config.toml``, and the rounds that the run has played before, if any.
     ``signals`` says whether SIGINT and SIGTERM end the run. ``opened`` is called once, when everything has been put
     together and the wait for devices begins.
@@ -48,6 +49,7 @@ class CoordinatorPlan:
     data: Digest
     classes: int
     directory: Path
+    frozen: Tree = field(default_factory=dict)
     public: PublicData | None = None
     diagnosis: Diagnosis | None = None
     album: Album | None = None

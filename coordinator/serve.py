@@ -159,7 +159,7 @@ class Coordinator:
                 outcome = "interrupted"
             case _:
                 outcome = "failed"
-        variables = self._plan.algorithm.variables(self._rounds.standing.state)
+        variables = {**self._plan.frozen, **self._plan.algorithm.variables(self._rounds.standing.state)}
         summary = summarize(
             self._run.rows(),
             name=self._plan.settings.run,

@@ -1,6 +1,6 @@
 """The contract between methods and machinery: what a method, a program and a model are. Read this room first."""
 
-from fedemu.algorithms.interface.model import Model, Outputs
+from fedemu.algorithms.interface.model import Model, Outputs, PartlyFrozen
 from fedemu.algorithms.interface.program import (
     Augment,
     CountingSteps,
@@ -55,6 +55,7 @@ __all__ = [
     "OfItsOwnKind",
     "Outcome",
     "Outputs",
+    "PartlyFrozen",
     "Picturing",
     "Plan",
     "PublicData",

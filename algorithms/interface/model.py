@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from fedemu.algorithms.interface.values import Kind, Tree
 
@@ -43,4 +43,17 @@ class Model(Protocol):
 
         If nothing changed, the buffers may be those of ``variables``. Nothing is changed in place.
         """
+        ...
+
+
+@runtime_checkable
+class PartlyFrozen(Protocol):
+    """A model with tensors that are never trained and never sent. ``init`` and ``apply`` do not have them as variables.
+
+    Every process builds the model by itself, so they have to be the same in all processes.
+    """
+
+    @property
+    def frozen(self) -> Tree:
+        """The frozen tensors by name. They are saved beside the variables of the final model."""
         ...

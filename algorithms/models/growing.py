@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.interface import Kind, Model, Outputs, Tree
+from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.algorithms.models.layer_statistics import observed
 from fedemu.algorithms.models.layers import uniform
 from fedemu.algorithms.streams.tasks import ClassTasks
@@ -62,6 +63,10 @@ class Growing:
     @cached_property
     def buffers(self) -> frozenset[str]:
         return self.model.buffers | {SEEN}
+
+    @property
+    def frozen(self) -> Tree:
+        return frozen_of(self.model)
 
     @cached_property
     def task_of(self) -> Tensor:
@@ -145,8 +150,8 @@ def head_of(model: Model, classes: int, input_shape: tuple[int, ...]) -> Head:
             if torch.allclose(head(variables, features), logits, rtol=1e-4, atol=1e-5 * math.sqrt(features.shape[1])):
                 return head
     raise ConfigurationError(
-        "class-incremental streams need a model whose logits are a linear layer of its features, and no such layer was "
-        "found in this one; let it return (logits, features), or choose another model"
+        "class-incremental streams need a model whose logits are a linear layer of its features, and this one "
+        "has no such layer that is trained; let it return (logits, features), or choose another model"
     )
 
 

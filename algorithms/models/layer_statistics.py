@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.interface import Kind, Model, Outputs, Tree
+from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.algorithms.models.layers import BATCH_NORM_MOMENTUM
 from fedemu.protocol.errors import ConfigurationError
 
@@ -59,6 +60,10 @@ class Watched:
     @cached_property
     def buffers(self) -> frozenset[str]:
         return self.model.buffers | self.added
+
+    @property
+    def frozen(self) -> Tree:
+        return frozen_of(self.model)
 
     @cached_property
     def added(self) -> frozenset[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Literal
 
@@ -12,34 +13,49 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedemu.algorithms.interface import Outputs, Tree
+from fedemu.algorithms.models.frozen import fixed_tensors, resting_parts, saved_tensors
 from fedemu.algorithms.models.layers import batch_statistics
-from fedemu.algorithms.trees import only
+from fedemu.algorithms.trees import map_leaves, only
 
 ModuleKind = Literal["dense", "convolutional"]
 """The kinds that a module can have. See ``interface.Kind``."""
+Build = Callable[[int], nn.Module]
+"""Builds the module anew under a seed."""
 
 
 class ModuleModel:
-    """Runs a module with variables from outside. The state of the module itself does not matter.
+    """Runs a module with variables from outside, and with its own frozen tensors.
 
-    The module returns logits ``[batch, classes]``, or (logits, features), or Outputs. It must not draw random numbers
-    (no dropout), and must not branch on values.
+    Variables are the parameters that require a gradient, and the buffers of all parts that have one of these or lie
+    beside them. Of ``module`` only the frozen tensors matter, and ``frozen`` has them. A part whose parameters are all
+    frozen is always applied as in evaluation.
+
+    The module returns logits ``[batch, classes]``, or (logits, features), or Outputs. What is trained must not draw
+    random numbers (no dropout), and the module must not branch on values. Raises ConfigurationError if nothing is
+    trained.
     """
 
-    def __init__(self, module: nn.Module, kind: ModuleKind, initial: Callable[[int], Tree]) -> None:
+    def __init__(self, module: nn.Module, kind: ModuleKind, build: Build) -> None:
         self.kind: ModuleKind = kind
         self._module = module
-        self.buffers = frozenset(name for name, _ in module.named_buffers())
-        self._initial = initial
-        self._modes = {train: _skeleton(module, train) for train in (True, False)}
+        self._build = build
+        self._resting = resting_parts(module)
+        fixed = fixed_tensors(module, self._resting)
+        self.buffers = frozenset(name for name, _ in module.named_buffers()) - fixed.keys()
+        self.frozen: Tree = saved_tensors(module, fixed)
+        self._fixed: Tree = map_leaves(Tensor.detach, fixed)
+        self._copies: dict[tuple[torch.device, bool], Tree] = {(torch.device("cpu"), False): self._fixed}
+        self._modes = {train: self._skeleton(train, fixed) for train in (True, False)}
 
     def init(self, seed: int) -> Tree:
-        return self._initial(seed)
+        module = self._build(seed)
+        leaves = (*module.named_parameters(), *module.named_buffers())
+        return {name: leaf.detach().clone() for name, leaf in leaves if name not in self._fixed}
 
     def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
         # A module updates its buffers in place, so it gets copies.
         buffers = {name: leaf.clone() for name, leaf in only(variables, self.buffers).items()}
-        out = functional_call(self._modes[train], {**variables, **buffers}, (x,))
+        out = functional_call(self._modes[train], {**self._beside(x), **variables, **buffers}, (x,))
         if isinstance(out, Outputs):
             return out, buffers
         logits, features = out if isinstance(out, tuple) else (out, out)
@@ -47,12 +63,33 @@ class ModuleModel:
 
     def observed(self) -> ModuleModel:
         """The same model with ``Outputs.statistics``: mean and variance of each batch normalisation's input."""
-        return _Observed(self._module, self.kind, self._initial)
+        return _Observed(self._module, self.kind, self._build)
+
+    def _skeleton(self, train: bool, fixed: Tree) -> nn.Module:
+        """A copy in the given mode, which shares the frozen tensors. functional_call replaces all others."""
+        made = copy.deepcopy(self._module, {id(leaf): leaf for leaf in fixed.values()}).train(train)
+        for name in self._resting:
+            made.get_submodule(name).train(False)
+        return made.requires_grad_(False)
+
+    def _beside(self, x: Tensor) -> Tree:
+        """The frozen tensors on the device of ``x``, and in float64 if ``x`` is. They are copied once."""
+        exact = x.dtype == torch.float64
+        if (x.device, exact) not in self._copies:
+
+            def copied(leaf: Tensor) -> Tensor:
+                return leaf.to(x.device, torch.float64 if exact and leaf.is_floating_point() else None)
+
+            # A thread of its own is outside of the transformations and recorders that may be around this call, so that
+            # these do not take part in the copies.
+            with ThreadPoolExecutor(1) as thread:
+                self._copies[x.device, exact] = thread.submit(map_leaves, copied, self._fixed).result()
+        return self._copies[x.device, exact]
 
 
 class _Observed(ModuleModel):
-    def __init__(self, module: nn.Module, kind: ModuleKind, initial: Callable[[int], Tree]) -> None:
-        super().__init__(module, kind, initial)
+    def __init__(self, module: nn.Module, kind: ModuleKind, build: Build) -> None:
+        super().__init__(module, kind, build)
         self._statistics: dict[str, Tensor] = {}
         for mode in self._modes.values():
             for name, part in mode.named_modules():
@@ -68,26 +105,21 @@ class _Observed(ModuleModel):
         self._statistics.update(batch_statistics(name, given[0]))
 
 
-def from_module(build: Callable[[], nn.Module], kind: ModuleKind | None = None) -> ModuleModel:
+def from_module(build: Callable[[], nn.Module], kind: ModuleKind | None = None, seed: int = 0) -> ModuleModel:
     """A model from a function that builds a module. Each ``init`` calls this function under its seed.
 
-    If ``kind`` is None, it follows from the layers of the module.
+    What is frozen is built under ``seed``. If ``kind`` is None, it follows from the layers of the module. Raises
+    ConfigurationError if nothing in the module is trained.
     """
-
-    def initial(seed: int) -> Tree:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            module = build()
-        return {name: leaf.detach().clone() for name, leaf in (*module.named_parameters(), *module.named_buffers())}
-
-    with torch.random.fork_rng(devices=[]):
-        module = build()
+    module = under_seed(build, seed)
     if kind is None:
         convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
         kind = "convolutional" if any(isinstance(part, convolutions) for part in module.modules()) else "dense"
-    return ModuleModel(module, kind, initial)
+    return ModuleModel(module, kind, lambda other: module if other == seed else under_seed(build, other))
 
 
-def _skeleton(module: nn.Module, train: bool) -> nn.Module:
-    """A copy in the given mode. Its parameters need no gradient, because functional_call replaces all of them."""
-    return copy.deepcopy(module).train(train).requires_grad_(False)
+def under_seed(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """The module that ``build`` makes if torch draws its numbers by ``seed``. Later draws are as if it had not been."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()

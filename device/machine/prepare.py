@@ -51,11 +51,15 @@ async def prepare_data(prepare: str, experiment: Path, expected: str) -> None:
 
 
 def compare_data(found: str, expected: str) -> None:
-    """Raise DataError unless the digest that was ``found`` here equals ``expected``, that of the coordinator's data."""
+    """Raise DataError unless the digest that was ``found`` here equals ``expected``, that of the coordinator.
+
+    It is the digest of the data, and of what is frozen in the model if anything is.
+    """
     if found != expected:
         raise DataError(
-            f"This machine's data are not the coordinator's: digest {found[:12]} here, {expected[:12]} there. "
-            "Give both the same data set (FEDEMU_DATA names the folder to look in first)."
+            f"This machine's data, or what is frozen in its model, differ from the coordinator's: digest {found[:12]} "
+            f"here, {expected[:12]} there. Give both the same data set (FEDEMU_DATA names the folder to look in first) "
+            "and the same pre-trained weights."
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.coordinator.evaluation.album import open_album
 from fedemu.coordinator.evaluation.diagnosis import Diagnosis
@@ -15,6 +16,7 @@ from fedemu.coordinator.evaluation.evaluate import Evaluator
 from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.settings import Settings
+from fedemu.ops.assembly.agreement import common
 from fedemu.ops.assembly.trial import tried_parts
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.blobs.tree_file import encode_tree
@@ -34,6 +36,7 @@ def assemble(
     torch.set_num_threads(experiment.server.threads)
     parts = tried_parts(experiment, lambda text: print(text, file=sys.stderr, flush=True))
     corpus, model, stream = parts.corpus, parts.model, parts.stream
+    frozen = frozen_of(model)
     held_back = parts.partition.validation_indices if experiment.evaluate.validation else None
     evaluator = Evaluator(model, corpus, parts.tests, part=experiment.evaluate.samples, validation=held_back)
     diagnosis = None
@@ -50,9 +53,10 @@ def assemble(
         evaluator=evaluator,
         experiment=experiment.to_bytes(),
         partition=encode_tree(stream.to_arrays()),
-        data=corpus.digest,
+        data=common(corpus.digest, frozen),
         classes=corpus.classes,
         directory=directory,
+        frozen=frozen,
         public=parts.public,
         diagnosis=diagnosis,
         album=open_album(corpus),

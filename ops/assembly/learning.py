@@ -44,7 +44,7 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
             f"model {experiment.model.name!r} reads the tokens that data.text.kind = 'next' has it predict; "
             "choose model 'gru', or set data.text.kind = 'masked'"
         )
-    model = _built_model(experiment, corpus)
+    model = open_model(experiment, corpus)
     local, stream = experiment.local, experiment.stream
     masked = len(corpus.vocabulary) if experiment.data.text.kind == "masked" else 0
     ingredients = Ingredients(
@@ -77,9 +77,13 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
     return model, _replaying(algorithm, experiment, exact) if experiment.replay.kept else algorithm
 
 
-def _built_model(experiment: Experiment, corpus: Corpus) -> Model:
-    """The experiment's model. Its classifier grows if the stream brings classes task by task."""
-    model = build_model(experiment.model.name, experiment.model.options, corpus.input_shape, corpus.outputs)
+def open_model(experiment: Experiment, corpus: Corpus) -> Model:
+    """Build the model of an experiment. Its classifier grows if the stream brings classes task by task.
+
+    Raises ConfigurationError as ``open_algorithm`` does.
+    """
+    spec, seed = experiment.model, model_seed(experiment)
+    model = build_model(spec.name, spec.options, corpus.input_shape, corpus.outputs, seed)
     tasks = None if corpus.language else class_tasks(experiment, corpus.classes)
     if tasks is None:
         return model
@@ -109,7 +113,12 @@ def _replaying(algorithm: Algorithm[Any], experiment: Experiment, ingredients: I
 def initial_variables(experiment: Experiment, model: Model) -> Tree:
     """The global model before the first round. Raises ConfigurationError if this machine lacks the memory for it."""
     with _within_memory(experiment):
-        return model.init(seeds.integer(experiment.seed, purpose="model"))
+        return model.init(model_seed(experiment))
+
+
+def model_seed(experiment: Experiment) -> int:
+    """The seed by which the first variables are drawn, and what is frozen in a module."""
+    return seeds.integer(experiment.seed, purpose="model")
 
 
 @contextmanager

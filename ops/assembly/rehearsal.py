@@ -7,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from fedemu.algorithms.data.partition import Indices
+from fedemu.algorithms.interface import Tree
+from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.ops.assembly.trial import tried_parts
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.tables.stream import in_words
@@ -24,7 +26,7 @@ def rehearse(experiment: Experiment, say: Callable[[str], None]) -> dict[str, st
     facts = {
         "samples": f"{sizes.sum()} to train on ({sizes.min()} to {sizes.max()} a device), {len(tests.indices)} to "
         f"test on, {parts.corpus.classes} classes",
-        "variables": f"{sum(leaf.numel() for leaf in parts.variables.values())} numbers in the model",
+        "variables": _variables(parts.variables, frozen_of(parts.model)),
     }
     if len(tests) > 1:
         counts, tested = stream.arrivals.counts(), np.diff(tests.offsets)
@@ -35,6 +37,11 @@ def rehearse(experiment: Experiment, say: Callable[[str], None]) -> dict[str, st
     if public is not None:
         facts["public"] = f"{len(public.train)} samples to train on, {len(public.validation)} for validation"
     return facts
+
+
+def _variables(variables: Tree, frozen: Tree) -> str:
+    numbers, fixed = (sum(leaf.numel() for leaf in tree.values()) for tree in (variables, frozen))
+    return f"{numbers} numbers in the model" + (f", and {fixed} frozen ones that do not travel" if fixed else "")
 
 
 def _spread(counts: Indices) -> str:

@@ -12,5 +12,5 @@ from fedemu.device.machine.arrival import ExperimentCode
 DEVICE_CODE: Final = ExperimentCode(
     behaviours="fedemu.ops.assembly.behaviours:open_behaviours",
     trainer="fedemu.ops.assembly.trainer:open_trainer",
-    prepare="fedemu.ops.data.corpora:prepare",
+    prepare="fedemu.ops.assembly.agreement:prepare",
 )
