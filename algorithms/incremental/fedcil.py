@@ -51,6 +51,7 @@ from fedemu.algorithms.interface import (
 )
 from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.models.image_generator import ARCHITECTURES, AT_ONCE, Generator, NoiseSize, generator_for
+from fedemu.algorithms.models.low_precision import precision_of
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import SGD
 from fedemu.algorithms.trees import add, flatten, map_leaves, unflatten, without
@@ -204,7 +205,9 @@ def fedcil(
     ingredients.require_cross_entropy("fedcil")
     size = generator_for(ingredients.input_shape)
     latent = noise or ARCHITECTURES[size.size].noise
-    gan = AcGan(classifier, Generator(size.size, size.channels, latent + ingredients.classes), latent)
+    precision = precision_of(classifier)
+    generator = Generator(size.size, size.channels, latent + ingredients.classes, precision=precision)
+    gan = AcGan(classifier, generator, latent)
     ingredients = replace(ingredients, model=gan)
     rows = ingredients.batch_size
     made: dict[str, tuple[int, ...]] = {FAKE: (rows, latent), FAKE_CLASSES: (rows, ingredients.classes)}

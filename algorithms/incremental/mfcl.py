@@ -47,6 +47,7 @@ from fedemu.algorithms.models.image_generator import (
     generator_for,
 )
 from fedemu.algorithms.models.layer_statistics import Watched, unwatched, watched
+from fedemu.algorithms.models.low_precision import precision_of
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import LossFunction, Objective
@@ -136,6 +137,7 @@ def mfcl(
     generator_batch: GeneratorBatch = 128,
     generator_lr: PositiveFloat = 0.001,
     targets: Targets = "noise",
+    class_signal: Weight = 0.0,
     temperature: Temperature = 1.0,
     entropy: Entropy = "classes",
     split: bool = True,
@@ -163,6 +165,7 @@ def mfcl(
         batch_size=generator_batch,
         lr=generator_lr,
         targets=targets,
+        class_signal=class_signal,
         temperature=temperature,
         entropy=entropy,
         device=device,
@@ -187,6 +190,7 @@ def fedavg_gen(
     generator_batch: GeneratorBatch = 128,
     generator_lr: PositiveFloat = 0.001,
     targets: Targets = "noise",
+    class_signal: Weight = 0.0,
     temperature: Temperature = 1.0,
     entropy: Entropy = "classes",
     synthetic_batch: PositiveInt = 32,
@@ -205,6 +209,7 @@ def fedavg_gen(
         batch_size=generator_batch,
         lr=generator_lr,
         targets=targets,
+        class_signal=class_signal,
         temperature=temperature,
         entropy=entropy,
         device=device,
@@ -222,7 +227,7 @@ def _rehearsing(
     method: str,
     ingredients: Ingredients,
     settings: GeneratorSettings,
-    network: Callable[[tuple[int, ...]], Generator],
+    network: Callable[..., Generator],
     synthetic_batch: int,
     samples: int,
     average: Reducer,
@@ -231,16 +236,21 @@ def _rehearsing(
 ) -> MFCL:
     """MFCL's rounds with the local loss that ``loss`` makes from the watched model and the classifier.
 
-    ``network`` makes the generator for the shape of one sample.
+    ``network`` makes the generator from the shape of one sample and ``precision``.
     ``taught`` says whether that loss asks the previous model.
     """
     classifier = classifier_of(ingredients, method)
     ingredients.require_cross_entropy(method)
-    generator = network(ingredients.input_shape)
+    generator = network(ingredients.input_shape, precision=precision_of(classifier))
     if settings.targets == "noise" and generator.noise < ingredients.classes:
         raise ConfigurationError(
             f"the first values of the generator's noise stand for the {ingredients.classes} classes, but there are "
             f"{generator.noise}; set algorithm.options.noise = {ingredients.classes} or more"
+        )
+    if settings.signal and generator.noise == ingredients.classes:
+        raise ConfigurationError(
+            f"algorithm.options.class_signal = {settings.signal:g} leaves nothing of {generator.noise} values of noise "
+            f"beside {ingredients.classes} classes; set algorithm.options.noise to more, or class_signal = 0"
         )
     made = samples * ingredients.classes * math.prod(ingredients.input_shape) * 4
     if made > MOST_BYTES:
@@ -258,7 +268,7 @@ def _rehearsing(
     later = ingredients.training(
         RehearsingSGD,
         loss=loss(model, classifier),
-        synthetic=stored if samples else generated(generator, classifier, settings.targets),
+        synthetic=stored if samples else generated(generator, classifier, settings.targets, settings.signal),
         synthetic_batch=synthetic_batch,
         kind=classifier.kind if samples else generator.kind,
         noise={NOISE: (synthetic_batch,) if samples else (synthetic_batch, generator.noise)},

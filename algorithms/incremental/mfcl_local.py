@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.incremental.generator.training import Targets, intended_classes
+from fedemu.algorithms.incremental.generator.training import Targets, intended_classes, told
 from fedemu.algorithms.incremental.remembering import TaskSGD
 from fedemu.algorithms.interface import Batch, Facts, Forest, Kind, Model, Tree
 from fedemu.algorithms.models.growing import SEEN, Growing
@@ -113,19 +113,21 @@ class StableLoss:
         return drift / previous[SEEN].sum() if self.distillation_scale == "mean" else drift
 
 
-def generated(generator: Generator, classifier: Growing, targets: Targets) -> Synthetic:
+def generated(generator: Generator, classifier: Growing, targets: Targets, signal: float) -> Synthetic:
     """Synthetic samples that ``shared["generator"]`` makes, one for each row of noise ``[batch, generator.noise]``.
 
     Their classes are those that the noise stands for (``targets`` is ``noise``), or what ``shared["previous"]`` says.
+    ``signal`` is how clearly the generator is told the class; see ``training.told``.
     """
 
     def synthetic(shared: Forest, noise: Tensor) -> tuple[Tensor, Tensor]:
-        images = generator.images(shared["generator"], noise)
         previous = shared["previous"]
+        seen = previous[SEEN] > 0
+        images = generator.images(shared["generator"], told(classifier, seen, noise, signal))
         if targets == "model":
             outputs, _ = classifier.apply(previous, images, False)
             return images, outputs.logits.argmax(-1)
-        return images, intended_classes(classifier, previous[SEEN] > 0, noise)
+        return images, intended_classes(classifier, seen, noise)
 
     return synthetic
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedemu.algorithms.interface import Kind, Model, Tree
+from fedemu.algorithms.models.low_precision import Precision, with_precision
 from fedemu.algorithms.models.torch_module import from_module
 from fedemu.protocol.errors import ConfigurationError
 
@@ -62,18 +63,19 @@ ARCHITECTURES = {
 class Generator:
     """A network that makes images ``[batch, channels, size, size]`` from noise ``z [batch, noise]``.
 
-    ``epsilon`` is that of batch normalisation in the blocks.
+    ``epsilon`` is that of batch normalisation in the blocks. Products are made in ``precision``.
     """
 
     size: int
     channels: int
     noise: int
     epsilon: float = EPSILON
+    precision: Precision = "float32"
     model: Model = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         model = from_module(lambda: _Network(ARCHITECTURES[self.size], self.noise, self.channels, self.epsilon))
-        object.__setattr__(self, "model", model)
+        object.__setattr__(self, "model", with_precision(model, self.precision))
 
     @property
     def kind(self) -> Kind:
@@ -89,10 +91,12 @@ class Generator:
         return self.model.apply(variables, z, False)[0].logits
 
 
-def generator_for(input_shape: tuple[int, ...], noise: int = 0, epsilon: float = EPSILON) -> Generator:
+def generator_for(
+    input_shape: tuple[int, ...], noise: int = 0, epsilon: float = EPSILON, precision: Precision = "float32"
+) -> Generator:
     """The generator for samples of this shape. ``noise`` 0 means the size with which the architecture was published.
 
-    ``epsilon`` is that of batch normalisation in the blocks.
+    ``epsilon`` is that of batch normalisation in the blocks. Products are made in ``precision``.
 
     Raises ConfigurationError if samples are not square images of one of the sizes in ``ARCHITECTURES``.
     """
@@ -103,7 +107,7 @@ def generator_for(input_shape: tuple[int, ...], noise: int = 0, epsilon: float =
             f"{', '.join(map(str, ARCHITECTURES))} pixels: choose such data, or a method without a generator"
         )
     channels, size, _ = input_shape
-    return Generator(size, channels, noise or ARCHITECTURES[size].noise, epsilon)
+    return Generator(size, channels, noise or ARCHITECTURES[size].noise, epsilon, precision)
 
 
 def samples_of_equal_memory(generator: Generator) -> int:

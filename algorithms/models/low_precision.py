@@ -52,6 +52,13 @@ class LowPrecision:
         return replace(self, inner=observed(self.inner))
 
 
+def precision_of(model: Model) -> Precision:
+    """The precision in which the model's products are made, that of ``with_precision``."""
+    if isinstance(model, Growing):
+        return precision_of(model.model)
+    return "bfloat16" if isinstance(model, LowPrecision) else "float32"
+
+
 def with_precision(model: Model, precision: Precision) -> Model:
     """The model for training with ``precision``. A ``Growing`` model stays one; its classifier stays float32."""
     if precision == "float32":

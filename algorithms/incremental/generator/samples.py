@@ -31,7 +31,7 @@ def synthetic(
     noise = draws.standard_normal((count, training.generator.noise), "float32")
     z = even(torch.from_numpy(noise), seen, classifier)
     with torch.no_grad():
-        x = _images(training.generator, generator, z, at_once or count)
+        x = _images(training.generator, generator, training.given(variables, z), at_once or count)
         if training.settings.targets == "noise":
             return {"x": x, "y": intended_classes(classifier, seen, z)}
         parts = torch.split(x, at_once or count)
@@ -49,7 +49,7 @@ def judgement(training: GeneratorTraining, generator: Tree, classifier: Tree, dr
     size = (training.settings.batch_size, training.generator.noise)
     z = torch.from_numpy(draws.standard_normal(size, "float32"))
     with torch.no_grad():
-        x = _images(training.generator, generator, z, AT_ONCE)
+        x = _images(training.generator, generator, training.given(classifier, z), AT_ONCE)
         found = dict(training.losses(x, z, classifier))
         if training.settings.targets == "noise":
             intended = intended_classes(training.classifier, classifier[SEEN] > 0, z)

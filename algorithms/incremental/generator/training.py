@@ -71,9 +71,15 @@ class GeneratorSettings:
     batch_size: int = 128
     lr: float = 0.001
     targets: Targets = "noise"
+    class_signal: float = 0.0
     temperature: float = 1.0
     entropy: Entropy = "classes"
     device: Literal["auto", "cpu"] = "auto"
+
+    @property
+    def signal(self) -> float:
+        """How clearly the noise tells the class: ``class_signal``, or 0 if the model says the class."""
+        return self.class_signal if self.targets == "noise" else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +123,8 @@ class GeneratorTraining:
             lr = torch.tensor(self.settings.lr, device=device)
             with same_every_time():
                 for iteration in range(first, min(first + STRIDE, self.settings.iterations)):
-                    gradients, changed = self._gradients(variables, frozen, self._noise(iteration, context).to(device))
+                    z = self._noise(iteration, context).to(device)
+                    gradients, changed = self._gradients(variables, frozen, z)
                     trained, memory = optimiser.step(without(variables, buffers), gradients, memory, lr)
                     variables = {**variables, **changed, **trained}
             after = flatten({"generator": variables, "memory": memory})
@@ -143,6 +150,10 @@ class GeneratorTraining:
             values["image_prior"] = settings.image_prior * image_prior_loss(images)
         return values
 
+    def given(self, classifier: Tree, z: Tensor) -> Tensor:
+        """What the generator gets of the noise ``z [batch, noise]``: see ``told``."""
+        return told(self.classifier, classifier[SEEN] > 0, z, self.settings.signal)
+
     def judged(self, images: Tensor, classifier: Tree) -> Outputs:
         """The outputs of the classifier for images, in evaluation mode.
 
@@ -165,7 +176,7 @@ class GeneratorTraining:
         model = self.generator.model
         # torch.func.grad is not used: its first call imports a compiler, which takes a second in every job.
         trained = map_leaves(lambda leaf: leaf.detach().requires_grad_(), without(variables, model.buffers))
-        made, buffers = model.apply({**variables, **trained}, z, True)
+        made, buffers = model.apply({**variables, **trained}, self.given(classifier, z), True)
         loss = torch.stack(list(self.losses(made.logits, z, classifier).values())).sum()
         gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
         return dict(zip(trained, gradients, strict=True)), map_leaves(Tensor.detach, buffers)
@@ -183,6 +194,20 @@ def intended_classes(classifier: Growing, seen: Tensor, z: Tensor) -> Tensor:
     """
     position = torch.from_numpy(classifier.tasks.position).to(z.device)
     return torch.where(seen, z.index_select(1, position), -torch.inf).argmax(-1)
+
+
+def told(classifier: Growing, seen: Tensor, z: Tensor, signal: float) -> Tensor:
+    """The noise ``z [batch, noise]`` with its class told by a single value, as the generator gets it.
+
+    The first values, one for each class of the data, become 0, and that of the intended class becomes ``signal``. The
+    others stay. With ``signal`` 0 all values stay as they are, and the class is the largest of many (MFCL, equation 1).
+    """
+    if not signal:
+        return z
+    position = torch.from_numpy(classifier.tasks.position).to(z.device)
+    chosen = position.index_select(0, intended_classes(classifier, seen, z))
+    marked = torch.arange(len(position), device=z.device) == chosen[:, None]
+    return torch.cat([signal * marked.to(z.dtype), z[:, len(position) :]], 1)
 
 
 def training_device(choice: Literal["auto", "cpu"]) -> torch.device:

@@ -19,6 +19,7 @@ from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import SEEN, growing
 from fedemu.algorithms.models.image_generator import generator_for
 from fedemu.algorithms.models.layer_statistics import unwatched
+from fedemu.algorithms.models.low_precision import Precision, precision_of, with_precision
 from fedemu.algorithms.models.resnet import resnet18
 from fedemu.algorithms.models.torch_module import from_module
 from fedemu.algorithms.streams.tasks import ClassTasks
@@ -257,11 +258,27 @@ def test_fedavg_gen_is_federated_averaging_with_generated_samples(
     assert type(first.loss) is type(rehearse.loss)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_generator_has_the_precision_of_the_model(fleet: Callable[..., Any], precision: Precision) -> None:
+    method = mfcl(replace(INGREDIENTS, model=with_precision(MODEL, precision)), **SHORT)
+    assert precision_of(method._training.generator.model) == precision
+    played = fleet(method, executor=Checked(Serial(), Vmapped(2)) if precision == "float32" else Serial())
+    for cohort in ([0, 1, 2], [0, 1]):
+        played.play(cohort)
+    leaves = [*played.model.values(), *played.state.kept["generator"].values()]
+    assert {leaf.dtype for leaf in leaves} == {torch.float32, torch.int64}
+
+
 @pytest.mark.parametrize(
     ("changes", "options", "sentence"),
     [
         ({"model": mlp(SHAPE, 4)}, {}, "the stream brings none; set stream.kind = 'classes'"),
         ({"criterion": reweighted_softmax}, {}, "has a loss of its own"),
+        (
+            {},
+            {"noise": 4, "class_signal": 5.0},
+            "class_signal = 5 leaves nothing of 4 values of noise beside 4 classes",
+        ),
         ({}, {"noise": 3}, "stand for the 4 classes, but there are 3; set algorithm.options.noise = 4 or more"),
         ({"model": growing(mlp((1, 12, 12), 4), TASKS, (1, 12, 12)), "input_shape": (1, 12, 12)}, {}, "no generator"),
         ({"model": growing(mlp(SHAPE, 4, ()), TASKS, SHAPE)}, {}, "no layers that report any"),

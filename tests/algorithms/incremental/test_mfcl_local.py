@@ -124,8 +124,27 @@ def test_a_step_adds_synthetic_samples_whose_weight_is_0_without_real_ones() -> 
     for weight in (torch.tensor([1.0, 1.0, 0.0]), torch.zeros(3)):
         batch = Batch(case.batch.x[:3], case.batch.y[:3], weight)
         program.step(program.begin(shared, {}, facts(1)), batch, shared, {}, facts(1), {NOISE: z})
-    images, classes = generated(generator, MODEL, "noise")(shared, z)
+    images, classes = generated(generator, MODEL, "noise", 0.0)(shared, z)
     assert torch.equal(classes, intended_classes(MODEL, case.previous[SEEN] > 0, z))
     assert torch.equal(seen[0].x, torch.cat([case.batch.x[:3], images]))
     assert torch.equal(seen[0].y, torch.cat([case.batch.y[:3], classes]))
     assert [part.weight.tolist() for part in seen] == [[1, 1, 0, 1, 1, 1], [0] * 6]
+
+
+def test_devices_tell_the_generator_the_class_as_the_coordinator_does() -> None:
+    for targets, signal in (("noise", 3.0), ("noise", 0.0), ("model", 3.0)):
+        method = mfcl(INGREDIENTS, **SHORT, targets=targets, class_signal=signal)
+        program, training = method.programs["rehearse"], method._training
+        assert isinstance(program, RehearsingSGD)
+        previous, made = MODEL.init(0), training.generator.model.init(0)
+        z = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+        images, classes = program.synthetic({"previous": previous, "generator": made}, z)
+        told = torch.zeros(3, 6)
+        told[:, 4:] = z[:, 4:]
+        # The classes 2 and 0 have come, in this order.
+        told[torch.arange(3), z[:, :2].argmax(1)] = 3.0
+        given = told if (targets, signal) == ("noise", 3.0) else z
+        assert torch.equal(training.given(previous, z), given)
+        assert torch.equal(images, training.generator.images(made, given))
+        if targets == "noise":
+            assert torch.equal(classes, z[:, :2].argmax(1) * -2 + 2)

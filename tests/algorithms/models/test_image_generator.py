@@ -108,3 +108,11 @@ def test_the_epsilon_is_that_of_batch_normalisation_in_the_blocks_alone() -> Non
         last = functional.conv2d(wide, variables["image.weight"], variables["image.bias"], padding=1)
         expected = last.tanh() / math.sqrt(1 + 1e-5)
         torch.testing.assert_close(generator.images(variables, z), expected)
+
+
+def test_low_precision_rounds_the_products_and_gives_float32() -> None:
+    exact, rounded = generator_for((1, 8, 8)), generator_for((1, 8, 8), precision="bfloat16")
+    variables, z = exact.model.init(0), torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    images, others = exact.images(variables, z), rounded.images(variables, z)
+    assert others.dtype == torch.float32
+    assert 0 < float((images - others).abs().max()) < 0.02
