@@ -10,6 +10,8 @@ The paper leaves some choices open, and there is no public code. Here
 
 - label counts are raw numbers. If π were divided by its sum, ``gamma`` would cancel; figure 13 shows that it matters;
 - participations are counted before ``gamma · r <= 1`` is tested, so a device adds ``floor(1 / gamma)`` times;
+- on a stream, participations are counted anew in each period, and π goes on. The limit makes a device's samples count
+  once in the end. Samples of a new period have not counted yet, whoever brings them;
 - at the server the student's counts are π before this round's update, so π is in the denominator twice;
 - there is no factor of the squared temperature. Teachers are in evaluation mode; at the server their logits are
   computed once;
@@ -100,11 +102,15 @@ class DynamicLoss:
 
 @dataclass(frozen=True)
 class FlashbackState:
-    """``knowledge [classes]`` is π; ``participations [devices]`` counts the accepted results of each device."""
+    """``knowledge [classes]`` is π; ``participations [devices]`` counts each device's accepted results in ``task``.
+
+    ``task`` is the period of the last round.
+    """
 
     variables: Tree
     knowledge: Tensor
     participations: Tensor
+    task: int
 
 
 class Flashback:
@@ -124,7 +130,8 @@ class Flashback:
         self._devices = devices
 
     def init(self, variables: Tree, context: Context) -> FlashbackState:
-        return FlashbackState(variables, torch.zeros(context.classes), torch.zeros(self._devices, dtype=torch.int64))
+        nobody = torch.zeros(self._devices, dtype=torch.int64)
+        return FlashbackState(variables, torch.zeros(context.classes), nobody, context.task)
 
     def round(self, state: FlashbackState, context: Context) -> Script[FlashbackState]:
         reply: Reply = yield self._ask(state)
@@ -136,9 +143,10 @@ class Flashback:
             variables, counts = trained.variables, trained.lessons["counts"]
         assert counts is not None, "without label counts the server estimates them"
         present = torch.tensor([reply.device for reply in reply.devices])
-        participations = state.participations.index_add(0, present, torch.ones_like(present))
+        before = state.participations if context.task == state.task else torch.zeros_like(state.participations)
+        participations = before.index_add(0, present, torch.ones_like(present))
         knowledge = accumulate_knowledge(state.knowledge, counts, participations[present], self._gamma)
-        return FlashbackState(variables, knowledge, participations)
+        return FlashbackState(variables, knowledge, participations, context.task)
 
     def variables(self, state: FlashbackState) -> Tree:
         return state.variables

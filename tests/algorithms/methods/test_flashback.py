@@ -119,6 +119,23 @@ def test_the_global_model_knows_what_accepted_devices_held(play: Callable[..., A
     assert fleet.state.knowledge.tolist() == (counts[0] + 0.5 * counts[1:].sum(0)).tolist()
 
 
+def test_on_a_stream_each_period_of_a_device_counts_once_and_earlier_knowledge_stays(
+    little_fleet: Callable[..., Any],
+) -> None:
+    """With gamma 0.5 a device adds twice in a period. Device 0 has 20 samples of class 0, and then 10 of class 3."""
+    method = build_algorithm("flashback", {"gamma": 0.5, "distil": "devices"}, ingredients())
+    stream = [[SHARES[0], SHARES[1]], [np.arange(103, 143, 4), np.arange(0)]]
+    fleet = little_fleet(method, MODEL.init(0), [], stream=stream, rounds_per_period=3)
+    known, participations = [], []
+    for cohort in ([0, 1], [0], [0], [0], [0, 1], [0]):
+        fleet.play(cohort)
+        known.append(fleet.state.knowledge.tolist())
+        participations.append(fleet.state.participations[:2].tolist())
+    first = [[10, 10, 1, 0], [20, 10, 1, 0], [20, 10, 1, 0]]
+    assert known == [*first, [20, 10, 1, 5], [20, 10, 1, 10], [20, 10, 1, 10]]
+    assert participations == [[1, 1], [2, 1], [3, 1], [1, 0], [2, 1], [3, 1]]
+
+
 def test_the_server_is_taught_by_the_local_models_and_the_global_model_before(
     play: Callable[..., Any], public: PublicData
 ) -> None:
