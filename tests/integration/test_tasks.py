@@ -24,10 +24,16 @@ ROUNDS = TASKS.rounds
 THIRD_TASK = 7
 """The first round of the third task. By then, methods have remembered earlier tasks twice."""
 GENERATOR = "algorithm.options={iterations=20, generator_batch=16, synthetic_batch=4}"
+SYNTHESIS = (
+    "algorithm.options={synthesis_rounds=3, warm_up=1, synthesis_steps=3, generator_batch=16, noise=8, "
+    "student_steps=3, student_batch=16, synthetic_batch=4}"
+)
 METHODS = {
     "mfcl": ("algorithm.name='mfcl'", GENERATOR),
     "mfcl with samples": ("algorithm.name='mfcl'", GENERATOR, "algorithm.options.samples=4"),
     "fedavg_gen": ("algorithm.name='fedavg_gen'", GENERATOR),
+    "target": ("algorithm.name='target'", SYNTHESIS),
+    "lander": ("algorithm.name='lander'", SYNTHESIS, "algorithm.options.anchor_width=8"),
     "fedprox_plus": ("algorithm.name='fedprox_plus'",),
     "fedlwf_2t": ("algorithm.name='fedlwf_2t'",),
     "fedcil": (
