@@ -25,7 +25,7 @@ from fedemu.algorithms.incremental.fedprox_plus import fedprox_plus
 from fedemu.algorithms.incremental.glfc import glfc
 from fedemu.algorithms.incremental.icarl import icarl
 from fedemu.algorithms.incremental.mfcl import fedavg_gen, mfcl
-from fedemu.algorithms.incremental.task_by_task import NewClassCrossEntropy, with_tasks
+from fedemu.algorithms.incremental.task_by_task import NewClassCrossEntropy, TaskTemperature, with_tasks
 from fedemu.algorithms.interface import Algorithm, Model
 from fedemu.algorithms.methods.central import central
 from fedemu.algorithms.methods.fedavg import fedavg, fedprox
@@ -90,9 +90,12 @@ CRITERIA: Mapping[str, Callable[..., Any]] = {
     "cross_entropy": cross_entropy,
     "wsm": reweighted_softmax,
     "new_classes": NewClassCrossEntropy,
+    "task_temperature": TaskTemperature,
     "token_cross_entropy": token_cross_entropy,
 }
-"""Losses by ``algorithm.loss``. A value is a ``Criterion``; ``NewClassCrossEntropy`` makes one for a growing model."""
+"""Losses by ``algorithm.loss``. A value is a ``Criterion``, or a class in ``OF_TASKS``."""
+OF_TASKS = (NewClassCrossEntropy, TaskTemperature)
+"""The losses that tell the classes of tasks apart. Called with a growing model, each makes a ``Criterion``."""
 
 TERMS: Mapping[str, Callable[..., LocalTerm]] = {
     "ewc": ewc,
@@ -176,16 +179,17 @@ def find_criterion(name: str, model: Model | None = None) -> Criterion:
 
     Raises ConfigurationError if there is no such loss, or if it needs new classes but ``model`` does not grow.
     """
-    found = find("algorithm.loss", name, CRITERIA)
-    if found is not NewClassCrossEntropy:
+    found: Any = find("algorithm.loss", name, CRITERIA)
+    if found not in OF_TASKS:
         criterion: Criterion = found
         return criterion
     if not isinstance(model, Growing):
         raise ConfigurationError(
-            "algorithm.loss = 'new_classes' is about the classes of the current task, but the stream brings none; "
+            f"algorithm.loss = {name!r} is about the classes of the current task, but the stream brings none; "
             "set stream.kind = 'classes', or algorithm.loss = 'cross_entropy'"
         )
-    return NewClassCrossEntropy(model)
+    of_tasks: Criterion = found(model)
+    return of_tasks
 
 
 def find(what: str, name: str, known: Mapping[str, Any]) -> Any:

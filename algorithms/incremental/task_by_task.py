@@ -24,7 +24,7 @@ from fedemu.algorithms.interface import (
     Tree,
 )
 from fedemu.algorithms.models.growing import Growing
-from fedemu.algorithms.training.class_losses import cross_entropy_among
+from fedemu.algorithms.training.class_losses import cross_entropy_among, task_temperature_cross_entropy
 from fedemu.protocol.errors import ConfigurationError
 
 S = TypeVar("S")
@@ -41,6 +41,20 @@ class NewClassCrossEntropy:
 
     def __call__(self, logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
         return cross_entropy_among(logits, batch.y, self.model.of_task(facts.task), batch.weight)
+
+
+@dataclass(frozen=True)
+class TaskTemperature:
+    """Cross-entropy with a lower temperature and a higher weight for classes of earlier tasks, as a criterion.
+
+    FedCBDR (Qi et al., 2025), equation 9; in the first task equation 8, which is plain cross-entropy.
+    """
+
+    model: Growing
+
+    def __call__(self, logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
+        old, new = self.model.before_task(facts.task), self.model.of_task(facts.task)
+        return task_temperature_cross_entropy(logits, batch.y, old, new, batch.weight)
 
 
 @dataclass(frozen=True)

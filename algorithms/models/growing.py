@@ -93,6 +93,10 @@ class Growing:
         """Whether the task brings each class, ``[classes]`` bool. Under ``vmap`` each device may have its own task."""
         return self.task_of.to(task.device) == task
 
+    def before_task(self, task: Tensor) -> Tensor:
+        """Whether an earlier task brings each class, ``[classes]`` bool."""
+        return self.task_of.to(task.device) < task
+
     def entered(self, variables: Tree, task: int, seed: int) -> Tree:
         """The variables when ``task`` begins, with rows for all classes up to it. The rows of new classes are drawn."""
         after = dict(variables)

@@ -15,7 +15,7 @@ There are two forms on the wire:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
@@ -23,8 +23,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import Facts, Forest, Memory, Outcome, Reducer, Reply, Tree, collect, total
+from fedemu.algorithms.interface import (
+    Ask,
+    Context,
+    Facts,
+    Forest,
+    Memory,
+    Outcome,
+    Query,
+    Reducer,
+    Reply,
+    Tree,
+    collect,
+    total,
+)
 from fedemu.algorithms.replay.directions import Directions
+from fedemu.algorithms.replay.exchange import EACH, Settled, is_of
 from fedemu.algorithms.replay.lens import Lens
 from fedemu.algorithms.replay.queries import Select
 from fedemu.algorithms.replay.selection.candidates import Floats, Positions
@@ -34,10 +48,9 @@ from fedemu.algorithms.trees import add, map_leaves, squared_norm, subtract, wit
 from fedemu.protocol.ids import DeviceId
 
 GRADIENT_SUM: Final = "gradient_sum"
-_MEAN, _EACH = "mean", "each"
+_MEAN: Final = "mean"
 _CHANGE, _JOINED, _SUM = "change", "joined", "sum"
 _DEVICES = "devices"
-_PERIOD = "period"
 _X = "x"
 _OWN_SUM = "sum."
 
@@ -151,17 +164,12 @@ def fleet_objective(total: Tree) -> float:
     return float(squared_norm(map_leaves(Tensor.double, total)))
 
 
-def marked(period: int) -> Forest:
-    """A tree that names the period of the targets. They mean nothing to a device that selects from another."""
-    return {_PERIOD: {_PERIOD: torch.tensor([period])}}
-
-
 def target(memory: Memory, shared: Forest, own: Tree) -> Tree | None:
     """The device's target ``h_m``; None if it has not answered in this period, or if no targets were sent."""
-    if _PERIOD not in shared or int(shared[_PERIOD][_PERIOD]) != memory.period or _X not in own:
+    if not is_of(memory, shared) or _X not in own:
         return None
-    if _EACH in shared:
-        return shared[_EACH]
+    if EACH in shared:
+        return shared[EACH]
     return subtract(_own_sum(own), shared[_MEAN]) if _MEAN in shared else None
 
 
@@ -260,3 +268,27 @@ class CoordinatedSelect(Select):
                 generator=memory.generator,
             )
         return select_top(x, memory.budget)
+
+
+@dataclass(frozen=True, eq=False)
+class GradientExchange:
+    """``iterations`` times devices send sums, and the coordinator makes targets of them."""
+
+    sums: GradientSum
+    iterations: int
+
+    @property
+    def programs(self) -> Mapping[str, Query]:
+        return {GRADIENT_SUM: self.sums}
+
+    def play(self, shared: Forest, context: Context) -> Generator[Ask, Reply, Settled]:
+        targets: Targets = TARGETS[self.sums.form]()
+        objectives: list[float] = []
+        for _ in range(self.iterations):
+            sent = {**shared, **targets.shared()}
+            reply = yield Ask(GRADIENT_SUM, sent, targets.reduce, "online", targets.each(), optional=True)
+            if reply.devices:
+                targets.add(reply)
+            objectives.append(fleet_objective(targets.total()))
+        said = {"devices": targets.devices, "objective": objectives}
+        return Settled(targets.shared(), targets.each(), {"coordination": said})

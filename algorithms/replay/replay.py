@@ -1,7 +1,7 @@
 """Replay as an algorithm around any method: at the end of every period devices choose which of its samples they keep.
 
-After a period's last round the devices that are on-line are asked to select. If the selection is coordinated, the
-exchange of ``coordination.py`` comes first. Its traffic and its time belong to that round. Devices that are away select
+After a period's last round the devices that are on-line are asked to select. If they select together, an exchange comes
+first (``coordination.py``, ``balance.py``). Its traffic and its time belong to that round. Devices that are away select
 later and alone, as ``Selecting`` in the interface says. How devices train on what they keep is not decided here.
 
 Good et al., "Coordinated Replay Sample Selection for Continual Federated Learning", 2023, algorithm 1.
@@ -27,19 +27,13 @@ from fedemu.algorithms.interface import (
     Tree,
     total,
 )
-from fedemu.algorithms.replay.coordination import (
-    GRADIENT_SUM,
-    TARGETS,
-    CoordinatedSelect,
-    GradientSum,
-    Targets,
-    fleet_objective,
-    marked,
-)
+from fedemu.algorithms.replay.balance import BalancedSelect, BalanceExchange
+from fedemu.algorithms.replay.coordination import CoordinatedSelect, GradientExchange, GradientSum, fleet_objective
+from fedemu.algorithms.replay.exchange import Exchange, Settled, marked
 from fedemu.algorithms.replay.lens import Lens
 from fedemu.algorithms.replay.queries import CENSUS, KEPT, MODEL, Census, Select
 from fedemu.algorithms.replay.selection.selection import STRATEGIES, Strategy, fixed_proportion, gradient_diversity
-from fedemu.algorithms.replay.settings import COORDINATED, ReplaySettings
+from fedemu.algorithms.replay.settings import BALANCED, COORDINATED, ReplaySettings
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.protocol.errors import ConfigurationError
 
@@ -47,20 +41,14 @@ __all__ = ["Replay", "ReplaySettings", "ReplayState", "with_replay"]
 
 SELECT: Final = "select"
 """The name of the program by which devices select."""
-NEEDS_LABELS: Final = ("class_balanced", "herding")
+NEEDS_LABELS: Final = ("class_balanced", "herding", BALANCED)
 """The strategies that need the labels of samples."""
-LOOKS_AT_MODEL: Final = (
-    "herding",
-    "gss_greedy",
-    "gss_cluster",
-    "gss_iqp",
-    "diversity_convex",
-    "diversity",
-    COORDINATED,
-)
-"""The strategies that need the global model, for the features or the gradients of samples."""
-COMPUTES_GRADIENTS: Final = tuple(strategy for strategy in LOOKS_AT_MODEL if strategy != "herding")
+NEEDS_FEATURES: Final = ("herding", BALANCED)
+"""The strategies that need the features of samples."""
+COMPUTES_GRADIENTS: Final = ("gss_greedy", "gss_cluster", "gss_iqp", "diversity_convex", "diversity", COORDINATED)
 """The strategies that compute the gradients of samples."""
+LOOKS_AT_MODEL: Final = (*NEEDS_FEATURES, *COMPUTES_GRADIENTS)
+"""The strategies that need the global model, for the features or the gradients of samples."""
 
 S = TypeVar("S")
 
@@ -76,16 +64,18 @@ class ReplayState(Generic[S]):
 class Replay(Generic[S]):
     """The rounds of the method ``inner``, with a selection of samples after the last round of a period.
 
-    ``sums`` is the program of the coordinated exchange, None for a selection without coordination. Raises
-    ConfigurationError if a program of ``inner`` has the name of one of replay's programs.
+    ``exchange`` comes before a selection; it is None if each device selects alone. Raises ConfigurationError if a
+    program of ``inner`` has the name of one of replay's programs.
     """
 
-    def __init__(self, inner: Algorithm[S], settings: ReplaySettings, select: Select, sums: GradientSum | None) -> None:
+    def __init__(
+        self, inner: Algorithm[S], settings: ReplaySettings, select: Select, exchange: Exchange | None
+    ) -> None:
         self._inner = inner
         self._settings = settings
         self._select = select
-        self._coordinated = sums is not None
-        queries: dict[str, Query] = {SELECT: select} | ({GRADIENT_SUM: sums} if sums is not None else {})
+        self._before = exchange
+        queries: dict[str, Query] = {SELECT: select, **(exchange.programs if exchange is not None else {})}
         if taken := sorted(queries.keys() & inner.programs.keys()):
             raise ConfigurationError(
                 f"the method has a program {taken[0]!r}, but replay has a program of that name; rename the method's"
@@ -111,7 +101,7 @@ class Replay(Generic[S]):
         return self._inner.variables(state.inner)
 
     def remarks(self, state: ReplayState[S]) -> Mapping[str, Any]:
-        """The remarks of ``inner``. After a period's end also ``replay``, and with coordination ``coordination``."""
+        """The remarks of ``inner``. After a period's end also ``replay``, and those of the exchange before it."""
         inner = self._inner.remarks(state.inner) if isinstance(self._inner, Remarking) else {}
         return {**inner, **state.remarks}
 
@@ -120,23 +110,17 @@ class Replay(Generic[S]):
         return self._inner.pictures(state.inner, samples, seed) if isinstance(self._inner, Picturing) else {}
 
     def _exchange(self, variables: Tree, context: Context) -> Generator[Any, Any, dict[str, Any]]:
-        """Let devices select at the end of a period, after an exchange if coordinated. Returns the remarks."""
+        """Let devices select at the end of a period, after an exchange if they do so together. Returns the remarks."""
         seen = self._settings.strategy in LOOKS_AT_MODEL or KEPT in self._select.measured
         shared: Forest = {MODEL: variables} if seen else {}
         reduce = {CENSUS: total, KEPT: total} if KEPT in self._select.measured else {CENSUS: total}
-        if not self._coordinated:
-            kept = yield from self._selected(Ask(SELECT, shared, reduce, "online", optional=True), context)
-            return {"replay": kept}
-        shared = {**shared, **marked(context.task)}
-        targets: Targets = TARGETS[self._settings.targets]()
-        objectives: list[float] = []
-        for _ in range(self._settings.iterations):
-            reply: Reply = yield _with_targets(GRADIENT_SUM, shared, targets, targets.reduce)
-            if reply.devices:
-                targets.add(reply)
-            objectives.append(fleet_objective(targets.total()))
-        kept = yield from self._selected(_with_targets(SELECT, shared, targets, reduce), context)
-        return {"replay": kept, "coordination": {"devices": targets.devices, "objective": objectives}}
+        settled = Settled({}, None, {})
+        if self._before is not None:
+            shared = {**shared, **marked(context.task)}
+            settled = yield from self._before.play(shared, context)
+        ask = Ask(SELECT, {**shared, **settled.shared}, reduce, "online", settled.each, optional=True)
+        kept = yield from self._selected(ask, context)
+        return {"replay": kept, **settled.remarks}
 
     def _selected(self, ask: Ask, context: Context) -> Generator[Any, Any, dict[str, Any]]:
         """How many samples the devices that are on-line keep, in all and by label and period, and their objective."""
@@ -148,10 +132,6 @@ class Replay(Generic[S]):
         if KEPT in ask.reduce:
             measured["objective"] = fleet_objective(reply.values[KEPT] if reply.devices else {})
         return {"period": context.task, "devices": len(reply.devices), "samples": samples, **measured, **counts}
-
-
-def _with_targets(program: str, shared: Forest, targets: Targets, reduce: Mapping[str, Any]) -> Ask:
-    return Ask(program, {**shared, **targets.shared()}, reduce, "online", targets.each(), optional=True)
 
 
 def with_replay(inner: Algorithm[S], settings: ReplaySettings, ingredients: Ingredients) -> Algorithm[Any]:
@@ -167,15 +147,23 @@ def with_replay(inner: Algorithm[S], settings: ReplaySettings, ingredients: Ingr
         raise ConfigurationError(
             f"replay.strategy = {strategy!r} needs labels, which these data do not have; choose another strategy"
         )
-    if strategy == "herding":
-        ingredients.require_features("herding")
+    if strategy in NEEDS_FEATURES:
+        ingredients.require_features(strategy)
     lens = Lens(ingredients.model, ingredients.criterion, settings.memory)
     labels = ingredients.classes if ingredients.labelled and settings.census else 0
     census = Census(labels, settings.periods if settings.census else 0)
     alone, labelled = _strategy(settings), ingredients.labelled
     measured = _measured(settings)
+    passes = 1.0 if strategy in LOOKS_AT_MODEL else 0.0
+    if strategy == BALANCED:
+        classes, budget = ingredients.classes, settings.budget
+        width = ingredients.feature_width()
+        balanced = BalancedSelect(
+            lens, alone, census, labelled, passes, measured=measured, classes=classes, budget=budget
+        )
+        room = max(settings.capacity, budget)
+        return Replay(inner, settings, balanced, BalanceExchange(lens, width, classes, budget, room))
     if strategy != COORDINATED:
-        passes = 1.0 if strategy in LOOKS_AT_MODEL else 0.0
         return Replay(inner, settings, Select(lens, alone, census, labelled, passes, measured=measured), None)
     select = CoordinatedSelect(
         lens,
@@ -186,7 +174,8 @@ def with_replay(inner: Algorithm[S], settings: ReplaySettings, ingredients: Ingr
         zero_diagonal=settings.final == "zero_diagonal",
         restarts=settings.restarts,
     )
-    return Replay(inner, settings, select, GradientSum(lens, settings.targets))
+    exchange = GradientExchange(GradientSum(lens, settings.targets), settings.iterations)
+    return Replay(inner, settings, select, exchange)
 
 
 def _measured(settings: ReplaySettings) -> frozenset[str]:
@@ -205,4 +194,6 @@ def _strategy(settings: ReplaySettings) -> Strategy:
         case strategy if strategy == COORDINATED:
             zero_diagonal = settings.final == "zero_diagonal"
             return gradient_diversity(zero_diagonal, settings.restarts if zero_diagonal else 0)
+        case strategy if strategy == BALANCED:
+            return STRATEGIES["class_balanced"]
     return STRATEGIES[settings.strategy]

@@ -11,8 +11,10 @@ from fedemu.protocol.errors import ConfigurationError
 
 COORDINATED: Final = "coordinated"
 """The name of the strategy by which devices select together."""
+BALANCED: Final = "fedcbdr"
+"""The name of the strategy by which the fleet balances classes."""
 CHOICES: Final = {
-    "strategy": (*STRATEGIES, COORDINATED),
+    "strategy": (*STRATEGIES, COORDINATED, BALANCED),
     "targets": ("mean", "each"),
     "final": ("zero_diagonal", "convex"),
     "objective": ("cheap", "always", "never"),
@@ -23,8 +25,9 @@ CHOICES: Final = {
 class ReplaySettings:
     """How devices choose what they keep. Raises ConfigurationError if a value is not possible.
 
-    ``strategy`` is one of STRATEGIES or ``coordinated``, and ``budget`` is the number of samples that a device keeps
-    after a period. ``proportion`` is an option of ``fixed_proportion``; ``restarts`` is one of the relaxation with a
+    ``strategy`` is one of STRATEGIES, ``coordinated`` or ``fedcbdr``, and ``budget`` is the number of samples that a
+    device keeps after a period. With ``fedcbdr`` devices keep as many on average, and none keeps more than
+    ``capacity``. ``proportion`` is an option of ``fixed_proportion``; ``restarts`` is one of the relaxation with a
     zero diagonal. A coordinated selection asks for sums ``iterations`` times, answers them in the form ``targets``, and
     ends with the relaxation ``final``; its default is not the paper's (``CoordinatedSelect`` says why). ``objective``
     says for which strategies the objective of the kept samples is measured: ``cheap`` for those that compute gradients
@@ -34,6 +37,7 @@ class ReplaySettings:
 
     strategy: str
     budget: int = 0
+    capacity: int = 0
     proportion: float = 0.5
     restarts: int = RESTARTS
     iterations: int = 1
@@ -50,7 +54,14 @@ class ReplaySettings:
                 raise ConfigurationError(
                     f"replay.{name} is {getattr(self, name)!r}; set one of {', '.join(map(repr, choices))}"
                 )
-        for name, least in {"budget": 0, "restarts": 0, "iterations": 0, "memory": 1, "periods": 1}.items():
+        for name, least in {
+            "budget": 0,
+            "capacity": 0,
+            "restarts": 0,
+            "iterations": 0,
+            "memory": 1,
+            "periods": 1,
+        }.items():
             if getattr(self, name) < least:
                 raise ConfigurationError(f"replay.{name} is {getattr(self, name)}; it must be {least} or more")
         if not 0.0 < self.proportion < 1.0:

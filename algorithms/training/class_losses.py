@@ -34,6 +34,35 @@ def cross_entropy_among(logits: Tensor, targets: Tensor, classes: Tensor, weight
     return -_mean(torch.where(chosen, likelihoods, 0).sum(-1), rows if weight is None else rows * weight)
 
 
+def task_temperature_cross_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    old: Tensor,
+    new: Tensor,
+    weight: Tensor | None = None,
+    *,
+    temperatures: tuple[float, float] = (0.9, 1.1),
+    weights: tuple[float, float] = (1.1, 0.9),
+) -> Tensor:
+    """Cross-entropy in nats with a temperature and a weight for ``old [C]`` and for ``new [C]`` classes (bool).
+
+    The logits of old and new classes are divided by the two ``temperatures``, and make one softmax. The mean over the
+    rows of old classes times the first of the ``weights`` is added to that over the rows of new classes times the
+    second. Without old classes it is plain cross-entropy. Rows and logits of other classes count for nothing. The
+    values are the best that the paper found on CIFAR-100. FedCBDR (Qi et al., 2025), equations 7 to 9 and section 5.6.
+    """
+    both = old | new
+    begun = old.any()
+    scaled = torch.where(old, logits / temperatures[0], logits / temperatures[1])
+    likelihoods = torch.where(both, torch.where(begun, scaled, logits), -torch.inf).log_softmax(-1)
+    chosen = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
+    losses = -torch.where(chosen & both, likelihoods, 0).sum(-1)
+    rows = torch.ones_like(losses) if weight is None else weight
+    of_old = _mean(losses, rows * (chosen & old).any(-1).to(rows.dtype))
+    of_new = _mean(losses, rows * (chosen & new).any(-1).to(rows.dtype))
+    return torch.where(begun, weights[0] * of_old + weights[1] * of_new, of_new)
+
+
 def feature_distillation(
     features: Tensor, previous_features: Tensor, head: Tensor, weight: Tensor | None = None
 ) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedemu.algorithms.interface import Augment, Model
+from fedemu.algorithms.interface import Augment, Model, Outputs
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import (
     Criterion,
@@ -132,13 +132,20 @@ class Ingredients:
                 f"the method {method!r} needs features of whole samples, but this model has them of single tokens; "
                 "choose another method"
             )
-        with torch.no_grad():
-            outputs, _ = self.model.apply(self.model.init(0), torch.zeros(2, *self.input_shape), False)
+        outputs = self._outputs()
         if outputs.features is outputs.logits or outputs.features.dim() != 2 or not outputs.features.shape[1]:
             raise ConfigurationError(
                 f"the method {method!r} needs a model with features, but this one returns logits only; "
                 "let it return (logits, features), or choose another model"
             )
+
+    def feature_width(self) -> int:
+        """The number of features of a sample, by the model applied to zeros."""
+        return int(self._outputs().features.shape[-1])
+
+    def _outputs(self) -> Outputs:
+        with torch.no_grad():
+            return self.model.apply(self.model.init(0), torch.zeros(2, *self.input_shape), False)[0]
 
     def require_no_batch_statistics(self, method: str, why: str) -> None:
         """Raise ConfigurationError if the model has batch normalisation. ``why`` follows "because" in it."""

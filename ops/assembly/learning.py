@@ -97,6 +97,7 @@ def _replaying(algorithm: Algorithm[Any], experiment: Experiment, ingredients: I
     settings = ReplaySettings(
         strategy=replay.strategy,
         budget=replay.kept,
+        capacity=replay.capacity,
         proportion=replay.proportion,
         restarts=replay.restarts,
         iterations=replay.iterations,

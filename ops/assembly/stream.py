@@ -45,7 +45,7 @@ def open_stream(experiment: Experiment, corpus: Corpus, partition: Partition) ->
         rounds_per_period=stream.rounds_each,
         period_seconds=stream.seconds,
         cumulative=stream.cumulative,
-        budget=experiment.replay.kept,
+        budget=experiment.replay.room,
     )
     return plan, tests
 

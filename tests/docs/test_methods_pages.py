@@ -169,9 +169,10 @@ def test_the_first_table_tells_which_methods_take_the_reweighted_softmax(name: s
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_methods_that_take_the_reweighted_softmax_take_the_loss_of_new_classes(name: str) -> None:
-    made = ingredients("new_classes", in_tasks=True)
-    assert AT_A_GLANCE[name][-1] == fits(lambda: build_algorithm(name, {}, made))
+def test_methods_that_take_the_reweighted_softmax_take_the_losses_of_tasks(name: str) -> None:
+    for loss in ("new_classes", "task_temperature"):
+        made = ingredients(loss, in_tasks=True)
+        assert AT_A_GLANCE[name][-1] == fits(lambda made=made: build_algorithm(name, {}, made))
 
 
 def test_the_table_of_methods_holds_them_all() -> None:
@@ -179,17 +180,18 @@ def test_the_table_of_methods_holds_them_all() -> None:
 
 
 def test_the_table_of_strategies_tells_what_they_are_sent_need_and_cost() -> None:
-    rows = re.findall(
-        r"^\| `(\w+)` \| (nothing|the model|below) \| (\d|below) \| (yes|no) \|", PAGE, flags=re.MULTILINE
-    )
-    assert {name for name, *_ in rows} == {*STRATEGIES, "coordinated"} - {"none"}
+    sent_what = r"(nothing|the model|below|\[below\]\(#[a-z-]+\))"
+    rows = re.findall(rf"^\| `(\w+)` \| {sent_what} \| (\d|below) \| (yes|no) \|", PAGE, flags=re.MULTILINE)
+    assert {name for name, *_ in rows} == {*STRATEGIES, "coordinated", "fedcbdr"} - {"none"}
     for name, sent, passes, labels in rows:
         assert labels == ("yes" if name in NEEDS_LABELS else "no")
         assert (sent == "nothing") == (name not in LOOKS_AT_MODEL)
         replayed = with_replay(built("fedavg"), ReplaySettings(name), ingredients())
-        if name != "coordinated":
-            assert replayed.programs["select"].passes == float(passes)
-    assert (replayed.programs["gradient_sum"].passes, replayed.programs["select"].passes) == (3, 2)
+        asked = {program: query.passes for program, query in replayed.programs.items() if program != "train"}
+        if name == "coordinated":
+            assert asked == {"gradient_sum": 3, "select": 2}
+        else:
+            assert sum(asked.values()) == float(passes)
 
 
 def test_every_measure_of_forgetting_is_a_function() -> None:

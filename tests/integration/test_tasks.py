@@ -47,6 +47,7 @@ METHODS = {
     "local terms": ("algorithm.name='scaffold'", "algorithm.terms={ewc={samples=20}, lwf={}}"),
     "oracle": ("stream.cumulative=true",),
     "replay": ("replay={strategy='coordinated', capacity=6, iterations=1}",),
+    "balanced replay": ("replay={strategy='fedcbdr', budget=3, capacity=6}", "algorithm.loss='task_temperature'"),
 }
 Play = Callable[..., Summary]
 

@@ -34,6 +34,7 @@ Strategy = Literal[
     "diversity_convex",
     "diversity",
     "coordinated",
+    "fedcbdr",
 ]
 
 
@@ -235,6 +236,11 @@ class Replay(Section):
     def kept(self) -> int:
         """The number of samples that a device keeps after a period. 0 without a strategy."""
         return 0 if self.strategy == "none" else self.budget or self.capacity
+
+    @property
+    def room(self) -> int:
+        """The largest number of samples that a device may keep. Where devices share a budget, it is the capacity."""
+        return self.capacity if self.strategy == "fedcbdr" else self.kept
 
     @model_validator(mode="after")
     def _fits_its_storage(self) -> Replay:

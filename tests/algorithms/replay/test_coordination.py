@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedemu.algorithms.interface import Batch, Context, Memory, Tree
-from fedemu.algorithms.replay.coordination import CoordinatedSelect, GradientSum
+from fedemu.algorithms.replay.coordination import CoordinatedSelect, GradientExchange, GradientSum
 from fedemu.algorithms.replay.queries import Census
 from fedemu.algorithms.replay.replay import Replay, ReplaySettings
 from fedemu.algorithms.replay.selection.capped_simplex import solve_capped_simplex
@@ -94,7 +94,7 @@ def selecting(final: str = "zero_diagonal") -> CoordinatedSelect:
 
 def coordinated(iterations: int = 1, form: Any = "mean", final: Any = "zero_diagonal") -> Replay[Any]:
     settings = ReplaySettings("coordinated", BUDGET, iterations=iterations, targets=form, final=final, periods=3)
-    return Replay(Idle(), settings, selecting(final), GradientSum(LENS, form))
+    return Replay(Idle(), settings, selecting(final), GradientExchange(GradientSum(LENS, form), iterations))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def ingredients(**fields: Any) -> Ingredients:
     return replace(Ingredients(mlp(shape, 4, (6,)), cross_entropy, 4, 1, 4, 0.05, input_shape=shape), **fields)
 
 
-@pytest.mark.parametrize("strategy", ["class_balanced", "herding"])
+@pytest.mark.parametrize("strategy", ["class_balanced", "herding", "fedcbdr"])
 def test_strategies_by_class_are_refused_without_labels(strategy: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"^replay.strategy = '{strategy}' needs labels, [^.]+$"):
         with_replay(fedavg(ingredients()), ReplaySettings(strategy), ingredients(labelled=False))
@@ -49,6 +49,7 @@ def test_herding_is_refused_for_texts() -> None:
         ("targets", "none"),
         ("final", "top"),
         ("budget", -1),
+        ("capacity", -1),
         ("restarts", -1),
         ("iterations", -1),
         ("memory", 0),

@@ -13,6 +13,7 @@ from fedemu.algorithms.training.class_losses import (
     distillation_among,
     feature_distillation,
     new_class_cross_entropy,
+    task_temperature_cross_entropy,
 )
 
 LOG2 = math.log(2)
@@ -55,6 +56,53 @@ def test_old_classes_get_no_gradient_and_a_batch_without_new_ones_none_at_all() 
     slope = grad(new_class_cross_entropy)(LOGITS, torch.tensor([2, 1]), 1)
     close(slope, [[0.0, 0.125, -0.125], [0.0, -0.25, 0.25]])
     close(grad(new_class_cross_entropy)(LOGITS, torch.tensor([0, 0]), 3), [[0.0] * 3] * 2)
+
+
+def by_temperature(targets: list[int], old: list[bool], new: list[bool], **more: object) -> Tensor:
+    # exp(z / temperature) = (2, 3, 4) for the temperatures 0.9, 1.1 and 1.1.
+    logits = doubles([[0.9 * LOG2, 1.1 * math.log(3), 1.1 * math.log(4)]] * len(targets))
+    return task_temperature_cross_entropy(logits, torch.tensor(targets), torch.tensor(old), torch.tensor(new), **more)
+
+
+def test_the_rows_of_old_and_of_new_classes_have_a_mean_each() -> None:
+    old, new = [True, False, False], [False, True, True]
+    # The softmax is (2, 3, 4) / 9.
+    close(by_temperature([0, 1, 2], old, new), 1.1 * math.log(9 / 2) + 0.9 * (math.log(3) + math.log(9 / 4)) / 2)
+    close(by_temperature([1], old, new), 0.9 * math.log(3))
+    close(by_temperature([0, 0], old, new), 1.1 * math.log(9 / 2))
+    weight = torch.tensor([1.0, 0.0, 1.0])
+    close(by_temperature([0, 1, 2], old, new, weight=weight), 1.1 * math.log(9 / 2) + 0.9 * math.log(9 / 4))
+
+
+def test_classes_that_have_not_come_yet_take_no_part() -> None:
+    # Of (2, 3, 4) only the first two have come.
+    close(
+        by_temperature([0, 1], [True, False, False], [False, True, False]),
+        1.1 * math.log(5 / 2) + 0.9 * math.log(5 / 3),
+    )
+    slope = grad(
+        lambda z: task_temperature_cross_entropy(
+            z, torch.tensor([1]), torch.tensor([True, False, False]), torch.tensor([False, True, False])
+        )
+    )(doubles([[0.0, 0.0, 9.0]]))
+    close(slope, [[0.9 * 0.5 / 0.9, -0.9 * 0.5 / 1.1, 0.0]])
+
+
+def test_in_the_first_task_the_loss_by_temperature_is_cross_entropy() -> None:
+    logits, targets = doubles([[1.0, 2.0, 3.0], [0.5, 0.0, -1.0]]), torch.tensor([2, 0])
+    loss = task_temperature_cross_entropy(logits, targets, torch.zeros(3) > 0, torch.ones(3) > 0)
+    close(loss, float(torch.nn.functional.cross_entropy(logits, targets)))
+
+
+def test_the_loss_by_temperature_may_differ_in_its_task_from_device_to_device() -> None:
+    logits, targets = doubles([[[1.0, 2.0], [0.5, 0.0]]] * 2), torch.tensor([[1, 0]] * 2)
+    old, new = torch.tensor([[False, False], [True, False]]), torch.tensor([[True, True], [False, True]])
+    both = vmap(task_temperature_cross_entropy)(logits, targets, old, new)
+    for device in (0, 1):
+        close(
+            both[device],
+            float(task_temperature_cross_entropy(logits[device], targets[device], old[device], new[device])),
+        )
 
 
 def test_classes_need_not_be_neighbours() -> None:

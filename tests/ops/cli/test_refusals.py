@@ -81,6 +81,7 @@ UNFIT_FOR_TASKS = [
         "but the stream brings none; set stream.kind = 'classes'",
     ),
     (["algorithm.loss=new_classes"], "about the classes of the current task, but the stream brings none"),
+    (["algorithm.loss=task_temperature"], "'task_temperature' is about the classes of the current task"),
     (["algorithm.loss=new_classes", "algorithm.name=mfcl", TASKS], "the method 'mfcl' has a loss of its own"),
     (["algorithm.name=mfcl", TASKS, "model.name={own}:Plain"], "this model has no layers that report any"),
     (["algorithm.name=fedavg_gen", TASKS, "model.name={own}:Reticent"], "and a Reticent reports none; choose mlp"),

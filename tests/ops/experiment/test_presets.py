@@ -170,6 +170,7 @@ OF_TASKS = (
     "lander",
     "oracle",
     "new-classes",
+    "fedcbdr",
     "generator-replay",
 )
 
