@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from fedemu.algorithms.analytic.sums import SUMS, Summed, Sums
 from fedemu.algorithms.incremental.remembering import RememberingFedAvg, RememberingState, TaskSGD
-from fedemu.algorithms.interface import Ask, Context, Forest, Reply, Script, Tree, total
+from fedemu.algorithms.interface import Ask, Context, Facts, Forest, Reply, Script, Tree, total
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import LossFunction
@@ -91,7 +91,12 @@ def one_hot(labels: Tensor, classes: int, like: Tensor) -> Tensor:
     return (torch.arange(classes, device=labels.device) == labels[:, None]).to(like.dtype)
 
 
-def remembered(classifier: Growing, previous: Tree, x: Tensor, targets: Tensor) -> Tensor:
-    """The targets ``[B, C]``, with the sigmoids of the previous model for the classes that it has seen."""
+def old_classes(classifier: Growing, previous: Tree, facts: Facts) -> Tensor:
+    """The classes ``[C]`` (bool) that the previous model has seen, and the device's present task does not bring."""
+    return (previous[SEEN] > 0) & ~classifier.brought(facts)
+
+
+def remembered(classifier: Growing, previous: Tree, x: Tensor, targets: Tensor, old: Tensor) -> Tensor:
+    """The targets ``[B, C]``, with the sigmoids of the previous model for the ``old [C]`` classes."""
     outputs, _ = classifier.apply(previous, x, False)
-    return torch.where(previous[SEEN] > 0, outputs.logits.sigmoid(), targets)
+    return torch.where(old, outputs.logits.sigmoid(), targets)

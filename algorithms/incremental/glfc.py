@@ -23,6 +23,7 @@ from fedemu.algorithms.analytic.classifiers import right_answers
 from fedemu.algorithms.incremental.exemplars import (
     PREVIOUS,
     SurveyingFedAvg,
+    old_classes,
     one_hot,
     programs_of,
     remembered,
@@ -78,11 +79,12 @@ class CompensatedLoss:
         if self.first:
             value = sigmoid_cross_entropy(logits, targets, seen, batch.weight)
             return Loss(value, buffers, {"loss": value.detach()})
-        weight = gradient_compensation(logits, batch.y, shared[PREVIOUS][SEEN], batch.weight)
+        old = old_classes(self.classifier, shared[PREVIOUS], facts)
+        weight = gradient_compensation(logits, batch.y, old.to(logits.dtype), batch.weight)
         surprise = sigmoid_cross_entropy(logits, targets, seen, batch.weight, weight)
         value = self.compensation * surprise
         if self.distillation:
-            relations = remembered(self.classifier, shared[PREVIOUS], batch.x, targets)
+            relations = remembered(self.classifier, shared[PREVIOUS], batch.x, targets, old)
             value = value + self.distillation * sigmoid_cross_entropy(logits, relations, seen, batch.weight)
         return Loss(value, buffers, {"loss": surprise.detach()})
 

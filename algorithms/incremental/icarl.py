@@ -22,6 +22,7 @@ from fedemu.algorithms.analytic.learner import with_head
 from fedemu.algorithms.incremental.exemplars import (
     PREVIOUS,
     SurveyingFedAvg,
+    old_classes,
     one_hot,
     programs_of,
     remembered,
@@ -42,8 +43,8 @@ MEANS: Final = "means"
 class RepresentationLoss:
     """The loss of algorithm 3: a sigmoid for each class seen so far.
 
-    With ``distilling``, the targets of the classes that ``shared["previous"]`` has seen are its answers, for all
-    samples. All other targets are the labels. ``metrics`` holds the whole as ``loss``.
+    With ``distilling``, the targets of old classes are the answers of ``shared["previous"]``, for all samples
+    (``old_classes``). All other targets are the labels. ``metrics`` holds the whole as ``loss``.
     """
 
     classifier: Growing
@@ -53,7 +54,8 @@ class RepresentationLoss:
         outputs, buffers = self.classifier.apply(variables, batch.x, True)
         targets = one_hot(batch.y, outputs.logits.shape[-1], outputs.logits)
         if self.distilling:
-            targets = remembered(self.classifier, shared[PREVIOUS], batch.x, targets)
+            old = old_classes(self.classifier, shared[PREVIOUS], facts)
+            targets = remembered(self.classifier, shared[PREVIOUS], batch.x, targets, old)
         value = sigmoid_cross_entropy(outputs.logits, targets, variables[SEEN] > 0, batch.weight)
         return Loss(value, buffers, {"loss": value.detach()})
 

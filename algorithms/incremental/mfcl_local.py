@@ -94,7 +94,7 @@ class StableLoss:
         real = Batch(batch.x[:rows], batch.y[:rows], batch.weight[:rows])
         logits = outputs.logits[:rows]
         if self.split:
-            learning = cross_entropy_among(logits, real.y, self.classifier.of_task(facts.task), real.weight)
+            learning = cross_entropy_among(logits, real.y, self.classifier.brought(facts), real.weight)
         else:
             learning = cross_entropy(logits, real, facts)
         value = learning

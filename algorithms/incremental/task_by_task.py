@@ -40,7 +40,7 @@ class NewClassCrossEntropy:
     model: Growing
 
     def __call__(self, logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
-        return cross_entropy_among(logits, batch.y, self.model.of_task(facts.task), batch.weight)
+        return cross_entropy_among(logits, batch.y, self.model.brought(facts), batch.weight)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,8 @@ class Facts(NamedTuple):
     """What a program may know of its device and round: zero-dimensional tensors, and ``label_counts [classes]``.
 
     ``examples`` is the number of samples, ``steps`` the number of steps of all stages, ``lr`` the learning rate.
-    ``first_visit`` is a bool tensor; if it is true, the device's own state is all zeros.
+    ``first_visit`` is a bool tensor; if it is true, the device's own state is all zeros. ``task`` is the period of the
+    stream, counted from 0. ``device`` is the device's index; None where facts are made up, as in tests.
     """
 
     examples: Tensor
@@ -52,6 +53,7 @@ class Facts(NamedTuple):
     task: Tensor
     first_visit: Tensor
     label_counts: Tensor
+    device: Tensor | None = None
 
 
 class Batch(NamedTuple):

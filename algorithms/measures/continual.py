@@ -5,6 +5,9 @@ While a run goes on there are fewer models than periods: the last row is the lat
 have been seen. NaN is an unknown value, as for a period without test data, and takes no part. If nothing is known, a
 measure is NaN. Arguments are anything that numpy takes as an array; results are float64.
 
+Where devices meet tasks in orders of their own, the columns are tasks, and ``since [periods]`` tells the period in
+which some device first meets each. Then a task counts from this period on. Without it, period j counts from j on.
+
 Sources: Lopez-Paz & Ranzato, "Gradient Episodic Memory for Continual Learning" (2017), section 2; Chaudhry et al.,
 "Riemannian Walk for Incremental Learning" (2018), section 3; Good et al., "Coordinated Replay Sample Selection for
 Continual Federated Learning" (2023), section 5.2; Babakniya et al., "A Data-Free Approach to Mitigate Catastrophic
@@ -19,23 +22,23 @@ samples, as ``average_accuracy`` does with ``examples``.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fedemu.algorithms.measures.forgetting import Floats, mean_known, over_distribution
 
 
-def average_accuracy(accuracy: ArrayLike, examples: ArrayLike | None = None) -> float:
+def average_accuracy(accuracy: ArrayLike, examples: ArrayLike | None = None, since: ArrayLike | None = None) -> float:
     """The latest model's mean accuracy over the periods seen so far.
 
     ``ACC = 1/T sum_j R_Tj`` (Lopez-Paz & Ranzato, eq. 2), ``A_k`` of Chaudhry et al. All periods count the same. With
     ``examples [periods]``, the sizes of their test sets, all samples count the same.
     """
     matrix = _matrix(accuracy)
-    seen = len(matrix)
-    latest = matrix[-1, :seen]
+    seen = _since(since, matrix) < len(matrix)
+    latest = matrix[-1, seen]
     if examples is None:
         return float(mean_known(latest))
-    return float(over_distribution(latest, np.asarray(examples, dtype=np.float64)[:seen]))
+    return float(over_distribution(latest, np.asarray(examples, dtype=np.float64)[seen]))
 
 
 def average_incremental_accuracy(seen: ArrayLike) -> float:
@@ -63,7 +66,7 @@ def forgetting_factor(performance: ArrayLike, lower_is_better: bool = False) -> 
     return lost
 
 
-def average_forgetting(accuracy: ArrayLike) -> float:
+def average_forgetting(accuracy: ArrayLike, since: ArrayLike | None = None) -> float:
     """The mean forgetting factor of the periods before the latest model's own. NaN after a single period.
 
     ``F_k = 1/(k-1) sum_{j<k} f_j^k`` of Chaudhry et al. Babakniya et al. define average forgetting as the highest
@@ -71,17 +74,19 @@ def average_forgetting(accuracy: ArrayLike) -> float:
     best. Here the task counts below 0; by their definition it counts 0, because the last model may be the best too.
     """
     matrix = _matrix(accuracy)
-    return float(mean_known(forgetting_factor(matrix)[: len(matrix) - 1]))
+    return float(mean_known(forgetting_factor(matrix)[_since(since, matrix) < len(matrix) - 1]))
 
 
-def backward_transfer(accuracy: ArrayLike) -> float:
+def backward_transfer(accuracy: ArrayLike, since: ArrayLike | None = None) -> float:
     """How later learning changed the accuracy on earlier periods. It is negative if they were forgotten.
 
-    ``BWT = 1/(T-1) sum_{j<T} (R_Tj - R_jj)`` (Lopez-Paz & Ranzato, eq. 3). NaN after a single period.
+    ``BWT = 1/(T-1) sum_{j<T} (R_Tj - R_jj)`` (Lopez-Paz & Ranzato, eq. 3). NaN after a single period. With
+    ``since`` R_jj is the accuracy after the period in which the task was first met.
     """
     matrix = _matrix(accuracy)
-    learnt = np.diagonal(matrix)
-    return float(mean_known((matrix[-1, : len(matrix)] - learnt)[:-1]))
+    began = _since(since, matrix)
+    earlier = np.flatnonzero(began < len(matrix) - 1)
+    return float(mean_known(matrix[-1, earlier] - matrix[began[earlier], earlier]))
 
 
 def forward_transfer(accuracy: ArrayLike, untrained: ArrayLike) -> float:
@@ -152,3 +157,8 @@ def _matrix(values: ArrayLike) -> Floats:
     if matrix.ndim != 2 or not len(matrix):
         raise ValueError(f"a matrix [models, periods] with at least one model is needed, not the shape {matrix.shape}")
     return matrix
+
+
+def _since(since: ArrayLike | None, matrix: Floats) -> NDArray[np.int64]:
+    """The period from which on each column counts, ``[periods]``."""
+    return np.arange(matrix.shape[1]) if since is None else np.asarray(since, dtype=np.int64)

@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import Kind, Model, Outputs, Tree
+from fedemu.algorithms.interface import Facts, Kind, Model, Outputs, Tree
 from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.algorithms.models.layer_statistics import observed
 from fedemu.algorithms.models.layers import uniform
@@ -70,11 +70,21 @@ class Growing:
 
     @cached_property
     def task_of(self) -> Tensor:
-        """The task that brings each class, ``[classes]`` int64."""
+        """The task of each class, ``[classes]`` int64."""
         return torch.from_numpy(self.tasks.task)
 
+    @cached_property
+    def since(self) -> Tensor:
+        """The period in which some device first meets each class, ``[classes]`` int64."""
+        return torch.from_numpy(self.tasks.since[self.tasks.task])
+
+    @cached_property
+    def _own(self) -> Tensor | None:
+        """The task that each device meets in each period, ``[devices, tasks]``; None if all meet them in one order."""
+        return None if self.tasks.own is None else torch.from_numpy(self.tasks.own)
+
     def init(self, seed: int) -> Tree:
-        return {**self.model.init(seed), SEEN: (self.task_of == 0).float()}
+        return {**self.model.init(seed), SEEN: (self.since == 0).float()}
 
     def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
         inner = {name: leaf for name, leaf in variables.items() if name != SEEN}
@@ -89,19 +99,29 @@ class Growing:
         """The same model with ``Outputs.statistics``. Raises ConfigurationError if the inner model has none."""
         return replace(self, model=observed(self.model))
 
-    def of_task(self, task: Tensor) -> Tensor:
-        """Whether the task brings each class, ``[classes]`` bool. Under ``vmap`` each device may have its own task."""
-        return self.task_of.to(task.device) == task
+    def brought(self, facts: Facts) -> Tensor:
+        """Whether the device's present task brings each class, ``[classes]`` bool.
+
+        Under ``vmap`` each device may have its own task.
+        """
+        task_of = self.task_of.to(facts.task.device)
+        if self._own is None or facts.device is None:
+            return task_of == facts.task
+        own = self._own.to(facts.task.device)
+        return task_of == own.flatten().index_select(0, (facts.device * own.shape[1] + facts.task)[None])
 
     def before_task(self, task: Tensor) -> Tensor:
         """Whether an earlier task brings each class, ``[classes]`` bool."""
         return self.task_of.to(task.device) < task
 
     def entered(self, variables: Tree, task: int, seed: int) -> Tree:
-        """The variables when ``task`` begins, with rows for all classes up to it. The rows of new classes are drawn."""
+        """The variables when period ``task`` begins, with rows for all classes that some device has met by then.
+
+        The rows of new classes are drawn.
+        """
         after = dict(variables)
         for new in range(task + 1):
-            rows = (self.task_of == new) & (variables[SEEN] == 0)
+            rows = (self.since == new) & (variables[SEEN] == 0)
             if rows.any():
                 drawn = self._drawn(variables, new, seed)
                 after |= {name: _with_rows(after[name], rows, leaf) for name, leaf in drawn.items()}

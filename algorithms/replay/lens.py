@@ -68,7 +68,8 @@ class Lens:
         facts = facts._replace(first_visit=torch.zeros_like(facts.first_visit))
         variables = self._variables(shared["model"])
         gradients = SampleGradients(self.model, self._criterion, variables, memory.batch, facts, self._memory)
-        key = b"".join([memory.indices.tobytes(), *(fact.cpu().numpy().tobytes() for fact in facts)])
+        told = (fact.cpu().numpy().tobytes() for fact in facts if fact is not None)
+        key = b"".join([memory.indices.tobytes(), *told])
         return self._recall.of(gradients, key)
 
     @torch.no_grad()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.data.partition import Indices
 from fedemu.algorithms.streams.arrivals import Arrivals
-from fedemu.algorithms.streams.flat import check_offsets, offsets_of, row, scalar
+from fedemu.algorithms.streams.flat import check_offsets, offsets_of, owners_of, row, scalar
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -21,12 +21,14 @@ class PeriodTests:
     """The test samples of period ``t`` are ``indices[offsets[t]:offsets[t + 1]]``. Periods count from 0.
 
     ``offsets [periods + 1]``. With ``held_out`` the indices point into ``Corpus.train``, to samples that never arrive
-    at a device. Without it they point into ``Corpus.test``.
+    at a device. Without it they point into ``Corpus.test``. ``since [periods]`` is the period from which on a test set
+    counts as seen; None if that is its own number. It differs where devices meet tasks in orders of their own.
     """
 
     offsets: Indices
     indices: Indices
     held_out: bool
+    since: Indices | None = None
 
     def __len__(self) -> int:
         """The number of periods."""
@@ -43,13 +45,20 @@ class PeriodTests:
         return self.indices[self.offsets[period] : self.offsets[period + 1]]
 
     def up_to(self, period: int) -> Indices:
-        """The test samples of all periods so far, with those of ``period`` (a view). IndexError as in ``of_period``."""
-        return self.indices[: self.offsets[period] + len(self.of_period(period))]
+        """The test samples that count as seen in ``period``. IndexError as in ``of_period``."""
+        self.of_period(period)
+        return self.indices[self.seen_since[owners_of(self.offsets)] <= period]
+
+    @property
+    def seen_since(self) -> Indices:
+        """The period from which on each test set counts as seen, ``[periods]``."""
+        return np.arange(len(self)) if self.since is None else self.since
 
     def to_arrays(self) -> dict[str, Indices]:
         """The test plan as arrays for a blob."""
         held_out = np.array([self.held_out], dtype=np.int64)
-        return {"offsets": self.offsets, "indices": self.indices, "held_out": held_out}
+        arrays = {"offsets": self.offsets, "indices": self.indices, "held_out": held_out}
+        return arrays if self.since is None else {**arrays, "since": self.since}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> PeriodTests:
@@ -57,7 +66,8 @@ class PeriodTests:
         what = "test plan"
         offsets, indices, held_out = (row(arrays, name, np.int64, what) for name in ("offsets", "indices", "held_out"))
         check_offsets(offsets, indices, what)
-        return cls(offsets, indices, bool(scalar(held_out, "held_out", what)))
+        since = row(arrays, "since", np.int64, what) if "since" in arrays else None
+        return cls(offsets, indices, bool(scalar(held_out, "held_out", what)), since)
 
     @classmethod
     def of(cls, period: Indices, indices: Indices, *, period_count: int, held_out: bool) -> PeriodTests:

@@ -1,16 +1,22 @@
-"""Class-incremental streams: each period is a task, which brings classes that no other task has."""
+"""Class-incremental streams: each period is a task, which brings classes that no other task has.
+
+All devices meet the tasks in one order, or each device in an order of its own. Then a period has a task for each
+device, and the test sets are those of the tasks, by their numbers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedemu.algorithms.data.partition import Indices, Partition
 from fedemu.algorithms.data.partitioners import Labels
 from fedemu.algorithms.streams.arrivals import Arrivals
+from fedemu.algorithms.streams.flat import owners_of
 from fedemu.algorithms.streams.period_tests import PeriodTests, checked
+from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -18,11 +24,13 @@ from fedemu.protocol.errors import ConfigurationError
 class ClassTasks:
     """Task ``t`` brings the classes ``order[offsets[t]:offsets[t + 1]]``.
 
-    ``order [classes]`` holds every class once, ``offsets`` are ``[tasks + 1]``.
+    ``order [classes]`` holds every class once, ``offsets`` are ``[tasks + 1]``. In period t device d meets the task
+    ``own[d, t]``; ``own [devices, tasks]`` is None if every device meets task t in period t.
     """
 
     order: Indices
     offsets: Indices
+    own: Indices | None = None
 
     def __len__(self) -> int:
         """The number of tasks."""
@@ -32,6 +40,11 @@ class ClassTasks:
     def task(self) -> Indices:
         """The task of each class, ``[classes]``."""
         return np.searchsorted(self.offsets, self.position, side="right") - 1
+
+    @property
+    def since(self) -> Indices:
+        """The period in which some device first meets each task, ``[tasks]``."""
+        return np.arange(len(self)) if self.own is None else np.argsort(self.own, axis=1).min(axis=0)
 
     @property
     def position(self) -> Indices:
@@ -65,12 +78,20 @@ class ClassTasks:
         return cls(given, np.concatenate([[0], np.cumsum(sizes)]))
 
 
+def own_orders(tasks: ClassTasks, devices: int, seed: int) -> ClassTasks:
+    """The same tasks, which each device meets in an order of its own. It is a function of the seed and the device."""
+    drawn = [
+        seeds.generator(seed, device=device, purpose="task order").permutation(len(tasks)) for device in range(devices)
+    ]
+    return replace(tasks, own=np.array(drawn, dtype=np.int64).reshape(devices, len(tasks)))
+
+
 def class_incremental(
     labels: Labels, test_labels: Labels, partition: Partition, tasks: ClassTasks, *, generator: np.random.Generator
 ) -> tuple[Arrivals, PeriodTests]:
     """A stream whose periods are tasks. All samples of a task's classes arrive at the beginning of its period.
 
-    A device's samples of a period are in random order. A period is tested on the test split's samples of its classes;
+    A device's samples of a period are in random order. A task is tested on the test split's samples of its classes;
     ``PeriodTests.up_to`` gives those of all classes so far. Any partition can be used, such as one of
     ``spread_by_task``.
     """
@@ -81,10 +102,13 @@ def class_incremental(
             )
     shuffled = generator.permutation(len(partition.train_indices))
     period = tasks.task[labels[partition.train_indices[shuffled]]]
-    return checked(
-        Arrivals.of(partition, shuffled, period, len(tasks)),
-        PeriodTests.of(tasks.task[test_labels], np.arange(len(test_labels)), period_count=len(tasks), held_out=False),
+    tests = PeriodTests.of(
+        tasks.task[test_labels], np.arange(len(test_labels)), period_count=len(tasks), held_out=False
     )
+    if tasks.own is not None:
+        period = np.argsort(tasks.own, axis=1)[owners_of(partition.train_offsets)[shuffled], period]
+        tests = replace(tests, since=tasks.since)
+    return checked(Arrivals.of(partition, shuffled, period, len(tasks)), tests)
 
 
 def spread_by_task(

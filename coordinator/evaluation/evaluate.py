@@ -42,8 +42,9 @@ class Evaluation:
 
     ``class_accuracy`` and ``class_loss [classes]`` are by the samples' labels. ``perplexity`` is ``exp(loss)`` of
     predicted tokens, None for samples. ``period_accuracy`` and ``period_loss [periods]`` are those of each period's
-    test set, None without periods. ``seen_accuracy`` and ``seen_loss`` are those of the test sets up to a period
-    together, None if no period was named. A value without samples, such as that of a class that has none, is NaN.
+    test set, None without periods; ``period_since`` is ``PeriodTests.since``. ``seen_accuracy`` and ``seen_loss`` are
+    those of the test sets up to a period together, None if no period was named. A value without samples, such as that
+    of a class that has none, is NaN.
 
     ``validation_accuracy`` is that on all devices' validation parts together, None if it is not asked for.
 
@@ -60,6 +61,7 @@ class Evaluation:
     period_accuracy: tuple[float, ...] | None = None
     period_loss: tuple[float, ...] | None = None
     validation_accuracy: float | None = None
+    period_since: tuple[int, ...] | None = None
     test_samples: int | None = None
 
 
@@ -114,6 +116,7 @@ class Evaluator:
         self._labels = self._split.y[self._indices]
         self._periods = owners_of(tests.offsets)[taken] if tests is not None and len(tests) > 1 else None
         self._period_count = 1 if tests is None else len(tests)
+        self._since = None if tests is None else tests.since
         sample_bytes = (8 if corpus.language else 4) * int(np.prod(corpus.input_shape))
         self._cache = list(self._read()) if sample_bytes * len(self) <= CACHE_LIMIT else None
         self._part = list(self._read(evenly_spaced(len(self), part))) if 0 < part < len(self) else None
@@ -125,7 +128,8 @@ class Evaluator:
     def evaluate(
         self, variables: Tree, period: int | None = None, on_all: bool = True, watch: Watch | None = None
     ) -> Evaluation:
-        """The results of the model with these variables. The test sets up to ``period`` count as seen.
+        """The results of the model with these variables. The test sets up to ``period`` count as seen; where tests
+        say from when on (``PeriodTests.since``), those of up to then.
 
         Without ``on_all`` they are accuracy and loss on a part of the samples, if the evaluator was given its size.
         ``watch`` sees the outputs for all samples.
@@ -146,9 +150,10 @@ class Evaluator:
         whole = replace(whole, period_accuracy=period_accuracy, period_loss=period_loss)
         if period is None:
             return whole
-        seen = self._periods <= period
+        seen = (self._periods if self._since is None else self._since[self._periods]) <= period
         seen_accuracy, seen_loss = _means(found.only(seen))
-        return replace(whole, seen_accuracy=seen_accuracy, seen_loss=seen_loss)
+        since = None if self._since is None else tuple(self._since.tolist())
+        return replace(whole, seen_accuracy=seen_accuracy, seen_loss=seen_loss, period_since=since)
 
     def _summed(self, found: Answers) -> Evaluation:
         """The results over all answers, without those by class and by period."""

@@ -41,6 +41,7 @@ class Row:
     period_loss: Values | None = None
     untrained_period_accuracy: Values | None = None
     validation_accuracy: float | None = None
+    period_since: tuple[int, ...] | None = None
     consistency: float | None = None
     round_forgetting: float | None = None
     local_forgetting: float | None = None

@@ -122,15 +122,16 @@ def summarize_periods(rows: Sequence[Row]) -> dict[str, Any] | None:
     accuracy, loss = (_array(last, column) for column in ("period_accuracy", "period_loss"))
     seen = _array(last, "seen_accuracy")
     untrained = next((row.untrained_period_accuracy for row in rows if row.untrained_period_accuracy), None)
+    since = last[-1].period_since
     found = {
         "rounds": [row.round for row in last],
         "accuracy": accuracy,
         "loss": loss,
         "seen_accuracy": seen,
-        "average_accuracy": continual.average_accuracy(accuracy),
+        "average_accuracy": continual.average_accuracy(accuracy, since=since),
         "average_incremental_accuracy": continual.average_incremental_accuracy(seen),
-        "average_forgetting": continual.average_forgetting(accuracy),
-        "backward_transfer": continual.backward_transfer(accuracy),
+        "average_forgetting": continual.average_forgetting(accuracy, since),
+        "backward_transfer": continual.backward_transfer(accuracy, since),
         "untrained_accuracy": untrained,
         "forward_transfer": None if untrained is None else continual.forward_transfer(accuracy, _known(untrained)),
         "forgetting": continual.forgetting_factor(accuracy),

@@ -28,6 +28,7 @@ _EVALUATED = (
     "period_accuracy",
     "period_loss",
     "validation_accuracy",
+    "period_since",
 )
 """The columns of a row that are fields of an ``Evaluation``."""
 

@@ -15,7 +15,7 @@ from fedemu.algorithms.streams.arrivals import Arrivals
 from fedemu.algorithms.streams.period_tests import PeriodTests
 from fedemu.algorithms.streams.periods import consecutive, dirichlet_drift, static, window_drift
 from fedemu.algorithms.streams.plan import StreamPlan
-from fedemu.algorithms.streams.tasks import ClassTasks, class_incremental
+from fedemu.algorithms.streams.tasks import ClassTasks, class_incremental, own_orders
 from fedemu.algorithms.streams.times import own_times, poisson
 from fedemu.ops.experiment import Classes, Drift, Experiment, Periods, Static, Stream, Window
 from fedemu.ops.experiment.tables.stream import INDEX, LABEL
@@ -58,7 +58,8 @@ def class_tasks(experiment: Experiment, classes: int) -> ClassTasks | None:
     match experiment.stream:
         case Classes() as stream:
             with _named(stream):
-                return _tasks(stream, classes, seeds.generator(experiment.seed, purpose="stream"))
+                tasks = _tasks(stream, classes, seeds.generator(experiment.seed, purpose="stream"))
+                return _ordered(tasks, stream, experiment.fleet.devices, experiment.seed)
     return None
 
 
@@ -79,6 +80,11 @@ def _tasks(stream: Classes, classes: int, random: np.random.Generator) -> ClassT
     return ClassTasks.of(classes, stream.tasks, stream.order or random.permutation(classes))
 
 
+def _ordered(tasks: ClassTasks, stream: Classes, devices: int, seed: int) -> ClassTasks:
+    """The tasks in the order in which devices meet them: one for the fleet, or one for each device."""
+    return tasks if stream.order_by == "fleet" else own_orders(tasks, devices, seed)
+
+
 def _divided(stream: Stream, corpus: Corpus, partition: Partition, seed: int) -> tuple[Arrivals, PeriodTests]:
     random = seeds.generator(seed, purpose="stream")
     train, test = corpus.train, corpus.test
@@ -95,7 +101,7 @@ def _divided(stream: Stream, corpus: Corpus, partition: Partition, seed: int) ->
             values = _column(corpus, train, column), _column(corpus, test, column)
             return window_drift(*values, partition, periods, width=width, generator=random, cut=cut)
         case Classes():
-            tasks = _tasks(stream, corpus.classes, random)
+            tasks = _ordered(_tasks(stream, corpus.classes, random), stream, len(partition), seed)
             return class_incremental(train.y, test.y, partition, tasks, generator=random)
         case _:
             assert_never(stream)

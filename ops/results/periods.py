@@ -79,8 +79,8 @@ class PeriodResults:
 
     def after_each(self, measure: str) -> Floats:
         """A measure of ``algorithms/measures/continual.py`` after each period, ``[models]``."""
-        of = getattr(continual, measure)
-        return np.array([of(self.accuracy[:reached]) for reached in range(1, len(self.rounds) + 1)])
+        of, since = getattr(continual, measure), self.rows[-1].period_since
+        return np.array([of(self.accuracy[:reached], since=since) for reached in range(1, len(self.rounds) + 1)])
 
     def relative_forgetting_after_each(self) -> Floats:
         """How far the perplexity rose above its best, after each period: the mean over earlier ones, ``[models]``."""

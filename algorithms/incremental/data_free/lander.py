@@ -180,7 +180,7 @@ class AnchoredDistillingLoss(AnchoredLoss):
     def __call__(self, variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> Loss:
         real, made = parted(batch, self.synthetic_batch)
         outputs, buffers = self.model.apply(variables, real.x, True)
-        new, old = self.classifier.of_task(facts.task), shared["previous"][SEEN] > 0
+        new, old = self.classifier.brought(facts), shared["previous"][SEEN] > 0
         learning = cross_entropy_among(outputs.logits, real.y, new, real.weight)
         bound = bounding_loss(outputs.features, self._of(real), self.radius, real.weight)
         answers, buffers = self.model.apply({**variables, **buffers}, made.x, True)

@@ -108,7 +108,7 @@ class DistillingLoss:
     def __call__(self, variables: Tree, batch: Batch, shared: Forest, own: Tree, facts: Facts) -> Loss:
         real, made = parted(batch, self.synthetic_batch)
         outputs, buffers = self.model.apply(variables, real.x, True)
-        among = self.classifier.of_task(facts.task)
+        among = self.classifier.brought(facts)
         learning = cross_entropy_among(outputs.logits, real.y, among, real.weight)
         answers, buffers = self.model.apply({**variables, **buffers}, made.x, True)
         taught = shared["synthetic"]["logits"].index_select(0, made.y)

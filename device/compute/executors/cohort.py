@@ -205,12 +205,12 @@ def _total(counts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 
 def unpacked(counts: Tensor, lr: Tensor) -> Facts:
-    """The facts of one device, from counts ``[5 + classes]`` int64 and its learning rate.
+    """The facts of one device, from counts ``[6 + classes]`` int64 and its learning rate.
 
-    They travel as these two tensors, because moving seven small ones takes longer.
+    They travel as these two tensors, because moving eight small ones takes longer.
     """
-    examples, steps, round, task, first_visit = counts[:5].unbind()
-    return Facts(examples, steps, lr, round, task, first_visit.bool(), counts[5:])
+    examples, steps, round, task, first_visit, device = counts[:6].unbind()
+    return Facts(examples, steps, lr, round, task, first_visit.bool(), counts[6:], device)
 
 
 def _facts(
@@ -222,7 +222,7 @@ def _facts(
     device: torch.device,
 ) -> tuple[Tensor, ...]:
     rates = {key: program.learning_rate(*key) for key in {(job.round, job.task) for job in jobs}}
-    rows = [(job.round, job.task, job.own is None) for job in jobs]
+    rows = [(job.round, job.task, job.own is None, job.device) for job in jobs]
     counts = np.concatenate([examples[:, None], steps[:, None], np.array(rows, np.int64), label_counts], axis=1)
     lr = np.array([rates[job.round, job.task] for job in jobs], np.float32)
     return torch.from_numpy(counts).to(device), torch.from_numpy(lr).to(device)

@@ -91,6 +91,7 @@ def _ask(
         task=torch.tensor(period, device=device),
         first_visit=torch.tensor(not buffer.answered, device=device),
         label_counts=counts.to(device),
+        device=torch.tensor(job.device, device=device),
     )
     own = map_leaves(lambda leaf: leaf.to(device), buffer.answered)
     with without_compiler():

@@ -176,13 +176,16 @@ class Window(_Drifting):
 class Classes(_Periodic):
     """Every period is a task that brings classes of its own.
 
-    ``order`` names all classes. If it is empty, the order is drawn.
+    ``order`` names all classes. If it is empty, the order is drawn. With ``order_by = "device"`` each device meets the
+    tasks in an order of its own, which is drawn.
     """
 
     kind: Literal["classes"] = "classes"
     tasks: Count = 5
     rounds_per_task: Count = 5
     order: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    # The default is left out of an experiment's bytes, so that experiments from before this setting keep their digests.
+    order_by: Literal["fleet", "device"] = Field(default="fleet", exclude_if=lambda by: by == "fleet")
 
     @property
     def period_count(self) -> int:

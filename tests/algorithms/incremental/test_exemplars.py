@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedemu.algorithms.incremental.exemplars import sigmoid_cross_entropy
+from fedemu.algorithms.incremental.exemplars import old_classes, sigmoid_cross_entropy
 from fedemu.algorithms.incremental.glfc import CompensatedLoss, glfc, gradient_compensation, mean_accuracy
 from fedemu.algorithms.incremental.icarl import RepresentationLoss, icarl
 from fedemu.algorithms.interface import Batch, Facts
@@ -32,7 +32,7 @@ MODEL = growing(mlp(SHAPE, 4, (6,)), ClassTasks.of(4, 2, [2, 0, 3, 1]), SHAPE)
 INGREDIENTS = Ingredients(MODEL, cross_entropy, 4, 2, 5, 0.05, 0.5, devices=3, input_shape=SHAPE)
 # Labels go 0, 1, 2, 3, 0, ...: task 0 brings 2 and 0, task 1 brings 3 and 1.
 STREAM = [[np.arange(start, start + 40, 2) for start in (0, 40, 80)], [np.arange(i, i + 40, 2) for i in (1, 41, 81)]]
-NO_FACTS = Facts(*[torch.tensor(0)] * 6, torch.zeros(4))
+FACTS = Facts(*[torch.tensor(0)] * 4, torch.tensor(1), torch.tensor(False), torch.zeros(4))
 BATCH = Batch(
     torch.randn(5, *SHAPE, generator=torch.Generator().manual_seed(0)),
     torch.tensor([3, 0, 1, 2, 3]),
@@ -76,13 +76,25 @@ def test_sigmoid_cross_entropy_on_numbers_worked_out_by_hand() -> None:
 
 
 def test_icarl_learns_labels_of_new_classes_and_the_previous_answers_for_old_ones() -> None:
-    loss = RepresentationLoss(MODEL, distilling=True)(VARIABLES, BATCH, {"previous": PREVIOUS}, {}, NO_FACTS)
+    loss = RepresentationLoss(MODEL, distilling=True)(VARIABLES, BATCH, {"previous": PREVIOUS}, {}, FACTS)
     targets = functional.one_hot(BATCH.y[:4], 4).float()
     targets[:, OLD] = logits_of(PREVIOUS)[:, OLD].sigmoid()
     torch.testing.assert_close(loss.value, decisions(logits_of(VARIABLES), targets).mean())
-    first = RepresentationLoss(MODEL, distilling=False)(MODEL.init(0), BATCH, {}, {}, NO_FACTS)
+    first = RepresentationLoss(MODEL, distilling=False)(MODEL.init(0), BATCH, {}, {}, FACTS)
     labels = functional.one_hot(BATCH.y[:4], 4).float()[:, OLD]
     torch.testing.assert_close(first.value, decisions(logits_of(MODEL.init(0))[:, OLD], labels).mean())
+
+
+def test_with_own_orders_a_class_of_the_present_task_is_new_also_if_the_previous_model_has_seen_it() -> None:
+    tasks = replace(MODEL.tasks, own=np.array([[1, 0], [0, 1]]))
+    model, facts = replace(MODEL, tasks=tasks), FACTS._replace(device=torch.tensor(0))
+    everything = {**PREVIOUS, SEEN: torch.ones(4)}
+    assert old_classes(model, everything, facts).tolist() == [False, True, False, True]
+    assert old_classes(MODEL, everything, facts).tolist() == [True, False, True, False]
+    loss = RepresentationLoss(model, distilling=True)(VARIABLES, BATCH, {"previous": everything}, {}, facts)
+    targets = functional.one_hot(BATCH.y[:4], 4).float()
+    targets[:, NEW] = logits_of(everything)[:, NEW].sigmoid()
+    torch.testing.assert_close(loss.value, decisions(logits_of(VARIABLES), targets).mean())
 
 
 def test_gradient_compensation_gives_old_and_new_classes_the_same_mean_weight() -> None:
@@ -99,7 +111,7 @@ def test_gradient_compensation_gives_old_and_new_classes_the_same_mean_weight() 
 
 def test_glfc_weighs_its_two_losses() -> None:
     weights = 0.3, 0.9
-    loss = CompensatedLoss(MODEL, *weights, first=False)(VARIABLES, BATCH, {"previous": PREVIOUS}, {}, NO_FACTS)
+    loss = CompensatedLoss(MODEL, *weights, first=False)(VARIABLES, BATCH, {"previous": PREVIOUS}, {}, FACTS)
     logits, labels = logits_of(VARIABLES), functional.one_hot(BATCH.y[:4], 4).float()
     measure = 1 - logits.sigmoid()[torch.arange(4), BATCH.y[:4]]
     groups = [measure[[1, 3]].mean(), measure[[0, 2]].mean()]  # the labels are 3, 0, 1, 2
@@ -113,7 +125,7 @@ def test_glfc_weighs_its_two_losses() -> None:
 
     def value(trained: Any) -> Tensor:
         whole = {**trained, SEEN: VARIABLES[SEEN]}
-        return CompensatedLoss(MODEL, 1.0, 0.0, first=False)(whole, BATCH, {"previous": PREVIOUS}, {}, NO_FACTS).value
+        return CompensatedLoss(MODEL, 1.0, 0.0, first=False)(whole, BATCH, {"previous": PREVIOUS}, {}, FACTS).value
 
     def weighted(trained: Any) -> Tensor:
         return (importance * decisions(logits_of({**trained, SEEN: VARIABLES[SEEN]}), labels)).mean()

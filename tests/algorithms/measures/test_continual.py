@@ -185,3 +185,17 @@ def test_forgetting_of_perplexity_is_relative_to_the_lowest_of_the_earlier_model
 def test_forgetting_may_be_taken_of_relative_changes():
     changes = relative_change([[4.0, 20.0], [6.0, 6.0]], 8.0)
     assert forgetting_factor(changes, lower_is_better=True) == pytest.approx([2 / 8, -14 / 8])
+
+
+def test_with_orders_of_their_own_a_task_counts_from_the_period_in_which_it_was_first_met():
+    since = [1, 0, 2]
+    assert average_accuracy(ACCURACY[:1], since=since) == 0.2
+    assert average_accuracy(ACCURACY[:2], since=since) == pytest.approx((0.9 + 0.7) / 2)
+    assert average_accuracy(ACCURACY[:2], [1, 3, 9], since=since) == pytest.approx((0.9 + 3 * 0.7) / 4)
+    # Tasks 0 and 1 were met before the last period. Their bests are 0.9 and 0.7; just after they were met, 0.9 and 0.2.
+    assert average_forgetting(ACCURACY, since) == pytest.approx((0.9 - 0.5 + 0.7 - 0.6) / 2)
+    assert backward_transfer(ACCURACY, since) == pytest.approx((0.5 - 0.9 + 0.6 - 0.2) / 2)
+    assert math.isnan(backward_transfer(ACCURACY[:1], since))
+    assert average_forgetting(ACCURACY, [0, 0, 0]) == pytest.approx((0.4 + 0.1 - 0.3) / 3)
+    for measure in (average_accuracy, average_forgetting, backward_transfer):
+        assert measure(ACCURACY, since=[0, 1, 2]) == measure(ACCURACY)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fedemu.algorithms.incremental.fedprox_plus import fedprox_plus
 from fedemu.algorithms.incremental.task_by_task import TaskByTask, with_tasks
-from fedemu.algorithms.interface import Context, Model, Picturing, Tree
+from fedemu.algorithms.interface import Context, Facts, Model, Picturing, Tree
 from fedemu.algorithms.methods.fedavg import FedAvg, FedAvgState, fedavg
 from fedemu.algorithms.methods.scaffold import scaffold
 from fedemu.algorithms.models.feed_forward import cnn, mlp
@@ -213,8 +213,34 @@ def test_pictures_are_shown_through_all_that_is_put_around_a_method() -> None:
         assert method.pictures(method.init(MODEL.init(0), Context(0, 0, 0, 4)), 3, 7) == {}
 
 
+def facts_of(task: int, device: int) -> Facts:
+    zero = torch.tensor(0)
+    return Facts(zero, zero, zero, zero, torch.tensor(task), zero.bool(), torch.zeros(4), torch.tensor(device))
+
+
 def test_a_device_may_ask_which_classes_its_task_brings() -> None:
-    assert MODEL.of_task(torch.tensor(1)).tolist() == [False, True, False, True]
+    for device in (0, 1):
+        assert MODEL.brought(facts_of(1, device)).tolist() == [False, True, False, True]
+
+
+def test_with_own_orders_each_device_has_its_classes_and_a_class_is_seen_when_the_first_device_meets_it() -> None:
+    own = np.array([[1, 0, 2], [1, 2, 0], [0, 1, 2]])
+    # Task 0 brings the classes 2 and 0, task 1 brings 3, task 2 brings 1.
+    tasks = replace(ClassTasks.of(4, 3, [2, 0, 3, 1]), own=own)
+    model = growing(mlp(SHAPE, 4, (6,)), tasks, SHAPE)
+    found = [
+        [model.brought(facts_of(period, device)).nonzero().flatten().tolist() for period in range(3)]
+        for device in range(3)
+    ]
+    assert found == [[[3], [0, 2], [1]], [[3], [1], [0, 2]], [[0, 2], [3], [1]]]
+    stacked = torch.vmap(lambda task, device: model.brought(facts_of(0, 0)._replace(task=task, device=device)))
+    assert stacked(torch.tensor([0, 1]), torch.tensor([2, 1])).int().tolist() == [[1, 0, 1, 0], [0, 1, 0, 0]]
+    variables = model.init(0)
+    assert variables[SEEN].tolist() == [1, 0, 1, 1]
+    later = model.entered(variables, 1, 7)
+    assert later[SEEN].tolist() == [1, 1, 1, 1]
+    changed = (later["fc2.weight"] != variables["fc2.weight"]).any(1)
+    assert changed.tolist() == [False, True, False, False]
 
 
 class Fewer(nn.Module):

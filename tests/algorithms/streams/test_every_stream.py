@@ -4,15 +4,16 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from fedemu.algorithms.data.partition import Partition
 from fedemu.algorithms.data.partitioners import dirichlet
 from fedemu.algorithms.streams.arrivals import Arrivals
 from fedemu.algorithms.streams.periods import consecutive, dirichlet_drift, static, window_drift
-from fedemu.algorithms.streams.tasks import ClassTasks, class_incremental
+from fedemu.algorithms.streams.tasks import ClassTasks, class_incremental, own_orders
 from fedemu.algorithms.streams.times import poisson
+from fedemu.protocol.errors import ConfigurationError
 
 
 def seeded(seed=0):
@@ -29,6 +30,12 @@ def make(name, labels, shares, periods, seed):
     if name == "tasks":
         tasks = ClassTasks.of(4, min(periods, 4), seeded(seed).permutation(4))
         return class_incremental(labels, labels, shares, tasks, generator=seeded(seed))
+    if name == "own orders":
+        tasks = own_orders(ClassTasks.of(4, min(periods, 4), seeded(seed).permutation(4)), len(shares), seed)
+        try:
+            return class_incremental(labels, labels, shares, tasks, generator=seeded(seed))
+        except ConfigurationError:  # a period in which no device has a sample
+            reject()
     if name == "static":
         return static(shares, 3)
     drift, cut = name.split()
@@ -46,7 +53,7 @@ def every_stream(test):
         periods=st.integers(1, 4),
         seed=st.integers(0, 1000),
     )
-    return pytest.mark.parametrize("name", ["static", "tasks", *names])(
+    return pytest.mark.parametrize("name", ["static", "tasks", "own orders", *names])(
         settings(max_examples=8, deadline=None)(cases(test))
     )
 

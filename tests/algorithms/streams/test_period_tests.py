@@ -31,6 +31,12 @@ def test_held_out_samples_are_of_the_training_split_and_others_of_the_test_split
     assert dataclasses.replace(tests, held_out=False).split(corpus) is test
 
 
+def test_a_test_set_may_count_as_seen_earlier_or_later_than_its_number_says():
+    tests = PeriodTests(np.array([0, 1, 3, 4]), np.array([4, 6, 3, 0]), False, since=np.array([1, 0, 0]))
+    assert [tests.up_to(period).tolist() for period in range(2)] == [[6, 3, 0], [4, 6, 3, 0]]
+    assert PeriodTests.from_arrays(tests.to_arrays()).since.tolist() == [1, 0, 0]
+
+
 @pytest.mark.parametrize("held_out", [True, False])
 def test_a_test_plan_survives_the_way_through_arrays(held_out):
     tests = PeriodTests(np.array([0, 1, 1, 3]), np.array([6, 4, 0]), held_out)

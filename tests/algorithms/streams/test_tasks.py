@@ -1,13 +1,14 @@
 """Class-incremental streams: which task brings which class, and what is refused."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fedemu.algorithms.data.partition import Partition
 from fedemu.algorithms.data.partitioners import iid
-from fedemu.algorithms.streams.tasks import ClassTasks, class_incremental, spread_by_task
+from fedemu.algorithms.streams.tasks import ClassTasks, class_incremental, own_orders, spread_by_task
 from fedemu.protocol.errors import ConfigurationError
 
 
@@ -85,3 +86,28 @@ def test_a_task_without_samples_and_labels_of_other_classes_are_refused():
         class_incremental(np.array([0, 1, 2]), np.array([0, 2]), partition(range(3)), tasks, generator=seeded())
     with pytest.raises(ConfigurationError, match="made of 3 classes, but labels go from 1 to 3"):
         class_incremental(np.array([1, 3]), np.array([0, 1, 2]), everything, tasks, generator=seeded())
+
+
+def test_each_device_meets_the_tasks_in_its_own_order():
+    labels, test_labels = np.array([0, 1, 2, 3, 0, 1, 2, 3]), np.array([3, 2, 1, 0, 3])
+    tasks = replace(ClassTasks.of(4, 3, [3, 0, 2, 1]), own=np.array([[1, 0, 2], [2, 1, 0], [1, 2, 0]]))
+    arrivals, tests = class_incremental(
+        labels, test_labels, partition([0, 1, 2, 3, 4], [5, 6], [7]), tasks, generator=seeded()
+    )
+    held = [[sorted(samples) for samples in by_period(arrivals, device)] for device in range(3)]
+    # Task 0 brings the classes 3 and 0, task 1 brings 2, task 2 brings 1.
+    assert held == [[[2], [0, 3, 4], [1]], [[5], [6], []], [[], [], [7]]]
+    assert plan_of(tests) == [[0, 3, 4], [1], [2]]
+    assert tests.since.tolist() == tasks.since.tolist() == [1, 0, 0]
+    assert [sorted(tests.up_to(period).tolist()) for period in range(2)] == [[1, 2], [0, 1, 2, 3, 4]]
+
+
+def test_own_orders_follow_from_the_seed_and_the_device():
+    tasks = ClassTasks.of(6, 5, range(6))
+    few, many, other = own_orders(tasks, 3, 7), own_orders(tasks, 40, 7), own_orders(tasks, 40, 8)
+    assert many.own[:3].tolist() == few.own.tolist()
+    assert many.own.tolist() != other.own.tolist()
+    assert np.sort(many.own, axis=1).tolist() == [[0, 1, 2, 3, 4]] * 40
+    assert len(np.unique(many.own, axis=0)) > 20
+    assert many.since.tolist() == [0] * 5
+    assert tasks.since.tolist() == [0, 1, 2, 3, 4]

@@ -23,7 +23,7 @@ LINE = (
     b'{"round":2,"task":0,"virtual_time":4.1464727282790115,"wall_time":2.088403616999983,"test_samples":360,'
     b'"accuracy":0.2027777777777777,"loss":40.13578655893314,"perplexity":null,"class_accuracy":[0.0,null,1.0],"seen_accuracy":1.0,'
     b'"seen_loss":0.10967903008441175,"period_accuracy":[1.0,0.0],"period_loss":[0.10967903008441175,null],'
-    b'"untrained_period_accuracy":[0.125,0.25],"validation_accuracy":null,'
+    b'"untrained_period_accuracy":[0.125,0.25],"validation_accuracy":null,"period_since":null,'
     b'"consistency":0.5,"round_forgetting":0.0,"local_forgetting":null,"aggregation_forgetting":null,'
     b'"local_alignment":null,"global_alignment":0.75,"online":7,"selected":7,"accepted":5,'
     b'"dropped":1,"late":0,"cancelled":1,"failed":0,"rejected":0,"attempts":1,"bytes_down":142128,"bytes_up":98960,'

@@ -13,7 +13,7 @@ from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.streams.period_tests import PeriodTests
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.ops.assembly.partition import build_partition
-from fedemu.ops.assembly.stream import open_stream
+from fedemu.ops.assembly.stream import class_tasks, open_stream
 from fedemu.ops.data.corpora import source_of
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import ConfigurationError, DataError
@@ -111,6 +111,36 @@ def test_the_order_of_the_training_split_is_an_order_of_arrival() -> None:
     for device in range(DEVICES):
         mine = plan.arrivals.everything(device, 3).tolist()
         assert mine == sorted(mine)
+
+
+def test_devices_may_meet_tasks_in_orders_of_their_own_which_model_and_stream_share() -> None:
+    wanted = experiment(kind="classes", tasks=5, order_by="device")
+    plan, tests = opened(wanted)
+    tasks = class_tasks(wanted, 10)
+    assert tasks is not None
+    assert tasks.own is not None
+    assert tasks.own.shape == (DEVICES, 5)
+    for device in range(DEVICES):
+        for period in range(5):
+            brought = np.unique(tasks.task[LABELS[plan.arrivals.arrived(device, period, np.inf)]])
+            assert brought.tolist() == [tasks.own[device, period]]
+    assert tests.seen_since.tolist() == tasks.since.tolist()
+    assert [np.unique(tasks.task[TEST_LABELS[tests.of_period(task)]]).tolist() for task in range(5)] == [
+        [task] for task in range(5)
+    ]
+    again = class_tasks(experiment(seed=2, kind="classes", tasks=5, order_by="device"), 10)
+    assert again is not None
+    assert again.own is not None
+    assert again.own.tolist() != tasks.own.tolist()
+
+
+def test_a_setting_that_came_later_does_not_change_the_digest_of_streams_of_classes() -> None:
+    plain = experiment(kind="classes", tasks=5)
+    assert "order_by" not in plain.table()["stream"]
+    assert plain.digest == experiment(kind="classes", tasks=5, order_by="fleet").digest
+    own = experiment(kind="classes", tasks=5, order_by="device")
+    assert own.table()["stream"]["order_by"] == "device"
+    assert Experiment.from_bytes(own.to_bytes()) == own
 
 
 def test_classes_come_in_the_order_that_is_given() -> None:

@@ -186,7 +186,7 @@ REFUSED = {
     ),
     '[stream]\nkind = "classes"\nperiods = 3': (
         'stream.periods is no setting of every kind; stream.kind = "classes" has period_seconds, arrivals, cumulative, '
-        "tasks, rounds_per_task, order"
+        "tasks, rounds_per_task, order, order_by"
     ),
     '[stream]\nkind = "window"\nwidth = 0.5': "stream.width = 0.5 must be at least 1",
     '[replay]\nstrategy = "gss"': (

@@ -11,7 +11,7 @@ GIVEN = Arguments(
     shared=[torch.tensor(1.0), torch.tensor(2.0)],
     each=[torch.tensor(3.0)],
     own=[],
-    facts=[torch.tensor([9, 5, 4, 2, 1, 6, 3]), torch.tensor(0.5)],
+    facts=[torch.tensor([9, 5, 4, 2, 1, 8, 6, 3]), torch.tensor(0.5)],
     noise=[torch.tensor(7.0)],
     carry=[torch.tensor(8.0)],
 )
@@ -34,6 +34,8 @@ def test_a_program_gets_every_tensor_by_its_name() -> None:
     }
     assert own == {}
     assert (int(facts.examples), int(facts.steps), int(facts.round), int(facts.task)) == (9, 5, 4, 2)
+    assert facts.device is not None
+    assert int(facts.device) == 8
     assert (bool(facts.first_visit), float(facts.lr), facts.label_counts.tolist()) == (True, 0.5, [6, 3])
     assert NAMES.drawn(GIVEN) == {"z": GIVEN.noise[0]}
 
