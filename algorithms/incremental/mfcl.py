@@ -15,7 +15,8 @@ The authors' code differs from the text in these points:
 
 - The generator's losses and their targets; see ``generator/training.py``.
 - The code divides feature distillation by the number of old classes (``distillation_scale = "mean"``). Equation 8 is a
-  sum (``"sum"``). The defaults ``fine_tuning`` 1 and ``distillation`` 0.1 are the code's; the paper does not give them.
+  sum (``"sum"``). The paper does not give the weights ``fine_tuning`` 1 and ``distillation`` 0.1. They are the code's,
+  and belong to its mean: with the sum the weight of the term would grow with each task.
 - The code averages models evenly (``weights = "even"``). Algorithm 1 says FedAvg.
 - In the code the pass for fine-tuning goes through the model once more, so that running statistics move twice a step.
   Here they move once.
@@ -143,7 +144,7 @@ def mfcl(
     split: bool = True,
     fine_tuning: Weight = 1.0,
     distillation: Weight = 0.1,
-    distillation_scale: Literal["sum", "mean"] = "sum",
+    distillation_scale: Literal["sum", "mean"] = "mean",
     synthetic_batch: PositiveInt = 32,
     samples: NonNegativeInt = 0,
     weights: Weights = "examples",
