@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedemu.coordinator.record.json_lines import to_line
 from fedemu.ops.cli import options
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format
@@ -16,8 +17,9 @@ from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.presets import methods
 from fedemu.ops.experiment.presets import presets as shipped
-from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.experiment.sources import load_experiment, read_frozen
 from fedemu.ops.running.exits import complain
+from fedemu.protocol.host.files import write_whole
 
 
 @guarded
@@ -25,11 +27,25 @@ def report(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="The run directory of a finished or unfinished run.")
     ],
+    curves: Annotated[
+        int,
+        typer.Option(
+            metavar="DEVICES",
+            help="Let this number of devices train once more from the run's last model, and draw their accuracy after "
+            "each epoch. The training takes as long as that of several rounds.",
+            min=0,
+        ),
+    ] = 0,
 ) -> int:
     """Draw the plots of a run and write its report.html. Prints the path of the page."""
     # Importing matplotlib takes a second, for which no other command should have to wait.
-    from fedemu.ops.report.report import write_report
+    from fedemu.ops.report.report import LOCAL_CURVES, write_report
 
+    if curves:
+        from fedemu.ops.assembly.local_curves import local_curves
+
+        found = local_curves(directory, read_frozen(directory), curves)
+        write_whole(directory / LOCAL_CURVES, to_line(found))
     print(write_report(directory))
     return 0
 

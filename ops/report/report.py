@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from fedemu.coordinator.record.json_lines import read_object
 from fedemu.coordinator.record.run import Run, read_generated, read_run
 from fedemu.ops.pages.page import render
 from fedemu.ops.pages.parts import Picture, draw_all
@@ -13,11 +14,15 @@ from fedemu.ops.report.generated import generated_plots, generator_table, missin
 from fedemu.ops.report.periods import period_table
 from fedemu.ops.report.plots.diagnosis import DIAGNOSIS_PLOTS, of_rounds
 from fedemu.ops.report.plots.generated import is_broad
+from fedemu.ops.report.plots.local_curves import LOCAL_PLOTS
 from fedemu.ops.report.plots.periods import PERIOD_PLOTS
 from fedemu.ops.report.plots.replay import REPLAY_PLOTS
 from fedemu.ops.report.plots.rounds import PLOTS
 from fedemu.ops.results.periods import PeriodResults, period_results
 from fedemu.protocol.host.files import write_whole
+
+LOCAL_CURVES = "local_curves.json"
+"""The file of a run directory that ``fedemu report --curves`` writes."""
 
 
 def write_report(directory: Path) -> Path:
@@ -34,6 +39,7 @@ def write_report(directory: Path) -> Path:
         "Periods": draw_all(PERIOD_PLOTS, results, folder) if results else [],
         "Replay": draw_all(REPLAY_PLOTS, run.rows, folder),
         "Plots": draw_all(PLOTS, run.rows, folder),
+        "Local training": draw_all(LOCAL_PLOTS, _local_curves(directory), folder),
         "Diagnosed rounds": draw_all(DIAGNOSIS_PLOTS, of_rounds(run.diagnosis), folder),
     }
     generated = {
@@ -45,6 +51,12 @@ def write_report(directory: Path) -> Path:
     page = directory / "report.html"
     write_whole(page, render("report.html", _context(directory.name, run, results, plots) | generated))
     return page
+
+
+def _local_curves(directory: Path) -> Mapping[str, object]:
+    """What ``local_curves.json`` holds, empty if there is no such file."""
+    file = directory / LOCAL_CURVES
+    return read_object(file.read_bytes(), file) if file.is_file() else {}
 
 
 def _context(

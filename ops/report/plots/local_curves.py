@@ -1,0 +1,47 @@
+"""The accuracy of devices' models after each epoch of local training, drawn from ``local_curves.json``.
+
+Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning", figure 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from fedemu.ops.pages.style import BLUE, ORANGE, marker, new_figure, numbers, round_ticks
+
+Curves = Mapping[str, Any]
+"""What ``local_curves.json`` holds, empty if there is no such file."""
+
+
+def local_curves(found: Curves) -> Figure | None:
+    """Mean and standard deviation over the devices, on their own distribution and outside of it, by epoch."""
+    epochs = found.get("epochs")
+    if not epochs:
+        return None
+    figure, axes = new_figure(f"Local training after the last round, {len(found['devices'])} devices")
+    for key, label, colour in (("in_local", "in-local", BLUE), ("out_local", "out-local", ORANGE)):
+        values = numbers(found[key])
+        known = ~np.isnan(values).all(axis=1)
+        if not known.any():
+            continue
+        means, spread = np.nanmean(values[known], axis=1), np.nanstd(values[known], axis=1)
+        at = np.array(epochs)[known]
+        axes.fill_between(at, means - spread, means + spread, color=colour, alpha=0.18, linewidth=0)
+        axes.plot(at, means, color=colour, linewidth=1.8, marker=marker(len(at)), label=f"{label}, ± deviation")
+    if not axes.lines:
+        return None
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_ylabel("test accuracy by the device's classes")
+    axes.xaxis.set_major_locator(round_ticks(integer=True))
+    axes.set_xlabel("local epoch (0: the global model)")
+    axes.legend()
+    return figure
+
+
+LOCAL_PLOTS: Mapping[str, Callable[[Curves], Figure | None]] = {"local_curves": local_curves}

@@ -1,0 +1,49 @@
+"""Accuracy after each epoch of local training, measured after a run, against a run that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedemu.coordinator.record.run import read_run
+from fedemu.coordinator.record.summary import Summary
+from fedemu.ops.assembly.local_curves import local_curves
+from fedemu.ops.experiment.sources import read_frozen
+from fedemu.protocol.errors import ConfigurationError
+
+Play = Callable[..., Summary]
+SETTINGS = ("algorithm.name='fedntd'", "local.epochs=3", "diagnose.every=1")
+
+
+def test_the_last_epoch_is_that_of_the_round_that_comes_next(in_one_process: Play, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    in_one_process(directory, *SETTINGS, "rounds=1")
+    first, digest = read_frozen(directory), (directory / "model.safetensors").read_bytes()
+    drawn = local_curves(directory, first, 4)
+    assert (drawn["round"], len(drawn["devices"]), drawn["epochs"]) == (2, 4, [0, 1, 2, 3])
+    assert (directory / "model.safetensors").read_bytes() == digest
+    before = {path: path.read_bytes() for path in (directory / "checkpoint").iterdir()}
+    # The second round is played, and its devices tell whom to look at in the first round's checkpoint.
+    in_one_process(directory, *SETTINGS, "rounds=2")
+    line = read_run(directory).diagnosis[1]
+    for path in (directory / "checkpoint").iterdir():
+        path.unlink()
+    for path, content in before.items():
+        path.write_bytes(content)
+    found = local_curves(directory, first, line["devices"])
+    assert found["in_local"][0] == pytest.approx(line["before_in_local"])
+    assert found["out_local"][0] == pytest.approx(line["before_out_local"])
+    assert found["in_local"][3] == pytest.approx(line["locals"]["in_local"])
+    assert found["out_local"][3] == pytest.approx(line["locals"]["out_local"])
+    assert found["in_local"][1] != found["in_local"][3]
+
+
+def test_a_run_without_a_checkpoint_has_no_curves(in_one_process: Play, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    in_one_process(directory, "rounds=1")
+    for path in (directory / "checkpoint").iterdir():
+        path.unlink()
+    with pytest.raises(ConfigurationError, match="has no checkpoint"):
+        local_curves(directory, read_frozen(directory))
