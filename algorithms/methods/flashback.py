@@ -110,7 +110,7 @@ class FlashbackState:
     variables: Tree
     knowledge: Tensor
     participations: Tensor
-    task: int
+    task: int = 0
 
 
 class Flashback:

@@ -55,7 +55,10 @@ def taken_apart(value: Any, tensors: dict[str, Tensor], path: str = "state") -> 
 
 
 def put_together(outline: Any, tensors: Mapping[str, Tensor], example: S) -> S:
-    """The value that ``taken_apart`` took apart. Raises ConfigurationError if it is not of the example's classes."""
+    """The value that ``taken_apart`` took apart. A field that the outline lacks has its default.
+
+    Raises ConfigurationError if the value is not of the example's classes.
+    """
     classes: dict[str, type] = {}
     _collect(type(example), classes)
     _collect_values(example, classes)
@@ -83,7 +86,7 @@ def _restore(outline: Any, tensors: Mapping[str, Tensor], classes: Mapping[str, 
             known = classes.get(name)
             if known is None:
                 raise ConfigurationError(f"The checkpoint holds a {name}, which this experiment does not know.")
-            if differing := set(_fields(known)) ^ fields.keys():
+            if differing := (set(_fields(known)) ^ fields.keys()) - _optional(known):
                 raise ConfigurationError(
                     f"The checkpoint's {name} comes from another version: it differs in {min(differing)!r}."
                 )
@@ -107,6 +110,14 @@ def _fields(kind: Any) -> tuple[str, ...]:
     if dataclasses.is_dataclass(kind):
         return tuple(field.name for field in dataclasses.fields(kind))
     return tuple(kind._fields)
+
+
+def _optional(kind: Any) -> set[str]:
+    """The fields that have a default. A checkpoint of an earlier version, which knew no such field, may lack them."""
+    if dataclasses.is_dataclass(kind):
+        fixed = (dataclasses.MISSING, dataclasses.MISSING)
+        return {field.name for field in dataclasses.fields(kind) if (field.default, field.default_factory) != fixed}
+    return set(kind._field_defaults)
 
 
 def _collect(hint: Any, classes: dict[str, type]) -> None:

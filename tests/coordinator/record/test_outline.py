@@ -20,6 +20,12 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Newer:
+    weights: torch.Tensor
+    task: int = 0
+
+
+@dataclass(frozen=True)
 class Generator:
     weights: Mapping[str, torch.Tensor]
     temperature: float
@@ -135,3 +141,15 @@ def test_a_state_of_another_version_is_refused_by_the_differing_field():
     outline["fields"]["heat"] = outline["fields"].pop("temperature")
     with pytest.raises(ConfigurationError, match="another version: it differs in 'heat'"):
         put_together(outline, tensors, Generator({}, 1.0))
+
+
+def test_a_field_with_a_default_may_be_newer_than_the_checkpoint():
+    tensors = {}
+    outline = taken_apart(Newer(torch.ones(2), 7), tensors)
+    del outline["fields"]["task"]
+    restored = put_together(outline, tensors, Newer(torch.zeros(2), 5))
+    assert restored.task == 0
+    assert torch.equal(restored.weights, torch.ones(2))
+    del outline["fields"]["weights"]
+    with pytest.raises(ConfigurationError, match="another version: it differs in 'weights'"):
+        put_together(outline, tensors, Newer(torch.zeros(2), 5))
