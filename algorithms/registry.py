@@ -47,8 +47,10 @@ from fedemu.algorithms.models.random_features import random_features
 from fedemu.algorithms.models.resnet import resnet18
 from fedemu.algorithms.models.torch_module import from_module, under_seed
 from fedemu.algorithms.terms.consolidation import ewc, mas
+from fedemu.algorithms.terms.dark_experience import der
 from fedemu.algorithms.terms.local_term import LocalTerm
 from fedemu.algorithms.terms.lwf import lwf
+from fedemu.algorithms.training.asymmetric import AsymmetricCrossEntropy
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import Criterion, cross_entropy, token_cross_entropy
 from fedemu.algorithms.training.wsm import reweighted_softmax
@@ -91,9 +93,10 @@ CRITERIA: Mapping[str, Callable[..., Any]] = {
     "wsm": reweighted_softmax,
     "new_classes": NewClassCrossEntropy,
     "task_temperature": TaskTemperature,
+    "er_ace": AsymmetricCrossEntropy,
     "token_cross_entropy": token_cross_entropy,
 }
-"""Losses by ``algorithm.loss``. A value is a ``Criterion``, or a class in ``OF_TASKS``."""
+"""Losses by ``algorithm.loss``. A value is a ``Criterion``, a class in ``OF_TASKS``, or ``AsymmetricCrossEntropy``."""
 OF_TASKS = (NewClassCrossEntropy, TaskTemperature)
 """The losses that tell the classes of tasks apart. Called with a growing model, each makes a ``Criterion``."""
 
@@ -101,6 +104,7 @@ TERMS: Mapping[str, Callable[..., LocalTerm]] = {
     "ewc": ewc,
     "mas": mas,
     "lwf": lwf,
+    "der": der,
 }
 """Local terms by their key in ``algorithm.terms``. A value is called with (ingredients, the options of the term)."""
 
@@ -180,6 +184,8 @@ def find_criterion(name: str, model: Model | None = None) -> Criterion:
     Raises ConfigurationError if there is no such loss, or if it needs new classes but ``model`` does not grow.
     """
     found: Any = find("algorithm.loss", name, CRITERIA)
+    if found is AsymmetricCrossEntropy:
+        return AsymmetricCrossEntropy(model if isinstance(model, Growing) else None)
     if found not in OF_TASKS:
         criterion: Criterion = found
         return criterion

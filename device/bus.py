@@ -147,7 +147,8 @@ class Done(Message):
 
     ``seconds`` is the job's share of the real time that its group took, None if it was not measured. ``wrote_own`` says
     whether ``next_own`` was written; programs without own state write none. ``buffered`` and ``buffered_bytes`` are
-    the number of samples in the device's replay buffer and their size as stored, None without a buffer.
+    the number of samples in the device's replay buffer and their size as stored, with their notes; None without a
+    buffer.
     """
 
     type: Literal["done"] = "done"

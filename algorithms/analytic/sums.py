@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -50,6 +50,9 @@ def blank_ledger() -> Tree:
 @dataclass(frozen=True, eq=False)
 class LedgerSGD(LocalSGD):
     """Local training at a device that keeps a ledger. Training does not change the ledger."""
+
+    takes_terms: ClassVar[bool] = False
+    """Devices train in the first task only, in which local terms have nothing to remember."""
 
     def initial_own(self, shared: Forest) -> Tree:
         return blank_ledger()

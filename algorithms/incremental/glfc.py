@@ -78,7 +78,7 @@ class CompensatedLoss:
         targets = one_hot(batch.y, logits.shape[-1], logits)
         if self.first:
             value = sigmoid_cross_entropy(logits, targets, seen, batch.weight)
-            return Loss(value, buffers, {"loss": value.detach()})
+            return Loss(value, buffers, {"loss": value.detach()}, outputs)
         old = old_classes(self.classifier, shared[PREVIOUS], facts)
         weight = gradient_compensation(logits, batch.y, old.to(logits.dtype), batch.weight)
         surprise = sigmoid_cross_entropy(logits, targets, seen, batch.weight, weight)
@@ -86,7 +86,7 @@ class CompensatedLoss:
         if self.distillation:
             relations = remembered(self.classifier, shared[PREVIOUS], batch.x, targets, old)
             value = value + self.distillation * sigmoid_cross_entropy(logits, relations, seen, batch.weight)
-        return Loss(value, buffers, {"loss": surprise.detach()})
+        return Loss(value, buffers, {"loss": surprise.detach()}, outputs)
 
 
 class GLFC(SurveyingFedAvg):

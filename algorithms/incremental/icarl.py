@@ -13,7 +13,7 @@ exemplars. Those of the present task are means of all its samples, as exemplars 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
 
@@ -62,6 +62,9 @@ class RepresentationLoss:
 
 class ICaRL(SurveyingFedAvg):
     """iCaRL's rounds. The survey asks for sums of normalised features by class."""
+
+    takes_terms: ClassVar[bool] = False
+    """Local terms would remember the classifier by means, which is evaluated, and not the one that is trained."""
 
     def remember(self, state: RememberingState, context: Context) -> Script[Forest]:
         kept = yield from super().remember(state, context)

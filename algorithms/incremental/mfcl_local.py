@@ -60,7 +60,9 @@ class RehearsingSGD(TaskSGD):
         weight = torch.ones_like(y, dtype=batch.weight.dtype)
         # Without real samples in this step a device takes no step: its synthetic samples have the weight 0.
         weight = weight * (batch.weight.sum() > 0)
-        joined = Batch(torch.cat([batch.x, x]), torch.cat([batch.y, y]), torch.cat([batch.weight, weight]))
+        joined = batch._replace(
+            x=torch.cat([batch.x, x]), y=torch.cat([batch.y, y]), weight=torch.cat([batch.weight, weight])
+        )
         return super().step(carry, joined, shared, own, facts, noise)
 
 

@@ -7,6 +7,7 @@ from fedemu.algorithms.interface.program import (
     LocalProgram,
     Measuring,
     Memory,
+    Noting,
     OfItsOwnKind,
     Plan,
     Query,
@@ -33,9 +34,22 @@ from fedemu.algorithms.interface.script import (
     total,
     weighted_mean,
 )
-from fedemu.algorithms.interface.values import Batch, Facts, Forest, Kind, Labelled, Outcome, PublicData, Tree
+from fedemu.algorithms.interface.values import (
+    LOGITS,
+    REPLAYED,
+    Batch,
+    Facts,
+    Forest,
+    Kind,
+    Labelled,
+    Outcome,
+    PublicData,
+    Tree,
+)
 
 __all__ = [
+    "LOGITS",
+    "REPLAYED",
     "Algorithm",
     "Ask",
     "Augment",
@@ -52,6 +66,7 @@ __all__ = [
     "Measuring",
     "Memory",
     "Model",
+    "Noting",
     "OfItsOwnKind",
     "Outcome",
     "Outputs",

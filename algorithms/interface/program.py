@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -122,6 +122,20 @@ class OfItsOwnKind(Protocol):
 
 
 @runtime_checkable
+class Noting(Protocol):
+    """A LocalProgram whose batches tell what is noted of their samples (``Batch.notes``)."""
+
+    @property
+    def notes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of each note of one sample, by name.
+
+        REPLAYED is 0 or 1. All other notes are what the device's replay buffer holds beside a sample, and NaN where it
+        holds nothing: for samples of the present period, and for single values that were not known.
+        """
+        ...
+
+
+@runtime_checkable
 class Revealing(Protocol):
     """A LocalProgram whose payload determines the device's trained model. Diagnosis tests this model."""
 
@@ -138,7 +152,7 @@ class Memory:
     training split, ``fresh [n]`` is true for X_t, and ``periods [n]`` are the periods in which samples came. ``period``
     is the period of X_t, ``budget`` is the number of samples that may be kept after it, and ``seen`` is the number that
     the device ever had, with X_t. ``generator`` belongs to the device and the period: each question finds it in the
-    same state.
+    same state. ``notes`` are those of the buffer's samples, each ``[buffer, ...]``.
     """
 
     batch: Batch
@@ -149,6 +163,7 @@ class Memory:
     budget: int
     seen: int
     generator: np.random.Generator
+    notes: Tree = field(default_factory=dict)
 
 
 class Query(Protocol):
@@ -171,8 +186,9 @@ class Query(Protocol):
     def ask(self, memory: Memory, shared: Forest, own: Tree, facts: Facts) -> tuple[Outcome, Tensor | None]:
         """The answer, and the positions in the memory of the samples to keep; None keeps everything for now.
 
-        With positions the period is over for the device: it drops all other samples. ``own`` is what the last question
-        of this period left behind; it is empty at first. ``facts.steps`` and ``facts.lr`` are 0.
+        With positions the period is over for the device: it drops all other samples. The answer's own state then holds
+        the notes of the samples to keep, ``[kept, ...]`` each, in the order of the positions. The argument ``own`` is
+        what the last question of this period left behind; it is empty at first. ``facts.steps`` and ``facts.lr`` are 0.
         """
         ...
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,12 +57,23 @@ class Facts(NamedTuple):
     device: Tensor | None = None
 
 
+REPLAYED: Final = "replayed"
+"""The note that is 1 for a sample of the device's replay buffer and 0 for a sample of the present period."""
+LOGITS: Final = "logits"
+"""The note of the logits ``[classes]`` that the global model gave a sample when it entered the replay buffer."""
+
+
 class Batch(NamedTuple):
-    """``x [batch, ...]`` as the model takes it, ``y [batch]`` int64, ``weight [batch]`` float32, where 0 is padding."""
+    """``x [batch, ...]`` as the model takes it, ``y [batch]`` int64, ``weight [batch]`` float32, where 0 is padding.
+
+    ``notes`` are what the program asked to know of each sample, ``[batch, ...]`` each (``Noting``). If a program joined
+    samples of its own to the end of the batch, there are none about these.
+    """
 
     x: Tensor
     y: Tensor
     weight: Tensor
+    notes: Tree = MappingProxyType({})
 
 
 class Outcome(NamedTuple):

@@ -14,6 +14,7 @@ from fedemu.protocol.errors import DataError
 
 _INDICES, _PERIODS, _STATE = "indices", "periods", "state"
 _ANSWERED = "answered."
+_NOTES = "notes."
 NEVER = -1
 """The value of ``Buffer.asked`` before the first question about a period."""
 
@@ -29,7 +30,7 @@ class Buffer:
     ``periods [k]`` are the periods in which the samples came. ``period`` is the first period that the device has not
     selected from, and ``seen`` the number of samples that it had before that period. ``answered`` is what the last
     question about that period left behind, and ``asked`` the number of samples of the period that had arrived by then,
-    NEVER if there was no question.
+    NEVER if there was no question. ``notes`` are kept beside the samples, each ``[k, ...]``.
     """
 
     indices: Indices = field(default_factory=_nothing)
@@ -38,17 +39,19 @@ class Buffer:
     seen: int = 0
     asked: int = NEVER
     answered: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def to_arrays(self) -> dict[str, Any]:
-        """The buffer as arrays by name. ``answered`` stays as it is, in arrays or tensors."""
+        """The buffer as arrays by name. ``answered`` and ``notes`` stay as they are, in arrays or tensors."""
         return {
             _INDICES: self.indices,
             _PERIODS: self.periods,
             _STATE: np.array([self.period, self.seen, self.asked], dtype=np.int64),
             **{_ANSWERED + name: leaf for name, leaf in self.answered.items()},
+            **{_NOTES + name: leaf for name, leaf in self.notes.items()},
         }
 
     @classmethod
@@ -64,8 +67,13 @@ class Buffer:
                 f"{list(periods.shape)}; both must be int64 rows of the same length, with a state of 3 numbers"
             )
         period, seen, asked = (int(value) for value in state)
-        answered = {name.removeprefix(_ANSWERED): leaf for name, leaf in arrays.items() if name.startswith(_ANSWERED)}
-        return cls(indices, periods, period, seen, asked, answered)
+        answered, notes = (
+            {name.removeprefix(start): leaf for name, leaf in arrays.items() if name.startswith(start)}
+            for start in (_ANSWERED, _NOTES)
+        )
+        if any(leaf.shape[:1] != indices.shape for leaf in notes.values()):
+            raise DataError(f"the replay buffer of {len(indices)} samples has notes of another number of samples")
+        return cls(indices, periods, period, seen, asked, answered, notes)
 
 
 def _is_row(array: NDArray[Any]) -> bool:

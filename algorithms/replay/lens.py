@@ -8,8 +8,10 @@ from typing import Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedemu.algorithms.interface import Facts, Forest, Memory, Model, Tree
+from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.replay.directions import Directions
 from fedemu.algorithms.replay.sample_gradients import SampleGradients
 from fedemu.algorithms.replay.selection.candidates import Floats
@@ -79,6 +81,15 @@ class Lens:
         blocks = (x[first : first + _ROWS] for first in range(0, len(x), _ROWS))
         rows = [self.model.apply(variables, block, False)[0].features.double().cpu().numpy() for block in blocks]
         return np.concatenate(rows) if rows else np.zeros((0, 1))
+
+    @torch.no_grad()
+    def logits(self, memory: Memory, shared: Forest) -> Tensor:
+        """The logits ``[n, classes]`` of the samples, by the model in evaluation mode; NaN for unseen classes."""
+        x, variables = memory.batch.x, self._variables(shared["model"])
+        rows = [self.model.apply(variables, block, False)[0].logits for block in torch.split(x, _ROWS)]
+        seen = variables.get(SEEN)
+        logits = torch.cat(rows)
+        return logits if seen is None else torch.where(seen > 0, logits, torch.nan)
 
     def _variables(self, sent: Tree) -> Tree:
         """The model's own variables. If the same tree was sent again, it is the same tree, as ``Recall`` needs."""

@@ -100,10 +100,10 @@ class Select:
     def _sum(self, memory: Memory, keep: Positions, shared: Forest, facts: Facts) -> Tree:
         """The sum of the gradient directions of the samples at the positions ``keep``, over the trained leaves."""
         rows = torch.from_numpy(keep)
-        batch = map_leaves(lambda leaf: leaf[rows.to(leaf.device)], memory.batch._asdict())
+        x, y, weight = (leaf[rows.to(leaf.device)] for leaf in memory.batch[:3])
         kept = replace(
             memory,
-            batch=Batch(**batch),
+            batch=Batch(x, y, weight),
             indices=memory.indices[keep],
             fresh=memory.fresh[keep],
             periods=memory.periods[keep],

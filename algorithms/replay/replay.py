@@ -31,6 +31,7 @@ from fedemu.algorithms.replay.balance import BalancedSelect, BalanceExchange
 from fedemu.algorithms.replay.coordination import CoordinatedSelect, GradientExchange, GradientSum, fleet_objective
 from fedemu.algorithms.replay.exchange import Exchange, Settled, marked
 from fedemu.algorithms.replay.lens import Lens
+from fedemu.algorithms.replay.notes import NotingLogits
 from fedemu.algorithms.replay.queries import CENSUS, KEPT, MODEL, Census, Select
 from fedemu.algorithms.replay.selection.selection import STRATEGIES, Strategy, fixed_proportion, gradient_diversity
 from fedemu.algorithms.replay.settings import BALANCED, COORDINATED, ReplaySettings
@@ -75,7 +76,8 @@ class Replay(Generic[S]):
         self._settings = settings
         self._select = select
         self._before = exchange
-        queries: dict[str, Query] = {SELECT: select, **(exchange.programs if exchange is not None else {})}
+        self._selection: Query = NotingLogits(select, select.lens) if settings.logits else select
+        queries: dict[str, Query] = {SELECT: self._selection, **(exchange.programs if exchange is not None else {})}
         if taken := sorted(queries.keys() & inner.programs.keys()):
             raise ConfigurationError(
                 f"the method has a program {taken[0]!r}, but replay has a program of that name; rename the method's"
@@ -85,7 +87,7 @@ class Replay(Generic[S]):
     @property
     def selection(self) -> Query:
         """The program by which a device selects, also when it selects late and alone."""
-        return self._select
+        return self._selection
 
     def init(self, variables: Tree, context: Context) -> ReplayState[S]:
         return ReplayState(self._inner.init(variables, context), {})
@@ -111,7 +113,8 @@ class Replay(Generic[S]):
 
     def _exchange(self, variables: Tree, context: Context) -> Generator[Any, Any, dict[str, Any]]:
         """Let devices select at the end of a period, after an exchange if they do so together. Returns the remarks."""
-        seen = self._settings.strategy in LOOKS_AT_MODEL or KEPT in self._select.measured
+        looks = self._settings.strategy in LOOKS_AT_MODEL or self._settings.logits
+        seen = looks or KEPT in self._select.measured
         shared: Forest = {MODEL: variables} if seen else {}
         reduce = {CENSUS: total, KEPT: total} if KEPT in self._select.measured else {CENSUS: total}
         settled = Settled({}, None, {})

@@ -32,7 +32,8 @@ class ReplaySettings:
     ends with the relaxation ``final``; its default is not the paper's (``CoordinatedSelect`` says why). ``objective``
     says for which strategies the objective of the kept samples is measured: ``cheap`` for those that compute gradients
     anyway, ``always`` or ``never``. With ``census`` devices tell how many samples they keep of each label and of each
-    of the ``periods``. ``memory`` is the most that the gradients of one device's samples take at a time, in bytes.
+    of the ``periods``. ``memory`` is the most that the gradients of one device's samples take at a time, in bytes. With
+    ``logits`` devices note the logits of the samples that they keep.
     """
 
     strategy: str
@@ -47,6 +48,7 @@ class ReplaySettings:
     census: bool = True
     memory: int = 2**29
     periods: int = 1
+    logits: bool = False
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():

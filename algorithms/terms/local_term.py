@@ -6,13 +6,14 @@ its importances under ``importance_key``. In the first task nothing is there. ``
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from torch import Tensor
 
 from fedemu.algorithms.interface import Batch, Facts
+from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import Term
 
 PREVIOUS: Final = "terms.previous"
@@ -45,10 +46,20 @@ class LocalTerm:
     """A term that goes with every method, and what has to be remembered for it.
 
     Importances are kept under ``importance_key(name)``. ``previous`` says whether the term needs the global model at
-    the end of the last task. With an ``importance`` the fleet is asked for it when a task ends.
+    the end of the last task. With an ``importance`` the fleet is asked for it when a task ends. ``notes`` are the
+    shapes of what it has to know of each sample (``Noting``).
     """
 
     name: str
     term: Term
     previous: bool = True
     importance: Importance | None = None
+    notes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+def with_local_terms(ingredients: Ingredients, terms: Mapping[str, LocalTerm]) -> Ingredients:
+    """The ingredients from which methods are built whose devices have these terms in their losses."""
+    notes = dict(ingredients.notes)
+    for term in terms.values():
+        notes |= term.notes
+    return replace(ingredients, terms=tuple(term.term for term in terms.values()), notes=notes)

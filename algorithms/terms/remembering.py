@@ -138,8 +138,10 @@ def with_terms(inner: Algorithm[S], terms: Mapping[str, LocalTerm], model: Model
     """
     if not terms:
         return inner
-    programs = [program for program in inner.programs.values() if not hasattr(program, "ask")]
-    if not programs or not all(_has(program, term) for program in programs for term in terms.values()):
+    # Other programs ask devices for sums, and do not train.
+    training = [program for program in inner.programs.values() if isinstance(program, LocalSGD)]
+    able = bool(training) and getattr(inner, "takes_terms", True)
+    if not able or not all(_has(program, term) for program in training for term in terms.values()):
         raise ConfigurationError(
             f"the method {method!r} does not train devices by a loss that takes local terms; remove "
             f"{', '.join(f'algorithm.terms.{name}' for name in terms)}, or choose another method"
@@ -147,6 +149,6 @@ def with_terms(inner: Algorithm[S], terms: Mapping[str, LocalTerm], model: Model
     return WithTerms(inner, terms, model)
 
 
-def _has(program: object, term: LocalTerm) -> bool:
+def _has(program: LocalSGD, term: LocalTerm) -> bool:
     """Whether a program minimises a loss that has the term."""
-    return isinstance(program, LocalSGD) and program.takes_terms and term.term in getattr(program.loss, "terms", ())
+    return program.takes_terms and term.term in getattr(program.loss, "terms", ())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 
 from fedemu.algorithms.interface import Augment, Model, Outputs
+from fedemu.algorithms.training.asymmetric import AsymmetricCrossEntropy
 from fedemu.algorithms.training.local_sgd import LocalSGD
 from fedemu.algorithms.training.objective import (
     Criterion,
@@ -33,7 +35,8 @@ class Ingredients:
     they are texts whose tokens are predicted. ``kept`` is the number of samples of earlier periods that a device's
     replay buffer keeps; None if it is not known. With ``local_steps`` above 0 devices take this number of steps in a
     round, whatever ``epochs`` says. With ``cumulative`` devices hold the samples of all periods so far.
-    ``terms`` are local terms, which every program adds to its loss.
+    ``terms`` are local terms, which every program adds to its loss, and ``notes`` are the shapes of what programs ask
+    to know of samples (``Noting``).
     """
 
     model: Model
@@ -56,6 +59,7 @@ class Ingredients:
     cumulative: bool = False
     local_steps: int = 0
     terms: tuple[Term, ...] = ()
+    notes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def local_sgd(self, *terms: Term, **settings: Any) -> LocalSGD:
         """Local training that minimises the criterion plus these terms; ``settings`` are further fields of LocalSGD."""
@@ -83,6 +87,7 @@ class Ingredients:
             "lr_decay": self.lr_decay,
             "rounds_per_task": self.rounds_per_task,
             "augment": self.augment,
+            "notes": {**getattr(self.criterion, "notes", {}), **self.notes},
         }
         fields |= settings
         fields["loss"] = with_terms(fields["model"], fields["loss"], self.terms)
@@ -98,7 +103,8 @@ class Ingredients:
 
     def require_fitting_criterion(self) -> None:
         """Raise ConfigurationError if a built-in criterion is for labels but the data are texts, or vice versa."""
-        if self.language and self.criterion in (cross_entropy, reweighted_softmax):
+        labels = self.criterion in (cross_entropy, reweighted_softmax)
+        if self.language and (labels or isinstance(self.criterion, AsymmetricCrossEntropy)):
             raise ConfigurationError(
                 "algorithm.loss predicts labels, but the data are texts whose tokens are predicted; "
                 "set algorithm.loss = 'token_cross_entropy'"

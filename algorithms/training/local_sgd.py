@@ -82,6 +82,7 @@ class LocalSGD:
     direction: Direction | None = None
     noise: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     declares_label_counts: bool = False
+    notes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     takes_terms: ClassVar[bool] = True
     """Whether the steps minimise ``loss``. Local terms are refused by a program whose steps do not."""
 

@@ -123,7 +123,7 @@ def _decode(train: Train, job: TrainJob, frames: Sequence[memoryview], part: sli
     own = Path(job.own) if job.own is not None else None
     # A program without own state writes no versions. So there may be no file, although an ask was accepted before.
     program, buffer = split_own(read_own(own) if own is not None and own.exists() else {})
-    answered = from_arrays(buffer.answered)
+    answered, notes = from_arrays(buffer.answered), from_arrays(buffer.notes)
     return Job(
         device=job.device,
         round=AskId.parse(train.ask).round,
@@ -131,17 +131,18 @@ def _decode(train: Train, job: TrainJob, frames: Sequence[memoryview], part: sli
         indices=indices,
         each=from_arrays(arrays),
         own=from_arrays(program) if program else None,
-        buffer=replace(buffer, answered=answered) if job.budget else None,
+        buffer=replace(buffer, answered=answered, notes=notes) if job.budget else None,
         budget=job.budget,
         sealed=sealed,
     )
 
 
 def _encode(train: Train, job: TrainJob, result: JobResult, sample_bytes: int, seconds: float) -> Answer:
-    kept, buffered = dict(result.own), None
+    kept, buffered, buffered_bytes = dict(result.own), None, None
     if result.buffer is not None:
         kept |= {name: torch.as_tensor(leaf) for name, leaf in buffer_leaves(result.buffer).items()}
         buffered = len(result.buffer)
+        buffered_bytes = buffered * sample_bytes + sum(leaf.nbytes for leaf in result.buffer.notes.values())
     if kept:
         write_own(Path(job.next_own), to_arrays(kept), _bfloat16(kept))
     payload = flatten(result.payload)
@@ -156,7 +157,7 @@ def _encode(train: Train, job: TrainJob, result: JobResult, sample_bytes: int, s
         seconds=seconds,
         wrote_own=bool(kept),
         buffered=buffered,
-        buffered_bytes=None if buffered is None else buffered * sample_bytes,
+        buffered_bytes=buffered_bytes,
         tensors=specs,
     )
     return done, frames

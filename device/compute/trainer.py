@@ -100,7 +100,7 @@ class Trainer:
     def _run(self, program: Any, shared: Forest, jobs: Sequence[Job]) -> list[JobResult | TrainingError]:
         if _is_query(program):
             return [run_query(program, shared, job, self._source) for job in jobs]
-        results = self._executor_of(program).run(program, shared, [_over_all(job) for job in jobs], self._source)
+        results = self._executor_of(program).run(program, shared, [job.over_all() for job in jobs], self._source)
         return [_with_buffer(result, job.buffer) for result, job in zip(results, jobs, strict=True)]
 
     def _executor_of(self, program: object) -> Executor:
@@ -149,11 +149,6 @@ def open_executor(name: str, kind: Kind, device_type: DeviceType, stack_size: in
             return Vmapped(rule.stack_size)
         case "checked":
             return Checked(Serial(), Vmapped(rule.stack_size))
-
-
-def _over_all(job: Job) -> Job:
-    """The job with the samples of the replay buffer (R_t) before those of the period (X_t). All weigh the same."""
-    return job if job.buffer is None else replace(job, indices=np.concatenate([job.buffer.indices, job.indices]))
 
 
 def _with_buffer(result: JobResult | TrainingError, buffer: Buffer | None) -> JobResult | TrainingError:

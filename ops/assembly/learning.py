@@ -9,7 +9,7 @@ from typing import Any
 
 from fedemu.algorithms.data.augment import augmentation
 from fedemu.algorithms.data.corpus import Corpus
-from fedemu.algorithms.interface import Algorithm, Ask, Context, Model, Tree
+from fedemu.algorithms.interface import LOGITS, Algorithm, Ask, Context, Model, Tree
 from fedemu.algorithms.models.growing import growing
 from fedemu.algorithms.models.low_precision import with_precision
 from fedemu.algorithms.registry import (
@@ -21,6 +21,7 @@ from fedemu.algorithms.registry import (
     find_criterion,
 )
 from fedemu.algorithms.replay.replay import ReplaySettings, with_replay
+from fedemu.algorithms.terms.local_term import with_local_terms
 from fedemu.algorithms.terms.remembering import with_terms
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.ops.assembly.stream import class_tasks
@@ -69,7 +70,7 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
         cumulative=stream.cumulative,
     )
     terms = build_terms(experiment.algorithm.terms, ingredients)
-    ingredients = replace(ingredients, terms=tuple(term.term for term in terms.values()))
+    ingredients = with_local_terms(ingredients, terms)
     name = experiment.algorithm.name
     algorithm = with_terms(build_algorithm(name, experiment.algorithm.options, ingredients), terms, model, name)
     # Gradients that select samples are those of the exact model.
@@ -107,6 +108,7 @@ def _replaying(algorithm: Algorithm[Any], experiment: Experiment, ingredients: I
         census=replay.census,
         memory=replay.memory_mib * 2**20,
         periods=experiment.stream.period_count,
+        logits=LOGITS in ingredients.notes,
     )
     return with_replay(algorithm, settings, ingredients)
 

@@ -164,7 +164,7 @@ class LittleFleet:
             return [checked(run_query(program, ask.shared, job, source), JobResult) for job in jobs]
         results = [
             checked(result, JobResult)
-            for result in self.executor.run(program, ask.shared, [over_all(job) for job in jobs], source)
+            for result in self.executor.run(program, ask.shared, [job.over_all() for job in jobs], source)
         ]
         return [replace(result, buffer=job.buffer) for result, job in zip(results, jobs, strict=True)]
 
@@ -194,11 +194,6 @@ class LittleFleet:
 def checked(result: Any, kind: type[T]) -> T:
     assert isinstance(result, kind), result
     return result
-
-
-def over_all(job: Job) -> Job:
-    """The job over the buffer's samples, followed by those of the period."""
-    return job if job.buffer is None else replace(job, indices=np.concatenate([job.buffer.indices, job.indices]))
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ METHODS = {
     "wsm": ("algorithm.loss='wsm'",),
     "local terms": ("algorithm.name='scaffold'", "algorithm.terms={ewc={samples=20}, lwf={}}"),
     "oracle": ("stream.cumulative=true",),
+    "noted logits": ("replay={strategy='naive_uniform', capacity=6}", "algorithm.terms={der={}}"),
     "replay": ("replay={strategy='coordinated', capacity=6, iterations=1}",),
     "balanced replay": ("replay={strategy='fedcbdr', budget=3, capacity=6}", "algorithm.loss='task_temperature'"),
 }
@@ -105,10 +106,11 @@ def test_a_coordinator_that_fails_as_a_task_begins_goes_on_to_the_same_model(
     assert sum(row.outcomes["dropped"] for row in rows) > 0, "some drop out"
 
 
-def test_devices_that_keep_models_of_earlier_tasks_have_them_still_when_they_and_the_trainer_are_killed(
-    new_fleet: Callable[..., LiveFleet], undisturbed: Callable[[str], Played]
+@pytest.mark.parametrize("name", ["fedlwf_2t", "noted logits"])
+def test_what_devices_keep_of_earlier_tasks_is_there_still_when_they_and_the_trainer_are_killed(
+    name: str, new_fleet: Callable[..., LiveFleet], undisturbed: Callable[[str], Played]
 ) -> None:
-    fleet = new_fleet(*settings("fedlwf_2t"), experiment=TASKS.experiment)
+    fleet = new_fleet(*settings(name), experiment=TASKS.experiment)
     fleet.start_coordinator()
     fleet.start_devices(TASKS.devices, "--trainers", "1")
     fleet.wait_for_round(THIRD_TASK - 2)
@@ -117,7 +119,7 @@ def test_devices_that_keep_models_of_earlier_tasks_have_them_still_when_they_and
     assert fleet.wait_for_end(100) == 0, fleet.tail()
     assert (len(fleet.rows()), fleet.summary()["perturbed"]) == (ROUNDS, False)
     assert outcomes_add_up(fleet.rows()) == []
-    assert fleet.summary()["model_digest"] == undisturbed("fedlwf_2t").summary.model_digest
+    assert fleet.summary()["model_digest"] == undisturbed(name).summary.model_digest
 
 
 class _Unplugged(Exception):

@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedemu.algorithms.interface import Facts, Forest, LocalProgram, Tree
-from fedemu.device.compute.executors.cohort import EACH, unpacked
+from fedemu.algorithms.interface import Batch, Facts, Forest, LocalProgram, Tree
+from fedemu.device.compute.executors.cohort import EACH, notes_of, unpacked
 
 
 class Arguments(NamedTuple):
     """The tensors that one call of ``begin``, of a step or of ``finish`` takes, in parts.
 
     ``shared`` holds the leaves of the trees that all devices get, ``each`` those of the device's own part of the ask,
-    ``own`` those of its own state, and ``facts`` its packed facts. A step also takes ``batch`` (x, y and weight),
-    ``noise`` and ``carry``; ``finish`` takes ``carry``. In a stack all tensors but the shared ones have a leading
-    dimension for the devices.
+    ``own`` those of its own state, and ``facts`` its packed facts. A step also takes ``batch`` (x, y, weight and
+    notes), ``noise`` and ``carry``; ``finish`` takes ``carry``. In a stack all tensors but the shared ones have a
+    leading dimension for the devices.
     """
 
     shared: Sequence[Tensor]
@@ -59,6 +59,7 @@ class Names:
     each: tuple[str, ...]
     own: tuple[str, ...]
     noise: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, shared: Forest, each: Tree, own: Tree, program: LocalProgram) -> Names:
@@ -68,6 +69,7 @@ class Names:
             tuple(each),
             tuple(own),
             tuple(sorted(program.noise)),
+            tuple(notes_of(program)),
         )
 
     def inputs(self, given: Arguments) -> tuple[Forest, Tree, Facts]:
@@ -78,6 +80,11 @@ class Names:
         if self.each:
             shared[EACH] = dict(zip(self.each, given.each, strict=True))
         return shared, dict(zip(self.own, given.own, strict=True)), unpacked(*given.facts)
+
+    def batch(self, given: Arguments) -> Batch:
+        """The batch of a step, with its notes by name."""
+        x, y, weight, *notes = given.batch
+        return Batch(x, y, weight, dict(zip(self.notes, notes, strict=True)))
 
     def drawn(self, given: Arguments) -> Tree:
         """The noise of a step, by name."""

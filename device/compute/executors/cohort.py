@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedemu.algorithms.interface import Augment, Facts, Forest, LocalProgram, Stage, Tree
+from fedemu.algorithms.interface import REPLAYED, Augment, Facts, Forest, LocalProgram, Noting, Stage, Tree
 from fedemu.device.compute.executors.executor import Job, Source
 from fedemu.protocol.errors import TrainingError
 from fedemu.protocol.seeds import generator
@@ -63,6 +63,8 @@ class Cohort:
     own: Tree
     each: Tree
     noise: Sequence[np.random.Generator]
+    notes: Tree
+    """The notes of the samples, leaves ``[rows, ...]``, in the order of their names."""
 
     @property
     def steps(self) -> NDArray[np.int64]:
@@ -157,7 +159,26 @@ def _cohort(
         own=_stacked([job.own for job in group], template, source.device),
         each=_stacked([job.each for job in group], group[0].each, source.device),
         noise=noise,
+        notes={
+            name: torch.cat([_noted(job, name, shape) for job in group]).to(source.device)
+            for name, shape in notes_of(program).items()
+        },
     )
+
+
+def notes_of(program: LocalProgram) -> Mapping[str, tuple[int, ...]]:
+    """The shapes of the notes that a program asks for, in the order of their names."""
+    return dict(sorted(program.notes.items())) if isinstance(program, Noting) else {}
+
+
+def _noted(job: Job, name: str, shape: tuple[int, ...]) -> Tensor:
+    """A note of all samples of a job, ``[examples, *shape]``."""
+    if name == REPLAYED:
+        return (torch.arange(job.indices.size) < job.replayed).float()
+    rows = torch.full((job.indices.size, *shape), torch.nan)
+    if name in job.notes:
+        rows[: job.replayed] = job.notes[name]
+    return rows
 
 
 def _lines(

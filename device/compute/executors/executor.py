@@ -7,7 +7,7 @@ The executors run the same programs: ``serial.py`` one device after the other, `
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -29,7 +29,8 @@ class Job:
     ``indices`` ``[examples]`` are the device's samples in ``corpus.train``. ``each`` is its own part of the ask, which
     reaches the program as ``shared["each"]``. ``own`` is its own state, None on a first visit. ``buffer`` is its replay
     buffer, None if it has none; the buffer keeps at most ``budget`` samples. ``sealed`` holds the samples of earlier
-    periods that the device has yet to select from, by period.
+    periods that the device has yet to select from, by period. The first ``replayed`` of ``indices`` are samples of the
+    replay buffer, with its ``notes``.
     """
 
     device: int
@@ -41,6 +42,15 @@ class Job:
     buffer: Buffer | None = None
     budget: int = 0
     sealed: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    replayed: int = 0
+    notes: Tree = field(default_factory=dict)
+
+    def over_all(self) -> Job:
+        """The job with the samples of the replay buffer (R_t) before those of the period (X_t). All weigh the same."""
+        if self.buffer is None:
+            return self
+        indices = np.concatenate([self.buffer.indices, self.indices])
+        return replace(self, indices=indices, replayed=len(self.buffer), notes=self.buffer.notes)
 
 
 @dataclass(frozen=True)

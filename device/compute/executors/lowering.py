@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.interface import Batch, LocalProgram, Outcome
+from fedemu.algorithms.interface import LocalProgram, Outcome
 from fedemu.device.compute.executors.arguments import Arguments, Names
 from fedemu.device.compute.executors.flat_function import Flat
 from fedemu.device.compute.executors.private_torch import TreeSpec, tree_flatten, tree_unflatten, without_compiler
@@ -65,7 +65,7 @@ class Lowering:
 
         def one_step(given: Arguments) -> Any:
             carry = tree_unflatten(list(given.carry), carry_spec)
-            after, metrics = step(carry, Batch(*given.batch), *names.inputs(given), names.drawn(given))
+            after, metrics = step(carry, names.batch(given), *names.inputs(given), names.drawn(given))
             if (spec := tree_flatten(after)[1]) != carry_spec:
                 raise TypeError(f"step returned a carry of the form {spec}, but was given one of the form {carry_spec}")
             return after, dict(metrics)

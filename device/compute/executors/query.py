@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedemu.algorithms.interface import Batch, Facts, Forest, Memory, Outcome, Query
+from fedemu.algorithms.interface import Batch, Facts, Forest, Memory, Outcome, Query, Tree
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.executors.cohort import EACH, sample_problem
@@ -99,7 +99,7 @@ def _ask(
     if keep is None:
         after = replace(buffer, asked=len(arrived), answered=map_leaves(_exported, outcome.own))
     else:
-        after = _kept(memory, keep.cpu().numpy().astype(np.int64))
+        after = _kept(memory, keep.cpu().numpy().astype(np.int64), map_leaves(_exported, outcome.own))
     return outcome, after, counts.numpy()
 
 
@@ -116,15 +116,17 @@ def _memory(job: Job, buffer: Buffer, arrived: NDArray[np.int64], source: Source
         budget=job.budget,
         seen=buffer.seen + len(arrived),
         generator=generator(source.seed, round=period, device=job.device, purpose=PURPOSE),
+        notes=map_leaves(lambda leaf: leaf.to(device), buffer.notes),
     )
 
 
-def _kept(memory: Memory, keep: NDArray[np.int64]) -> Buffer:
+def _kept(memory: Memory, keep: NDArray[np.int64], notes: Tree) -> Buffer:
     """The buffer at the beginning of the next period, with the samples at the positions ``keep``.
 
-    Raises ValueError unless the positions are distinct, exist, and are at most ``memory.budget``.
+    ``notes`` are those of the samples to keep, in the order of ``keep``. Raises ValueError unless the positions are
+    distinct, exist, and are at most ``memory.budget``.
     """
-    positions = np.unique(keep)
+    positions, first = np.unique(keep, return_index=True)
     if len(positions) < len(keep) or len(keep) > memory.budget:
         raise ValueError(
             f"a selection of {len(keep)} positions, {len(positions)} of them distinct, is refused; "
@@ -135,7 +137,8 @@ def _kept(memory: Memory, keep: NDArray[np.int64]) -> Buffer:
             f"a selection of the positions {positions[0]} to {positions[-1]} is refused; "
             f"they must be from 0 to {len(memory.indices) - 1}"
         )
-    return Buffer(memory.indices[positions], memory.periods[positions], memory.period + 1, memory.seen)
+    noted = map_leaves(lambda leaf: leaf[torch.from_numpy(first)], notes)
+    return Buffer(memory.indices[positions], memory.periods[positions], memory.period + 1, memory.seen, notes=noted)
 
 
 def _exported(leaf: torch.Tensor) -> torch.Tensor:

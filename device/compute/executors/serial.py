@@ -61,7 +61,7 @@ class Serial:
         for number, lines in enumerate(cohort.stages):
             rows_matter = program.stages[number].rows_matter
             for line in range(len(lines.rows)):
-                batch, size = _batch(lines, line, samples, cohort.y, rows_matter)
+                batch, size = _batch(lines, line, samples, cohort, rows_matter)
                 noise = [_normal(cohort, program.noise[name]) for name in names.noise]
                 step_given = given._replace(batch=batch, noise=noise, carry=carry)
                 lowered = self._lowering.step(program, number, names, carry_spec, step_given)
@@ -83,8 +83,8 @@ class Serial:
         )
 
 
-def _batch(lines: Lines, line: int, samples: Tensor, labels: Tensor, rows_matter: bool) -> tuple[list[Tensor], float]:
-    """The x, y and weight of one step, and its number of samples."""
+def _batch(lines: Lines, line: int, samples: Tensor, cohort: Cohort, rows_matter: bool) -> tuple[list[Tensor], float]:
+    """The x, y, weight and notes of one step, and its number of samples."""
     rows, weights = lines.rows[line], lines.weights[line]
     drawn = {name: leaf[line] for name, leaf in lines.draws.items()}
     size = float(weights.sum())
@@ -98,7 +98,8 @@ def _batch(lines: Lines, line: int, samples: Tensor, labels: Tensor, rows_matter
         x = x.permute(0, 3, 1, 2)
     if lines.augment is not None:
         x = lines.augment.apply(x, drawn)
-    return [x, labels.index_select(0, index), torch.from_numpy(weights).to(samples.device)], size
+    y, *notes = (leaf.index_select(0, index) for leaf in (cohort.y, *cohort.notes.values()))
+    return [x, y, torch.from_numpy(weights).to(samples.device), *notes], size
 
 
 def _rows_last_channel(x: Tensor) -> Tensor:

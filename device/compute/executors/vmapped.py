@@ -208,7 +208,7 @@ class _Call:
 
 
 class _Batches:
-    """The batches of a stack by step: x, y and weight ``[slots, batch, ...]``, gathered for several steps at once.
+    """The batches of a stack by step: x, y, weight, notes ``[slots, batch, ...]``, gathered for several steps at once.
 
     ``lines [time, slots]`` are those of the slot plan.
     """
@@ -243,7 +243,8 @@ class _Batches:
         x = x.view(*rows.shape, *x.shape[1:])
         y = cohort.y.index_select(0, flat).view(rows.shape)
         weights = torch.from_numpy(self._weights[times]).to(cohort.x.device)
-        return [list(batch) for batch in zip(x.unbind(), y.unbind(), weights.unbind(), strict=True)]
+        notes = [leaf.index_select(0, flat).view(*rows.shape, *leaf.shape[1:]) for leaf in cohort.notes.values()]
+        return [list(batch) for batch in zip(*(leaf.unbind() for leaf in (x, y, weights, *notes)), strict=True)]
 
 
 def _table(rows: Sequence[Tensor]) -> NDArray[np.float64]:

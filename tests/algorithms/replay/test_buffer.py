@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -20,6 +22,10 @@ def test_a_buffer_survives_storage_and_arrays_that_are_no_buffer_are_refused() -
         4,
     )
     assert again.answered["x"].tolist() == [0.5]
+    noted = replace(again, notes={"logits": np.array([[0.5, 1.0], [2.0, 3.0]])})
+    assert Buffer.from_arrays(noted.to_arrays()).notes["logits"].tolist() == [[0.5, 1.0], [2.0, 3.0]]
+    with pytest.raises(DataError, match="of 2 samples has notes of another number"):
+        Buffer.from_arrays(replace(noted, notes={"logits": np.zeros((3, 2))}).to_arrays())
     with pytest.raises(DataError, match="the replay buffer lacks periods"):
         Buffer.from_arrays({"indices": np.array([1]), "state": np.array([0, 0, 0])})
     with pytest.raises(DataError, match=r"indices of the shape \[1\] and periods of the shape \[0\]; both must be"):

@@ -139,7 +139,7 @@ def test_more_samples_than_a_block_come_out_as_they_do_alone() -> None:
     batch = batch_of(70)
     gram = gradients_of(MODELS["mlp"], batch).gram()
     some = [0, 31, 32, 69]
-    few = gradients_of(MODELS["mlp"], Batch(*(part[some] for part in batch)))
+    few = gradients_of(MODELS["mlp"], Batch(*(part[some] for part in batch[:3])))
     np.testing.assert_allclose(gram[np.ix_(some, some)], few.gram(), **TIGHT)
     whole = gradients_of(MODELS["mlp"], batch)
     total = whole.weighted_sum(np.eye(70)[69])
