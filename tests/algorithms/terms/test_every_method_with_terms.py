@@ -28,6 +28,16 @@ from fedemu.protocol.errors import ConfigurationError
 SHAPE, CLASSES = (1, 8, 8), 4
 MODEL = growing(mlp(SHAPE, CLASSES, (6,)), ClassTasks.of(CLASSES, 2, [2, 0, 3, 1]), SHAPE)
 GENERATOR: dict[str, Any] = {"iterations": 2, "generator_batch": 4, "noise": 6, "synthetic_batch": 3}
+SYNTHESIS: dict[str, Any] = {
+    "synthesis_rounds": 2,
+    "warm_up": 0,
+    "synthesis_steps": 1,
+    "generator_batch": 4,
+    "noise": 6,
+    "synthetic_batch": 3,
+    "student_steps": 1,
+    "student_batch": 4,
+}
 SHORT: dict[str, dict[str, Any]] = {
     "fedcurv": {"samples": 6, "penalty": 0.01},
     "feddf": {"server_batches": 4, "evaluate_every": 2},
@@ -36,6 +46,8 @@ SHORT: dict[str, dict[str, Any]] = {
     "fedavg_finetuned": {"server_epochs": 2},
     "mfcl": GENERATOR,
     "fedavg_gen": GENERATOR,
+    "target": SYNTHESIS,
+    "lander": {**SYNTHESIS, "anchor_width": 5},
 }
 REFUSE = {"fedcil", "central", "ncm", "afl", "icarl"}
 STREAM = [[np.arange(start + task, start + 24 - 8 * task, 2) for start in (0, 40, 80)] for task in (0, 1)]

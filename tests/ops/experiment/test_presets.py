@@ -179,6 +179,8 @@ def fitting(part: str) -> str:
     """The digits experiment, with the public data, periods or tasks that a method needs."""
     if part in OF_TASKS or part.startswith("mfcl"):
         return f"digits-tasks+public+{part}"
+    if part == "der":
+        return "digits-drift+uniform-replay+der"
     return f"digits-drift+public+{part}" if part.endswith("-replay") else f"digits+public+{part}"
 
 
