@@ -46,7 +46,7 @@ def ewc(
 
 
 def mas(
-    ingredients: Ingredients, coefficient: NonNegativeFloat = 1.0, decay: Decay = 1.0, samples: PositiveInt = 500
+    ingredients: Ingredients, coefficient: NonNegativeFloat = 0.1, decay: Decay = 1.0, samples: PositiveInt = 500
 ) -> LocalTerm:
     """MAS. ``coefficient`` is twice the paper's λ. Each device takes at most ``samples`` samples."""
     importance = Importance(squared_length, torch.abs, samples, decay)

@@ -13,7 +13,7 @@ the model that it is sent then. They are kept in the device's replay buffer, bes
 The paper learns from a stream on one machine. It notes the logits of the model in training, draws two batches of its
 buffer for each batch of new samples, and takes the mean of each. Here a batch holds both kinds of samples, each sample
 of a device is met once per epoch, and all rows count the same. Its networks have all classes from the beginning. Here
-classes that the model had not seen when the sample was noted are left out. ``alpha`` 0.5 and ``beta`` 1 are choices of
+classes that the model had not seen when the sample was noted are left out. ``alpha`` 0.1 and ``beta`` 1 are choices of
 this project; the paper tunes both for each data set.
 """
 
@@ -30,7 +30,7 @@ from fedemu.algorithms.training.objective import Pass, Term, cross_entropy
 from fedemu.protocol.errors import ConfigurationError
 
 
-def der(ingredients: Ingredients, alpha: NonNegativeFloat = 0.5, beta: NonNegativeFloat = 1.0) -> LocalTerm:
+def der(ingredients: Ingredients, alpha: NonNegativeFloat = 0.1, beta: NonNegativeFloat = 1.0) -> LocalTerm:
     """DER++; with ``beta = 0`` it is DER, whose replayed samples have no cross-entropy.
 
     Raises ConfigurationError if devices have no replay buffers, if the data are texts, or if ``beta`` is not 1 but the
