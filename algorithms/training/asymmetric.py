@@ -39,7 +39,7 @@ class AsymmetricCrossEntropy:
     def __call__(self, logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
         true = torch.arange(logits.shape[-1], device=logits.device) == batch.y[:, None]
         if self.model is not None:
-            present = self.model.of_task(facts.task)
+            present = self.model.brought(facts)
             new = (true & present).any(-1)
         else:
             replayed = batch.notes.get(REPLAYED, batch.weight.new_zeros(0))
