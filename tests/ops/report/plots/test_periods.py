@@ -93,6 +93,16 @@ def test_the_curves_beside_the_matrix_are_over_the_periods_seen_by_each_model() 
     assert lines_of(figure, "average accuracy") == [([0.75, 0.75, 0.5], [0.0, 1.0, 2.0])]
 
 
+def test_forward_transfer_is_told_where_the_untrained_model_was_tested() -> None:
+    """Period 1 went from 0.125 to 0.25 before it began, and period 2 from 0.5 to 0.25."""
+    first = row(1, MATRIX[0], untrained_period_accuracy=[0.75, 0.125, 0.5])
+    found = period_results(run([first, *(row(round, MATRIX[(round - 1) // 2]) for round in range(2, 7))]))
+    assert found is not None
+    assert found.forward_transfer == (0.125 - 0.25) / 2
+    assert period_cards(found)[-1] == ("forward transfer", "-0.062")
+    assert math.isnan(results().forward_transfer)
+
+
 def test_the_matrix_of_language_data_holds_perplexities() -> None:
     found = results(language=True)
     assert found.perplexity[2] == pytest.approx([76, 51, 26])
