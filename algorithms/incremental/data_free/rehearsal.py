@@ -14,7 +14,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from fedemu.algorithms.incremental.data_free.synthesis import Synthesis, SynthesisSettings
+from fedemu.algorithms.incremental.data_free.maker import SynthesisSettings
+from fedemu.algorithms.incremental.data_free.synthesis import Synthesis
 from fedemu.algorithms.incremental.mfcl import MOST_BYTES
 from fedemu.algorithms.incremental.mfcl_local import NOISE, RehearsingSGD, stored
 from fedemu.algorithms.incremental.remembering import RememberingFedAvg, RememberingState, TaskSGD

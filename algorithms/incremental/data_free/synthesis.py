@@ -14,20 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from fedemu.algorithms.incremental.data_free.losses import agreement_divergence, statistics_distance
+from fedemu.algorithms.incremental.data_free.maker import OPTIMISER, Maker, SynthesisSettings
 from fedemu.algorithms.incremental.generator.training import same_every_time, training_device
 from fedemu.algorithms.interface import Context, Forest, Model, Outputs, ServerJob, Tree
 from fedemu.algorithms.models.growing import SEEN
 from fedemu.algorithms.models.layer_statistics import running_statistics, unwatched
-from fedemu.algorithms.training.adam import Adam
 from fedemu.algorithms.training.class_losses import distillation_among
 from fedemu.algorithms.training.local_sgd import SGD
 from fedemu.algorithms.trees import add, flatten, map_leaves, unflatten, without, zeros_like
@@ -38,74 +37,7 @@ CHECKPOINT_EVERY: Final = 5
 """The number of rounds of synthesis between two checkpoints of the job."""
 KEPT: Final = "kept."
 """The beginning of the keys, in the job's carry, of what a maker keeps from round to round."""
-OPTIMISER: Final = Adam(first_decay=0.5)
 STUDENT_MOMENTUM: Final = 0.9
-
-Momentum = Annotated[float, Field(ge=0, lt=1)]
-"""The share of earlier rounds in the statistics of layers."""
-
-
-class Maker(Protocol):
-    """How images are made. ``rates`` are the learning rates by the keys of the forest that is trained in a round."""
-
-    @property
-    def rates(self) -> Mapping[str, float]: ...
-
-    def begin(self, seed: int) -> Forest:
-        """What is kept from round to round, before the first one."""
-        ...
-
-    def opened(self, kept: Forest, rows: int, draws: np.random.Generator) -> Forest:
-        """The variables that a round trains, to make ``rows`` images. All leaves are trained."""
-        ...
-
-    def images(self, kept: Forest, trained: Forest, y: Tensor) -> Tensor:
-        """The images ``[rows, channels, height, width]`` of the classes ``y [rows]``, normalised as the data are."""
-        ...
-
-    def losses(self, outputs: Outputs, y: Tensor) -> Mapping[str, Tensor]:
-        """The weighted losses of this maker's own, from the teacher's outputs."""
-        ...
-
-    def lesson(self, student: Outputs, features: Tensor) -> Tensor | None:
-        """A loss that the student has besides the teacher's answers; None if there is none."""
-        ...
-
-    def closed(self, kept: Forest, trained: Forest, slopes: Forest) -> Forest:
-        """What is kept after a round: from its variables, and from the sum of their gradients over its steps."""
-        ...
-
-
-@dataclass(frozen=True)
-class SynthesisSettings:
-    """How samples are made.
-
-    There are ``rounds`` rounds of ``steps`` iterations, with ``batch_size`` samples each. The student is trained after
-    each round from number ``warm_up`` (counted from 0) on: ``student_steps`` batches of SGD. ``keep_all`` says whether
-    the samples of earlier rounds are kept too. ``statistics_momentum`` is the share of earlier rounds in the statistics
-    of layers that are compared with the running ones. ``device`` ``auto`` is the coordinator's GPU if there is one.
-    """
-
-    rounds: int
-    warm_up: int
-    steps: int
-    batch_size: int
-    cross_entropy: float
-    batch_statistics: float
-    divergence: float
-    student_steps: int
-    student_batch: int
-    student_lr: float
-    student_decay: float
-    temperature: float
-    keep_all: bool
-    statistics_momentum: float = 0.9
-    device: Literal["auto", "cpu"] = "auto"
-
-    @property
-    def samples(self) -> int:
-        """The number of samples that are made in all."""
-        return self.batch_size * (self.rounds if self.keep_all else self.rounds - self.warm_up)
 
 
 class _Best(NamedTuple):
@@ -114,6 +46,15 @@ class _Best(NamedTuple):
     value: Tensor
     x: Tensor
     losses: Mapping[str, Tensor]
+
+
+class _Tried(NamedTuple):
+    """What the iterations of a round leave: variables, sums of their gradients, the best batch, newest statistics."""
+
+    variables: Forest
+    slopes: Forest
+    best: _Best
+    statistics: Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,36 +100,15 @@ class Synthesis:
 
     def _round(self, forest: Forest, teacher: Tree, index: int, context: Context) -> Forest:
         """The job's carry after one more round of synthesis."""
-        settings, maker = self.settings, self.maker
+        settings = self.settings
         draws = seeds.generator(context.seed, round=context.round, purpose=f"synthesis/{index}")
         y = even_classes(teacher[SEEN] > 0, settings.batch_size, draws)
         kept = {key.removeprefix(KEPT): tree for key, tree in forest.items() if key.startswith(KEPT)}
-        opened = maker.opened(kept, settings.batch_size, draws)
-        trained: dict[str, Tree] = {
-            key: map_leaves(lambda leaf: leaf.to(y.device), tree) for key, tree in opened.items()
-        }
-        memories: dict[str, Tree] = {key: OPTIMISER.begin(tree) for key, tree in trained.items()}
-        slopes: dict[str, Tree] = {key: zeros_like(tree) for key, tree in trained.items()}
-        student = forest["student"] if index > settings.warm_up else None
-        best: _Best | None = None
+        opened = self.maker.opened(kept, settings.batch_size, draws)
         statistics = forest.get("statistics", {})
-        newest: Tree = {}
-        for _ in range(settings.steps):
-            leaves = {key: map_leaves(_variable, tree) for key, tree in trained.items()}
-            x = maker.images(kept, leaves, y)
-            outputs, _ = self.model.apply(unwatched(teacher), x, False)
-            newest = map_leaves(Tensor.detach, outputs.statistics)
-            losses = self._losses(outputs, x, y, teacher, student, statistics)
-            value = torch.stack(list(losses.values())).sum()
-            if best is None or value.detach() < best.value:
-                best = _Best(value.detach(), x.detach(), map_leaves(Tensor.detach, losses))
-            flat = flatten(leaves)
-            found = torch.autograd.grad(value, list(flat.values()), materialize_grads=True)
-            for key, tree in unflatten(dict(zip(flat, found, strict=True))).items():
-                lr = torch.tensor(maker.rates[key], device=y.device)
-                trained[key], memories[key] = OPTIMISER.step(trained[key], tree, memories[key], lr)
-                slopes[key] = add(slopes[key], tree)
-        assert best is not None, "a round has at least one step"
+        student = forest["student"] if index > settings.warm_up else None
+        tried = self._tried(kept, opened, y, teacher, student, statistics)
+        best = tried.best
         pool = forest["pool"]
         fresh = self._answered(teacher, best.x, y)
         answers, _ = self.model.apply(unwatched(forest["student"]), best.x, False)
@@ -204,11 +124,42 @@ class Synthesis:
             "momentum": forest["momentum"],
             "pool": pool,
             "judged": map_leaves(Tensor.detach, judged),
-            "statistics": _blended(statistics, newest, settings.statistics_momentum),
+            "statistics": _blended(statistics, tried.statistics, settings.statistics_momentum),
         }
         if index >= settings.warm_up:
             after["student"], after["momentum"] = self._taught(after, teacher[SEEN] > 0, index, context)
-        return {**after, **{KEPT + key: tree for key, tree in maker.closed(kept, trained, slopes).items()}}
+        closed = self.maker.closed(kept, tried.variables, tried.slopes)
+        return {**after, **{KEPT + key: tree for key, tree in closed.items()}}
+
+    def _tried(
+        self, kept: Forest, opened: Forest, y: Tensor, teacher: Tree, student: Tree | None, statistics: Tree
+    ) -> _Tried:
+        """The iterations of a round, which train the variables ``opened`` to show the classes ``y``."""
+        maker = self.maker
+        trained: dict[str, Tree] = {
+            key: map_leaves(lambda leaf: leaf.to(y.device), tree) for key, tree in opened.items()
+        }
+        memories: dict[str, Tree] = {key: OPTIMISER.begin(tree) for key, tree in trained.items()}
+        slopes: dict[str, Tree] = {key: zeros_like(tree) for key, tree in trained.items()}
+        best: _Best | None = None
+        newest: Tree = {}
+        for _ in range(self.settings.steps):
+            leaves = {key: map_leaves(_variable, tree) for key, tree in trained.items()}
+            x = maker.images(kept, leaves, y)
+            outputs, _ = self.model.apply(unwatched(teacher), x, False)
+            newest = map_leaves(Tensor.detach, outputs.statistics)
+            losses = self._losses(outputs, x, y, teacher, student, statistics)
+            value = torch.stack(list(losses.values())).sum()
+            if best is None or value.detach() < best.value:
+                best = _Best(value.detach(), x.detach(), map_leaves(Tensor.detach, losses))
+            flat = flatten(leaves)
+            found = torch.autograd.grad(value, list(flat.values()), materialize_grads=True)
+            for key, tree in unflatten(dict(zip(flat, found, strict=True))).items():
+                lr = torch.tensor(maker.rates[key], device=y.device)
+                trained[key], memories[key] = OPTIMISER.step(trained[key], tree, memories[key], lr)
+                slopes[key] = add(slopes[key], tree)
+        assert best is not None, "a round has at least one step"
+        return _Tried(trained, slopes, best, newest)
 
     def _losses(
         self, outputs: Outputs, x: Tensor, y: Tensor, teacher: Tree, student: Tree | None, statistics: Tree

@@ -35,8 +35,9 @@ import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
+from fedemu.algorithms.incremental.data_free.maker import OPTIMISER, Momentum, SynthesisSettings
 from fedemu.algorithms.incremental.data_free.rehearsal import SampleRehearsal, parted, programs
-from fedemu.algorithms.incremental.data_free.synthesis import OPTIMISER, Momentum, Synthesis, SynthesisSettings
+from fedemu.algorithms.incremental.data_free.synthesis import Synthesis
 from fedemu.algorithms.incremental.mfcl import GeneratorBatch, Weight
 from fedemu.algorithms.incremental.remembering import classifier_of
 from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outputs, Tree

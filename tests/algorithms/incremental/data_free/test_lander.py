@@ -14,13 +14,8 @@ from torch.nn import functional
 
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.incremental.data_free.anchors import Mapped, anchors_of
-from fedemu.algorithms.incremental.data_free.lander import (
-    AnchoredDistillingLoss,
-    AnchoredLoss,
-    NoisyAnchorMaker,
-    balance,
-    lander,
-)
+from fedemu.algorithms.incremental.data_free.lander import NoisyAnchorMaker, lander
+from fedemu.algorithms.incremental.data_free.lander_local import AnchoredDistillingLoss, AnchoredLoss, balance
 from fedemu.algorithms.interface import Batch, Facts, Outputs, Revealing
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import SEEN, growing

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedemu.algorithms.incremental.data_free.losses import agreement_divergence, statistics_distance
-from fedemu.algorithms.incremental.data_free.synthesis import Synthesis, SynthesisSettings, even_classes
+from fedemu.algorithms.incremental.data_free.maker import SynthesisSettings
+from fedemu.algorithms.incremental.data_free.synthesis import Synthesis, even_classes
 from fedemu.algorithms.interface import Context, Forest, Outputs, ServerJob, Tree
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import SEEN, growing
