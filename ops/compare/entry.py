@@ -31,7 +31,8 @@ BY_PERIOD = (
 """The figures of the latest model of a stream of periods. ``relative_forgetting`` is the mean over the earlier periods.
 The last two exist for language data only."""
 KEPT_OBJECTIVE = "kept_objective"
-"""The figure of replay: the objective of the samples that devices keep, by sample, as the mean over periods."""
+"""The figure of replay: the objective of the samples that devices keep, by sample, as the median over periods. In
+the first period gradients are far more alike than later, so that a mean would show that period alone."""
 OF_DIAGNOSED = ("local_forgetting", "aggregation_forgetting", "local_alignment", "global_alignment")
 """The figures that are means over the diagnosed rounds."""
 _BY_ROUND = ("consistency", "round_forgetting", *OF_DIAGNOSED)
@@ -153,7 +154,7 @@ def _figures_of_run(run: Run, target: float | None, last: int) -> dict[str, floa
         "forgetting": _known(forgetting(classes)) if len(classes) > 1 else None,
         **{key: _mean(row.number(key) for row in run.rows) for key in _BY_ROUND},
         **_by_period(run),
-        KEPT_OBJECTIVE: _mean(row.kept_objective for row in run.rows),
+        KEPT_OBJECTIVE: _median(row.kept_objective for row in run.rows),
         **{
             f"rounds_to_{share * 100:.0f}": None if target is None else _rounds_to(run, share * target)
             for share in SHARES
@@ -182,6 +183,12 @@ def _by_period(run: Run) -> dict[str, float | None]:
 
 def _known(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """The median of the values that are known, None if there is none."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

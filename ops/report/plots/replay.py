@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from fedemu.ops.pages.style import (
     BLUE,
@@ -26,6 +27,7 @@ from fedemu.ops.pages.style import (
     numbers,
     period_bar,
     period_colours,
+    plain_log_axis,
     round_ticks,
     sequence_colours,
 )
@@ -105,7 +107,8 @@ def objective(rows: Rows) -> Figure | None:
     """The objective of what devices keep after each period, by sample.
 
     With coordination it stands beside that of the relaxed selections in the first and the last iteration. The dotted
-    line at 1 is the objective of samples whose gradients are all at right angles.
+    line at 1 is the objective of samples whose gradients are all at right angles. The axis is logarithmic, because the
+    first period's gradients are far more alike than those of later ones.
     """
     measured = [row for row in rows if row.kept_objective is not None]
     if not measured:
@@ -125,7 +128,8 @@ def objective(rows: Rows) -> Figure | None:
         if np.isfinite(values).any():
             axes.plot(after, values, label=label, color=colour, linewidth=1.6, marker=dots, markersize=4)
     axes.axhline(1, color=GREY, linewidth=1.0, linestyle=":", label="gradients at right angles")
-    axes.set_ylim(bottom=0)
+    plain_log_axis(axes, "y")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlabel("after period")
     axes.set_ylabel("objective by sample")
     axes.xaxis.set_major_locator(round_ticks(11, integer=True))

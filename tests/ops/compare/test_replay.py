@@ -102,7 +102,7 @@ def test_forgetting_is_given_as_it_is(runs: Path) -> None:
     assert study.reference.figures[forgetting.key] == Statistic((0.25, 0.5))
 
 
-def test_the_objective_of_the_kept_samples_is_their_mean_over_periods_where_it_was_measured(runs: Path) -> None:
+def test_the_objective_of_the_kept_samples_is_their_median_over_periods_where_it_was_measured(runs: Path) -> None:
     directory = write_run(
         runs / "many", [[0.5, 0.0], [0.5, 0.75]], strategy="diversity", capacity=5, objective="always"
     )
