@@ -53,7 +53,7 @@ class TaskTemperature:
     model: Growing
 
     def __call__(self, logits: Tensor, batch: Batch, facts: Facts) -> Tensor:
-        old, new = self.model.before_task(facts.task), self.model.brought(facts)
+        old, new = self.model.brought_before(facts), self.model.brought(facts)
         return task_temperature_cross_entropy(logits, batch.y, old, new, batch.weight)
 
 

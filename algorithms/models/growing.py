@@ -110,9 +110,15 @@ class Growing:
         own = self._own.to(facts.task.device)
         return task_of == own.flatten().index_select(0, (facts.device * own.shape[1] + facts.task)[None])
 
-    def before_task(self, task: Tensor) -> Tensor:
-        """Whether an earlier task brings each class, ``[classes]`` bool."""
-        return self.task_of.to(task.device) < task
+    def brought_before(self, facts: Facts) -> Tensor:
+        """Whether an earlier task of the device brings each class, ``[classes]`` bool."""
+        task_of = self.task_of.to(facts.task.device)
+        if self._own is None or facts.device is None:
+            return task_of < facts.task
+        own = self._own.to(facts.task.device)
+        met = own.index_select(0, facts.device[None])[0]
+        earlier = torch.arange(len(met), device=met.device) < facts.task
+        return ((task_of[:, None] == met) & earlier).any(-1)
 
     def entered(self, variables: Tree, task: int, seed: int) -> Tree:
         """The variables when period ``task`` begins, with rows for all classes that some device has met by then.

@@ -235,6 +235,13 @@ def test_with_own_orders_each_device_has_its_classes_and_a_class_is_seen_when_th
     assert found == [[[3], [0, 2], [1]], [[3], [1], [0, 2]], [[0, 2], [3], [1]]]
     stacked = torch.vmap(lambda task, device: model.brought(facts_of(0, 0)._replace(task=task, device=device)))
     assert stacked(torch.tensor([0, 1]), torch.tensor([2, 1])).int().tolist() == [[1, 0, 1, 0], [0, 1, 0, 0]]
+    before = torch.vmap(lambda task, device: model.brought_before(facts_of(0, 0)._replace(task=task, device=device)))
+    assert before(torch.tensor([0, 1, 2]), torch.tensor([2, 1, 0])).int().tolist() == [
+        [0] * 4,
+        [0, 0, 0, 1],
+        [1, 0, 1, 1],
+    ]
+    assert MODEL.brought_before(facts_of(1, 0)).tolist() == [True, False, True, False]
     variables = model.init(0)
     assert variables[SEEN].tolist() == [1, 0, 1, 1]
     later = model.entered(variables, 1, 7)
