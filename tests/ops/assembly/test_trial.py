@@ -105,6 +105,10 @@ OF_TASKS = (
     "fedcil",
     "target",
     "lander",
+    "icarl",
+    "glfc",
+    "fedcbdr",
+    "der",
     "oracle",
     "new-classes",
     "generator-replay",
@@ -183,12 +187,14 @@ def test_a_failure_of_this_machine_is_no_refusal(name: str) -> None:
 
 @pytest.mark.parametrize("method", [name for name, _ in methods()])
 def test_every_method_passes_the_trial(method: str) -> None:
-    """Each method is tried on a setting that has what it needs. Replay gets a capacity if the method sets none."""
+    """Each method is tried on a setting that has what it needs. Replay gets what the method does not set."""
     setting, more = "digits-small", []
     if method.startswith("mfcl") or method in OF_TASKS:
         setting, more = "digits-tasks", ["replay.capacity=20"]
     elif method.endswith("-replay"):
         setting = "digits-drift"
+    if method == "der":
+        more.append("replay.strategy=naive_uniform")
     tried(*more, preset=f"{setting}+{method}" if method == "public" else f"{setting}+public+{method}")
 
 
