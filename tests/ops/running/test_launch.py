@@ -83,8 +83,9 @@ def test_a_killed_supervisor_is_started_again(tmp_path: Path) -> None:
 
 
 LAUNCHER = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, under which the tests may run, ignores it
 from fedemu.ops.running.launch import launch
 from fedemu.ops.running.launch_rules import Patience
 commands = {
