@@ -31,3 +31,13 @@ def span(seconds: float) -> str:
     if seconds < 2 * 86400:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds / 86400:.1f} d"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share of 0 to 1 as people read it: ``96.2 %``. Files keep shares as they are."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun in the right form: ``1 round``, ``12 rounds``. The plural of ``noun`` ends in s."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

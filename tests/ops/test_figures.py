@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedemu.ops.figures import readable_bytes, time_unit
+from fedemu.ops.figures import counted, percent, readable_bytes, time_unit
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,13 @@ def test_a_span_is_given_in_the_unit_in_which_it_reads_well() -> None:
         (60.0, "minutes"),
         (3600.0, "hours"),
         (86400.0, "days"),
+    ]
+
+
+def test_a_share_is_shown_in_percent_and_a_number_has_its_noun() -> None:
+    assert [percent(0.9624), percent(1.0), percent(0.00049, 2)] == ["96.2 %", "100.0 %", "0.05 %"]
+    assert [counted(1, "round"), counted(0, "round"), counted(1200, "device")] == [
+        "1 round",
+        "0 rounds",
+        "1,200 devices",
     ]
