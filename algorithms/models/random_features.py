@@ -1,6 +1,7 @@
 """Random features: one hidden layer that is drawn once and never trained, below a linear classifier.
 
-The hidden layer is no part of the variables: it is drawn from a fixed seed, alike on every machine, and never travels.
+The hidden layer is frozen: it is drawn from a fixed seed, alike on every machine, and never travels. It is saved beside
+the final model.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ class RandomFeatures:
 
     kind: ClassVar[Kind] = "dense"
     buffers: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def frozen(self) -> Tree:
+        return {"hidden.weight": self.weight, "hidden.bias": self.bias}
 
     def init(self, seed: int) -> Tree:
         return self.head.init(torch.Generator().manual_seed(seed))

@@ -61,6 +61,7 @@ from fedemu.algorithms.incremental.remembering import RememberingState, classifi
 from fedemu.algorithms.interface import Context, Forest, Outputs, Tree
 from fedemu.algorithms.models.image_generator import Generator, NoiseSize, generator_for
 from fedemu.algorithms.models.layer_statistics import Watched, watched
+from fedemu.algorithms.models.low_precision import precision_of
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.trees import without
 
@@ -170,7 +171,7 @@ def lander(
     classifier = classifier_of(ingredients, "lander")
     ingredients.require_cross_entropy("lander")
     shape = ingredients.input_shape
-    generator = generator_for(shape, noise)
+    generator = generator_for(shape, noise, precision=precision_of(classifier))
     settings = SynthesisSettings(
         rounds=synthesis_rounds,
         warm_up=warm_up,

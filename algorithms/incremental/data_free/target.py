@@ -44,6 +44,7 @@ from fedemu.algorithms.interface import Batch, Facts, Forest, Model, Outputs, Tr
 from fedemu.algorithms.models.growing import SEEN, Growing
 from fedemu.algorithms.models.image_generator import Generator, NoiseSize, generator_for
 from fedemu.algorithms.models.layer_statistics import watched
+from fedemu.algorithms.models.low_precision import precision_of
 from fedemu.algorithms.training.class_losses import cross_entropy_among, distillation_among
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import Loss, Objective
@@ -149,7 +150,7 @@ def target(
     """
     classifier = classifier_of(ingredients, "target")
     ingredients.require_cross_entropy("target")
-    generator = generator_for(ingredients.input_shape, noise)
+    generator = generator_for(ingredients.input_shape, noise, precision=precision_of(classifier))
     settings = SynthesisSettings(
         rounds=synthesis_rounds,
         warm_up=warm_up,

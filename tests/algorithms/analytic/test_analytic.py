@@ -257,6 +257,7 @@ def test_random_features_are_drawn_once_and_approximate_their_kernel() -> None:
     torch.testing.assert_close(features @ features.t(), torch.exp(-4 * distances / (2 * 144)), rtol=0, atol=0.03)
     small, again, other = (random_features(SHAPE, CLASSES, 7, seed=seed) for seed in (0, 0, 1))
     assert sorted(small.init(3)) == ["head.bias", "head.weight"]
+    assert sorted(small.frozen) == ["hidden.bias", "hidden.weight"]
     assert torch.equal(small.weight, again.weight)
     assert not torch.equal(small.weight, other.weight)
     assert torch.equal(
