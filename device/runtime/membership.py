@@ -12,8 +12,6 @@ from fedemu.device.runtime.actions import Action, Connect, Retire, Send
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Heartbeat, Hello, Refused, Welcome
 
-SILENCE = 1.5
-"""A planned silence lasts at least this many times as long as the coordinator waits before it calls a device dead."""
 MOST_PATIENCE = 4
 """An unanswered Hello is repeated after ``expiry`` seconds. The wait doubles each time, up to this many times that.
 
@@ -41,6 +39,7 @@ class Membership:
         self._heard = -math.inf
         self._beat_due = math.inf
         self._back = math.inf
+        self._silent_until = math.inf  # on the experiment's clock
         self._hellos = 0  # since the last welcome
 
     @property
@@ -109,9 +108,18 @@ class Membership:
         """Stay without a connection for ``seconds``, then come back on a new one."""
         self.mode, self._back = "away", now + seconds
 
-    def fall_silent(self, seconds: float, now: float) -> None:
-        """Keep the connection open and say nothing for ``seconds``, but at least until the coordinator must notice."""
-        self.mode, self._back = "silent", now + max(seconds, SILENCE * self.expiry)
+    def fall_silent(self, seconds: float, now: float, until: float = math.inf) -> None:
+        """Keep the connection open and say nothing for ``seconds``, but at least until the coordinator must notice.
+
+        It notices after ``expiry`` seconds; one interval more is for its timer. The silence ends earlier if a message
+        tells that the experiment's clock has reached ``until``, see ``reached``.
+        """
+        self.mode, self._back = "silent", now + max(seconds, self.expiry + self._interval)
+        self._silent_until = until
+
+    def reached(self, time: float, now: float) -> list[Action]:
+        """The experiment's clock has come to ``time``. If the planned silence is over by then, connect anew."""
+        return [Connect(), *self._hello(now)] if self.mode == "silent" and time >= self._silent_until else []
 
     def retire(self, reason: str) -> list[Action]:
         """End this device for good."""

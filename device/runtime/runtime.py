@@ -6,6 +6,7 @@ always the monotonic clock in seconds. Connection and heartbeats are in ``member
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, assert_never
 
@@ -70,7 +71,8 @@ class DeviceRuntime:
     def receive(self, message: wire.Down, frames: Sequence[Any], now: float) -> list[Action]:
         """A message has come from the coordinator, on the present connection."""
         if not self.member.heard(now):
-            return []
+            # Work that begins after a planned silence reaches the device, and is sent again when it is back.
+            return self.member.reached(message.start, now) if isinstance(message, wire.Work) else []
         match message:
             case wire.Welcome():
                 return self._welcomed(message, now)
@@ -219,7 +221,8 @@ class DeviceRuntime:
             case "leave":
                 return [Send(wire.Bye(reason="leave")), Leave(away)]
             case "silence":
-                self.member.fall_silent(away, now)
+                over = math.inf if self._wall is not None or schedule.back is None else schedule.back
+                self.member.fall_silent(away, now, over)
                 return []
             case "offline" | None:
                 return self._go_offline(away, now)

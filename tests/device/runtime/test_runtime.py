@@ -480,7 +480,28 @@ def test_a_silent_device_ignores_everything_until_it_comes_back_on_a_fresh_conne
     device.get(Proceed(ask="3.0.0"))
     assert device.get(a_work("4.0.0")) == []
     assert device.wait_until_due() == [Connect(), Send(Hello(device=7, incarnation=6, lease="lease"))]
-    assert device.now == 15.0
+    assert device.now == 12.0, "the coordinator notices after 10 s, and has one heartbeat more for it"
+
+
+def test_a_planned_silence_is_over_when_work_begins_after_it(new: Callable[..., Device]) -> None:
+    device = new(Schedule("drop", 11.0, "silence", 50.0))
+    device.join()
+    device.get(a_work())
+    device.get(Proceed(ask="3.0.0"))
+    assert device.get(a_work("4.0.0", start=49.0)) == [], "it is silent by plan until then"
+    back = [Connect(), Send(Hello(device=7, incarnation=6, lease="lease"))]
+    assert device.get(a_work("5.0.0", start=50.0)) == back
+    assert device.now == 0.0, "no real time has passed"
+    device.get(welcome())
+    assert messages(device.get(a_work("5.0.0", start=50.0)))[0].ask == "5.0.0"
+
+
+def test_a_device_that_never_comes_back_by_plan_does_not_hear_work(new: Callable[..., Device]) -> None:
+    device = new(Schedule("drop", 11.0, "silence", math.inf))
+    device.join()
+    device.get(a_work())
+    device.get(Proceed(ask="3.0.0"))
+    assert device.get(a_work("5.0.0", start=1e9)) == []
 
 
 def test_heartbeats_begin_at_different_moments_and_keep_the_interval(new: Callable[..., Device]) -> None:
