@@ -56,6 +56,7 @@ from fedemu.algorithms.training.objective import Criterion, cross_entropy, token
 from fedemu.algorithms.training.wsm import reweighted_softmax
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.named import load
+from fedemu.protocol.host.own_code import account, own_frames
 
 ALGORITHMS: Mapping[str, Callable[..., Algorithm[Any]]] = {
     "fedavg": fedavg,
@@ -235,14 +236,14 @@ def _call(
             raise ConfigurationError(f"{name!r} has no option {table}.{option}; {hint}")
     try:
         return builder(*arguments, **_checked(table, name, builder, options))
-    except TypeError as error:
-        raise ConfigurationError(
-            f"{name!r} can't be built from {len(arguments)} arguments and its options: {error}"
-        ) from error
     except ConfigurationError:
         raise
     except Exception as error:
-        raise ConfigurationError(f"{name!r} can't be built: {type(error).__name__}: {error}") from error
+        if isinstance(error, TypeError) and not own_frames(error):
+            raise ConfigurationError(
+                f"{name!r} can't be built from {len(arguments)} arguments and its options: {error}"
+            ) from error
+        raise ConfigurationError(f"{name!r} can't be built: {account(error)}") from error
 
 
 def _checked(table: str, name: str, builder: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from fedemu.algorithms.models.layers import uniform
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.own_code import account
 
 SEEN: Final = "classes_seen"
 """The name of the buffer ``[classes]`` float32 that is 1 for a class that a task has brought, and 0 for others."""
@@ -191,9 +192,8 @@ def _outputs(model: Model, variables: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             outputs, _ = model.apply(variables, x, False)
     except Exception as error:
-        said = " ".join(str(error).split())
         raise ConfigurationError(
-            f"the model can't be applied to samples of the shape {tuple(x.shape[1:])}: {type(error).__name__}: {said}"
+            f"the model can't be applied to samples of the shape {tuple(x.shape[1:])}: {account(error)}"
         ) from error
     return outputs.logits, outputs.features
 

@@ -19,6 +19,7 @@ from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.rounds.server_job_worker import Place, run_and_exit
 from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.own_code import Told, raise_told
 
 ReportStep = Callable[[int, int], None]
 """A function that gets the number of steps that are done, and the largest number that there may be.
@@ -74,7 +75,8 @@ async def run_server_job(
     for _ in range(_TRIES):
         ended = await _Child(job, place, threads, stepped).run(loop)
         if ended.error is not None:
-            raise FedemuError(f"The server job {job.name!r} failed: {ended.error}")
+            said = f"The server job {job.name!r} failed: {ended.error.sentence}"
+            raise_told(ended.error._replace(sentence=said), FedemuError)
         if (carry := finished()) is not None:
             return carry
         cause = _death(ended.status)
@@ -87,7 +89,7 @@ async def run_server_job(
 
 class _End(NamedTuple):
     status: int
-    error: str | None
+    error: Told | None
 
 
 class _Child:
@@ -134,11 +136,12 @@ class _Child:
             finally:
                 os.close(writing)
             forked.set()
-            error = None
+            error: Told | None = None
             for line in self._lines(reading):
                 with contextlib.suppress(ValueError):  # a kill has cut the line short
                     message = json.loads(line)
-                    error = message.get("error", error)
+                    if "error" in message:
+                        error = Told(*message["error"])
                     if "step" in message:
                         self._stepped(message["step"])
             while not self._reap():

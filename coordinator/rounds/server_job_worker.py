@@ -18,6 +18,7 @@ import torch
 from fedemu.algorithms.interface import ServerJob
 from fedemu.coordinator.record import checkpoint
 from fedemu.protocol.host.kernel import end_with_parent
+from fedemu.protocol.host.own_code import account, told
 
 _REPORT_SECONDS = 0.2
 
@@ -41,7 +42,7 @@ def run_and_exit(job: ServerJob, place: Place, threads: int, pipe: int, parent: 
         run(job, place, lambda step: _tell(pipe, {"step": step}))
         code = 0
     except BaseException as error:
-        _tell(pipe, {"error": f"{type(error).__name__}: {error}"})
+        _tell(pipe, {"error": told(error, account(error))})
     finally:
         os._exit(code)
 

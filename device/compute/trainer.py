@@ -14,7 +14,7 @@ from fedemu.algorithms.interface import Forest, Kind, LocalProgram, Query, Tree
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.executors.checked import Checked
-from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source
+from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source, failed
 from fedemu.device.compute.executors.query import catch_up, run_query
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
@@ -86,7 +86,7 @@ class Trainer:
             results = iter(self._run(found, placed, [job for job in ready if isinstance(job, Job)]))
             return [next(results) if isinstance(job, Job) else job for job in ready]
         except Exception as error:
-            return [TrainingError(f"device {job.device}: program {program!r} failed: {error}") for job in jobs]
+            return [failed(job.device, f"program {program!r} failed", error) for job in jobs]
 
     @property
     def sample_bytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError
 from fedemu.protocol.host.kernel import end_with_parent
 from fedemu.protocol.host.named import load
+from fedemu.protocol.host.own_code import Told, raise_told, told
 
-_SAID = 1
-"""The exit code after an error whose sentence is on stdout."""
+SAID = 1
+"""The exit code after an error that is on the last line of stdout: a ``Told`` as JSON."""
 _NOTHING_TO_SAY = 70
 """The exit code after a bug, whose traceback is on stderr."""
 
@@ -41,8 +43,8 @@ async def prepare_data(prepare: str, experiment: Path, expected: str) -> None:
         await process.wait()
         raise
     text = output.decode(errors="replace").strip().splitlines()[-1:] or [""]
-    if process.returncode == _SAID:
-        raise DataError(text[0])
+    if process.returncode == SAID:
+        raise_told(Told(*json.loads(text[0])), DataError)
     if process.returncode != 0:
         raise ConfigurationError(
             f"The process that prepares the data ended with code {process.returncode}; see the output above."
@@ -70,8 +72,8 @@ def main(arguments: list[str]) -> int:
     try:
         print(load(prepare)(Path(experiment).read_bytes()))
     except FedemuError as error:
-        print(str(error).replace("\n", " "))
-        return _SAID
+        print(json.dumps(told(error)))
+        return SAID
     except Exception:
         sys.excepthook(*sys.exc_info())
         return _NOTHING_TO_SAY

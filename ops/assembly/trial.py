@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import signal
-import textwrap
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,12 +27,11 @@ from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.data.apart import decode_apart
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import ConfigurationError, TrainingError
+from fedemu.protocol.host.own_code import Told, account, raise_told, told
 
 SAMPLES = 2
 STACK_SIZE = 2
 """The number of devices that a vmapped executor takes at once: the smallest possible stack."""
-LONGEST = 400
-"""If somebody else's code raises an error, at most this number of its characters is quoted."""
 
 
 def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
@@ -63,17 +61,17 @@ def try_out(parts: Parts) -> None:
     # The variables and the public data are made before the fork, so that their errors are raised here.
     _ = parts.variables, parts.public
 
-    def problem() -> str:
+    def problem() -> Told | None:
         torch.set_num_threads(1)
         try:
             _evaluate(parts, samples)
             _train(parts, samples)
         except ConfigurationError as error:
-            return str(error)
-        return ""
+            return told(error)
+        return None
 
     if len(samples) and (found := _apart(problem)):
-        raise ConfigurationError(found)
+        raise_told(found, ConfigurationError)
 
 
 def _evaluate(parts: Parts, samples: NDArray[np.int64]) -> None:
@@ -146,24 +144,17 @@ def _first_line(plan: Plan) -> Plan:
 
 
 def _refuse(said: str, error: Exception) -> NoReturn:
-    """Raise ConfigurationError with the sentence ``said`` and the first sentence of ``error``.
+    """Raise ConfigurationError with the sentence ``said`` and the account of ``error``.
 
     An error that means a lack of memory is raised unchanged, because it is no fault of the experiment.
     """
     if lacks_memory(error):
         raise error
-    kind = "" if isinstance(error, TrainingError) else f"{type(error).__name__}: "
-    raise ConfigurationError(f"{said}: {kind}{_first_sentence(str(error).removeprefix('device 0: '))}") from error
+    raise ConfigurationError(f"{said}: {account(error).removeprefix('device 0: ')}") from error
 
 
-def _first_sentence(text: str) -> str:
-    """The first sentence of an error. Torch adds advice to many of its errors, which does not help here."""
-    sentence = re.split(r"(?<=[.?!])\s+(?=[A-Z])", " ".join(text.split()))[0].rstrip(".")
-    return textwrap.shorten(sentence, LONGEST, placeholder=" ...")
-
-
-def _apart(problem: Callable[[], str]) -> str:
-    """Call ``problem`` in a forked process, and return what it returns. Empty if the process dies.
+def _apart(problem: Callable[[], Told | None]) -> Told | None:
+    """Call ``problem`` in a forked process, and return what it returns. None if the process dies.
 
     ``coordinator/rounds/server_job.py`` tells why a fork is safe in a thread that has never computed.
     """
@@ -171,7 +162,7 @@ def _apart(problem: Callable[[], str]) -> str:
         return thread.submit(_forked, problem).result()
 
 
-def _forked(problem: Callable[[], str]) -> str:
+def _forked(problem: Callable[[], Told | None]) -> Told | None:
     reading, writing = os.pipe()
     parent = os.getpid()
     with warnings.catch_warnings():
@@ -181,11 +172,20 @@ def _forked(problem: Callable[[], str]) -> str:
         try:
             settle(writing, parent)
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends what hangs in somebody's own code
-            os.write(writing, problem().encode())
+            if (found := problem()) is not None:
+                _write(writing, json.dumps(found).encode())
         finally:
             os._exit(0)
     os.close(writing)
     with open(reading, encoding="utf-8") as said:
-        found = said.read()
+        text = said.read()
     os.waitpid(pid, 0)
-    return found
+    try:
+        return Told(*json.loads(text))
+    except ValueError:  # the process died before it said anything, or while it did
+        return None
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)

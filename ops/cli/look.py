@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ import typer
 from fedemu.coordinator.record.json_lines import to_line
 from fedemu.ops.cli import options
 from fedemu.ops.cli.guarded import guarded
-from fedemu.ops.cli.options import Format
+from fedemu.ops.cli.options import Format, overrides_of
 from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.presets import methods
@@ -75,10 +76,12 @@ def presets(format: options.FormatOption = Format.TEXT) -> int:
 def validate(
     experiment: options.Experiment = None,
     settings: options.Settings = None,
+    log_level: options.LogLevelOption = None,
     format: options.FormatOption = Format.TEXT,
 ) -> int:
     """Check an experiment without running it: its settings, data, model, method, partition and first training step."""
-    checked, runtime = load_experiment(experiment, settings or [], os.environ)
+    checked, runtime = load_experiment(experiment, overrides_of(settings, runtime__log_level=log_level), os.environ)
+    logging.getLogger().setLevel(runtime.log_level.upper())
     place = find_data(checked)
     facts = _facts(checked, runtime) | {"data": f"{checked.data.dataset} ({place.kind.replace('_', ' ')})"}
     # Importing torch takes seconds, and the error of a wrong setting should not wait for it.

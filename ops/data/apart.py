@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,14 +10,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from fedemu.device.machine.prepare import SAID
 from fedemu.ops.data.cache import cache_folder, read
 from fedemu.ops.data.corpora import source_of
 from fedemu.ops.data.source import Place, entry_of, locate
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import DataError
-
-_SAID = 1
-"""The exit code of ``fedemu.device.machine.prepare`` after an error, whose sentence it has written to stdout."""
+from fedemu.protocol.host.own_code import Told, raise_told
 
 
 def find_data(experiment: Experiment) -> Place:
@@ -58,7 +58,7 @@ def decode_apart(experiment: Experiment, say: Callable[[str], None]) -> None:
             process.kill()
             process.wait()
             raise
-    if process.returncode == _SAID:
-        raise DataError(output.strip().rpartition("\n")[2])
+    if process.returncode == SAID:
+        raise_told(Told(*json.loads(output.strip().rpartition("\n")[2])), DataError)
     if process.returncode != 0:
         raise DataError(f"decoding {experiment.data.dataset} ended with code {process.returncode}; see the lines above")

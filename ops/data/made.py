@@ -16,6 +16,7 @@ from fedemu.ops.data.source import DataSource, Place
 from fedemu.ops.data.split import Part, divided
 from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.host.named import load
+from fedemu.protocol.host.own_code import account
 
 SYNTHETIC_SAMPLES = 20_000
 """The number of samples of ``synthetic``. ``synthetic#N`` has N."""
@@ -82,7 +83,7 @@ def own(where: str, source: DataSource) -> Decoded:
     except ConfigurationError as error:
         raise DataError(f"the data set {where} can't be loaded: {error}") from error
     except Exception as error:
-        raise DataError(f"the data set {where} failed with {type(error).__name__}: {error}") from error
+        raise DataError(f"the data set {where} failed with {account(error)}") from error
     if not isinstance(made, Mapping) or not {"x", "y"} <= set(made):
         raise DataError(f"the data set {where} must return a mapping with at least x and y")
     extra = set(made) - {"x", "y", "test_x", "test_y", "class_names", "columns", "test_columns"}

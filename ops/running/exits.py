@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable
 
 import typer
 
-from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
-from fedemu.ops.watching.logs import log_crash
+from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE
+from fedemu.ops.watching.logs import log_crash, log_failure
 from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.own_code import account, cause_of, own_frames, whole
 
 
 def complain(text: str) -> None:
-    """Tell the user one sentence on stderr, without a full stop."""
+    """Tell the user one sentence on stderr, without a full stop. The lines of an account may follow it."""
     print(f"fedemu: {text}", file=sys.stderr, flush=True)
 
 
 def exit_code_of(action: Callable[[], int]) -> int:
-    """Run ``action`` and return its code. An error is told in one sentence, and its code is returned."""
+    """Run ``action`` and return its code. An error is told in one sentence, and its code is returned.
+
+    If somebody's own code failed, his lines follow, and how to see the whole traceback.
+    """
     try:
         return action()
     except FedemuError as error:
-        complain(str(error))
+        _tell(error, error.exit_code)
         return error.exit_code
     except KeyboardInterrupt:
         complain("interrupted")
@@ -35,5 +40,33 @@ def exit_code_of(action: Callable[[], int]) -> int:
     except typer.Exit:
         raise
     except Exception as error:
-        complain(f"internal error: {type(error).__name__}: {error} (the traceback is in {log_crash(error)})")
+        if own_frames(error):
+            _tell(FedemuError(account(error)), INTERNAL_ERROR, error)
+        else:
+            _shown(error)
+            complain(f"internal error: {type(error).__name__}: {error} (the traceback is in {log_crash(error)})")
         return INTERNAL_ERROR
+
+
+def _tell(error: FedemuError, code: int, cause: BaseException | None = None) -> None:
+    """Tell an error, and where its traceback is if somebody else's code has raised it."""
+    cause = cause_of(error) if cause is None else cause
+    if cause is None:
+        complain(str(error))
+        return
+    error.__cause__ = cause
+    file = log_failure(error)
+    if _shown(error):
+        complain(str(error))
+    elif file is None or code == USAGE:  # a run that cannot begin leaves no folder, and so no log
+        complain(f"{error}\n    --log-level debug shows the whole traceback")
+    else:
+        complain(f"{error}\n    the whole traceback is in {file}")
+
+
+def _shown(error: BaseException) -> bool:
+    """Whether everything is to be seen, so that the whole traceback was printed."""
+    if not logging.getLogger().isEnabledFor(logging.DEBUG):
+        return False
+    print(whole(error), file=sys.stderr, flush=True)
+    return True

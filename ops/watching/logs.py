@@ -49,6 +49,15 @@ def log_crash(error: BaseException) -> Path:
     return Path(file.name)
 
 
+def log_failure(error: BaseException) -> Path | None:
+    """Write the traceback of somebody else's code into the log. Returns its file, None if no log is open."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LogFile):
+            logging.getLogger("fedemu").error("%s", error, exc_info=error)
+            return Path(handler.baseFilename)
+    return None
+
+
 class LogObserver(Observers):
     """An observer that writes the coordinator's log: rounds, server jobs, refusals; events at the level ``debug``.
 

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.own_code import account
 
 
 def load(name: str) -> Any:
@@ -24,12 +25,18 @@ def load(name: str) -> Any:
         raise ConfigurationError(f"{name!r} is not of the form module:attribute")
     try:
         module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
-    except Exception as error:
-        raise ConfigurationError(f"{place!r} can't be imported: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(f"{place!r} can't be imported: {account(error)}") from error
     try:
         return getattr(module, attribute)
     except AttributeError:
-        raise ConfigurationError(f"{place} has no {attribute!r}") from None
+        raise ConfigurationError(f"{place} has no {attribute!r}{_elsewhere(module)}") from None
+
+
+def _elsewhere(module: ModuleType) -> str:
+    """The file of a module that is not in the working folder: it may hide one of the same name that is."""
+    file = getattr(module, "__file__", None)
+    return "" if file is None or Path(file).parent == Path.cwd() else f"; this module is {file}"
 
 
 def _from_module(place: str) -> ModuleType:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedemu.algorithms.interface import REPLAYED, Augment, Facts, Forest, LocalProgram, Noting, Stage, Tree
-from fedemu.device.compute.executors.executor import Job, Source
+from fedemu.device.compute.executors.executor import Job, Source, failed
 from fedemu.protocol.errors import TrainingError
 from fedemu.protocol.seeds import generator
 
@@ -129,7 +129,7 @@ def _cohort(
             )
             able.append(place)
         except Exception as error:
-            yield place, TrainingError(f"device {jobs[place].device}: planning its batches failed: {error}")
+            yield place, failed(jobs[place].device, "planning its batches failed", error)
     if not able:
         return
     group = [jobs[place] for place in able]

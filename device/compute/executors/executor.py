@@ -20,6 +20,7 @@ from fedemu.algorithms.interface import Forest, LocalProgram, Tree
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.device.compute.executors.batch_planner import Planner
 from fedemu.protocol.errors import TrainingError
+from fedemu.protocol.host.own_code import account
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,13 @@ class Source:
     def planner(self) -> Planner:
         """The planner of all batches; it remembers the plans that draw no random numbers."""
         return Planner(self.seed)
+
+
+def failed(device: int, said: str, error: Exception) -> TrainingError:
+    """The error of a device's job: what could not be done, and why. Its cause is ``error``."""
+    failure = TrainingError(f"device {device}: {said}: {account(error)}")
+    failure.__cause__ = error
+    return failure
 
 
 class Executor(Protocol):

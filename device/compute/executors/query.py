@@ -15,7 +15,7 @@ from fedemu.algorithms.interface import Batch, Facts, Forest, Memory, Outcome, Q
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.executors.cohort import EACH, sample_problem
-from fedemu.device.compute.executors.executor import Job, JobResult, Source
+from fedemu.device.compute.executors.executor import Job, JobResult, Source, failed
 from fedemu.device.compute.executors.private_torch import without_compiler
 from fedemu.protocol.errors import TrainingError
 from fedemu.protocol.seeds import generator
@@ -37,7 +37,7 @@ def run_query(query: Query, shared: Forest, job: Job, source: Source) -> JobResu
         before = Buffer(period=job.task) if job.buffer is None else job.buffer
         outcome, buffer, counts = _ask(query, shared, job, before, job.indices, source)
     except Exception as error:
-        return TrainingError(f"device {job.device}: the question could not be answered: {error}")
+        return failed(job.device, "the question could not be answered", error)
     return JobResult(
         payload={key: map_leaves(_exported, tree) for key, tree in outcome.payload.items()},
         own=job.own or {},
@@ -71,7 +71,7 @@ def catch_up(selection: Query, shared: Forest, job: Job, source: Source) -> Job 
             if buffer.period != period + 1:
                 raise ValueError("the algorithm's selection did not say which samples to keep")
     except Exception as error:
-        return TrainingError(f"device {job.device}: it could not select from sealed samples: {error}")
+        return failed(job.device, "it could not select from sealed samples", error)
     return replace(job, buffer=buffer, sealed={})
 
 

@@ -12,7 +12,7 @@ from fedemu.algorithms.interface import Forest, LocalProgram
 from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.executors.arguments import Arguments, Names
 from fedemu.device.compute.executors.cohort import Cohort, Lines, cohorts
-from fedemu.device.compute.executors.executor import Job, JobResult, Source
+from fedemu.device.compute.executors.executor import Job, JobResult, Source, failed
 from fedemu.device.compute.executors.lowering import Lowering
 from fedemu.device.compute.executors.private_torch import tree_unflatten
 from fedemu.protocol.errors import TrainingError
@@ -39,7 +39,7 @@ class Serial:
                 try:
                     results.append(self._run(program, shared, cohort))
                 except Exception as error:
-                    results.append(TrainingError(f"device {job.device}: the program failed: {error}"))
+                    results.append(failed(job.device, "the program failed", error))
         return results
 
     @torch.inference_mode()

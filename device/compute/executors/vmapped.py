@@ -17,7 +17,7 @@ from torch import Tensor
 from fedemu.algorithms.interface import Forest, LocalProgram, Tree
 from fedemu.device.compute.executors.arguments import Arguments, Names
 from fedemu.device.compute.executors.cohort import Cohort, Lines, cohorts
-from fedemu.device.compute.executors.executor import Job, JobResult, Source
+from fedemu.device.compute.executors.executor import Job, JobResult, Source, failed
 from fedemu.device.compute.executors.lowering import Lowering
 from fedemu.device.compute.executors.private_torch import tree_unflatten
 from fedemu.device.compute.executors.slots import IDLE, Change, plan_slots
@@ -56,7 +56,7 @@ class Vmapped:
                 results.update(zip(cohort.places, self._run(program, shared, cohort), strict=True))
             except Exception as error:
                 for place, job in zip(cohort.places, cohort.jobs, strict=True):
-                    results[place] = TrainingError(f"device {job.device}: the program failed: {error}")
+                    results[place] = failed(job.device, "the program failed", error)
         return [results[place] for place in range(len(jobs))]
 
     @torch.inference_mode()

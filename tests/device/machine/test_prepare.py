@@ -52,10 +52,10 @@ async def test_equal_data_are_accepted(code: str, experiment: Callable[[bytes], 
         await prepare_data(code, experiment(b"digits"), THERE)
 
 
-async def test_an_error_that_is_meant_for_people_comes_back_as_one_line(
+async def test_an_error_that_is_meant_for_people_comes_back_as_it_was_said(
     code: str, experiment: Callable[[bytes], Path]
 ) -> None:
-    with pytest.raises(DataError, match=r"^There is no column 'writer', so nothing can be read\.$"):
+    with pytest.raises(DataError, match=r"^There is no column 'writer',\nso nothing can be read\.$"):
         await prepare_data(code, experiment(b"one sentence"), HERE)
 
 

@@ -149,11 +149,17 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
         ),
         (
             ["model.name=tried:RaisesInTraining"],
-            CANNOT.format(model="tried:RaisesInTraining", loss="cross_entropy") + "not today",
+            CANNOT.format(model="tried:RaisesInTraining", loss="cross_entropy") + "ValueError: not today",
         ),
-        (["model.name=tried:Branches"], CANNOT.format(model="tried:Branches", loss="cross_entropy") + "vmap: "),
-        (["algorithm.loss=tried:vector"], CANNOT.format(model="mlp", loss="tried:vector") + "grad_and_value"),
-        (["algorithm.loss=tried:read"], CANNOT.format(model="mlp", loss="tried:read") + "vmap: "),
+        (
+            ["model.name=tried:Branches"],
+            CANNOT.format(model="tried:Branches", loss="cross_entropy") + "RuntimeError: vmap: ",
+        ),
+        (
+            ["algorithm.loss=tried:vector"],
+            CANNOT.format(model="mlp", loss="tried:vector") + "RuntimeError: grad_and_value",
+        ),
+        (["algorithm.loss=tried:read"], CANNOT.format(model="mlp", loss="tried:read") + "RuntimeError: vmap: "),
         (["model.name=tried:Branches", "local.executor=checked"], "one executor fails where the other does not"),
         (["algorithm.name=tried:Begins"], "algorithm 'tried:Begins' fails before its first request: TypeError: no"),
         (["algorithm.name=tried:AsksForAnother"], "asks for the program 'train', which it does not have"),
@@ -162,8 +168,23 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
 def test_an_experiment_that_cannot_be_computed_is_refused_in_one_sentence(settings: list[str], said: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(said)) as caught:
         tried(*settings)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 520
+    sentence, *frames = str(caught.value).splitlines()
+    assert len(sentence) < 700
+    assert all(re.match(r"    .*tried\.py:\d+ in \w+: ", frame) for frame in frames)
+
+
+def test_an_error_in_somebodys_own_code_is_told_with_its_file_and_its_lines(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        tried("model.name=tried:RaisesInTraining")
+    file, [number] = (
+        tmp_path / "tried.py",
+        [number for number, line in enumerate(textwrap.dedent(OWN).splitlines(), 1) if "Tomorrow" in line],
+    )
+    sentence, *frames = str(caught.value).splitlines()
+    assert sentence.endswith(f"ValueError: not today. Tomorrow perhaps, {file}:{number}")
+    assert frames == [f'    {file}:{number} in forward: raise ValueError("not today. Tomorrow perhaps.")']
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert "vmapped.py" in str(caught.value.__cause__.__cause__)
 
 
 def test_a_model_that_only_one_executor_can_compute_is_tried_with_that_executor() -> None:

@@ -1,0 +1,170 @@
+"""Tells an error of a user's own code with his own file and line. No other place does this.
+
+A frame is the user's if its file is part of neither fedemu nor an installed package nor Python itself.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import os
+import re
+import sysconfig
+import textwrap
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from fedemu.protocol.errors import FedemuError
+
+LONGEST = 400
+"""At most this number of characters of an error's own message is quoted."""
+_LONGEST_LINE = 120
+_MOST_FRAMES = 6
+_INDENT = "    "
+_ROOT = Path(__file__).resolve().parents[2]
+_OURS = ("protocol", "algorithms", "device", "coordinator", "ops", "tests", "__init__.py", "__main__.py")
+"""What of the package's folder is fedemu's own. A clone may also hold files of its user."""
+
+
+class Elsewhere(Exception):
+    """An error of another process. Its text is the whole traceback from there."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0].rstrip()}"
+
+
+def account(error: BaseException) -> str:
+    """Tell an error in one sentence without a full stop: its type, its message, and the user's last file and line.
+
+    The user's own frames follow in indented lines, if there are any, each with its source line. So the account must
+    stand at the end of a text. A FedemuError is told by its text alone, which is a sentence already.
+    """
+    if isinstance(error, FedemuError):
+        return str(error)
+    frames = own_frames(error)
+    if not frames and _ours(error):
+        return str(error)
+    said = f"{type(error).__name__}: {message}" if (message := _message(error)) else type(error).__name__
+    if not frames:
+        return said
+    last = frames[-1]
+    lines = [f"{said}, {_place(last)}"]
+    if len(frames) > _MOST_FRAMES:
+        lines.append(f"{_INDENT}... {len(frames) - _MOST_FRAMES} more of your frames before these")
+    return "\n".join([*lines, *(f"{_INDENT}{_told(frame)}" for frame in frames[-_MOST_FRAMES:])])
+
+
+def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of the user's own code, the outermost first. A SyntaxError adds the place that it tells of."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
+    if isinstance(error, SyntaxError) and error.filename and error.lineno and _is_own(error.filename):
+        line = error.text.strip() if error.text else None
+        frames.append(traceback.FrameSummary(error.filename, error.lineno, "<module>", lookup_line=True, line=line))
+    return frames
+
+
+def whole(error: BaseException) -> str:
+    """The whole traceback of an error, with its causes."""
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """The first error in the chain of causes that is none of fedemu's own. None if there is none."""
+    seen: BaseException | None = error
+    while isinstance(seen, FedemuError):
+        seen = seen.__cause__
+    return seen
+
+
+class Told(NamedTuple):
+    """An error on its way to another process: its sentence, and its cause by type, message and whole traceback.
+
+    The last three are empty if the cause is not of somebody else's code.
+    """
+
+    sentence: str
+    kind: str = ""
+    message: str = ""
+    traceback: str = ""
+
+
+def told(error: BaseException, sentence: str = "") -> Told:
+    """What another process has to know of an error, whose own text is the sentence unless one is given."""
+    cause, sentence = cause_of(error), sentence or str(error)
+    return Told(sentence) if cause is None else Told(sentence, type(cause).__name__, str(cause), whole(error))
+
+
+def raise_told(found: Told, kind: type[FedemuError]) -> NoReturn:
+    """Raise an error of another process here, as ``kind``, with its cause."""
+    raise kind(found.sentence) from (_rebuilt(found) if found.traceback else None)
+
+
+def _rebuilt(found: Told) -> Exception:
+    """The cause of an error of another process. It has its type if Python itself has this type, and its traceback."""
+    kind = getattr(builtins, found.kind, None)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError):
+        error: Exception = kind(found.message)
+        error.__cause__ = Elsewhere(found.traceback)
+        return error
+    return Elsewhere(found.traceback)
+
+
+def _message(error: BaseException) -> str:
+    """The message of an error on one line. Libraries add advice to many of their errors, which is left out."""
+    text = error.msg if isinstance(error, SyntaxError) and error.filename else str(error)
+    text = " ".join(text.split())
+    innermost = next(reversed(traceback.extract_tb(error.__traceback__)), None)
+    if innermost is None or not _raised_by(innermost):
+        text = re.split(r"(?<=[.?!])\s+(?=[A-Z])", text)[0]
+    return textwrap.shorten(text.rstrip("."), LONGEST, placeholder=" ...")
+
+
+def _raised_by(frame: traceback.FrameSummary) -> bool:
+    """Whether the user's own statement raised the error, and no library that it called."""
+    return _is_own(frame.filename) and (frame.line or "").startswith(("raise", "assert"))
+
+
+def _ours(error: BaseException) -> bool:
+    """Whether fedemu itself raised the error, whose text then is a sentence of fedemu's."""
+    innermost = next(reversed(traceback.extract_tb(error.__traceback__)), None)
+    return innermost is not None and (innermost.line or "").startswith("raise ") and _is_ours(Path(innermost.filename))
+
+
+def _told(frame: traceback.FrameSummary) -> str:
+    name = "" if frame.name == "<module>" else f" in {frame.name}"
+    line = textwrap.shorten(frame.line or "", _LONGEST_LINE, placeholder=" ...")
+    return f"{_place(frame)}{name}: {line}" if line else f"{_place(frame)}{name}"
+
+
+def _place(frame: traceback.FrameSummary) -> str:
+    """File and line. A file below the working folder is named from there."""
+    file = frame.filename
+    here = os.getcwd()
+    return f"{os.path.relpath(file, here) if file.startswith(here + os.sep) else file}:{frame.lineno}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_own(file: str) -> bool:
+    if file.startswith("<"):
+        return False
+    path = Path(file).resolve()
+    if {"site-packages", "dist-packages"} & {*path.parts}:
+        return False
+    return not _is_ours(path) and not any(path.is_relative_to(folder) for folder in _of_python())
+
+
+def _is_ours(path: Path) -> bool:
+    return path.is_relative_to(_ROOT) and path.relative_to(_ROOT).parts[0] in _OURS
+
+
+@functools.cache
+def _of_python() -> tuple[Path, ...]:
+    return tuple(dict.fromkeys(_folders()))
+
+
+def _folders() -> Iterator[Path]:
+    for name in ("stdlib", "platstdlib"):
+        if folder := sysconfig.get_path(name):
+            yield Path(folder).resolve()

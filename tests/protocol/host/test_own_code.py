@@ -1,0 +1,131 @@
+"""An error of somebody's own code is told with his own file, line and type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedemu.protocol.errors import ConfigurationError, FedemuError, TrainingError
+from fedemu.protocol.host import own_code
+from fedemu.protocol.host.named import load
+from fedemu.protocol.host.own_code import Elsewhere, account, cause_of, own_frames, raise_told, told, whole
+
+OWN = """\
+import json
+
+def divide(x):
+    return x / 0
+
+def outer(x):
+    return divide(x)
+
+def parse():
+    return json.loads("{")
+
+def silent():
+    assert 1 > 2
+
+def deep(n):
+    return deep(n - 1) if n else divide(n)
+
+def long():
+    raise ValueError("word " * 200)
+
+def of_fedemu():
+    from fedemu.protocol.seeds import generator
+    generator("seed")
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    return tmp_path / "own.py"
+
+
+def failure(file: Path, name: str, *arguments: object) -> Exception:
+    function = load(f"{file}:{name}")
+    try:
+        function(*arguments)
+    except Exception as error:
+        return error
+    raise AssertionError(f"{name} did not fail")
+
+
+def test_type_message_file_and_line_come_first_and_then_the_own_frames(own: Path) -> None:
+    assert account(failure(own, "outer", 1)).splitlines() == [
+        "ZeroDivisionError: division by zero, own.py:4",
+        "    own.py:7 in outer: return divide(x)",
+        "    own.py:4 in divide: return x / 0",
+    ]
+
+
+def test_frames_of_python_are_left_out(own: Path) -> None:
+    error = failure(own, "parse")
+    assert "own.py:10" in account(error).splitlines()[0]
+    assert "json/decoder.py" in whole(error)
+    assert "decoder.py" not in account(error)
+
+
+def test_an_error_without_a_message_has_a_type_and_a_place(own: Path) -> None:
+    assert account(failure(own, "silent")).splitlines()[0] == "AssertionError, own.py:13"
+
+
+def test_only_the_last_frames_of_many_are_shown_and_a_long_message_is_cut(own: Path) -> None:
+    lines = account(failure(own, "deep", 20)).splitlines()
+    assert lines[1] == "    ... 16 more of your frames before these"
+    assert len(lines) == 8
+    assert len(account(failure(own, "long")).splitlines()[0]) < 450
+
+
+def test_an_error_that_fedemu_raises_is_told_at_the_own_line_that_called_it(own: Path) -> None:
+    assert account(failure(own, "of_fedemu")).splitlines()[0].endswith(", own.py:23")
+
+
+def test_a_file_that_is_no_python_is_told_at_its_wrong_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("wrong.py").write_text("import math\n\ndef f(:\n    pass\n")
+    with pytest.raises(ConfigurationError) as caught:
+        load("wrong.py:f")
+    assert str(caught.value).splitlines() == [
+        "'wrong.py' can't be imported: SyntaxError: invalid syntax, wrong.py:3",
+        "    wrong.py:3: def f(:",
+    ]
+
+
+def test_what_fedemu_itself_says_is_not_told_as_an_error_of_somebody_else() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load("nothing")
+    assert account(caught.value) == "'nothing' is not of the form module:attribute"
+    assert cause_of(caught.value) is None
+
+
+def test_an_error_travels_to_another_process_with_its_cause(own: Path) -> None:
+    error = TrainingError("device 3 failed")
+    error.__cause__ = failure(own, "outer", 1)
+    with pytest.raises(ConfigurationError, match="device 3 failed") as caught:
+        raise_told(told(error), ConfigurationError)
+    cause = caught.value.__cause__
+    assert isinstance(cause, ZeroDivisionError)
+    assert str(cause) == "division by zero"
+    assert isinstance(cause.__cause__, Elsewhere)
+    assert "return x / 0" in whole(caught.value)
+
+
+def test_an_error_without_a_cause_travels_alone() -> None:
+    with pytest.raises(FedemuError, match="too small") as caught:
+        raise_told(told(ConfigurationError("too small")), FedemuError)
+    assert caught.value.__cause__ is None
+
+
+def test_a_file_beside_the_code_of_a_clone_counts_as_own() -> None:
+    """The folder of a clone is the package itself, and people keep their experiments there."""
+    root = Path(own_code.__file__).parents[2]
+    with pytest.raises(ZeroDivisionError) as caught:
+        exec(compile("1 / 0", str(root / "mine.py"), "exec"), {})
+    assert own_frames(caught.value)[-1].filename == str(root / "mine.py")
+    with pytest.raises(ConfigurationError) as refused:
+        load("nothing")
+    assert not any(frame.filename.endswith("named.py") for frame in own_frames(refused.value))
