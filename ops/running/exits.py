@@ -56,7 +56,7 @@ def _tell(error: FedemuError, code: int, cause: BaseException | None = None) -> 
         return
     error.__cause__ = cause
     file = log_failure(error)
-    if _shown(error):
+    if _shown(error) or "\n" not in str(error):
         complain(str(error))
     elif file is None or code == USAGE:  # a run that cannot begin leaves no folder, and so no log
         complain(f"{error}\n    --log-level debug shows the whole traceback")
