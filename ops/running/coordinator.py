@@ -6,17 +6,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import resource
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from fedemu.coordinator.observer import RunObserver
@@ -32,7 +31,7 @@ from fedemu.ops.running.processes import STOP_SIGNALS, announce
 from fedemu.ops.running.words import conclude, say, title
 from fedemu.ops.watching.display import open_display
 from fedemu.ops.watching.logs import LogObserver, open_log
-from fedemu.ops.watching.metrics import CoordinatorMetrics, Exporter
+from fedemu.ops.watching.metrics import ServedMetrics
 from fedemu.ops.watching.progress import Progress
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError
 from fedemu.protocol.transport.memory import MemoryNetwork
@@ -66,22 +65,32 @@ def coordinate(directory: Path, experiment: Experiment, runtime: Runtime, opened
     open_log(directory / "logs" / "coordinator.log", runtime.log_level)
     allow_files(experiment.fleet.devices + SPARE_FILES)
     state = Progress(experiment.name, experiment.rounds, experiment.fleet.devices, time.monotonic)
-    try:
-        with _metrics(runtime.metrics_port) as metrics, ExitStack() as shown:
-            display = open_display(state, Console(stderr=True))
+    with _metrics(runtime.metrics_port, experiment.rounds) as metrics:
+        try:
+            with contextlib.ExitStack() as shown:
+                display = open_display(state, Console(stderr=True))
 
-            def begin() -> None:
-                opened()
-                shown.enter_context(display)
+                def begin() -> None:
+                    opened()
+                    shown.enter_context(display)
 
-            asyncio.run(_serve(directory, experiment, runtime, [LogObserver(), *metrics, display], begin))
-    except QuorumError:
-        if runtime.report:
-            _report(directory)
-        raise
-    except Interrupted:
-        return INTERRUPTED
-    return _report(directory) if runtime.report else 0
+                observers: list[RunObserver] = [LogObserver(), *metrics.observers, display]
+                summary = asyncio.run(_serve(directory, experiment, runtime, observers, begin))
+        except QuorumError:
+            metrics.ended("quorum")
+            if runtime.report:
+                _report(directory)
+            raise
+        except Interrupted:
+            metrics.ended("interrupted")
+            return INTERRUPTED
+        except ConfigurationError:
+            raise
+        except Exception:
+            metrics.ended("failed")
+            raise
+        metrics.ended(summary.outcome)
+        return _report(directory) if runtime.report else 0
 
 
 async def _serve(
@@ -119,35 +128,46 @@ def _report(directory: Path) -> int:
 
     The run is on disk by now, so an error is told and has no other effect.
     """
-    # The handlers of the coordinator are gone. The default ones would end this process without a word.
-    old = {sign: signal.signal(sign, signal.default_int_handler) for sign in STOP_SIGNALS}
     try:
-        # Importing matplotlib takes a second, for which a run that fails before its first round need not wait.
-        from fedemu.ops.report.report import write_report
+        with _interruptible():
+            # Importing matplotlib takes a second, for which a run that fails before its first round need not wait.
+            from fedemu.ops.report.report import write_report
 
-        write_report(directory)
+            write_report(directory)
     except KeyboardInterrupt:
         return INTERRUPTED
     except (FedemuError, OSError, ValueError) as error:
         logging.getLogger(__name__).exception("the report could not be written")
         complain(f"the report could not be written ({error}); `fedemu report {directory}` tries again")
-    finally:
-        for sign, handler in old.items():
-            signal.signal(sign, handler)
     return 0
 
 
-@contextmanager
-def _metrics(port: int) -> Iterator[list[RunObserver]]:
-    if not port:
-        yield []
-        return
-    registry = CollectorRegistry()
-    exporter = Exporter(registry, port)
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGINT and SIGTERM raise KeyboardInterrupt here.
+
+    After a run the handlers of the coordinator are gone. The default ones would end this process without a word.
+    """
+    old = {sign: signal.signal(sign, signal.default_int_handler) for sign in STOP_SIGNALS}
     try:
-        yield [CoordinatorMetrics(registry)]
+        yield
     finally:
-        exporter.close()
+        for sign, handler in old.items():
+            signal.signal(sign, handler)
+
+
+@contextlib.contextmanager
+def _metrics(port: int, rounds: int) -> Iterator[ServedMetrics]:
+    """The metrics of a run with ``rounds`` rounds, served on ``port``. Port 0 serves nothing.
+
+    How the run ended is served until a monitor has read it, for a second at most.
+    """
+    served = ServedMetrics(port, rounds)
+    try:
+        yield served
+    finally:
+        with contextlib.suppress(KeyboardInterrupt), _interruptible():
+            served.close()
 
 
 def main(words: Sequence[str]) -> int:

@@ -19,8 +19,9 @@ from fedemu.device.machine.supervisor import SupervisorPlan, supervise
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.running.device_code import DEVICE_CODE
 from fedemu.ops.running.exits import exit_code_of
+from fedemu.ops.watching.exporter import Exporter
 from fedemu.ops.watching.logs import open_log
-from fedemu.ops.watching.metrics import Exporter, SupervisorMetrics
+from fedemu.ops.watching.metrics import SupervisorMetrics
 from fedemu.protocol.errors import ConfigurationError
 
 

@@ -5,51 +5,37 @@ The names are a contract. The scrape configuration, the alert rules and the dash
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from fedemu.coordinator.record.row import Row
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.coordinator.record.summary import RunOutcome
+from fedemu.ops.watching.exporter import Exporter
+from fedemu.ops.watching.run_state import RunState
 from fedemu.protocol.messages import OUTCOMES
 
 ROUND_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 TRAIN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0)
 
 
-class Exporter:
-    """Serves one registry over HTTP until it is closed."""
-
-    def __init__(self, registry: CollectorRegistry, port: int, address: str = "127.0.0.1") -> None:
-        """Begin to serve. Port 0 takes a free port, see ``port``. Raises ConfigurationError if the port is in use."""
-        try:
-            self._server, self._thread = start_http_server(port, addr=address, registry=registry)
-        except (OSError, OverflowError) as error:
-            raise ConfigurationError(
-                f"the metrics port {port} can't be used ({error}); choose a free one with --metrics-port"
-            ) from error
-        self.port: int = self._server.server_port
-
-    def close(self) -> None:
-        """Stop serving. The port is free when this returns."""
-        self._server.shutdown()
-        self._server.server_close()
-        if isinstance(self._thread, threading.Thread):
-            self._thread.join(timeout=5)
-
-
 class CoordinatorMetrics:
     """An observer of a coordinator. It keeps the metrics that ``docs/metrics.md`` lists."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, rounds: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """``rounds`` is the number of the run's last round. ``clock`` gives real seconds."""
+
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(name, text, labels, registry=registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=registry)
 
+        self._state = RunState(rounds, clock)
+        registry.register(self._state)
+        gauge("fedemu_rounds", "Rounds of the whole run.").set(rounds)
         self._round = gauge("fedemu_round", "Rounds finished.")
         self._period = gauge("fedemu_period", "Period of the stream that the last round belonged to, from 0.")
         self._duration = Histogram(
@@ -75,11 +61,14 @@ class CoordinatorMetrics:
             self._results.labels(outcome)
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
+        self._state.began()
+        self._round.set(round - 1)
         self._virtual_time.set(virtual_time)
         if attempt:
             self._retries.inc()
 
     def round_finished(self, row: Row) -> None:
+        self._state.finished(row.round)
         self._round.set(row.round)
         self._period.set(row.task or 0)
         self._duration.observe(row.round_seconds or 0.0)
@@ -115,6 +104,8 @@ class CoordinatorMetrics:
         self._rejected.labels(reason).inc()
 
     def server_job(self, name: str, round: int, step: int, steps: int) -> None:
+        self._state.began()
+        self._round.set(round - 1)
         self._job_step.labels(name).set(step)
         self._job_steps.labels(name).set(steps)
 
@@ -123,6 +114,36 @@ class CoordinatorMetrics:
 
     def traffic(self, kind: str, direction: str, size: int) -> None:
         """Nothing is counted here. Bytes come from the finished rounds, so a resumed run does not count them twice."""
+
+    def ended(self, outcome: RunOutcome) -> None:
+        """The run is over. No device is connected any more."""
+        self._state.ended(outcome)
+        self._devices.clear()
+
+
+class ServedMetrics:
+    """The metrics of one coordinator, and the port that serves them. With port 0 there are none."""
+
+    def __init__(self, port: int, rounds: int) -> None:
+        """``rounds`` is the number of the run's last round. Raises ConfigurationError if the port is in use."""
+        self.observers: list[CoordinatorMetrics] = []
+        self._exporters: list[Exporter] = []
+        if port:
+            registry = CollectorRegistry()
+            self._exporters.append(Exporter(registry, port))
+            self.observers.append(CoordinatorMetrics(registry, rounds))
+
+    def ended(self, outcome: RunOutcome) -> None:
+        """The run is over. From now on its metrics do not change."""
+        for metrics in self.observers:
+            metrics.ended(outcome)
+        for exporter in self._exporters:
+            exporter.final()
+
+    def close(self) -> None:
+        """Stop serving, as ``Exporter.close`` does it."""
+        for exporter in self._exporters:
+            exporter.close()
 
 
 class SupervisorMetrics:

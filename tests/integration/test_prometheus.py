@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
@@ -24,12 +25,14 @@ def _port() -> int:
 
 
 @pytest.mark.skipif(which("prometheus") is None, reason="prometheus (Debian package prometheus) is not installed")
-def test_prometheus_scrapes_coordinator_and_supervisor(new_fleet: Callable[..., LiveFleet], tmp_path: Path) -> None:
+def test_prometheus_scrapes_a_fleet_tells_of_its_crash_and_is_silent_when_a_run_is_over(
+    new_fleet: Callable[..., LiveFleet], tmp_path: Path
+) -> None:
     coordinator, supervisor, own = _port(), _port(), _port()
     text = (MONITORING / "prometheus.yml").read_text()
-    text = text.replace("9464", str(coordinator)).replace("9465", str(supervisor)).replace("2s", "250ms")
-    (tmp_path / "prometheus.yml").write_text(text.replace("5s", "1s"))
-    (tmp_path / "alerts.yml").write_text((MONITORING / "alerts.yml").read_text())
+    text = text.replace("9464", str(coordinator)).replace("9465", str(supervisor)).replace("1s", "250ms")
+    (tmp_path / "prometheus.yml").write_text(text.replace("5s", "500ms"))
+    (tmp_path / "alerts.yml").write_text((MONITORING / "alerts.yml").read_text().replace("for: 30s", "for: 1s"))
     fleet = new_fleet("rounds=100000", "fleet.give_up=90.0")
     fleet.start_coordinator("--metrics-port", str(coordinator))
     fleet.start_devices(20, "--metrics-port", str(supervisor))
@@ -40,6 +43,10 @@ def test_prometheus_scrapes_coordinator_and_supervisor(new_fleet: Callable[..., 
         f"--web.listen-address=127.0.0.1:{own}",
         "--log.level=error",
     ]
+
+    def wait_for(query: str, least: float = 1.0) -> None:
+        fleet.wait_until(lambda: _value(own, query) >= least, f"{query} >= {least}", 60)
+
     with (tmp_path / "prometheus.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
         try:
             for query, least in (
@@ -51,11 +58,24 @@ def test_prometheus_scrapes_coordinator_and_supervisor(new_fleet: Callable[..., 
                 ("count(fedemu_class_accuracy)", 10.0),
                 ("fedemu_virtual_time_seconds", 0.001),
                 ("fedemu_train_seconds_count", 1.0),
+                ('fedemu_run_state{state="running"}', 1.0),
                 ("min(up)", 1.0),
             ):
-                fleet.wait_until(lambda q=query, n=least: _value(own, q) >= n, f"{query} >= {least}", 60)  # type: ignore[misc]
-            alerts = {alert["name"] for group in _get(own, "rules", {})["groups"] for alert in group["rules"]}
-            assert {"CoordinatorDown", "QuorumRetries", "TrainersCrash"} <= alerts
+                wait_for(query, least)
+            assert _value(own, "count(ALERTS)") == -1, "nothing is pending while the run goes on"
+            assert fleet.coordinator is not None
+            fleet.coordinator.kill()
+            wait_for('ALERTS{alertname="CoordinatorDown",alertstate="firing"}')
+
+            # Another run on the same port, from its beginning to its end.
+            run = [sys.executable, "-m", "fedemu.ops.cli", "run", "digits-small", "--transport", "memory"]
+            run += ["--rounds", "30", "--set", "runtime.report=false", "--metrics-port", str(coordinator)]
+            subprocess.run(run, cwd=tmp_path, capture_output=True, timeout=120, check=True)
+            wait_for('up{job="fedemu-coordinator"} == bool 0')
+            assert _value(own, 'last_over_time(fedemu_run_state{state="completed"}[1h])') == 1.0
+            down = f'count_over_time((up{{instance="127.0.0.1:{coordinator}"}} == 0)[5s:250ms])'
+            wait_for(down, 16.0)
+            assert _value(own, f'count(ALERTS{{instance="127.0.0.1:{coordinator}"}})') == -1, "nothing pending either"
         finally:
             server.terminate()
 

@@ -1,0 +1,67 @@
+"""The exporter serves its registry, and lets a monitor that scrapes read the last values."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from fedemu.ops.watching import exporter as module
+from fedemu.ops.watching.exporter import Exporter
+from fedemu.ops.watching.metrics import SupervisorMetrics
+from fedemu.protocol.errors import ConfigurationError
+
+
+def test_the_exporter_serves_its_registry_and_frees_its_port() -> None:
+    registry = CollectorRegistry()
+    SupervisorMetrics(registry).queue_depth(5)
+    exporter = Exporter(registry, 0)
+    assert "fedemu_queue_depth 5.0" in _page(exporter)
+    exporter.close()
+    with socket.create_server(("127.0.0.1", exporter.port)):
+        pass
+
+
+def test_a_port_in_use_is_one_clear_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"the metrics port {port} can't be used .*--metrics-port"):
+            Exporter(CollectorRegistry(), port)
+
+
+def test_the_end_waits_for_the_scrape_of_the_last_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LAST_SCRAPE_SECONDS", 60.0)
+    registry = CollectorRegistry()
+    metrics = SupervisorMetrics(registry)
+    exporter = Exporter(registry, 0)
+    _page(exporter)
+    metrics.queue_depth(7)
+    exporter.final()
+    closed = threading.Thread(target=exporter.close)
+    closed.start()
+    assert "fedemu_queue_depth 7.0" in _page(exporter), "it serves while it waits"
+    closed.join(timeout=10)
+    assert not closed.is_alive()
+
+
+@pytest.mark.parametrize("scraped", [False, True])
+def test_the_end_does_not_wait_where_nobody_scrapes_or_the_last_values_were_read(
+    scraped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LAST_SCRAPE_SECONDS", 60.0)
+    exporter = Exporter(CollectorRegistry(), 0)
+    exporter.final()
+    if scraped:
+        _page(exporter)
+    closed = threading.Thread(target=exporter.close)
+    closed.start()
+    closed.join(timeout=10)
+    assert not closed.is_alive()
+
+
+def _page(exporter: Exporter) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=5) as page:
+        return str(page.read().decode())
