@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from fedemu.coordinator.record.row import Row
@@ -11,8 +12,31 @@ from fedemu.coordinator.timeline import Timeline
 Direction = Literal["down", "up"]
 
 
+@dataclass(frozen=True)
+class Absence:
+    """Devices without a connection, for which the coordinator waits.
+
+    ``devices`` is their number, and ``connected`` the number of those that have a connection. After ``seconds`` of real
+    time the wait is over, and what ``then`` says happens, such as ``they count as failed``. ``seconds`` is None if the
+    coordinator does not wait for them now, because it computes.
+    """
+
+    devices: int
+    connected: int
+    seconds: float | None = None
+    then: str = ""
+
+
 class RunObserver(Protocol):
     """Watches a run. Calls come on the event loop and have to return at once. Times are seconds of the experiment."""
+
+    def resumed(self, rows: Sequence[Row], spent: float) -> None:
+        """The run goes on after these rounds, for which ``spent`` real seconds went by. Told before the fleet comes."""
+        ...
+
+    def waiting(self, absence: Absence | None) -> None:
+        """The coordinator lacks devices for longer than a moment. None if it does not. Told once in a second."""
+        ...
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
         """An attempt at a round begins, with ``selected`` devices in its first cohort. Attempts count from 0."""
@@ -52,6 +76,14 @@ class Observers:
 
     def __init__(self, observers: Sequence[RunObserver] = ()) -> None:
         self._observers = tuple(observers)
+
+    def resumed(self, rows: Sequence[Row], spent: float) -> None:
+        for observer in self._observers:
+            observer.resumed(rows, spent)
+
+    def waiting(self, absence: Absence | None) -> None:
+        for observer in self._observers:
+            observer.waiting(absence)
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
         for observer in self._observers:

@@ -100,6 +100,7 @@ class Coordinator:
             with _stop_signals(self._plan.signals) as stopped:
                 try:
                     if self._rounds.standing.round < self._plan.settings.rounds:
+                        self._resume()
                         self._plan.opened()
                         await self._unless(stopped, self._gather())
                         await self._unless(stopped, self._rounds.play())
@@ -109,6 +110,12 @@ class Coordinator:
         finally:
             self._service.close()
             self._service.shelf.close()
+
+    def _resume(self) -> None:
+        """Tell observers where the run goes on, unless it begins."""
+        if rows := self._run.rows():
+            self._observers.resumed(rows, self._timeline.spent)
+            self._observers.event("resume", round=self._rounds.standing.round + 1)
 
     async def _gather(self) -> None:
         """Wait for the whole fleet."""

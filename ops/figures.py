@@ -41,3 +41,8 @@ def percent(share: float, digits: int = 1) -> str:
 def counted(number: int, noun: str) -> str:
     """A number with its noun in the right form: ``1 round``, ``12 rounds``. The plural of ``noun`` ends in s."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def per_second(rate: float) -> str:
+    """A rate as people read it: ``9.6``, or ``166`` from 10 on."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"

@@ -99,6 +99,14 @@ class AskMachine(ABC):
         """Whether the device was asked and has no outcome yet."""
         return self.end is None and device not in self.verdicts and device in self._members
 
+    def awaited(self, now: float) -> tuple[int, float, float] | None:
+        """The devices without a connection for which the ask waits.
+
+        Their number, for how long the ask has waited for the first of them, and how long it still waits for the last.
+        None if there are none.
+        """
+        return None
+
     @abstractmethod
     def open(self, now: float) -> list[Action]:
         """Start the ask, and give the Work out."""

@@ -37,6 +37,8 @@ class VirtualAsk(AskMachine):
     def __init__(self, terms: Terms, connected: Iterable[DeviceId]) -> None:
         super().__init__(terms, connected)
         self._limit = terms.start + terms.deadline
+        self._absent: dict[DeviceId, float] = {}
+        """Since when each device without a connection lacks it, or since the ask was opened."""
         self._unscheduled: dict[DeviceId, _Wait] = {}
         self._running: dict[DeviceId, _Wait] = {}
         self._finish: dict[DeviceId, float] = {}
@@ -48,6 +50,7 @@ class VirtualAsk(AskMachine):
 
     def open(self, now: float) -> list[Action]:
         """Start the ask: the connected devices get their Work now, the others when they join."""
+        self._absent = dict.fromkeys(self._members - self._present, now)
         self._unscheduled = {device: self._wait(now) for device in self.terms.cohort}
         actions: list[Action] = [Give(device) for device in self.terms.cohort if device in self._present]
         return actions + self._advance(now)
@@ -102,6 +105,7 @@ class VirtualAsk(AskMachine):
         if device not in self._members:
             return []
         self._present.add(device)
+        self._absent.pop(device, None)
         if not self.pending(device):
             return []
         wait = self._unscheduled.get(device) or self._running.get(device)
@@ -112,11 +116,20 @@ class VirtualAsk(AskMachine):
 
     def left(self, device: DeviceId, now: float) -> list[Action]:
         """The device is gone. If the ask waits for it, it has ``give_up`` seconds to come back."""
-        self._present.discard(device)
+        if device in self._present:
+            self._present.discard(device)
+            self._absent[device] = now
         wait = self._unscheduled.get(device) or self._running.get(device)
         if wait is not None:
             wait.since = now
         return []
+
+    def awaited(self, now: float) -> tuple[int, float, float] | None:
+        waits = (*self._unscheduled.items(), *self._running.items())
+        since = [wait.since for device, wait in waits if device not in self._present]
+        if not since:
+            return None
+        return len(since), now - min(since), max(0.0, max(since) + self.terms.give_up - now)
 
     def tick(self, now: float) -> list[Action]:
         """Give up the devices that were absent or silent for too long, and send unanswered messages again."""
@@ -165,7 +178,7 @@ class VirtualAsk(AskMachine):
             if device in self._doomed:
                 self._settle(device, "failed")
             else:
-                self._running[device] = self._wait(now)
+                self._running[device] = self._wait(now, since=self._absent.get(device, now))
                 actions.append(Tell(device, self._proceed))
         full = len(self._running) + len(self._accepted) == self.terms.wanted
         bound = max((self._finish[device] for device in (*self._running, *self._accepted)), default=math.inf)
@@ -209,5 +222,5 @@ class VirtualAsk(AskMachine):
                 actions.append(Tell(device, message))
         return actions
 
-    def _wait(self, now: float) -> _Wait:
-        return _Wait(since=now, again=now + self.terms.resend, pause=self.terms.resend)
+    def _wait(self, now: float, since: float | None = None) -> _Wait:
+        return _Wait(since=now if since is None else since, again=now + self.terms.resend, pause=self.terms.resend)

@@ -115,6 +115,15 @@ class Row:
         return {outcome: getattr(self, outcome) or 0 for outcome in OUTCOMES}
 
 
+def updates_per_second(accepted: int, round_seconds: float) -> float | None:
+    """How many device updates a run accepts per real second: all accepted replies over the real time of all rounds.
+
+    Terminals and pages show this speed. The time between rounds does not count, such as the wait for the fleet. None
+    before the first round is over.
+    """
+    return accepted / round_seconds if round_seconds > 0 else None
+
+
 def read_rows(directory: Path) -> tuple[Row, ...]:
     """The rows of a run directory, empty before the first round. A line that does not tell its round is left out.
 

@@ -123,7 +123,7 @@ class Asking:
         """The devices to ask, and how many replies are wanted. Waits or moves the clock until a device is there."""
         among = None if isinstance(ask.cohort, str) else tuple(dict.fromkeys(ask.cohort))
         virtual = self._settings.clock == "virtual"
-        eligible = await (self._arrive(among, tally) if virtual else self._connect(among))
+        eligible = await (self._arrive(among, tally) if virtual else self._connect(ask_id, among))
         if tally.online is None:
             tally.online = len(self._service.roster.online(self._service.timeline.time))
         if among is not None:
@@ -159,7 +159,7 @@ class Asking:
                     "or let the trace wrap."
                 )
 
-    async def _connect(self, among: Sequence[DeviceId] | None) -> list[DeviceId]:
+    async def _connect(self, ask_id: AskId, among: Sequence[DeviceId] | None) -> list[DeviceId]:
         """The connected devices. If there is none, wait for one, ``deadline`` at most."""
         roster = self._service.roster
         wanted = None if among is None else set(among)
@@ -167,7 +167,10 @@ class Asking:
         def there() -> list[DeviceId]:
             return [device for device in roster.eligible(0.0) if wanted is None or device in wanted]
 
-        await self._service.until(lambda: bool(there()), self._settings.deadline)
+        settings = self._settings
+        count = settings.devices if among is None else len(among)
+        then = f"this try of the round is over (try {ask_id.attempt + 1} of {settings.attempts})"
+        await self._service.wait_for(lambda: bool(there()), settings.deadline, lambda: count, then)
         return there()
 
     def _prepare(self, ask_id: AskId, ask: Ask, context: Context, cohort: Sequence[DeviceId]) -> AskParts:

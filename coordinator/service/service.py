@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.fleet.roster import Roster
-from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.observer import Absence, Observers
 from fedemu.coordinator.service.reception import Reception
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.coordinator.settings import Settings
@@ -22,6 +23,18 @@ from fedemu.protocol.transport.interface import Network, Router
 TICK_SECONDS = 0.25
 DRAIN_SECONDS = 0.5
 """The time that peers may take to say Bye after Stop."""
+MOMENT_SECONDS = 5.0
+"""Observers are told of devices that are away for longer than this: processes that start again need less."""
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """A wait for devices, in real seconds. ``missing`` counts those that are not there, ``then`` is what follows."""
+
+    began: float
+    end: float
+    missing: Callable[[], int]
+    then: str
 
 
 class Service:
@@ -46,6 +59,9 @@ class Service:
         self._timer: asyncio.TimerHandle | None = None
         self._ticked = 0.0
         self._stalled = -math.inf
+        self._wait: _Wait | None = None
+        self._deserted: float | None = None
+        """Since when no device at all has had a connection."""
 
     def open(self, network: Network, address: str) -> Router:
         """Bind the address and begin to answer. Raises ConfigurationError for an address that cannot be used."""
@@ -85,9 +101,42 @@ class Service:
                 continue
         return True
 
+    async def wait_for(
+        self, condition: Callable[[], bool], seconds: float, missing: Callable[[], int], then: str
+    ) -> bool:
+        """As ``until``, but observers are told how many devices are missing, and that ``then`` follows the wait."""
+        now = self.timeline.now()
+        self._wait = _Wait(now, now + seconds, missing, then)
+        try:
+            return await self.until(condition, seconds)
+        finally:
+            self._wait = None
+
+    def absence(self, now: float) -> Absence | None:
+        """The devices that the coordinator lacks now. None if it lacks none, or only for a moment so far."""
+        connected, exchange = len(self.roster.connected), self.reception.exchange
+        if connected:
+            self._deserted = None
+        elif self._deserted is None:
+            self._deserted = now
+        awaited = None if exchange is None else exchange.machine.awaited(now)
+        if awaited is not None and exchange is not None:
+            devices, waited, left = awaited
+            attempt = exchange.parts.ask.attempt + 1
+            then = f"they count as failed (try {attempt} of {self._settings.attempts})"
+        elif self._wait is not None:
+            wait = self._wait
+            devices, waited, left, then = wait.missing(), now - wait.began, max(0.0, wait.end - now), wait.then
+        elif self._deserted is not None:
+            return Absence(self._settings.devices, 0) if now - self._deserted > MOMENT_SECONDS else None
+        else:
+            return None
+        moment = MOMENT_SECONDS if connected or exchange is None else 1.0
+        return Absence(devices, connected, left, then) if devices and waited > moment else None
+
     async def gather(self) -> bool:
         """Wait for the whole fleet, ``start_timeout`` at most. Returns whether it came."""
-        return await self._announced(self.roster.missing, self._settings.start_timeout)
+        return await self._announced(self.roster.missing, self._settings.start_timeout, "the run gives up")
 
     async def extend(self, until: float) -> bool:
         """Ask every device to announce its on-line times up to ``until``, and wait ``give_up`` at most.
@@ -104,7 +153,7 @@ class Service:
         def silent() -> list[DeviceId]:
             return [device for device, times in before.items() if members[device].online_times is times]
 
-        if await self._announced(silent, self._settings.give_up):
+        if await self._announced(silent, self._settings.give_up, "they count as lost"):
             return True
         for device in silent():
             members[device].lost = True
@@ -147,18 +196,26 @@ class Service:
             "busy": busy,
         }
 
-    async def _announced(self, silent: Callable[[], list[DeviceId]], seconds: float) -> bool:
-        """Ask the silent devices for their on-line times until none is silent. False if the time ran out."""
-        end = self.timeline.now() + seconds
-        while left := silent():
-            extend = wire.Extend(until=self.reception.horizon)
-            for device in left:
-                self.tell(device, extend)
-            pause = min(self._settings.heartbeat_seconds, end - self.timeline.now())
-            if pause <= 0:
-                return False
-            await self.until(lambda: not silent(), pause)
-        return True
+    async def _announced(self, silent: Callable[[], list[DeviceId]], seconds: float, then: str) -> bool:
+        """Ask the silent devices for their on-line times until none is silent. False if the time ran out.
+
+        ``then`` says for observers what follows the wait.
+        """
+        now = self.timeline.now()
+        end = now + seconds
+        self._wait = _Wait(now, end, lambda: len(silent()), then)
+        try:
+            while left := silent():
+                extend = wire.Extend(until=self.reception.horizon)
+                for device in left:
+                    self.tell(device, extend)
+                pause = min(self._settings.heartbeat_seconds, end - self.timeline.now())
+                if pause <= 0:
+                    return False
+                await self.until(lambda: not silent(), pause)
+            return True
+        finally:
+            self._wait = None
 
     def _send(self, peer: bytes, message: Message, frames: Sequence[Buffer] = ()) -> None:
         if self._router is not None:
@@ -175,5 +232,6 @@ class Service:
             self.reception.exchange.tick(now)
         if int(now) != int(self._ticked):
             self._observers.fleet(self.counts())
+            self._observers.waiting(self.absence(now))
         self._ticked = now
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.record.row import Row, updates_per_second
 from fedemu.coordinator.record.run import Line
-from fedemu.ops.figures import readable_bytes, span, time_unit
+from fedemu.ops.figures import per_second, readable_bytes, span, time_unit
 from fedemu.ops.pages.parts import Table, numbers_by_name
 from fedemu.ops.report.periods import period_cards
 from fedemu.ops.results.periods import PeriodResults
@@ -24,7 +24,7 @@ def cards(rows: Sequence[Row], summary: Mapping[str, Any], results: PeriodResult
     virtual = (rows[-1].virtual_time or 0.0) if rows else 0.0
     divisor, unit = time_unit(virtual)
     accepted = sum(row.accepted or 0 for row in rows)
-    seconds = sum(row.round_seconds or 0.0 for row in rows)
+    speed = updates_per_second(accepted, sum(row.round_seconds or 0.0 for row in rows))
     return [
         *(period_cards(results) if results else []),
         ("final accuracy", f"{accuracies[-1]:.1%}" if accuracies else "–"),
@@ -32,7 +32,7 @@ def cards(rows: Sequence[Row], summary: Mapping[str, Any], results: PeriodResult
         *([] if results else [("forgetting", _number(summary.get("forgetting")))]),
         ("rounds", f"{len(rows)}"),
         ("device updates accepted", f"{accepted:,}"),
-        ("updates per second", _rate(accepted / seconds) if seconds else "–"),
+        ("updates per second", "–" if speed is None else per_second(speed)),
         ("time of the experiment", f"{virtual / divisor:.1f} {unit}"),
         ("bytes down, emulated", readable_bytes(sum(row.bytes_down or 0 for row in rows))),
         ("bytes up, emulated", readable_bytes(sum(row.bytes_up or 0 for row in rows))),
@@ -70,10 +70,6 @@ def _fact(key: str, value: Any) -> str:
         case int() | float() if key.endswith("_time"):
             return span(value)
     return str(value)
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _number(value: Any) -> str:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.record.row import Row, updates_per_second
 from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.record.summary import accuracy_of_last
-from fedemu.ops.figures import span
+from fedemu.ops.figures import counted, per_second, percent, span
 from fedemu.protocol.messages import OUTCOMES
 
 
@@ -61,6 +61,12 @@ class Results:
         """The file of the report. It need not exist."""
         return self.directory / "report.html"
 
+    @property
+    def speed(self) -> float | None:
+        """The accepted device updates per real second of rounds. None before the first round is over."""
+        accepted = sum(row.accepted or 0 for row in self.rows)
+        return updates_per_second(accepted, sum(row.round_seconds or 0.0 for row in self.rows))
+
     def accuracy_of_last(self, rounds: int) -> float | None:
         """The mean accuracy of the evaluated rounds among the last ``rounds``. None for a run with fewer rounds."""
         return accuracy_of_last(self.rows, rounds)
@@ -74,16 +80,20 @@ class Results:
         summary, lines = self.summary, []
         totals = summary.get("totals") or {}
         real, virtual = (span(summary.get(key) or 0.0) for key in ("wall_time", "virtual_time"))
-        end = f"{summary.get('outcome')}, {summary.get('rounds')} rounds in {real} ({virtual} of the experiment's time)"
+        rounds = counted(summary.get("rounds") or 0, "round")
+        end = f"{summary.get('outcome')}, {rounds} in {real} ({virtual} of the experiment's time)"
         lines.append(f"{summary.get('name')}: {end}")
         if self.cause:
             lines.append(f"  cause     {self.cause}")
         if self.accuracy is not None:
             also = "" if self.perplexity is None else f"  perplexity {self.perplexity:.2f}"
-            lines.append(f"  accuracy  {self.accuracy:.4f}  (best {summary.get('best_accuracy') or 0.0:.4f}){also}")
+            lines.append(
+                f"  accuracy  {percent(self.accuracy)}  (best {percent(summary.get('best_accuracy') or 0.0)}){also}"
+            )
         lines += _periods(summary.get("periods"))
         counts = [f"{totals[outcome]:,} {outcome}" for outcome in OUTCOMES if totals.get(outcome)]
-        lines.append(f"  devices   {totals.get('selected', 0):,} asked: {', '.join(counts) or 'none replied'}")
+        speed = "" if self.speed is None else f"; {per_second(self.speed)} updates/s"
+        lines.append(f"  devices   {totals.get('selected', 0):,} asked: {', '.join(counts) or 'none replied'}{speed}")
         if summary.get("perturbed"):
             lines.append("  perturbed: something unplanned outlasted fleet.give_up, so the same run may end otherwise")
         lines.append(f"  model     {self.model}  sha256 {str(summary.get('model_digest'))[:16]}")
@@ -105,5 +115,5 @@ def _periods(periods: Mapping[str, Any] | None) -> list[str]:
         ("forward_transfer", "forward transfer"),
     ):
         if periods.get(key) is not None:
-            told.append(f"{name} {periods[key]:.4f}")
+            told.append(f"{name} {percent(periods[key])}")
     return [f"  periods   {', '.join(told)}"]

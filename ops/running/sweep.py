@@ -20,7 +20,7 @@ from typing import Any
 from fedemu.coordinator.record.run import read_run
 from fedemu.ops.experiment.sources import CONFIG_FILE, read_frozen
 from fedemu.ops.experiment.sweeps import Planned
-from fedemu.ops.figures import span
+from fedemu.ops.figures import percent, span
 from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.launch import last_words
 from fedemu.ops.running.words import is_complete, say
@@ -108,7 +108,7 @@ def _say_ended(folder: Path, one: _Running, seconds: float, place: str, left: fl
     else:
         summary: Any = read_run(directory).summary or {}
         accuracy = summary.get("final_accuracy")
-        result = f"{summary.get('outcome')}{'' if accuracy is None else f', accuracy {accuracy:.4f}'}"
+        result = f"{summary.get('outcome')}{'' if accuracy is None else f', accuracy {percent(accuracy)}'}"
     rest = f"; about {span(left)} left" if left else ""
     say(f"{place}: {one.planned.folder} in {span(seconds)}: {result}{rest}")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from fedemu.coordinator.record.run import read_run
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.tables.stream import in_words
+from fedemu.ops.figures import counted
 from fedemu.ops.results.results import Results
 from fedemu.ops.running.codes import INTERRUPTED, USAGE
 from fedemu.ops.running.folder import give_back
@@ -24,7 +25,8 @@ def title(experiment: Experiment) -> str:
     stream = experiment.stream
     periods = f"; {in_words(stream, experiment.rounds)}" if stream.period_count > 1 else ""
     return (
-        f"{experiment.name}: {experiment.fleet.devices} devices, {experiment.rounds} rounds, seed {experiment.seed}"
+        f"{experiment.name}: {counted(experiment.fleet.devices, 'device')}, {counted(experiment.rounds, 'round')}, "
+        f"seed {experiment.seed}"
         f"{periods}"
     )
 

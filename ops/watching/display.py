@@ -6,7 +6,7 @@ Both are observers of the coordinator. They show what ``progress.py`` has gather
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -16,9 +16,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedemu.coordinator.observer import Direction, RunObserver
+from fedemu.coordinator.observer import Absence, Direction, RunObserver
 from fedemu.coordinator.record.row import Row
-from fedemu.ops.figures import span
+from fedemu.ops.figures import counted, per_second, percent, span
 from fedemu.ops.watching.progress import Progress
 from fedemu.protocol.messages import OUTCOMES
 
@@ -26,6 +26,8 @@ LINE_SECONDS = 2.0
 """The least time between two plain lines. The lines of the first and the last round always come."""
 JOB_LINE_SECONDS = 10.0
 """A plain line tells how far a server job is after this time without any other line."""
+ABSENCE_LINE_SECONDS = 10.0
+"""The time between two plain lines that tell of devices that are away."""
 REFRESHES_PER_SECOND = 5
 BAR_WIDTH = 40
 JOB_BAR_WIDTH = 20
@@ -57,14 +59,30 @@ class PlainDisplay:
         self._clock = clock
         self._last_line = float("-inf")
         self._enrolled = -1
+        self._absence_told: float | None = None
 
     def __enter__(self) -> Self:
+        self._begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         pass
+
+    def resumed(self, rows: Sequence[Row], spent: float) -> None:
+        self.progress.resumed(rows, spent)
+
+    def waiting(self, absence: Absence | None) -> None:
+        self.progress.waiting(absence)
+        line, told = self.progress.absence, self._absence_told
+        if line is None:
+            self._absence_told = None
+            if told is not None and self.progress.states.get("connected"):
+                self._print(f"{counted(self.progress.states.get('connected', 0), 'device')} connected again")
+        elif told is None or self._clock() - told >= ABSENCE_LINE_SECONDS:
+            self._absence_told = self._last_line = self._clock()
+            self._print(line)
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
         self.progress.round_started(round, attempt, virtual_time, selected)
@@ -73,7 +91,8 @@ class PlainDisplay:
 
     def round_finished(self, row: Row) -> None:
         self.progress.round_finished(row)
-        first, last = self.progress.round <= 1, self.progress.round >= self.progress.rounds
+        first = self.progress.round == (self.progress.resumed_at or 1)
+        last = self.progress.round >= self.progress.rounds
         if first or last or self._clock() - self._last_line >= LINE_SECONDS:
             self._last_line = self._clock()
             self._print(round_line(self.progress))
@@ -111,6 +130,16 @@ class PlainDisplay:
     def traffic(self, kind: str, direction: Direction, size: int) -> None:
         pass
 
+    def _begin(self) -> None:
+        """The wait for the fleet begins now. Tell people if the run goes on where an earlier part ended."""
+        progress = self.progress
+        progress.begin()
+        if progress.resumed_at is not None:
+            done = counted(progress.round, "round")
+            self._print(
+                f"resumed at round {progress.resumed_at} of {progress.rounds}; {done} took {span(progress.elapsed)}"
+            )
+
     def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -129,6 +158,7 @@ class LiveDisplay(PlainDisplay):
         )
 
     def __enter__(self) -> Self:
+        self._begin()
         self._live.start()
         return self
 
@@ -143,6 +173,9 @@ class LiveDisplay(PlainDisplay):
     def fleet(self, counts: Mapping[str, int]) -> None:
         self.progress.fleet(counts)
 
+    def waiting(self, absence: Absence | None) -> None:
+        self.progress.waiting(absence)
+
     def server_job(self, name: str, round: int, step: int, steps: int) -> None:
         self.progress.server_job(name, round, step, steps)
 
@@ -154,13 +187,13 @@ def round_line(progress: Progress) -> str:
     if progress.place is not None:
         parts.append(progress.place)
     if progress.accuracy is not None:
-        parts.append(f"accuracy {progress.accuracy:.4f}")
+        parts.append(f"accuracy {percent(progress.accuracy)}")
     if progress.cost is not None:
         parts.append(progress.cost)
     counts = [f"{count} {outcome}" for outcome, count in outcomes.items() if count]
     parts.append(", ".join(counts) or "nobody replied")
     if progress.updates_per_second is not None:
-        parts.append(f"{_rate(progress.updates_per_second)} updates/s")
+        parts.append(f"{per_second(progress.updates_per_second)} updates/s")
     parts.append(f"virtual {span(progress.virtual_time)}")
     if progress.seconds_left is not None and progress.round < progress.rounds:
         parts.append(f"{span(progress.seconds_left)} left")
@@ -170,21 +203,28 @@ def round_line(progress: Progress) -> str:
 def draw(progress: Progress) -> RenderableType:
     """The live picture: how far the run is, how good the model is, and what the fleet does."""
     head = Table.grid(padding=(0, 2))
-    left = progress.seconds_left
-    where = [f"round {progress.round}/{progress.rounds}", *([progress.place] if progress.place else [])]
+    left, absence = progress.seconds_left, progress.absence
+    begun = progress.running or progress.round > 0
+    where = [f"round {progress.round}/{progress.rounds}"] if begun else []
+    where += [progress.place] if progress.place else []
+    where += [] if progress.running else ["waiting for devices"]
     head.add_row(
         Text(progress.name, style="bold"),
-        Text("   ".join(where)) if progress.running else Text("waiting for devices"),
+        Text("   ".join(where)),
         ProgressBar(total=progress.rounds, completed=progress.round, width=BAR_WIDTH)
-        if progress.running
+        if begun
         else ProgressBar(total=progress.devices, completed=progress.states.get("enrolled", 0), width=BAR_WIDTH),
         Text(f"{span(left)} left" if left is not None and progress.round < progress.rounds else span(progress.elapsed)),
     )
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
+    if absence is not None:
+        facts.add_row("waiting", Text(absence, style="yellow"))
     if progress.accuracy is not None:
         cost = "" if progress.cost is None else f"   {progress.cost}"
-        facts.add_row("model", Text(f"accuracy {progress.accuracy:.4f}   best {progress.best or 0.0:.4f}{cost}"))
+        facts.add_row(
+            "model", Text(f"accuracy {percent(progress.accuracy)}   best {percent(progress.best or 0.0)}{cost}")
+        )
     if progress.states:
         facts.add_row("fleet", _counted(progress.states))
     if progress.outcomes.total():
@@ -193,8 +233,8 @@ def draw(progress: Progress) -> RenderableType:
         bar = ProgressBar(total=progress.job.steps, completed=progress.job.step, width=JOB_BAR_WIDTH)
         facts.add_row("server", _side_by_side(bar, Text(progress.job_line or "")))
     rate = progress.updates_per_second
-    if progress.running:
-        speed = "" if rate is None else f"   {_rate(rate)} device updates/s"
+    if begun:
+        speed = "" if rate is None else f"   {per_second(rate)} device updates/s"
         facts.add_row("time", Text(f"virtual {span(progress.virtual_time)}   real {span(progress.elapsed)}{speed}"))
     return Group(head, facts)
 
@@ -208,10 +248,6 @@ _STYLES = {
     "failed": "red",
     "rejected": "red",
 }
-
-
-def _rate(per_second: float) -> str:
-    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.1f}"
 
 
 def _side_by_side(*parts: RenderableType) -> Table:

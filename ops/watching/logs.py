@@ -7,10 +7,11 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.observer import Absence, Observers
 from fedemu.coordinator.record.row import Row
 from fedemu.protocol.messages import OUTCOMES
 
@@ -69,6 +70,18 @@ class LogObserver(Observers):
         self._log = logging.getLogger("fedemu.coordinator")
         self._rejected: Counter[str] = Counter()
         self._tenth: tuple[str, int, int] | None = None
+        self._absent = False
+
+    def resumed(self, rows: Sequence[Row], spent: float) -> None:
+        self._log.info("resumed at round %d, after %.3f s of real time so far", rows[-1].round + 1, spent)
+
+    def waiting(self, absence: Absence | None) -> None:
+        """Write one line when devices are missing, and one when they are back."""
+        if absence is not None and not self._absent:
+            self._log.warning("%d devices have no connection, %d have one", absence.devices, absence.connected)
+        elif absence is None and self._absent:
+            self._log.info("the missing devices are back, or are not waited for any more")
+        self._absent = absence is not None
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
         self._log.info("round %d, try %d, at %.3f s: %d devices asked", round, attempt + 1, virtual_time, selected)

@@ -6,11 +6,12 @@ The names are a contract. The scrape configuration, the alert rules and the dash
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from fedemu.coordinator.observer import Absence
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.summary import RunOutcome
 from fedemu.ops.watching.exporter import Exporter
@@ -59,6 +60,14 @@ class CoordinatorMetrics:
         self._job_seconds = counter("fedemu_server_job_seconds", "Real time that rounds spent on server jobs.")
         for outcome in OUTCOMES:
             self._results.labels(outcome)
+
+    def resumed(self, rows: Sequence[Row], spent: float) -> None:
+        """Counters count from the start of this process, as Prometheus expects. Only gauges know of earlier rounds."""
+        self._round.set(rows[-1].round)
+        self._virtual_time.set(rows[-1].virtual_time or 0.0)
+
+    def waiting(self, absence: Absence | None) -> None:
+        """Nothing is kept here. ``fleet`` tells how many devices have a connection."""
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
         self._state.began()

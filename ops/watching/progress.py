@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedemu.coordinator.record.row import Row
-from fedemu.ops.figures import span
+from fedemu.coordinator.observer import Absence
+from fedemu.coordinator.record.row import Row, updates_per_second
+from fedemu.ops.figures import counted, span
 
 WINDOW = 10
-"""The number of rounds over which the throughput and the time left are averaged."""
+"""The number of last rounds whose pace tells the time that is left."""
 
 
 @dataclass
@@ -78,10 +79,31 @@ class Progress:
     states: dict[str, int] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
     last_row: Row | None = None
+    resumed_at: int | None = None
+    """The first round of this part of the run. None for a run that has begun with its first round."""
+    round_seconds: float = 0.0
+    """The real time of all finished rounds, those before a resume included."""
 
     def __post_init__(self) -> None:
         self.began = self.clock()
-        self._finished: deque[tuple[float, int]] = deque(maxlen=WINDOW + 1)
+        self._spent_before = 0.0
+        self._finished: deque[float] = deque(maxlen=WINDOW + 1)
+        self._absence: tuple[Absence, float] | None = None
+
+    def begin(self) -> None:
+        """The wait for the fleet begins now."""
+        self.began = self.clock()
+
+    def resumed(self, rows: Sequence[Row], spent: float) -> None:
+        """The run goes on after these rounds, for which ``spent`` real seconds went by."""
+        for row in rows:
+            self._count(row)
+        self.resumed_at = self.round + 1
+        self._spent_before = spent
+
+    def waiting(self, absence: Absence | None) -> None:
+        """The coordinator lacks devices, or it does not."""
+        self._absence = None if absence is None else (absence, self.clock())
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
         """An attempt at a round begins."""
@@ -103,6 +125,11 @@ class Progress:
 
     def round_finished(self, row: Row) -> None:
         """A round is over. Accuracy and loss stay as they are if it was not evaluated."""
+        self._count(row)
+        self._absence = None
+        self._finished.append(self.clock())
+
+    def _count(self, row: Row) -> None:
         self.round = row.round
         self.virtual_time = row.virtual_time or 0.0
         if row.accuracy is not None:
@@ -111,8 +138,8 @@ class Progress:
         self.period = row.task or 0
         self.periods = max(self.periods, len(row.period_accuracy or ()))
         self.outcomes.update(row.outcomes)
+        self.round_seconds += row.round_seconds or 0.0
         self.last_row = row
-        self._finished.append((self.clock(), self.outcomes["accepted"]))
 
     def fleet(self, counts: Mapping[str, int]) -> None:
         """The number of devices by state has changed."""
@@ -132,30 +159,40 @@ class Progress:
 
     @property
     def elapsed(self) -> float:
-        """The real seconds since this process began to wait for the fleet."""
-        return self.clock() - self.began
+        """The real seconds since the run began to wait for the fleet, those before a resume included."""
+        return self._spent_before + self.clock() - self.began
 
     @property
     def updates_per_second(self) -> float | None:
-        """The device updates that were accepted per real second, over the last rounds.
+        """The device updates that were accepted per real second of rounds, over the whole run so far."""
+        return updates_per_second(self.outcomes["accepted"], self.round_seconds)
 
-        The first round does not count, because trainers still get ready in it. None if there are too few rounds.
-        """
-        if len(self._finished) < 2:
+    @property
+    def absence(self) -> str | None:
+        """The devices that the coordinator lacks and how long it waits for them, in words. None if it lacks none."""
+        if self._absence is None:
             return None
-        (start, before), (end, after) = self._finished[0], self._finished[-1]
-        return (after - before) / (end - start) if end > start else None
+        absence, told = self._absence
+        who = (
+            f"{counted(absence.devices, 'device')} without a connection"
+            if absence.connected
+            else "no device is connected"
+        )
+        if absence.seconds is None:
+            return who
+        left = max(0.0, absence.seconds - (self.clock() - told))
+        return f"{who}; {span(left) if left >= 60 else f'{left:.0f} s'} until {absence.then}"
 
     @property
     def seconds_left(self) -> float | None:
         """The real seconds that are left, at the pace of the last rounds.
 
-        None if there are too few rounds, or if this round already takes longer than all that was left, as with a long
-        server job.
+        None if there are too few rounds, if devices are away for which the run waits, or if this round already takes
+        longer than all that was left, as with a long server job.
         """
-        if len(self._finished) < 2:
+        if len(self._finished) < 2 or self._absence is not None:
             return None
-        start, end = self._finished[0][0], self._finished[-1][0]
+        start, end = self._finished[0], self._finished[-1]
         pace = (end - start) / (len(self._finished) - 1)
         left = pace * (self.rounds - self.round) - (self.clock() - end)
         return left if left >= 0 else None

@@ -8,13 +8,14 @@ import os
 import signal
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
@@ -48,6 +49,17 @@ class Reasons(Observers):
 
     def rejected(self, reason: str) -> None:
         self.counts[reason] += 1
+
+
+class Resumed(Observers):
+    """An observer that notes the rounds and the real time after which a run goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[int, float]] = []
+
+    def resumed(self, rows: Sequence[Row], spent: float) -> None:
+        self.told.append((len(rows), pytest.approx(spent, abs=1.0)))
 
 
 def churn(index: int, work: wire.Work) -> Any:
@@ -135,8 +147,13 @@ async def test_a_finished_run_can_go_on_with_more_rounds(
     lease = json.loads((make_plan().directory / "checkpoint" / "leases.jsonl").read_text())["grant"]
     network = MemoryNetwork()
     make_fleet(12, script=churn, network=network, lease=lease)
-    summary, _ = await play(make_plan(network=network, **BIG))
+    watcher = Resumed()
+    summary, left = await play(make_plan(network=network, observers=(watcher,), **BIG))
     assert summary.model_digest == digest
+    assert watcher.told == [(5, left.rows[4].wall_time)]
+    assert [event["round"] for event in left.named("resume")] == [6]
+    assert summary.totals["accepted"] == sum(row.accepted or 0 for row in left.rows)
+    assert summary.wall_time > (left.rows[4].wall_time or 0.0)
 
 
 async def test_resuming_a_run_that_is_finished_needs_no_fleet(

@@ -113,6 +113,28 @@ def test_nobody_proceeds_before_all_are_scheduled() -> None:
     assert told(machine.scheduled(DeviceId(2), finish(20), 0.0)) == {0: "proceed", 2: "proceed", 1: "proceed"}
 
 
+def test_the_ask_tells_for_how_long_it_waits_for_devices_without_a_connection() -> None:
+    machine = VirtualAsk(terms(3, 2, give_up=60.0), map(DeviceId, range(3)))
+    machine.open(0.0)
+    assert machine.awaited(0.0) is None
+    machine.left(DeviceId(0), 10.0)
+    machine.left(DeviceId(1), 15.0)
+    assert machine.awaited(40.0) == (2, 30.0, 35.0)
+    machine.joined(DeviceId(1), 41.0)
+    assert machine.awaited(42.0) == (1, 32.0, 28.0)
+
+
+def test_the_wait_for_a_candidate_without_a_connection_begins_when_it_went_away() -> None:
+    machine = opened([finish(10), finish(20), finish(30)], 1, give_up=60.0)
+    for device in range(3):
+        machine.left(DeviceId(device), 5.0)
+    machine.tick(66.0)  # device 0 is given up, so device 1 may proceed
+    assert machine.awaited(66.0) == (1, 61.0, 0.0)
+    machine.tick(66.25)
+    machine.tick(66.5)
+    assert table(machine) == "fff"
+
+
 def test_outcomes_are_told_as_soon_as_they_are_certain() -> None:
     machine = opened([finish(10), finish(20), finish(30), drop(25), drop(5)], 2)
     assert machine.verdicts == {4: "dropped"}

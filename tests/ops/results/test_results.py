@@ -36,8 +36,8 @@ def test_periods_and_perplexity_are_told_at_the_end_of_a_run(write_summary: Writ
     results = Results.read(directory)
     assert results.perplexity == 53.517
     assert results.to_text().splitlines()[1:3] == [
-        "  accuracy  0.8750  (best 0.9000)  perplexity 53.52",
-        "  periods   2 of 3, average accuracy 0.5500, average incremental accuracy 0.6750, forgetting 0.3000",
+        "  accuracy  87.5 %  (best 90.0 %)  perplexity 53.52",
+        "  periods   2 of 3, average accuracy 55.0 %, average incremental accuracy 67.5 %, forgetting 30.0 %",
     ]
 
 

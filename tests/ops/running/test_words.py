@@ -27,7 +27,7 @@ def test_a_completed_run_is_told_in_a_few_lines(capsys: pytest.CaptureFixture[st
     assert captured.out == ""
     assert captured.err.splitlines() == [
         "tiny: completed, 3 rounds in 4.2 s (2.0 h of the experiment's time)",
-        "  accuracy  0.8750  (best 0.9000)",
+        "  accuracy  87.5 %  (best 90.0 %)",
         "  devices   12 asked: 9 accepted, 2 cancelled, 1 dropped",
         "  model     runs/tiny-1/model.safetensors  sha256 abababababababab",
     ]

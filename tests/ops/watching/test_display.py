@@ -2,11 +2,13 @@
 
 import io
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from fedemu.coordinator.observer import Absence
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.figures import span
 from fedemu.ops.watching.display import JOB_LINE_SECONDS, LINE_SECONDS, LiveDisplay, PlainDisplay, draw, open_display
@@ -23,6 +25,7 @@ class Clock:
 
 def row(round: int, accepted: int = 30, **more: Any) -> Row:
     known = {"virtual_time": 60.0 * round, "accuracy": 0.5 + round / 100, "loss": 1.5, "accepted": accepted}
+    known |= {"round_seconds": 0.5}
     return Row(round=round, **known | more)
 
 
@@ -36,16 +39,18 @@ def progress(clock: Clock) -> Progress:
     return Progress("digits", rounds=40, devices=300, clock=clock)
 
 
-def test_throughput_and_time_left_follow_the_last_rounds(progress: Progress, clock: Clock) -> None:
+def test_throughput_is_that_of_the_whole_run_and_the_time_left_follows_the_last_rounds(
+    progress: Progress, clock: Clock
+) -> None:
     progress.round_started(1, 0, 0.0, 39)
     clock.now += 9.0
-    progress.round_finished(row(1))
     assert progress.updates_per_second is None
+    progress.round_finished(row(1, round_seconds=8.0))
     assert progress.seconds_left is None
     for round in (2, 3):
         clock.now += 0.5
         progress.round_finished(row(round))
-    assert progress.updates_per_second == pytest.approx(60.0)
+    assert progress.updates_per_second == pytest.approx(90 / 9.0), "all accepted over the real time of all rounds"
     assert progress.seconds_left == pytest.approx(0.5 * 37)
 
 
@@ -58,6 +63,12 @@ def test_the_best_accuracy_is_kept_and_unevaluated_rounds_change_nothing(progres
 def plain(progress: Progress, clock: Clock) -> tuple[PlainDisplay, io.StringIO]:
     written = io.StringIO()
     return PlainDisplay(progress, Console(file=written, width=200), clock), written
+
+
+def picture(progress: Progress) -> str:
+    console = Console(file=io.StringIO(), width=120, record=True)
+    console.print(draw(progress))
+    return console.export_text()
 
 
 def test_plain_lines_come_now_and_then_but_always_for_the_first_and_the_last_round(
@@ -78,8 +89,8 @@ def test_a_plain_line_tells_the_results_of_the_round(progress: Progress, clock: 
     clock.now += LINE_SECONDS
     display.round_finished(row(2, accepted=30, cancelled=8, dropped=1, late=0))
     assert written.getvalue().splitlines() == [
-        "round  1/40  accuracy 0.5100  loss 1.5000  30 accepted  virtual 1 min 0 s",
-        "round  2/40  accuracy 0.5200  loss 1.5000  30 accepted, 8 cancelled, 1 dropped  15 updates/s  "
+        "round  1/40  accuracy 51.0 %  loss 1.5000  30 accepted  60 updates/s  virtual 1 min 0 s",
+        "round  2/40  accuracy 52.0 %  loss 1.5000  30 accepted, 8 cancelled, 1 dropped  60 updates/s  "
         "virtual 2 min 0 s  1 min 16 s left",
     ]
 
@@ -99,7 +110,9 @@ def test_a_plain_line_tells_the_period_once_an_evaluation_told_of_several(progre
 def test_language_runs_tell_the_perplexity_in_place_of_the_loss(progress: Progress, clock: Clock) -> None:
     display, written = plain(progress, clock)
     display.round_finished(row(1, perplexity=53.517))
-    assert written.getvalue() == ("round  1/40  accuracy 0.5100  perplexity 53.52  30 accepted  virtual 1 min 0 s\n")
+    assert written.getvalue() == (
+        "round  1/40  accuracy 51.0 %  perplexity 53.52  30 accepted  60 updates/s  virtual 1 min 0 s\n"
+    )
 
 
 def test_a_plain_line_tells_that_a_round_is_tried_again(progress: Progress, clock: Clock) -> None:
@@ -134,14 +147,9 @@ def test_the_live_picture_shows_a_server_job_until_it_is_done(progress: Progress
     display = LiveDisplay(progress, Console(file=io.StringIO(), force_terminal=True))
     display.server_job("distilling", 7, 12, 50)
 
-    def shown() -> str:
-        console = Console(file=io.StringIO(), width=120, record=True)
-        console.print(draw(progress))
-        return console.export_text()
-
-    assert re.search(r"server  ━━━━╸ +round 7 · distilling 24%\n", shown())  # 4.8 of 20
+    assert re.search(r"server  ━━━━╸ +round 7 · distilling 24%\n", picture(progress))  # 4.8 of 20
     display.event("server_job", job="distilling", round=7, steps=12, seconds=0.5)
-    assert "distilling" not in shown()
+    assert "distilling" not in picture(progress)
 
 
 def test_the_time_that_a_job_takes_goes_by_the_steps_that_this_process_saw(progress: Progress, clock: Clock) -> None:
@@ -174,7 +182,7 @@ def test_few_updates_a_second_are_told_with_a_decimal(progress: Progress, clock:
     display, written = plain(progress, clock)
     for round in (1, 2):
         clock.now += 20.0
-        display.round_finished(row(round, accepted=5))
+        display.round_finished(row(round, accepted=5, round_seconds=20.0))
     assert "  0.2 updates/s  " in written.getvalue()
 
 
@@ -192,6 +200,68 @@ def test_the_arrival_of_the_fleet_is_counted_until_it_is_complete(progress: Prog
     assert written.getvalue().splitlines() == ["devices 0/300", "devices 300/300"]
 
 
+AWAY = Absence(devices=30, connected=0, seconds=31.0, then="they count as failed (try 1 of 3)")
+
+
+def test_where_nobody_is_connected_a_plain_line_says_so_now_and_then(progress: Progress, clock: Clock) -> None:
+    display, written = plain(progress, clock)
+    display.round_started(2, 0, 60.0, 39)
+    for second in range(12):
+        display.waiting(replace(AWAY, seconds=31.0 - second))
+        clock.now += 1.0
+    display.fleet({"connected": 300})
+    display.waiting(None)
+    display.waiting(None)
+    assert written.getvalue().splitlines() == [
+        "no device is connected; 31 s until they count as failed (try 1 of 3)",
+        "no device is connected; 21 s until they count as failed (try 1 of 3)",
+        "300 devices connected again",
+    ]
+
+
+def test_some_devices_without_a_connection_are_counted(progress: Progress) -> None:
+    progress.waiting(Absence(1, 299, 61.0, "they count as failed (try 2 of 3)"))
+    assert progress.absence == "1 device without a connection; 1 min 1 s until they count as failed (try 2 of 3)"
+    progress.waiting(Absence(300, 0))
+    assert progress.absence == "no device is connected"
+
+
+def test_the_live_picture_counts_down_to_the_end_of_the_wait_in_place_of_the_time_left(
+    progress: Progress, clock: Clock
+) -> None:
+    for round in (1, 2, 3):
+        progress.round_started(round, 0, 0.0, 39)
+        clock.now += 0.5
+        progress.round_finished(row(round))
+    assert progress.seconds_left == pytest.approx(18.5)
+    progress.waiting(AWAY)
+    clock.now += 4.0
+    shown = picture(progress)
+    assert "no device is connected; 27 s until they count as failed" in shown
+    assert " left" not in shown
+    progress.waiting(None)
+    assert "no device" not in picture(progress)
+
+
+def test_a_resumed_run_says_so_and_counts_on(progress: Progress, clock: Clock) -> None:
+    display, written = plain(progress, clock)
+    display.resumed([row(round) for round in range(1, 8)], 12.0)
+    clock.now += 3.0  # the experiment is put together
+    with display:
+        assert written.getvalue() == "resumed at round 8 of 40; 7 rounds took 12 s\n"
+        shown = picture(progress)
+        for part in ("round 7/40", "waiting for devices", "accuracy 57.0 %   best 57.0 %", "210 accepted", "real 12 s"):
+            assert part in shown
+        clock.now += 2.0
+        display.round_started(8, 0, 420.0, 39)
+        display.round_finished(row(8, round_seconds=1.5))
+    assert written.getvalue().splitlines()[1] == (
+        "round  8/40  accuracy 58.0 %  loss 1.5000  30 accepted  48 updates/s  virtual 8 min 0 s"
+    )
+    assert progress.elapsed == 14.0
+    assert progress.outcomes["accepted"] == 240
+
+
 def test_a_terminal_gets_the_live_display_and_a_pipe_plain_lines(progress: Progress) -> None:
     assert type(open_display(progress, Console(file=io.StringIO(), force_terminal=True))) is LiveDisplay
     assert type(open_display(progress, Console(file=io.StringIO(), force_terminal=False))) is PlainDisplay
@@ -203,13 +273,11 @@ def test_the_live_picture_shows_round_model_fleet_and_pace(progress: Progress, c
     progress.round_finished(row(1))
     clock.now += 0.5
     progress.round_finished(row(2, cancelled=9))
-    console = Console(file=io.StringIO(), width=120, record=True)
-    console.print(draw(progress))
-    shown = console.export_text()
+    shown = picture(progress)
     for part in (
         "digits",
         "round 2/40",
-        "accuracy 0.5200",
+        "accuracy 52.0 %",
         "210 online",
         "30 busy",
         "9 cancelled",
@@ -222,18 +290,14 @@ def test_the_live_picture_shows_round_model_fleet_and_pace(progress: Progress, c
 def test_the_live_picture_shows_period_and_perplexity(progress: Progress) -> None:
     progress.round_started(12, 0, 0.0, 39)
     progress.round_finished(row(12, task=2, period_accuracy=[0.5] * 10, perplexity=53.517))
-    console = Console(file=io.StringIO(), width=120, record=True)
-    console.print(draw(progress))
-    shown = console.export_text()
+    shown = picture(progress)
     assert "round 12/40   period 3/10" in shown
-    assert "accuracy 0.6200   best 0.6200   perplexity 53.52" in shown
+    assert "accuracy 62.0 %   best 62.0 %   perplexity 53.52" in shown
 
 
 def test_the_live_picture_counts_devices_while_it_waits(progress: Progress) -> None:
     progress.fleet({"enrolled": 120})
-    console = Console(file=io.StringIO(), width=120, record=True)
-    console.print(draw(progress))
-    assert "waiting for devices" in console.export_text()
+    assert "waiting for devices" in picture(progress)
 
 
 def test_the_live_display_restores_the_cursor(progress: Progress) -> None:
