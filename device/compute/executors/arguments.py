@@ -17,15 +17,16 @@ class Arguments(NamedTuple):
     """The tensors that one call of ``begin``, of a step or of ``finish`` takes, in parts.
 
     ``shared`` holds the leaves of the trees that all devices get, ``each`` those of the device's own part of the ask,
-    ``own`` those of its own state, and ``facts`` its packed facts. A step also takes ``batch`` (x, y, weight and
-    notes), ``noise`` and ``carry``; ``finish`` takes ``carry``. In a stack all tensors but the shared ones have a
-    leading dimension for the devices.
+    ``own`` those of its own state, ``facts`` its packed facts, and ``key`` the key of what the call draws. A step also
+    takes ``batch`` (x, y, weight and notes), ``noise`` and ``carry``; ``finish`` takes ``carry``. In a stack all
+    tensors but the shared ones have a leading dimension for the devices.
     """
 
     shared: Sequence[Tensor]
     each: Sequence[Tensor]
     own: Sequence[Tensor]
     facts: Sequence[Tensor]
+    key: Sequence[Tensor]
     batch: Sequence[Tensor] = ()
     noise: Sequence[Tensor] = ()
     carry: Sequence[Tensor] = ()

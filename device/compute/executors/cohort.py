@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -15,12 +16,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedemu.algorithms.interface import REPLAYED, Augment, Facts, Forest, LocalProgram, Noting, Stage, Tree
+from fedemu.algorithms.models.draws import keys
 from fedemu.device.compute.executors.executor import Job, Source, failed
 from fedemu.protocol.errors import TrainingError
-from fedemu.protocol.seeds import generator
+from fedemu.protocol.seeds import generator, integer
 
 EACH = "each"
 """The key of a job's own part of the ask among the shared trees."""
+BEGIN: Final = -1
+FINISH: Final = -2
+"""The steps whose keys ``begin`` and ``finish`` get."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +70,27 @@ class Cohort:
     noise: Sequence[np.random.Generator]
     notes: Tree
     """The notes of the samples, leaves ``[rows, ...]``, in the order of their names."""
+    seed: int
+    """The seed of all random draws of the experiment."""
 
     @property
     def steps(self) -> NDArray[np.int64]:
         """The number of steps of each job in all stages, ``[jobs]``."""
         return _total([lines.steps for lines in self.stages])
+
+    def keys(self, places: NDArray[np.int64], steps: NDArray[np.int64]) -> Tensor:
+        """The keys ``[n, 2]`` by which jobs (by place in ``jobs``) draw in their steps: functions of both, as pairs.
+
+        ``steps`` count the steps of a job in all stages from 0; BEGIN and FINISH stand for what is before and after.
+        """
+        return torch.from_numpy(keys(self._seeds[places], steps)).to(self.x.device)
+
+    @cached_property
+    def _seeds(self) -> NDArray[np.uint64]:
+        """The seeds of all draws of each job, ``[jobs]``."""
+        return np.array(
+            [integer(self.seed, round=job.round, device=job.device, purpose="draws") for job in self.jobs], np.uint64
+        )
 
 
 def cohorts(
@@ -163,6 +184,7 @@ def _cohort(
             name: torch.cat([_noted(job, name, shape) for job in group]).to(source.device)
             for name, shape in notes_of(program).items()
         },
+        seed=source.seed,
     )
 
 

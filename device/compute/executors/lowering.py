@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.interface import LocalProgram, Outcome
+from fedemu.algorithms.models.draws import Draws
+from fedemu.algorithms.models.random_functions import Keyed
 from fedemu.device.compute.executors.arguments import Arguments, Names
 from fedemu.device.compute.executors.flat_function import Flat
 from fedemu.device.compute.executors.private_torch import TreeSpec, tree_flatten, tree_unflatten, without_compiler
@@ -24,10 +26,14 @@ MAX_CACHED = 512
 
 @dataclass(frozen=True)
 class Lowered:
-    """A function of flat lists of tensors. ``spec`` is the form of what the program's own function returns."""
+    """A function of flat lists of tensors. ``spec`` is the form of what the program's own function returns.
+
+    ``draws`` says whether it draws random numbers. If not, its key does not matter.
+    """
 
     function: Flat
     spec: TreeSpec
+    draws: bool
 
     def run(self, given: Arguments) -> Sequence[Tensor]:
         """The leaves of the result."""
@@ -48,7 +54,7 @@ class Lowering:
         self._cache: dict[Hashable, tuple[LocalProgram, Lowered]] = {}
 
     def begin(self, program: LocalProgram, names: Names, given: Arguments) -> Lowered:
-        """The program's ``begin``: (shared, each, own, facts) -> carry."""
+        """The program's ``begin``: (shared, each, own, facts, key) -> carry."""
 
         def begin(given: Arguments) -> Any:
             return program.begin(*names.inputs(given))
@@ -56,7 +62,7 @@ class Lowering:
         return self._lowered(program, "begin", names, begin, given)
 
     def step(self, program: LocalProgram, stage: int, names: Names, carry_spec: TreeSpec, given: Arguments) -> Lowered:
-        """A step of a stage: (shared, each, own, facts, batch, noise, carry) -> (carry, metrics).
+        """A step of a stage: (shared, each, own, facts, key, batch, noise, carry) -> (carry, metrics).
 
         The new carry has the memory layout of the given one. The step may write over the memory of the given carry, so
         no other tensor may share that memory.
@@ -73,7 +79,7 @@ class Lowering:
         return self._lowered(program, f"step/{stage}", names, one_step, given, given.carry)
 
     def finish(self, program: LocalProgram, names: Names, carry_spec: TreeSpec, given: Arguments) -> Lowered:
-        """The program's ``finish``: (shared, each, own, facts, carry) -> Outcome."""
+        """The program's ``finish``: (shared, each, own, facts, key, carry) -> Outcome."""
 
         def finish(given: Arguments) -> Outcome:
             return program.finish(tree_unflatten(list(given.carry), carry_spec), *names.inputs(given))
@@ -102,11 +108,16 @@ class Lowering:
         self, function: Callable[[Arguments], Any], given: Arguments, strides: Sequence[tuple[int, ...]]
     ) -> Lowered:
         spec: TreeSpec | None = None
+        drawn = 0
         lengths = given.lengths  # not ``given``: ``flat`` may stay in the cache, and would keep all its tensors alive
 
         def flat(*leaves: Tensor) -> tuple[Tensor, ...]:
-            nonlocal spec
-            outputs, spec = tree_flatten(function(Arguments.cut(leaves, lengths)))
+            nonlocal spec, drawn
+            given = Arguments.cut(leaves, lengths)
+            draws = Draws(given.key[0])
+            with Keyed(draws):
+                outputs, spec = tree_flatten(function(given))
+            drawn = draws.count
             return tuple(torch.as_tensor(output) for output in outputs)
 
         inputs = given.flat()
@@ -132,7 +143,7 @@ class Lowering:
         except Untraceable:
             run = untraced
         assert spec is not None
-        return Lowered(run, spec)
+        return Lowered(run, spec, drawn > 0)
 
 
 def _with_stride(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedemu.algorithms.interface import Forest, LocalProgram
+from fedemu.algorithms.models.draws import KEY_SHAPE
 from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.executors.arguments import Arguments, Names
-from fedemu.device.compute.executors.cohort import Cohort, Lines, cohorts
+from fedemu.device.compute.executors.cohort import BEGIN, FINISH, Cohort, Lines, cohorts
 from fedemu.device.compute.executors.executor import Job, JobResult, Source, failed
-from fedemu.device.compute.executors.lowering import Lowering
+from fedemu.device.compute.executors.lowering import Lowered, Lowering
 from fedemu.device.compute.executors.private_torch import tree_unflatten
 from fedemu.protocol.errors import TrainingError
+
+_FIRST: Final = np.zeros(1, np.int64)
+"""The place of the one job of a cohort."""
 
 
 class Serial:
@@ -45,19 +50,27 @@ class Serial:
     @torch.inference_mode()
     def _run(self, program: LocalProgram, shared: Forest, cohort: Cohort) -> JobResult:
         names = Names.of(shared, cohort.each, cohort.own, program)
+        unread = torch.zeros(KEY_SHAPE, dtype=torch.int32, device=cohort.x.device)
+
+        def keyed(lowered: Lowered, given: Arguments, step: int) -> Arguments:
+            """With the key of a step, which is made only if it is read."""
+            return given._replace(key=[cohort.keys(_FIRST, np.array([step]))[0]]) if lowered.draws else given
+
         given = Arguments(
             shared=[leaf for tree in shared.values() for leaf in tree.values()],
             each=[_channels_last(leaf[0]) for leaf in cohort.each.values()],
             own=[_channels_last(leaf[0]) for leaf in cohort.own.values()],
             facts=[leaf[0] for leaf in cohort.facts],
+            key=[unread],
         )
         lowered = self._lowering.begin(program, names, given)
         # Steps write over the carry, and ``begin`` may return shared tensors as the carry. So it is copied.
-        carry: Sequence[Tensor] = [leaf.clone() for leaf in lowered.run(given)]
+        carry: Sequence[Tensor] = [leaf.clone() for leaf in lowered.run(keyed(lowered, given, BEGIN))]
         carry_spec = lowered.spec
         measured: dict[str, list[Tensor]] = {}
         sizes: dict[str, list[float]] = {}
         samples = _rows_last_channel(cohort.x)
+        step = 0
         for number, lines in enumerate(cohort.stages):
             rows_matter = program.stages[number].rows_matter
             for line in range(len(lines.rows)):
@@ -65,14 +78,20 @@ class Serial:
                 noise = [_normal(cohort, program.noise[name]) for name in names.noise]
                 step_given = given._replace(batch=batch, noise=noise, carry=carry)
                 lowered = self._lowering.step(program, number, names, carry_spec, step_given)
-                outputs = lowered.run(step_given)
+                if lowered.draws and not rows_matter:
+                    # What is drawn for a sample depends on its place in the batch, and so on the batch's shape.
+                    rows_matter = True
+                    step_given = step_given._replace(batch=_batch(lines, line, samples, cohort, rows_matter)[0])
+                    lowered = self._lowering.step(program, number, names, carry_spec, step_given)
+                outputs = lowered.run(keyed(lowered, step_given, step))
+                step += 1
                 carry = outputs[: len(carry)]
                 for name, place in lowered.metrics.items():
                     measured.setdefault(name, []).append(outputs[place])
                     sizes.setdefault(name, []).append(size)
         given = given._replace(carry=carry)
         lowered = self._lowering.finish(program, names, carry_spec, given)
-        outcome = tree_unflatten(list(lowered.run(given)), lowered.spec)
+        outcome = tree_unflatten(list(lowered.run(keyed(lowered, given, FINISH))), lowered.spec)
         return JobResult(
             payload={key: map_leaves(_exported, tree) for key, tree in outcome.payload.items()},
             own=map_leaves(_exported, outcome.own),

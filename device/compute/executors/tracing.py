@@ -13,7 +13,12 @@ import torch
 from torch import Tensor
 
 from fedemu.device.compute.executors.flat_function import Flat, emit, in_place
-from fedemu.device.compute.executors.private_torch import OperationWatcher, without_compiler, written_arguments
+from fedemu.device.compute.executors.private_torch import (
+    OperationWatcher,
+    operator_name,
+    without_compiler,
+    written_arguments,
+)
 from fedemu.device.compute.executors.tape import Operation, memory, parts, simplify
 from fedemu.protocol.errors import TrainingError
 
@@ -75,7 +80,8 @@ def _check(tape: Sequence[Operation], inputs: Sequence[Tensor]) -> None:
         tags = operation.function.tags
         if torch.Tag.nondeterministic_seeded in tags:
             raise TrainingError(
-                f"the program draws random numbers by {operation.function}; let it declare them as noise instead"
+                f"it draws random numbers by {operator_name(operation.function)}, which can't be repeated; "
+                "draw by torch.rand, torch.randn, torch.bernoulli or dropout instead"
             )
         if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
             raise Untraceable(f"{operation.function} reads values")

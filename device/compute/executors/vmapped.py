@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedemu.algorithms.interface import Forest, LocalProgram, Tree
+from fedemu.algorithms.models.draws import KEY_SHAPE
 from fedemu.device.compute.executors.arguments import Arguments, Names
-from fedemu.device.compute.executors.cohort import Cohort, Lines, cohorts
+from fedemu.device.compute.executors.cohort import BEGIN, FINISH, Cohort, Lines, cohorts
 from fedemu.device.compute.executors.executor import Job, JobResult, Source, failed
-from fedemu.device.compute.executors.lowering import Lowering
+from fedemu.device.compute.executors.lowering import Lowered, Lowering
 from fedemu.device.compute.executors.private_torch import tree_unflatten
-from fedemu.device.compute.executors.slots import IDLE, Change, plan_slots
+from fedemu.device.compute.executors.slots import IDLE, Change, SlotPlan, plan_slots
 from fedemu.protocol.errors import TrainingError
 
 STACKS_PER_CALL = 4
@@ -100,11 +101,12 @@ class _Call:
             each=[*cohort.each.values()],
             own=[*cohort.own.values()],
             facts=cohort.facts,
+            key=[torch.zeros((len(cohort.jobs), *KEY_SHAPE), dtype=torch.int32, device=cohort.x.device)],
         ).per_device(lambda leaf: torch.cat([leaf, leaf[:1].expand(lacking, *leaf.shape[1:])]))
         parts = []
-        for stack in self._stacks():
+        for start, stack in self._stacks():
             lowered = lowering.begin(program, self._names, stack)
-            parts.append(lowered.run(stack))
+            parts.append(lowered.run(self._keyed(lowered, stack, start, BEGIN)))
             self._spec = lowered.spec
         # ``cat`` copies even a single part. The carry is written to, so it must not share memory with the rest.
         self._given = self._given._replace(carry=[torch.cat(leaves) for leaves in zip(*parts, strict=True)])
@@ -121,6 +123,7 @@ class _Call:
         measured: list[Sequence[Tensor]] = []
         places: Mapping[str, int] = {}
         stack: Arguments | None = None
+        keys: Sequence[Tensor] = ()
         for change, end in zip(plan.changes, [change.time for change in plan.changes[1:]], strict=False):
             self._leave(change, stack)
             stack = self._enter(change, stack)
@@ -129,6 +132,9 @@ class _Call:
                 if not measured:
                     step = self._lowering.step(self._program, number, self._names, self._spec, given)
                     places = step.metrics
+                    keys = self._keys(number, plan) if step.draws else []
+                if step.draws:
+                    given = given._replace(key=[keys[time]])
                 outputs = step.run(given)
                 stack = stack._replace(carry=outputs[: len(stack.carry)])
                 measured.append([outputs[place] for place in places.values()])
@@ -149,9 +155,9 @@ class _Call:
     def finish(self) -> tuple[list[Forest], list[Tree]]:
         """The payloads and the next own states, in the order of the devices."""
         parts = []
-        for stack in self._stacks():
+        for start, stack in self._stacks():
             lowered = self._lowering.finish(self._program, self._names, self._spec, stack)
-            parts.append(lowered.run(stack))
+            parts.append(lowered.run(self._keyed(lowered, stack, start, FINISH)))
         with torch.inference_mode(False):
             # The copies are made outside of inference mode: an inference tensor can neither be written to nor take part
             # in a gradient afterwards.
@@ -166,10 +172,18 @@ class _Call:
         ]
         return payloads, [{name: rows[i][device] for name, i in places.own.items()} for device in devices]
 
-    def _stacks(self) -> Iterator[Arguments]:
-        """The tensors that the devices bring, one stack of devices after the other."""
+    def _stacks(self) -> Iterator[tuple[int, Arguments]]:
+        """The tensors that the devices bring, one stack of devices after the other, and the place of its first."""
         for start in range(0, len(self._cohort.jobs), self._slots):
-            yield self._given.per_device(lambda leaf, start=start: leaf.narrow(0, start, self._slots))
+            yield start, self._given.per_device(lambda leaf, start=start: leaf.narrow(0, start, self._slots))
+
+    def _keyed(self, lowered: Lowered, stack: Arguments, start: int, step: int) -> Arguments:
+        """A stack with its keys, which are made only if they are read."""
+        if not lowered.draws:
+            return stack
+        # The devices that fill up the last stack draw as the last one does.
+        places = np.minimum(np.arange(start, start + self._slots), len(self._cohort.jobs) - 1)
+        return stack._replace(key=[self._cohort.keys(places, np.full(self._slots, step))])
 
     def _leave(self, change: Change, stack: Arguments | None) -> None:
         """Keep the carry of the devices that are done."""
@@ -202,6 +216,13 @@ class _Call:
             for values, shape in zip(drawn, shapes, strict=True):
                 values[slot] = self._cohort.noise[devices[slot]].standard_normal(shape, np.float32)
         return [torch.from_numpy(values).to(self._cohort.x.device) for values in drawn]
+
+    def _keys(self, number: int, plan: SlotPlan) -> Sequence[Tensor]:
+        """The keys of all steps of a stage, ``[slots, 2]`` each. An idle slot has that of some step."""
+        stages = self._cohort.stages
+        before = sum((stage.steps for stage in stages[:number]), np.zeros_like(stages[number].first))
+        steps = plan.lines - (stages[number].first - before)[plan.devices]
+        return self._cohort.keys(plan.devices.ravel(), steps.ravel()).view(*plan.lines.shape, *KEY_SHAPE).unbind()
 
     def _index(self, values: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(values).to(self._cohort.x.device)

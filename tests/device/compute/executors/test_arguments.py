@@ -12,6 +12,7 @@ GIVEN = Arguments(
     each=[torch.tensor(3.0)],
     own=[],
     facts=[torch.tensor([9, 5, 4, 2, 1, 8, 6, 3]), torch.tensor(0.5)],
+    key=[torch.tensor([1, 2])],
     noise=[torch.tensor(7.0)],
     carry=[torch.tensor(8.0)],
 )
@@ -22,7 +23,7 @@ def test_a_flat_list_is_cut_into_the_parts_it_was_made_of() -> None:
     flat = GIVEN.flat()
     assert flat[-1] is GIVEN.carry[0]
     assert Arguments.cut(flat, GIVEN.lengths).flat() == flat
-    assert Arguments.cut(range(7), GIVEN.lengths) == ([0, 1], [2], [], [3, 4], [], [5], [6])  # type: ignore[arg-type]
+    assert Arguments.cut(range(8), GIVEN.lengths) == ([0, 1], [2], [], [3, 4], [5], [], [6], [7])  # type: ignore[arg-type]
 
 
 def test_a_program_gets_every_tensor_by_its_name() -> None:

@@ -359,12 +359,43 @@ def test_a_plan_that_fails_for_one_device_fails_it_alone(source: Source) -> None
         assert "device 2: planning its batches failed" in str(results[2])
 
 
-def test_a_program_that_draws_random_numbers_is_told_to_declare_them(source: Source) -> None:
-    model = from_module(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(144, 4), torch.nn.Dropout()))
+class _Poisson(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(144, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.poisson(super().forward(x.flatten(1)).exp())
+
+
+def test_random_numbers_that_no_key_can_make_are_refused(source: Source) -> None:
+    model = from_module(_Poisson)
     for executor in (Serial(), Vmapped(4)):
         (result,) = executor.run(local(model), {"model": model.init(0)}, jobs_of([6]), source)
         assert isinstance(result, TrainingError)
         assert "random" in str(result)
+
+
+class _Dropping(torch.nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            torch.nn.Flatten(), torch.nn.Linear(144, 16), torch.nn.ReLU(), torch.nn.Dropout(0.4), torch.nn.Linear(16, 4)
+        )
+
+
+def test_dropout_agrees_in_any_stack_and_follows_seed_round_and_device(source: Source) -> None:
+    model = from_module(_Dropping)
+    program, shared, jobs = local(model), {"model": model.init(0)}, jobs_of([7, 0, 3, 12])
+    serial = run(Serial(), program, shared, jobs, source)
+    for executor in (Vmapped(2), Vmapped(3)):
+        for expected, result in zip(serial, run(executor, program, shared, jobs[::-1], source)[::-1], strict=True):
+            assert_alike(result, expected)
+    again = run(Serial(), local(model), shared, jobs, source)
+    assert [bits(result) for result in again] == [bits(result) for result in serial]
+    alike = [replace(job, indices=jobs[0].indices) for job in jobs_of([7, 7])]
+    here, there = run(Serial(), replace(program, epochs=1, batch_size=7), shared, alike, source)
+    assert bits(here) != bits(there)
+    for job, other in ((replace(jobs[0], round=2), source), (jobs[0], replace(source, seed=6))):
+        assert bits(run(Serial(), program, shared, [job], other)[0]) != bits(serial[0])
 
 
 def test_a_program_that_reads_values_runs_alone_but_not_in_a_stack(source: Source) -> None:

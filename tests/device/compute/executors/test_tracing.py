@@ -113,7 +113,7 @@ def test_writing_to_an_input_cannot_be_traced() -> None:
 
 
 def test_random_numbers_inside_are_refused() -> None:
-    with pytest.raises(TrainingError, match="let it declare them as noise instead"):
+    with pytest.raises(TrainingError, match="draws random numbers by aten::bernoulli_, which can't be repeated"):
         trace(lambda x: [torch.nn.functional.dropout(x)], [torch.ones(2)])
 
 

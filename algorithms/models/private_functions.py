@@ -1,0 +1,35 @@
+"""torch's functions that are written in Python, without the check by which they hand themselves to a context.
+
+A context such as ``Keyed`` is asked about ``multi_head_attention_forward`` as a whole, and is not active inside of it.
+So it could not see the dropout there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import torch.nn.functional
+
+
+def opened(function: Any) -> Callable[..., Any] | None:
+    """The function without that check. None if it is not written out in ``torch.nn.functional``."""
+    if isinstance(function, FunctionType) and function.__globals__ is torch.nn.functional.__dict__:
+        return _opened(function)
+    return None
+
+
+@cache
+def _opened(function: FunctionType) -> FunctionType:
+    # The checks are names in the function's module, and have no public switch.
+    checks = [name for name in function.__globals__ if name.startswith("has_torch_function")]
+    scope = {**function.__globals__, **dict.fromkeys(checks, _never)}
+    copy = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def _never(*tensors: object) -> bool:
+    return False
