@@ -21,7 +21,7 @@ ALLOWED = {
     "ops": set(FLOORS),
 }
 ORDER = {
-    "protocol": "errors ids seeds messages liveness | codec host | tensors transport | blobs",
+    "protocol": "errors ids seeds wording messages liveness | codec host | tensors transport | blobs",
     "algorithms": (
         "interface measures replay/selection | trees data | streams | models | training "
         "| analytic methods replay incremental/generator terms | incremental | incremental/data_free | registry former"
@@ -42,7 +42,14 @@ MOST_FILES = 16
 """The largest number of files in one room. Divide a room that needs more."""
 FACES = ("algorithms", "algorithms/interface", "ops/experiment", "ops")
 """The packages whose ``__init__.py`` hands on names. All others hold a docstring and import nothing."""
-SCIENCE_MAY_USE = {"protocol.ids", "protocol.seeds", "protocol.errors", "protocol.host.named", "protocol.host.own_code"}
+SCIENCE_MAY_USE = {
+    "protocol.ids",
+    "protocol.seeds",
+    "protocol.errors",
+    "protocol.wording",
+    "protocol.host.named",
+    "protocol.host.own_code",
+}
 """What ``algorithms`` may import of the protocol: pure functions and errors, and nothing that sends.
 
 ``protocol.host.named`` is the one place that loads code by name, such as a user's own method, and

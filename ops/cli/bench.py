@@ -31,6 +31,7 @@ def bench(
     subjects: Annotated[
         list[str] | None,
         typer.Argument(
+            metavar="SUBJECT...",
             help=f"Any of {', '.join(SUBJECTS)}; all of these if none is named. Or {SELECTION}, which prints how near "
             "the selections of replay samples come to the best one, how far coordination lowers its objective, and how "
             "fast and how exact our solver is beside cvxpy.",
@@ -44,7 +45,9 @@ def bench(
         ),
     ] = False,
     large: Annotated[bool, typer.Option("--large", help="Also measure fleets of 1,000 devices.")] = False,
-    problems: Annotated[int, typer.Option(help=f"How many problems the strategies of {SELECTION} solve.", min=1)] = 50,
+    problems: Annotated[
+        int, typer.Option(metavar="N", help=f"How many problems the strategies of {SELECTION} solve.", min=1)
+    ] = 50,
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Measure this machine's fleet, wire, training, aggregation and the whole system, each beside its floor.

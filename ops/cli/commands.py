@@ -5,56 +5,43 @@ Neither torch nor matplotlib is imported before a command needs it to compute or
 
 from __future__ import annotations
 
-import sys
 from importlib import metadata
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from fedemu.ops.cli import bench as cli_bench
 from fedemu.ops.cli import compare as cli_compare
 from fedemu.ops.cli import look as cli_look
+from fedemu.ops.cli import presets as cli_presets
 from fedemu.ops.cli import run as cli_run
+from fedemu.ops.cli import shell as cli_shell
 from fedemu.ops.cli import stress as cli_stress
 from fedemu.ops.cli import sweep as cli_sweep
-from fedemu.ops.running.codes import IN_WORDS
-from fedemu.ops.running.exits import complain
+from fedemu.ops.cli.usage import Command, Commands
+from fedemu.ops.running.codes import CODES, IN_WORDS
+
+_HELP = {"help_option_names": ["-h", "--help"]}
 
 
-class _Commands(TyperGroup):
-    """The group of all commands. It reports wrong usage in one sentence, like every other mistake."""
-
-    def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
-        kwargs["standalone_mode"] = False
-        try:
-            code = super().main(*args, **kwargs)
-        except Exception as error:
-            # What typer raises for wrong usage has this method in every version, and a public class only in the latest.
-            if not hasattr(error, "format_message"):
-                raise
-            code = _usage(error)
-        if standalone_mode:
-            sys.exit(code)
-        return code
-
-
-def _usage(error: Any) -> int:
-    """Tell what was wrong with the arguments, and return the exit code. Without any arguments, show the help."""
-    said = error.format_message().strip().rstrip(".")
-    if not sys.argv[1:] and said.startswith("Usage:"):
-        error.show()
-    else:
-        command = error.ctx.command_path if error.ctx else "fedemu"
-        complain(f"{said[:1].lower()}{said[1:]}; see {command} --help")
-    return int(error.exit_code)
+def _epilog(codes: str, *examples: str) -> str:
+    """The end of a help text: the exit codes, and examples. typer leaves the lines after a backspace as they are."""
+    title = "Example:" if len(examples) == 1 else "Examples:"
+    return "\n\n".join([codes, "\b\n" + "\n".join([title, *(f"  {example}" for example in examples)])])
 
 
 app = typer.Typer(
-    cls=_Commands,
+    cls=Commands,
     name="fedemu",
     help="Emulates a fleet of federated-learning devices: a coordinator, hundreds of processes, churn, recovery.",
-    epilog=IN_WORDS,
+    epilog=_epilog(
+        CODES,
+        "fedemu run digits-small          # a first run: seconds",
+        "fedemu presets                   # the experiments and methods that come with fedemu",
+        "fedemu init mine.toml            # an experiment of your own, to be changed",
+        "fedemu run mine.toml",
+    ),
+    context_settings=_HELP,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -76,17 +63,76 @@ def _fedemu(
 ) -> None: ...
 
 
-for _name, _command, _summary in (
-    ("run", cli_run.run, "Run a whole experiment on this machine."),
-    ("coordinator", cli_run.coordinator, "Run a coordinator, and wait for devices."),
-    ("device", cli_run.device, "Run the devices of one machine."),
-    ("sweep", cli_sweep.sweep, "Run many experiments and seeds, and compare them."),
-    ("report", cli_look.report, "Write the report of a run."),
-    ("compare", cli_compare.compare, "Put runs in one table and one set of plots."),
-    ("presets", cli_look.presets, "List the experiments and methods that come with fedemu."),
-    ("validate", cli_look.validate, "Check an experiment without running it."),
-    ("stress", cli_stress.stress, "Try to break a real fleet."),
-    ("bench", cli_bench.bench, "Measure the fleet, the wire, training and the whole system."),
-    ("doctor", cli_look.doctor, "Check that this machine can run a fleet."),
-):
-    app.command(_name, short_help=_summary, epilog=IN_WORDS)(_command)
+_COMMANDS = (
+    (
+        "run",
+        cli_run.run,
+        "Run a whole experiment on this machine.",
+        (
+            "fedemu run churn --rounds 5",
+            "fedemu run digits+wsm --seeds 0-2 --out wsm",
+            "fedemu run --resume runs/churn-1",
+        ),
+    ),
+    (
+        "coordinator",
+        cli_run.coordinator,
+        "Run a coordinator, and wait for devices.",
+        ("fedemu coordinator digits --bind tcp://0.0.0.0:5577",),
+    ),
+    (
+        "device",
+        cli_run.device,
+        "Run the devices of one machine.",
+        ("fedemu device --n 300", "fedemu device --n 150 --connect tcp://192.168.0.7:5577"),
+    ),
+    (
+        "sweep",
+        cli_sweep.sweep,
+        "Run many experiments and seeds, and compare them.",
+        ("fedemu sweep mine.toml --out runs/mine --at-once 2",),
+    ),
+    ("report", cli_look.report, "Write the report of a run.", ("fedemu report runs/digits-1",)),
+    (
+        "compare",
+        cli_compare.compare,
+        "Put runs in one table and one set of plots.",
+        ("fedemu compare runs/digits-1 runs/digits-wsm-1 --out compare",),
+    ),
+    (
+        "presets",
+        cli_presets.presets,
+        "List the experiments and methods that come with fedemu, or print one.",
+        ("fedemu presets", "fedemu presets churn > mine.toml"),
+    ),
+    (
+        "init",
+        cli_presets.init,
+        "Write a commented experiment to start from.",
+        ("fedemu init mine.toml", "fedemu init drift.toml --from digits-drift"),
+    ),
+    (
+        "validate",
+        cli_look.validate,
+        "Check an experiment without running it.",
+        ("fedemu validate mine.toml --set local.lr=0.05",),
+    ),
+    ("stress", cli_stress.stress, "Try to break a real fleet.", ("fedemu stress --short",)),
+    (
+        "bench",
+        cli_bench.bench,
+        "Measure the fleet, the wire, training and the whole system.",
+        ("fedemu bench wire --quick",),
+    ),
+    ("doctor", cli_look.doctor, "Check that this machine can run a fleet.", ("fedemu doctor",)),
+    (
+        "completion",
+        cli_shell.completion,
+        "Print what makes a shell complete commands, options and presets.",
+        ('eval "$(fedemu completion bash)"',),
+    ),
+)
+for _name, _command, _summary, _examples in _COMMANDS:
+    app.command(_name, cls=Command, short_help=_summary, epilog=_epilog(IN_WORDS, *_examples), context_settings=_HELP)(
+        _command
+    )

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedemu.ops.cli import options
+from fedemu.ops.cli import complete, options
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format
 from fedemu.ops.running.exits import complain
@@ -18,7 +18,12 @@ from fedemu.ops.running.exits import complain
 @guarded
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders of run directories.")
+        list[Path],
+        typer.Argument(
+            metavar="RUN...",
+            help="Run directories, or folders of run directories.",
+            autocompletion=complete.run_directories,
+        ),
     ],
     target: Annotated[
         float | None,

@@ -1,4 +1,4 @@
-"""The commands that show something: the report of a run, the presets, an experiment, this machine."""
+"""The commands that show something: the report of a run, an experiment, this machine."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from typing import Annotated, Any
 import typer
 
 from fedemu.coordinator.record.json_lines import to_line
-from fedemu.ops.cli import options
+from fedemu.ops.cli import complete, options
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, overrides_of
 from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment import Experiment, Runtime
-from fedemu.ops.experiment.presets import methods
-from fedemu.ops.experiment.presets import presets as shipped
 from fedemu.ops.experiment.sources import load_experiment, read_frozen
+from fedemu.ops.figures import counted
 from fedemu.ops.running.exits import complain
+from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
 
 
 @guarded
 def report(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The run directory of a finished or unfinished run.")
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="The run directory of a finished or unfinished run.",
+            autocompletion=complete.run_directories,
+        ),
     ],
     curves: Annotated[
         int,
@@ -42,6 +47,11 @@ def report(
     # Importing matplotlib takes a second, for which no other command should have to wait.
     from fedemu.ops.report.report import LOCAL_CURVES, write_report
 
+    if runs := runs_below(directory):
+        raise ConfigurationError(
+            f"{directory} holds {counted(len(runs), 'run')}; compare them with fedemu compare {directory}, "
+            f"or write the report of one with fedemu report {runs[0]}"
+        )
     if curves:
         from fedemu.ops.assembly.local_curves import local_curves
 
@@ -51,25 +61,16 @@ def report(
     return 0
 
 
-@guarded
-def presets(format: options.FormatOption = Format.TEXT) -> int:
-    """List the experiments that come with fedemu, and the methods that can be put into them."""
-    settings, added = shipped(), methods()
-    if format is Format.JSON:
-        kinds = {"experiment": settings, "method": added}
-        print(
-            json.dumps(
-                [{"name": name, "kind": kind, "description": text} for kind, of in kinds.items() for name, text in of]
-            )
-        )
-        return 0
-    width = max(len(name) for name, _ in (*settings, *added))
-    for name, text in settings:
-        print(f"{name:<{width}}  {text}")
-    print("\nMethods. Write one or several of them after an experiment, each after a +, as in NAME+METHOD:\n")
-    for name, text in added:
-        print(f"{name:<{width}}  {text}")
-    return 0
+def runs_below(folder: Path) -> list[Path]:
+    """The run directories in a folder that is no run directory itself, as in a group of seeds. At most 1,000."""
+    if _is_run(folder) or not folder.is_dir():
+        return []
+    below = [*sorted(folder.glob("*/")), *sorted(folder.glob("*/*/"))]
+    return [path for path in below if _is_run(path)][:1000]
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("config.toml", "metrics.jsonl"))
 
 
 @guarded

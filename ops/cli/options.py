@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from fedemu.ops.cli import complete
+
 
 class Format(StrEnum):
     """The formats of data on stdout."""
@@ -44,22 +46,32 @@ class DeviceType(StrEnum):
 Experiment = Annotated[
     str | None,
     typer.Argument(
-        help="A TOML file, or the name of a preset (see `fedemu presets`). Default: digits.", show_default=False
+        metavar="EXPERIMENT",
+        help="A TOML file, or the name of a preset (see `fedemu presets`). Default: digits.",
+        show_default=False,
+        autocompletion=complete.experiments,
     ),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(help="The run directory to make. It must not exist yet. Default: runs/NAME-N.", show_default=False),
+    typer.Option(
+        metavar="DIR",
+        help="The run directory to make. It must not exist yet. Default: runs/NAME-N.",
+        show_default=False,
+    ),
 ]
-Seed = Annotated[int | None, typer.Option(help="The seed of the experiment.", show_default=False)]
-Rounds = Annotated[int | None, typer.Option(help="The number of rounds.", show_default=False)]
-Devices = Annotated[int | None, typer.Option(help="The number of devices of the fleet.", show_default=False)]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="The seed of the experiment.", show_default=False)]
+Rounds = Annotated[int | None, typer.Option(metavar="N", help="The number of rounds.", show_default=False)]
+Devices = Annotated[
+    int | None, typer.Option(metavar="N", help="The number of devices of the fleet.", show_default=False)
+]
 Resume = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
         help="Continue the run in DIR with its config.toml. Only --rounds may be changed, to a larger number.",
         show_default=False,
+        autocompletion=complete.run_directories,
     ),
 ]
 Settings = Annotated[
@@ -69,20 +81,31 @@ Settings = Annotated[
         metavar="KEY=VALUE",
         help="Override one setting, as in local.lr=0.05. Can be repeated.",
         show_default=False,
+        autocompletion=complete.overrides,
     ),
 ]
 MetricsPort = Annotated[
-    int | None, typer.Option(help="Serve Prometheus metrics on this port.", min=1, max=65535, show_default=False)
+    int | None,
+    typer.Option(metavar="PORT", help="Serve Prometheus metrics on this port.", min=1, max=65535, show_default=False),
 ]
 LogLevelOption = Annotated[
     LogLevel | None,
-    typer.Option(help="The least important level that goes into the logs. Default: info.", show_default=False),
+    typer.Option(
+        metavar="debug|info|warning|error",
+        help="The least important level that goes into the logs. Default: info.",
+        show_default=False,
+    ),
 ]
-FormatOption = Annotated[Format, typer.Option("--format", help="The format of the data on stdout.")]
+FormatOption = Annotated[
+    Format, typer.Option("--format", metavar="text|json", help="The format of the data on stdout.")
+]
 Trainers = Annotated[
     int | None,
     typer.Option(
-        help="The number of trainer processes. Default: one per core, or one per GPU.", min=0, show_default=False
+        metavar="N",
+        help="The number of trainer processes. Default: one per core, or one per GPU.",
+        min=0,
+        show_default=False,
     ),
 ]
 PerProcess = Annotated[
@@ -95,6 +118,7 @@ DeviceTypeOption = Annotated[
     DeviceType | None,
     typer.Option(
         "--device-type",
+        metavar="auto|cpu|cuda",
         help="Where trainers compute. Default: auto, which is CUDA if there is a GPU.",
         show_default=False,
     ),

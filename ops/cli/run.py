@@ -50,7 +50,9 @@ def run(
     transport: Annotated[
         options.Transport | None,
         typer.Option(
-            help="zmq: real processes and sockets. memory: everything in one process. Default: zmq.", show_default=False
+            metavar="zmq|memory",
+            help="zmq: real processes and sockets. memory: everything in one process. Default: zmq.",
+            show_default=False,
         ),
     ] = None,
     trainers: options.Trainers = None,

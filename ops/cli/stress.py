@@ -25,13 +25,19 @@ FAILED = 1
 
 @guarded
 def stress(
-    names: Annotated[list[str] | None, typer.Argument(help="The scenarios to play. Default: all of them.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="SCENARIO...", help="The scenarios to play. Default: all of them.")
+    ] = None,
     short: Annotated[
         bool, typer.Option("--short", help="Use 20 devices and 25 rounds instead of 300 and 120.")
     ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the scenarios and stop.")] = False,
-    out: Annotated[Path | None, typer.Option(help="A folder in which run directories and logs are kept.")] = None,
-    seed: Annotated[int, typer.Option(help="The seed of the disturber, which decides what it disturbs, and when.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A folder in which run directories and logs are kept.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="The seed of the disturber, which decides what it disturbs, and when.")
+    ] = 1,
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Try to break a real fleet, scenario by scenario, and check that the invariants held.

@@ -3,24 +3,28 @@
 ``SETTING+METHOD`` is a setting (data, model, local training, fleet) with the settings of a method laid over it. Several
 methods may follow each other; each is laid over what comes before it. The first line of every file is a comment that
 describes it. With ``extends = "NAME"`` a file is laid over another file of its folder. A setting may have tables
-``[methods.METHOD]``, which are laid over that method: they say what a paper changes for it.
+``[methods.METHOD]``, which are laid over that method: they say what a paper changes for it. A method that does not go
+with the setting ``digits`` names in ``after`` what it follows.
 """
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedemu.ops.experiment.layers import merge
+from fedemu.ops.experiment.near import did_you_mean, near
 from fedemu.protocol.errors import ConfigurationError
 
 FOLDER = Path(__file__).parent / "shipped"
 METHODS = FOLDER / "methods"
 DEFAULT = "digits"
-_JOINT = "+"
+JOINT = "+"
+LISTED = "`fedemu presets` lists them"
+OF_FILES = ("extends", "after")
+"""Keys of a file that are no settings."""
 
 
 def presets() -> list[tuple[str, str]]:
@@ -33,9 +37,19 @@ def methods() -> list[tuple[str, str]]:
     return _described(METHODS)
 
 
+def preset_names() -> list[str]:
+    """The names of all settings, sorted. The default setting comes first."""
+    return sorted(_names(FOLDER), key=lambda name: name != DEFAULT)
+
+
+def part_names() -> list[str]:
+    """The names of everything that may follow a setting after ``+``, sorted."""
+    return _names(METHODS)
+
+
 def is_preset(name: str) -> bool:
     """Whether there is a preset of this name: a setting, alone or with methods."""
-    setting, *parts = name.split(_JOINT)
+    setting, *parts = name.split(JOINT)
     return setting in _names(FOLDER) and {*parts} <= {*_names(METHODS)}
 
 
@@ -44,42 +58,84 @@ def preset(name: str) -> dict[str, Any]:
 
     Raises ConfigurationError with the nearest names if a part does not exist.
     """
-    setting, *parts = name.split(_JOINT)
+    setting, *parts = name.split(JOINT)
+    if setting in _names(METHODS):
+        raise ConfigurationError(_alone(name))
     table: dict[str, Any] = {}
-    for path in _chain(preset_path(setting)):
+    for path in chain(preset_path(setting)):
         table = merge(table, _read(path))
     said: Mapping[str, Any] = table.pop("methods", {})
     for part in parts:
-        for path in _chain(_method_path(part)):
+        for path in chain(part_path(part)):
             table = merge(merge(table, _read(path)), said.get(path.stem, {}))
-    return table | {"name": name.replace(_JOINT, "-")}
+    return table | {"name": name.replace(JOINT, "-")}
 
 
 def preset_path(name: str) -> Path:
     """The file of a setting. Raises ConfigurationError with the nearest names if there is none."""
-    if name not in (known := [known for known, _ in presets()]):
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"the presets are {', '.join(known)}"
-        raise ConfigurationError(f'there is no file and no preset "{name}"; {hint}')
+    if name not in (known := preset_names()):
+        parts = [example_of(part) for part in near(name, part_names())]
+        hint = did_you_mean(name, known, 3) or (f"; did you mean {parts[0]}?" if parts else f"; {LISTED}")
+        raise ConfigurationError(f'there is no file and no preset "{name}"{hint}')
     return FOLDER / f"{name}.toml"
 
 
-def _method_path(name: str) -> Path:
-    if name not in (known := _names(METHODS)):
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"they are {', '.join(known)}"
-        raise ConfigurationError(f'there is no method "{name}" to follow a preset after "{_JOINT}"; {hint}')
+def part_path(name: str) -> Path:
+    """The file of a part that follows a setting. Raises ConfigurationError with the nearest names if there is none."""
+    if name not in (known := part_names()):
+        if not name:
+            raise ConfigurationError(f'the name of a preset part is missing after "{JOINT}"; {LISTED}')
+        if name in _names(FOLDER):
+            raise ConfigurationError(
+                f'{name} is a preset, and can\'t follow another after "{JOINT}"; name one preset, and then its parts'
+            )
+        hint = did_you_mean(name, known, 3) or f"; {LISTED}"
+        raise ConfigurationError(f'there is no method "{name}" to follow a preset after "{JOINT}"{hint}')
     return METHODS / f"{name}.toml"
 
 
-def _chain(path: Path) -> list[Path]:
+def part_table(name: str) -> dict[str, Any]:
+    """The settings of a part that follows a setting. Raises ConfigurationError if there is none of this name."""
+    table: dict[str, Any] = {}
+    for path in chain(part_path(name)):
+        table = merge(table, _read(path))
+    return table
+
+
+def example_of(part: str) -> str:
+    """A preset with this part that runs, such as ``digits+wsm``."""
+    files = [_parsed(path) for path in chain(part_path(part))]
+    after = next((file["after"] for file in reversed(files) if "after" in file), DEFAULT)
+    return f"{after}{JOINT}{part}"
+
+
+def chain(path: Path) -> list[Path]:
     """A file and the files that it extends, in the order in which they are laid over each other."""
     below = _parsed(path).get("extends")
-    return [*(_chain(path.with_name(f"{below}.toml")) if below else []), path]
+    return [*(chain(path.with_name(f"{below}.toml")) if below else []), path]
+
+
+def _alone(name: str) -> str:
+    """Say how to write a name that begins with a part instead of a setting."""
+    parts = name.split(JOINT)
+    first = parts[0]
+    settings = [part for part in parts if part in _names(FOLDER)]
+    rest = [part for part in parts[1:] if part not in settings]
+    joined = JOINT.join([settings[0], first, *rest]) if settings else JOINT.join([example_of(first), *rest])
+    return f"{first} is a {kind_of(first)}, which follows a preset: write {joined}"
+
+
+def kind_of(part: str) -> str:
+    """What a part is, in words: a method, a loss, a local term, or just a preset part."""
+    algorithm = part_table(part).get("algorithm", {})
+    for key, word in (("name", "method"), ("terms", "local term"), ("loss", "loss")):
+        if key in algorithm:
+            return word
+    return "preset part"
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return {key: value for key, value in _parsed(path).items() if key != "extends"}
+    return {key: value for key, value in _parsed(path).items() if key not in OF_FILES}
 
 
 def _parsed(path: Path) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import Any
 from fedemu.ops.experiment.experiment import Experiment
 from fedemu.ops.experiment.layers import merge
 from fedemu.ops.experiment.mistakes import shown
-from fedemu.ops.experiment.presets import DEFAULT, is_preset, preset
+from fedemu.ops.experiment.near import did_you_mean
+from fedemu.ops.experiment.presets import DEFAULT, is_preset, preset, preset_names
 from fedemu.ops.experiment.runtime import Runtime
 from fedemu.ops.experiment.traces import TRACES_FILE, traces_text, with_traces
 from fedemu.protocol.errors import ConfigurationError
@@ -112,8 +113,12 @@ def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, d
         if (path / CONFIG_FILE).is_file():
             raise ConfigurationError(f"{path} is a folder; name {path / CONFIG_FILE}, or go on with --resume {path}")
         raise ConfigurationError(f"{path} is a folder, not an experiment's file")
-    if path.suffix == ".toml" and path.parent != Path("."):
-        raise ConfigurationError(f"there is no file {path}")
+    if path.suffix == ".toml":
+        folder = path.parent
+        hint = did_you_mean(str(path), map(str, folder.glob("*.toml"))) if folder.is_dir() else ""
+        known = did_you_mean(path.stem, preset_names()) if folder == Path() else ""
+        begin = f"; `fedemu init {path}` writes one to start from" if folder.is_dir() else "; there is no such folder"
+        raise ConfigurationError(f"there is no file {path}{hint or known or begin}")
     return None, preset(str(source))
 
 

@@ -6,20 +6,36 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+_COMMENT_COLUMN = 40
+"""Where a comment begins in its line, if the value leaves room for it."""
 
-def toml_text(table: Mapping[str, Any]) -> str:
-    """A table as TOML. Values are texts, bools, ints, finite floats, lists and tables; None leaves its key out."""
+
+def toml_text(table: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
+    """A table as TOML. Values are texts, bools, ints, finite floats, lists and tables; None leaves its key out.
+
+    ``comments`` holds a comment for some keys, such as ``seed`` or ``local.lr``. That of a section, such as ``local``,
+    stands above it, and may have several lines.
+    """
+    said = comments or {}
     scalars = [
-        f"{_key(key)} = {_value(value)}"
+        _line(key, value, said.get(key))
         for key, value in table.items()
         if not isinstance(value, Mapping) and value is not None
     ]
     blocks = ["\n".join(scalars)] if scalars else []
     for key, section in table.items():
         if isinstance(section, Mapping):
-            lines = [f"{_key(inner)} = {_value(value)}" for inner, value in section.items() if value is not None]
-            blocks.append("\n".join([f"[{_key(key)}]", *lines]))
+            above = [f"# {line}".rstrip() for line in said.get(key, "").splitlines()]
+            lines = [
+                _line(inner, value, said.get(f"{key}.{inner}")) for inner, value in section.items() if value is not None
+            ]
+            blocks.append("\n".join([*above, f"[{_key(key)}]", *lines]))
     return "\n\n".join(blocks) + "\n"
+
+
+def _line(key: str, value: Any, comment: str | None) -> str:
+    line = f"{_key(key)} = {_value(value)}"
+    return line if comment is None else f"{line:<{_COMMENT_COLUMN}} # {comment}"
 
 
 def _key(key: str) -> str:

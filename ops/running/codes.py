@@ -10,8 +10,18 @@ from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted
 USAGE = ConfigurationError.exit_code
 INTERRUPTED = Interrupted.exit_code
 INTERNAL_ERROR = FedemuError.exit_code
-IN_WORDS = (
-    "Exit codes: 0 done; 2 wrong usage or configuration; 3 no quorum, or the other side never came or is gone; "
-    "4 interrupted, with a checkpoint; 5 internal error, its traceback in the log."
+CODES = (
+    "\b\nExit codes:\n"
+    "  0 done: also a run that diverged, which its summary.json says\n"
+    "  1 a scenario of `fedemu stress` failed\n"
+    "  2 wrong usage or configuration, missing data, or a machine that can't do it\n"
+    "  3 no quorum, or the other side never came, refused, or is gone\n"
+    "  4 interrupted; what was checkpointed can be resumed\n"
+    "  5 internal error; its traceback is in the log"
 )
-"""The last line of every command's help."""
+"""The exit codes, in the help of ``fedemu``."""
+IN_WORDS = (
+    "Exit codes: 0 done; 1 a scenario of stress failed; 2 wrong usage or configuration; 3 no quorum, or the other side "
+    "never came or is gone; 4 interrupted, with a checkpoint; 5 internal error, its traceback in the log."
+)
+"""The exit codes, in the help of every command."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from fedemu.ops import doctor
 from fedemu.ops.cli import commands
 
-COMMANDS = ("run", "coordinator", "device", "report", "compare", "presets", "validate", "stress", "bench", "doctor")
+COMMANDS = tuple(command.name or "" for command in commands.app.registered_commands)
 
 
 def call(*arguments: str) -> int:
@@ -32,13 +33,18 @@ def test_help_names_every_command_and_every_exit_code(capsys: pytest.CaptureFixt
     assert call("--help") == 0
     shown = capsys.readouterr().out
     assert all(f"\n  {command} " in shown for command in COMMANDS)
-    assert all(code in shown for code in ("0 done", "2 wrong", "3 no quorum", "4 interrupted", "5"))
+    codes = ("0 done", "1 a scenario", "2 wrong", "3 no quorum", "4 interrupted", "5 internal error")
+    assert all(f"\n    {code}" in shown for code in codes)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(command, "--help") == 0
-    assert f"Usage: fedemu {command}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"Usage: fedemu {command}" in shown
+    assert "<" not in shown.replace("<=", "")
+    assert re.fullmatch(rf"  +(eval \S+)?fedemu {command}\b.*", shown.rstrip().splitlines()[-1])
+    assert call(command, "-h") == 0
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,10 +55,13 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("nonsense",), "'nonsense'"),
+        (("nonsense",), "there is no command nonsense; see"),
+        (("runn",), "there is no command runn; did you mean fedemu run?"),
+        (("digits",), "digits is an experiment: write fedemu run digits"),
         (("run", "--nonsense"), "--nonsense"),
         (("run", "--rounds", "many"), "--rounds"),
-        (("run", "--transport", "pigeon"), "'pigeon'"),
+        (("run", "--transport", "pigeon"), "--transport pigeon must be one of zmq, memory"),
+        (("run", "digits", "wsm"), "wsm stands apart: write digits+wsm"),
         (("device", "--n", "0"), "--n"),
         (("device", "--metrics-port", "70000"), "65535"),
         (("report",), "DIR"),
@@ -141,18 +150,6 @@ def test_a_coordinator_that_is_interrupted_before_it_began_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_presets_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("presets") == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("digits ")
-    assert shown.index("\nfedntd-mnist-shards2 ") < shown.index("\nMethods. ") < shown.index("\nscaffold ")
-    assert call("presets", "--format", "json") == 0
-    listed = json.loads(capsys.readouterr().out)
-    assert listed[0]["name"] == "digits"
-    assert {entry["kind"] for entry in listed if entry["name"] in ("digits-small", "churn")} == {"experiment"}
-    assert {entry["kind"] for entry in listed if entry["name"] in ("scaffold", "wsm")} == {"method"}
-
-
 def test_validate_describes_what_an_experiment_will_run(capsys: pytest.CaptureFixture[str]) -> None:
     method = ("--set", "algorithm.name=fedprox", "--set", "algorithm.options.mu=0.25")
     assert call("validate", "digits-small", "--set", "local.lr=0.5", *method) == 0
@@ -212,11 +209,11 @@ def test_the_doctors_code_tells_whether_something_is_bad(
         assert json.loads(capsys.readouterr().out)[1]["verdict"] == verdict
 
 
-def test_the_console_script_and_the_module_are_the_same_command() -> None:
+def test_the_console_script_and_the_package_are_the_same_command() -> None:
     script = Path(sys.executable).with_name("fedemu")
     shown = [
         subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-        for command in ([str(script), "presets"], [sys.executable, "-m", "fedemu.ops.cli", "presets"])
+        for command in ([str(script), "presets"], [sys.executable, "-m", "fedemu", "presets"])
     ]
     assert shown[0] == shown[1] != ""
 

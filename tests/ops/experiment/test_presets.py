@@ -7,7 +7,7 @@ from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.algorithms.models.image_generator import generator_for, samples_of_equal_memory
 from fedemu.ops.assembly.learning import open_algorithm
 from fedemu.ops.experiment import Experiment
-from fedemu.ops.experiment.presets import is_preset, methods, preset, preset_path, presets
+from fedemu.ops.experiment.presets import example_of, is_preset, methods, preset, preset_path, presets
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import Digest
@@ -67,10 +67,18 @@ def test_the_baselines_of_a_table_are_those_of_the_code_that_made_it() -> None:
     ("name", "complaint"),
     [
         ("digits+scafold", 'there is no method "scafold" to follow a preset after "+"; did you mean scaffold'),
-        ("digits+zzz", 'there is no method "zzz" to follow a preset after "+"; they are a'),
-        ("digits+", 'there is no method "" to follow a preset after "+"; they are a'),
+        ("digits+zzz", 'there is no method "zzz" to follow a preset after "+"; `fedemu presets` lists'),
+        ("digits+", 'the name of a preset part is missing after "+"; `fedemu presets` lists them'),
+        ("digits+churn", 'churn is a preset, and can\'t follow another after "+"; name one preset, and then its parts'),
         ("digit+scaffold", 'there is no file and no preset "digit"; did you mean digits'),
-        ("scaffold+digits", 'there is no file and no preset "scaffold"; '),
+        ("scaffold", "scaffold is a method, which follows a preset: write digits+scaffold"),
+        ("fedntd+wsm", "fedntd is a method, which follows a preset: write digits+fedntd+wsm"),
+        ("scaffold+digits", "scaffold is a method, which follows a preset: write digits+scaffold"),
+        ("wsm+churn+moon", "wsm is a loss, which follows a preset: write churn+wsm+moon"),
+        ("mfcl-no-prior", "mfcl-no-prior is a method, which follows a preset: write digits-tasks+mfcl-no-prior"),
+        ("ewc", "ewc is a local term, which follows a preset: write digits-drift+ewc"),
+        ("public", "public is a preset part, which follows a preset: write digits+public"),
+        ("banana", 'there is no file and no preset "banana"; `fedemu presets` lists them'),
     ],
 )
 def test_a_part_that_does_not_exist_is_told_with_the_nearest_names(name: str, complaint: str) -> None:
@@ -159,32 +167,7 @@ def test_every_row_of_the_papers_tables_can_be_built(setting: str) -> None:
         assert model.kind == "convolutional"
 
 
-OF_TASKS = (
-    "icarl",
-    "glfc",
-    "fedavg-gen",
-    "fedprox-plus",
-    "fedlwf-2t",
-    "fedcil",
-    "target",
-    "lander",
-    "oracle",
-    "new-classes",
-    "fedcbdr",
-    "generator-replay",
-)
-
-
-def fitting(part: str) -> str:
-    """The digits experiment, with the public data, periods or tasks that a method needs."""
-    if part in OF_TASKS or part.startswith("mfcl"):
-        return f"digits-tasks+public+{part}"
-    if part == "der":
-        return "digits-drift+uniform-replay+der"
-    return f"digits-drift+public+{part}" if part.endswith("-replay") else f"digits+public+{part}"
-
-
-def test_every_method_goes_with_the_digits_and_what_it_needs_of_public_data_or_periods() -> None:
+def test_every_method_goes_with_the_preset_that_its_file_names_and_lacks_something_on_others() -> None:
     corpus = Corpus(
         "digits",
         *[Split(np.zeros((1, 1, 8, 8), np.uint8), np.zeros(1, np.int64), {})] * 2,
@@ -196,7 +179,7 @@ def test_every_method_goes_with_the_digits_and_what_it_needs_of_public_data_or_p
     )
     for name, _ in methods():
         own = ["replay.capacity=5274"] if name == "generator-replay" else []
-        assert open_algorithm(loaded(fitting(name), *own), corpus)
+        assert open_algorithm(loaded(example_of(name), *own), corpus)
     for name in ("feddf", "flashback", "fedavg-finetuned", "central"):
         with pytest.raises(ConfigurationError, match="needs public data"):
             open_algorithm(loaded(f"digits+{name}"), corpus)

@@ -154,13 +154,14 @@ def test_bad_overrides_and_variables_are_named() -> None:
 
 def test_a_source_that_is_not_there_names_near_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert (
-        refused("digit")
-        == 'there is no file and no preset "digit"; did you mean digits or digits-tasks or digits-small?'
-    )
+    assert refused("digit") == 'there is no file and no preset "digit"; did you mean digits?'
     assert refused("digits.tml").startswith('there is no file and no preset "digits.tml"; did you mean digits')
-    assert refused("xyzzy").startswith('there is no file and no preset "xyzzy"; the presets are digits, ')
-    assert refused("a/b.toml") == "there is no file a/b.toml"
+    assert refused("xyzzy").startswith('there is no file and no preset "xyzzy"; `fedemu presets` lists them')
+    assert refused("a/b.toml") == "there is no file a/b.toml; there is no such folder"
+    assert refused("mine.toml") == "there is no file mine.toml; `fedemu init mine.toml` writes one to start from"
+    assert refused("digitz.toml") == "there is no file digitz.toml; did you mean digits?"
+    (tmp_path / "mine.toml").write_text("")
+    assert refused("mine2.toml") == "there is no file mine2.toml; did you mean mine.toml?"
     (tmp_path / "folder").mkdir()
     assert refused("folder") == "folder is a folder, not an experiment's file"
     (tmp_path / "folder" / "config.toml").touch()

@@ -1,0 +1,74 @@
+"""Which data the presets need, and which of them are on this machine. Nothing is decoded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedemu.ops.data.cache import cache_folder
+from fedemu.ops.data.source import locate
+from fedemu.ops.experiment import Data
+from fedemu.protocol.errors import DataError
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What a preset reads: its data set, and the trace files that it names. ``missing`` are those that are not here."""
+
+    names: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+def needed(table: Mapping[str, Any], environment: Mapping[str, str]) -> Needed:
+    """What the experiment of a preset reads, and what of it is not here."""
+    dataset = table.get("data", {}).get("dataset", Data().dataset)
+    files = list(dict.fromkeys(_files(table.get("availability")) + _files(table.get("profile"))))
+    folder = _data_folder(environment)
+    here = [place for place in (Path.cwd(), folder) if place is not None]
+    missing = [name for name in files if not any((place / name).is_file() for place in here)]
+    if not _is_here(dataset, folder, environment):
+        missing.insert(0, dataset)
+    return Needed((dataset, *files), tuple(missing))
+
+
+def where_looked(environment: Mapping[str, str]) -> str:
+    """Where data are looked for, in words."""
+    folder = _data_folder(environment)
+    if folder is None:
+        chosen = "FEDEMU_DATA is not set"
+    else:
+        chosen = f"FEDEMU_DATA = {folder}{'' if folder.is_dir() else ', which is no folder'}"
+    return f"this folder; {chosen}; decoded data in {cache_folder(environment)}"
+
+
+def _is_here(dataset: str, folder: Path | None, environment: Mapping[str, str]) -> bool:
+    """Whether a data set is built in, a folder, a file, or something of the hub that was loaded or decoded before."""
+    try:
+        place = locate(dataset, folder)
+    except DataError:
+        return False
+    if place.kind != "hub":
+        return True
+    short = re.sub(r"[^A-Za-z0-9.-]", "_", place.where.rpartition("/")[2])
+    if any(cache_folder(environment).glob(f"datasets/{short}-*/meta.json")):
+        return True
+    default = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    home = Path(environment.get("HF_HOME") or default)
+    hub = Path(environment.get("HF_HUB_CACHE") or home / "hub")
+    return (hub / f"datasets--{place.where.replace('/', '--')}").is_dir()
+
+
+def _data_folder(environment: Mapping[str, str]) -> Path | None:
+    chosen = environment.get("FEDEMU_DATA")
+    return Path(chosen).expanduser() if chosen else None
+
+
+def _files(table: Any) -> list[str]:
+    """The files that a table names, at any depth."""
+    if not isinstance(table, Mapping):
+        return []
+    own = [table["file"]] if isinstance(table.get("file"), str) else []
+    return own + [name for value in table.values() for name in _files(value)]

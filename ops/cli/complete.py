@@ -1,0 +1,73 @@
+"""What a shell offers to complete: presets and their parts, experiment files, run directories, keys of settings.
+
+Each function gets what was typed so far, and returns whole words. None of them imports anything that takes long.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from fedemu.ops.experiment.presets import JOINT, part_names, preset_names
+
+_RUN_FILES = ("config.toml", "metrics.jsonl")
+"""A folder with one of these is a run directory."""
+
+
+def presets(incomplete: str) -> list[str]:
+    """Presets, and parts after a ``+``."""
+    before, joint, _ = incomplete.rpartition(JOINT)
+    known = [f"{before}{JOINT}{part}" for part in part_names()] if joint else preset_names()
+    return _beginning(incomplete, known)
+
+
+def presets_and_parts(incomplete: str) -> list[str]:
+    """What ``fedemu presets`` can print: presets, parts alone, and parts after a ``+``."""
+    return presets(incomplete) + ([] if JOINT in incomplete else _beginning(incomplete, part_names()))
+
+
+def experiments(incomplete: str) -> list[str]:
+    """Presets, TOML files and the folders that lead to them."""
+    return presets(incomplete) + toml_files(incomplete)
+
+
+def toml_files(incomplete: str) -> list[str]:
+    """TOML files, and folders."""
+    return [path for path in _paths(incomplete) if path.endswith((".toml", os.sep))]
+
+
+def run_directories(incomplete: str) -> list[str]:
+    """Run directories, and folders that lead to them."""
+    return [
+        path.rstrip(os.sep) if any(Path(path, name).is_file() for name in _RUN_FILES) else path
+        for path in _paths(incomplete)
+        if path.endswith(os.sep)
+    ]
+
+
+def overrides(incomplete: str) -> list[str]:
+    """Keys of settings for ``--set``, with the equals sign."""
+    from fedemu.ops.experiment import Experiment, Runtime
+    from fedemu.ops.experiment.mistakes import setting_paths
+
+    keys = [*setting_paths(Experiment), *(f"runtime.{key}" for key in Runtime.model_fields)]
+    return _beginning(incomplete, [f"{key}=" for key in keys])
+
+
+def _beginning(incomplete: str, known: Iterable[str]) -> list[str]:
+    return [name for name in known if name.startswith(incomplete)]
+
+
+def _paths(incomplete: str) -> Iterator[str]:
+    """The files and folders that begin with what was typed. Folders end with a slash; hidden ones only if asked for."""
+    folder, _, start = incomplete.rpartition(os.sep)
+    base = Path(folder + os.sep).expanduser() if folder or incomplete.startswith(os.sep) else Path()
+    try:
+        entries = sorted(os.scandir(base), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name.startswith(start) and (start.startswith(".") or not entry.name.startswith(".")):
+            prefix = f"{folder}{os.sep}" if os.sep in incomplete else ""
+            yield f"{prefix}{entry.name}{os.sep if entry.is_dir() else ''}"

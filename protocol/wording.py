@@ -1,0 +1,87 @@
+"""What pydantic found wrong with a value, in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+WHOLE_NUMBER = "a whole number"
+_NUMBER = "a number"
+_TRUTH = "true or false"
+_TEXT = "text"
+_LIST = "a list"
+_TABLE = "a table"
+KINDS = {
+    "int_type": WHOLE_NUMBER,
+    "int_parsing": WHOLE_NUMBER,
+    "int_from_float": WHOLE_NUMBER,
+    "int_parsing_size": "a whole number of fewer digits",
+    "float_type": _NUMBER,
+    "float_parsing": _NUMBER,
+    "finite_number": "a finite number",
+    "bool_type": _TRUTH,
+    "bool_parsing": _TRUTH,
+    "string_type": _TEXT,
+    "string_unicode": "text in UTF-8",
+    "bytes_type": "bytes",
+    "list_type": _LIST,
+    "tuple_type": _LIST,
+    "set_type": _LIST,
+    "iterable_type": _LIST,
+    "dict_type": _TABLE,
+    "mapping_type": _TABLE,
+    "model_type": _TABLE,
+    "model_attributes_type": _TABLE,
+    "dataclass_type": _TABLE,
+    "union_tag_invalid": "a table with a kind",
+    "union_tag_not_found": "a table with a kind",
+    "none_required": "left out",
+    "callable_type": "a function",
+    "missing": "given",
+    "missing_argument": "given",
+    "extra_forbidden": "left out",
+}
+"""What a value must be, by the kind of pydantic's error."""
+
+
+def demand(detail: Mapping[str, Any]) -> str:
+    """What a value must be, such as ``a whole number`` or ``at least 1``, to stand after *must be*.
+
+    ``detail`` is one of the errors of a pydantic ``ValidationError``.
+    """
+    kind, context = str(detail["type"]), detail.get("ctx", {})
+    match kind:
+        case "greater_than":
+            return f"above {context['gt']:g}"
+        case "greater_than_equal":
+            return f"at least {context['ge']:g}"
+        case "less_than":
+            return f"below {context['lt']:g}"
+        case "less_than_equal":
+            return f"at most {context['le']:g}"
+        case "multiple_of":
+            return f"a multiple of {context['multiple_of']:g}"
+        case "literal_error" | "enum":
+            return f"one of {_choices(str(context['expected']))}"
+        case "string_too_short":
+            least = context["min_length"]
+            return "a text that is not empty" if least == 1 else f"a text of at least {least} characters"
+        case "string_too_long":
+            return f"a text of at most {context['max_length']} characters"
+        case "string_pattern_mismatch":
+            return f"a text that fits the pattern {context['pattern']}"
+        case "too_short":
+            least = context["min_length"]
+            return "a list that is not empty" if least == 1 else f"a list of at least {least} values"
+        case "too_long":
+            return f"a list of at most {context['max_length']} values"
+        case _ if kind in KINDS:
+            return KINDS[kind]
+        case _:
+            said = str(detail["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+            return said[:1].lower() + said[1:]
+
+
+def _choices(expected: str) -> str:
+    """``'a', 'b' or 'c'``, as pydantic writes it, as ``a, b, c``."""
+    return expected.replace(" or ", ", ").replace("'", "")

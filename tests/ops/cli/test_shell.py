@@ -1,0 +1,103 @@
+"""``fedemu completion``: what a shell is given, and what ``fedemu`` answers when a shell asks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedemu.ops.cli import commands
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str) -> list[str]:
+    """What bash is offered behind these words, of which the last is not finished."""
+    monkeypatch.setenv("_FEDEMU_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"fedemu {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split(" "))))
+    with pytest.raises(SystemExit) as ended:
+        commands.app([], prog_name="fedemu")
+    assert not ended.value.code
+    return capsys.readouterr().out.split()
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "digits-1").mkdir(parents=True)
+    (tmp_path / "runs" / "digits-1" / "config.toml").touch()
+    (tmp_path / "churning.toml").touch()
+    (tmp_path / "churning.txt").touch()
+    (tmp_path / ".hidden").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("ru", ["run"]),
+        ("run digits-s", ["digits-small"]),
+        ("run digits+moo", ["digits+moon"]),
+        ("run churn+wsm+scaf", ["churn+wsm+scaffold", "churn+wsm+scaffold-weights"]),
+        ("run chu", ["churn", "churning.toml"]),
+        ("run --see", ["--seed", "--seeds"]),
+        ("run --transport m", ["memory"]),
+        ("run --set local.batch", ["local.batch_size="]),
+        ("run --set runtime.met", ["runtime.metrics_port="]),
+        ("run --resume r", ["runs/"]),
+        ("report runs/", ["runs/digits-1"]),
+        ("compare runs/digits-1 runs/d", ["runs/digits-1"]),
+        ("presets scaffold-", ["scaffold-weights"]),
+        ("init --from churn+fedno", ["churn+fednova"]),
+        ("run zzz", []),
+        ("run /no/such/folder/x", []),
+    ],
+)
+def test_a_shell_is_offered_what_may_follow(
+    words: str, offered: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert asked(monkeypatch, capsys, words) == offered
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_a_script_that_asks_by_the_same_variable(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        commands.app(["completion", shell], prog_name="fedemu")
+    assert not ended.value.code
+    assert f"_FEDEMU_COMPLETE=complete_{shell}" in capsys.readouterr().out
+
+
+def test_bash_completes_with_the_script_that_is_printed(tmp_path: Path) -> None:
+    script = """
+        eval "$(fedemu completion bash)"
+        COMP_WORDS=(fedemu run digits+fedn) COMP_CWORD=2
+        _fedemu_completion fedemu 2> errors
+        echo "${COMPREPLY[@]}"
+    """
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ended = subprocess.run(
+        ["bash", "-c", script],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ended.stdout.split() == ["digits+fednova", "digits+fedntd"]
+
+
+def test_completion_imports_nothing_heavy() -> None:
+    code = (
+        "import os, sys\n"
+        "os.environ |= {'_FEDEMU_COMPLETE': 'complete_bash', 'COMP_WORDS': 'fedemu run --set fl', 'COMP_CWORD': '3'}\n"
+        "from fedemu.ops.cli import commands\n"
+        "try:\n    commands.app([], prog_name='fedemu')\n"
+        "except SystemExit:\n    print(*({'torch', 'matplotlib', 'sklearn', 'datasets', 'scipy'} & {*sys.modules}))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    *offered, heavy = ended.stdout.split("\n")[:-1]
+    assert "fleet.devices=" in offered
+    assert heavy == ""
