@@ -25,8 +25,10 @@ from fedemu.ops.experiment.sources import NOT_SETTINGS, PREFIX, load_experiment,
 from fedemu.ops.experiment.toml_text import toml_text
 from fedemu.ops.results.results import Results
 from fedemu.ops.running.codes import USAGE
+from fedemu.ops.running.exits import TOLD
 from fedemu.ops.running.folder import claim, give_back
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, UnreachableError
+from fedemu.protocol.host.own_code import Told, retold
 
 _STOP_PATIENCE = 60.0
 """The real seconds that an interrupted run may take to end."""
@@ -53,6 +55,7 @@ def run(
     ``progress`` shows their lines on stderr.
 
     Raises ConfigurationError, UnreachableError (also for a missed quorum) or Interrupted, like the exit codes 2, 3, 4.
+    If somebody's own code failed, the error has the error of that code as its cause.
 
     >>> results = fedemu.run("digits-small", rounds=5, local__lr=0.05, out="gentle")
     >>> round(results.accuracy, 3)
@@ -63,12 +66,13 @@ def run(
         settings.append(f"runtime.transport={_toml(transport)}")
     checked, runtime = _load(experiment, settings)
     directory = claim(checked, Path(out) if out is not None else None)
-    code, words = _run(directory, runtime, progress)
+    code, words, cause = _run(directory, runtime, progress)
     if code == 0:
         return Results.read(directory)
     if code == USAGE:
         give_back(directory)
-    raise _BY_CODE.get(code, FedemuError)(words or f"the run ended with code {code}; see {directory / 'logs'}")
+    said = Told(words or f"the run ended with code {code}; see {directory / 'logs'}")
+    raise retold(cause or said, _BY_CODE.get(code, FedemuError))
 
 
 def open_run(directory: Path | str) -> Results:
@@ -129,8 +133,21 @@ def _load(
         return load_experiment(Path(folder) / "config.toml", settings, _no_settings(os.environ))
 
 
-def _run(directory: Path, runtime: Runtime, progress: bool) -> tuple[int, str]:
-    """Run ``fedemu run`` in a claimed directory. Returns its exit code and its error, which may be empty."""
+def _run(directory: Path, runtime: Runtime, progress: bool) -> tuple[int, str, Told | None]:
+    """Run ``fedemu run`` in a claimed directory. Returns its exit code, its error, which may be empty, and its cause.
+
+    The cause is None unless somebody's own code failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedemu-") as folder:
+        told = Path(folder) / "told.json"
+        code, words = _play(directory, runtime, progress, told)
+        if not told.exists():
+            return code, words, None
+        return code, words, Told(*json.loads(told.read_text(encoding="utf-8")))
+
+
+def _play(directory: Path, runtime: Runtime, progress: bool, told: Path) -> tuple[int, str]:
+    """Run ``fedemu run`` in a claimed directory, as ``_run`` does. An error of somebody's own code goes to ``told``."""
     command = [sys.executable, "-m", "fedemu.ops.cli", "run", "--resume", str(directory)]
     for key, value in runtime.model_dump().items():
         command += ["--set", f"runtime.{key}={_toml(value)}"]
@@ -141,7 +158,7 @@ def _run(directory: Path, runtime: Runtime, progress: bool) -> tuple[int, str]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env=_no_settings(os.environ),
+        env=_no_settings(os.environ) | {TOLD: str(told)},
         # Ctrl-C must not reach the run directly, as it is passed on below.
         start_new_session=True,
     )
@@ -167,10 +184,14 @@ def _run(directory: Path, runtime: Runtime, progress: bool) -> tuple[int, str]:
 
 
 def _relay(lines: IO[str], progress: bool, complaints: list[str]) -> None:
-    """Pass lines on to stderr if ``progress`` is to be shown, and keep the errors among them."""
+    """Pass lines on to stderr if ``progress`` is to be shown, and keep the errors among them, with their own lines."""
+    within = False
     for line in lines:
         if line.startswith("fedemu: "):
             complaints.append(line.removeprefix("fedemu: ").strip())
+            within = True
+        elif within := within and line.startswith("    "):
+            complaints[-1] += f"\n{line.rstrip()}"
         if progress:
             print(line, end="", file=sys.stderr, flush=True)
 

@@ -190,8 +190,10 @@ class Exchange:
             self._perform(self.machine.rejected(device, "malformed", message.detail, now))
             return
         if isinstance(message, Failed) and not message.planned:
-            self.failures[message.detail or message.reason] += 1
-            said = {"reason": message.reason, "detail": message.detail}
+            # The event names the device, and equal reasons of several devices are to be counted as one.
+            detail = message.detail.removeprefix(f"device {device}: ")
+            self.failures[detail or message.reason] += 1
+            said = {"reason": message.reason, "detail": detail}
             self._observers.event("failure", device=device, ask=self.text, **said)
             if message.reason not in REPEATABLE:
                 self.machine.perturbed = True

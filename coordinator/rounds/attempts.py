@@ -19,6 +19,7 @@ from fedemu.coordinator.rounds.tally import Tally
 from fedemu.coordinator.service.service import Service
 from fedemu.coordinator.settings import Settings
 from fedemu.protocol.errors import ConfigurationError, QuorumError
+from fedemu.protocol.host.own_code import Elsewhere
 from fedemu.protocol.ids import AskId
 
 S = TypeVar("S")
@@ -79,6 +80,7 @@ class Attempts(Generic[S]):
                 last = short
                 short_of = {"accepted": short.accepted, "needed": short.needed}
                 self._observers.event("retry", round=context.round, attempt=attempt, **short_of)
+        failure = None if last.failure is None else Elsewhere(last.failure)
         raise QuorumError(
             f"Round {context.round} got {last.accepted} of the {last.needed} replies that it needs, "
             f"{self._settings.attempts} times; "
@@ -87,7 +89,7 @@ class Attempts(Generic[S]):
                 if last.failure is None
                 else f"devices failed, saying: {last.failure}"
             )
-        )
+        ) from failure
 
     async def _script(self, state: S, context: Context, attempt: int, tally: Tally) -> S:
         """One attempt: the script's requests are carried out until it returns the next state."""

@@ -26,7 +26,7 @@ from fedemu.coordinator.rounds.attempts import Attempts, Diverged
 from fedemu.coordinator.rounds.numerics import Numerics
 from fedemu.coordinator.rounds.tally import Tally
 from fedemu.coordinator.service.service import Service
-from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.own_code import account
 
 S = TypeVar("S")
 
@@ -170,8 +170,7 @@ class Rounds(Generic[S]):
         try:
             await self._numerics.compute(keep)
         except Exception as error:
-            detail = str(error) if isinstance(error, FedemuError) else f"{type(error).__name__}: {error}"
-            self._observers.event("pictures_failed", task=task, detail=detail)
+            self._observers.event("pictures_failed", task=task, detail=account(error).splitlines()[0])
 
     async def _commit(self, state: S, evaluation: Evaluation | None, row: Row, found: dict[str, Any] | None) -> None:
         """Make the round durable. Once begun, this is carried to its end, also if the run is stopped meanwhile."""

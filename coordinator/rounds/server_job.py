@@ -19,7 +19,7 @@ from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.rounds.server_job_worker import Place, run_and_exit
 from fedemu.protocol.errors import FedemuError
-from fedemu.protocol.host.own_code import Told, raise_told
+from fedemu.protocol.host.own_code import Told, retold
 
 ReportStep = Callable[[int, int], None]
 """A function that gets the number of steps that are done, and the largest number that there may be.
@@ -76,7 +76,7 @@ async def run_server_job(
         ended = await _Child(job, place, threads, stepped).run(loop)
         if ended.error is not None:
             said = f"The server job {job.name!r} failed: {ended.error.sentence}"
-            raise_told(ended.error._replace(sentence=said), FedemuError)
+            raise retold(ended.error._replace(sentence=said), FedemuError)
         if (carry := finished()) is not None:
             return carry
         cause = _death(ended.status)

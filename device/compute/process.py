@@ -25,8 +25,9 @@ from fedemu.device.memory.replay_buffer import buffer_leaves, split_own
 from fedemu.device.memory.store import read_own, write_own
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.blobs.tree_file import decode_tree
-from fedemu.protocol.errors import BlobError, TrainingError
+from fedemu.protocol.errors import BlobError, ConfigurationError, FedemuError, TrainingError
 from fedemu.protocol.host.named import load
+from fedemu.protocol.host.own_code import account, own_frames
 from fedemu.protocol.ids import AskId
 from fedemu.protocol.tensors import pack, unpack
 
@@ -69,6 +70,7 @@ class TorchRunner:
         self._trainer = trainer
         self._clock = clock
         self._trees: dict[str, Tree] = {}
+        self._logged: set[str] = set()
 
     def run(self, train: Train, frames: Sequence[memoryview]) -> Iterator[Answer]:
         """The answers to the jobs of a group. A job that cannot be decoded or computed is answered with JobFailed."""
@@ -90,15 +92,23 @@ class TorchRunner:
         except Exception as error:
             # The same error would come in any other trainer. So the jobs fail, and the trainer goes on.
             log.exception("program %r failed on %d jobs of ask %s", train.program, len(jobs), train.ask)
-            results = [TrainingError(f"{type(error).__name__}: {error}")] * len(jobs)
+            results = [TrainingError(account(error))] * len(jobs)
         seconds = (self._clock() - began) / max(1, len(jobs))
         for job, result in zip(waiting, results, strict=True):
             if isinstance(result, TrainingError):
+                self._log(result, job.device)
                 yield _failed(train, job, "training", str(result))
             elif (result.own or result.buffer is not None) and job.own is not None and not Path(job.own).exists():
                 yield _failed(train, job, "own_state", f"the device's own state {job.own} is gone")
             else:
                 yield _encode(train, job, result, self._trainer.sample_bytes, seconds)
+
+    def _log(self, error: TrainingError, device: int) -> None:
+        """Write the whole traceback of somebody else's code, once for each different error."""
+        said = str(error).removeprefix(f"device {device}: ")
+        if error.__cause__ is not None and said not in self._logged:
+            self._logged.add(said)
+            log.error("%s", error, exc_info=error)
 
     def _tree(self, blob: SharedFile) -> Tree:
         tree = self._trees.pop(blob.digest, None)
@@ -174,8 +184,16 @@ def _failed(train: Train, job: TrainJob, reason: str, detail: str) -> Answer:
 def open_runner(setup: TrainerSetup) -> TorchRunner:
     """The experiment's trainer, ready for its first job. Raises FedemuError if the experiment cannot be run."""
     torch.set_num_threads(1)
-    trainer: RunsPrograms = load(setup.trainer)(Path(setup.experiment).read_bytes(), setup.device_type)
-    trainer.warm_up()
+    try:
+        trainer: RunsPrograms = load(setup.trainer)(Path(setup.experiment).read_bytes(), setup.device_type)
+        trainer.warm_up()
+    except FedemuError:
+        raise
+    except Exception as error:
+        if not own_frames(error):
+            raise
+        log.exception("the trainer cannot start")
+        raise ConfigurationError(f"a trainer can't start: {account(error)}") from error
     return TorchRunner(trainer)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError
 from fedemu.protocol.host.kernel import end_with_parent
 from fedemu.protocol.host.named import load
-from fedemu.protocol.host.own_code import Told, raise_told, told
+from fedemu.protocol.host.own_code import Told, retold, told
 
 SAID = 1
 """The exit code after an error that is on the last line of stdout: a ``Told`` as JSON."""
@@ -44,7 +44,7 @@ async def prepare_data(prepare: str, experiment: Path, expected: str) -> None:
         raise
     text = output.decode(errors="replace").strip().splitlines()[-1:] or [""]
     if process.returncode == SAID:
-        raise_told(Told(*json.loads(text[0])), DataError)
+        raise retold(Told(*json.loads(text[0])), DataError)
     if process.returncode != 0:
         raise ConfigurationError(
             f"The process that prepares the data ended with code {process.returncode}; see the output above."

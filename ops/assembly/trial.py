@@ -27,7 +27,7 @@ from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.data.apart import decode_apart
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import ConfigurationError, TrainingError
-from fedemu.protocol.host.own_code import Told, account, raise_told, told
+from fedemu.protocol.host.own_code import Told, account, retold, told
 
 SAMPLES = 2
 STACK_SIZE = 2
@@ -71,7 +71,7 @@ def try_out(parts: Parts) -> None:
         return None
 
     if len(samples) and (found := _apart(problem)):
-        raise_told(found, ConfigurationError)
+        raise retold(found, ConfigurationError)
 
 
 def _evaluate(parts: Parts, samples: NDArray[np.int64]) -> None:

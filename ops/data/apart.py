@@ -16,7 +16,7 @@ from fedemu.ops.data.corpora import source_of
 from fedemu.ops.data.source import Place, entry_of, locate
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import DataError
-from fedemu.protocol.host.own_code import Told, raise_told
+from fedemu.protocol.host.own_code import Told, retold
 
 
 def find_data(experiment: Experiment) -> Place:
@@ -59,6 +59,6 @@ def decode_apart(experiment: Experiment, say: Callable[[str], None]) -> None:
             process.wait()
             raise
     if process.returncode == SAID:
-        raise_told(Told(*json.loads(output.strip().rpartition("\n")[2])), DataError)
+        raise retold(Told(*json.loads(output.strip().rpartition("\n")[2])), DataError)
     if process.returncode != 0:
         raise DataError(f"decoding {experiment.data.dataset} ended with code {process.returncode}; see the lines above")

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import typer
 
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE
 from fedemu.ops.watching.logs import log_crash, log_failure
 from fedemu.protocol.errors import FedemuError
-from fedemu.protocol.host.own_code import account, cause_of, own_frames, whole
+from fedemu.protocol.host.own_code import Elsewhere, account, cause_of, own_frames, told, whole
+
+TOLD = "_FEDEMU_TOLD"
+"""The environment variable with the file into which an error of somebody's own code is written, as ``Told`` in JSON.
+
+The process that has started this one reads it.
+"""
 
 
 def complain(text: str) -> None:
@@ -55,13 +63,17 @@ def _tell(error: FedemuError, code: int, cause: BaseException | None = None) -> 
         complain(str(error))
         return
     error.__cause__ = cause
-    file = log_failure(error)
+    if file := os.environ.get(TOLD):
+        Path(file).write_text(json.dumps(told(error)), encoding="utf-8")
+    log = log_failure(error)
     if _shown(error) or "\n" not in str(error):
         complain(str(error))
-    elif file is None or code == USAGE:  # a run that cannot begin leaves no folder, and so no log
+    elif isinstance(cause, Elsewhere):  # it came from a device, as a text
+        complain(f"{error}\n    the whole traceback is in logs/devices.out of the run, or where fedemu device runs")
+    elif log is None or code == USAGE:  # a run that cannot begin leaves no folder, and so no log
         complain(f"{error}\n    --log-level debug shows the whole traceback")
     else:
-        complain(f"{error}\n    the whole traceback is in {file}")
+        complain(f"{error}\n    the whole traceback is in {log}")
 
 
 def _shown(error: BaseException) -> bool:

@@ -88,6 +88,8 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
         sys.stderr.write(_SHOW_CURSOR)
     if ended.devices_gave_up and (words := last_words(devices_terminal)):
         say(words)
+    if ended.exit_code and runtime.log_level == "debug" and devices_terminal.exists():
+        say(devices_terminal.read_text(encoding="utf-8", errors="replace"))
     return INTERNAL_ERROR if ended.exit_code is None else ended.exit_code
 
 

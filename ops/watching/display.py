@@ -28,6 +28,8 @@ JOB_LINE_SECONDS = 10.0
 """A plain line tells how far a server job is after this time without any other line."""
 ABSENCE_LINE_SECONDS = 10.0
 """The time between two plain lines that tell of devices that are away."""
+MOST_FAILURES = 5
+"""The number of different reasons of failed devices that are told. The log has all of them."""
 REFRESHES_PER_SECOND = 5
 BAR_WIDTH = 40
 JOB_BAR_WIDTH = 20
@@ -60,6 +62,7 @@ class PlainDisplay:
         self._last_line = float("-inf")
         self._enrolled = -1
         self._absence_told: float | None = None
+        self._failures: set[str] = set()
 
     def __enter__(self) -> Self:
         self._begin()
@@ -124,6 +127,8 @@ class PlainDisplay:
 
     def event(self, name: str, **fields: Any) -> None:
         self.progress.event(name)
+        if name == "failure":
+            self._tell_failure(fields["device"], fields["detail"] or fields["reason"])
         if name == "pictures_failed":
             self._print(f"task {fields['task']}: no pictures of what is generated ({fields['detail']})")
 
@@ -139,6 +144,13 @@ class PlainDisplay:
             self._print(
                 f"resumed at round {progress.resumed_at} of {progress.rounds}; {done} took {span(progress.elapsed)}"
             )
+
+    def _tell_failure(self, device: int, reason: str) -> None:
+        """Say why a device failed, once for each of the first few reasons."""
+        sentence = reason.splitlines()[0]
+        if sentence not in self._failures and len(self._failures) < MOST_FAILURES:
+            self._failures.add(sentence)
+            self._print(f"device {device} failed: {sentence}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -69,6 +69,7 @@ class LogObserver(Observers):
         super().__init__()
         self._log = logging.getLogger("fedemu.coordinator")
         self._rejected: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()
         self._tenth: tuple[str, int, int] | None = None
         self._absent = False
 
@@ -104,6 +105,10 @@ class LogObserver(Observers):
             self._log.warning("a message was rejected: %s (%d so far)", reason, count)
 
     def event(self, name: str, **fields: Any) -> None:
+        """Write an event. The reason of devices that failed is a warning when it comes the first time."""
+        if name == "failure" and not self._failed[fields["detail"]]:
+            self._failed[fields["detail"]] += 1
+            self._log.warning("device %s failed: %s", fields["device"], fields["detail"] or fields["reason"])
         self._log.log(logging.WARNING if name in _WARNINGS else logging.DEBUG, "%s %s", name, fields)
 
 

@@ -14,7 +14,7 @@ import textwrap
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from fedemu.protocol.errors import FedemuError
 
@@ -24,7 +24,8 @@ _LONGEST_LINE = 120
 _MOST_FRAMES = 6
 _INDENT = "    "
 _ROOT = Path(__file__).resolve().parents[2]
-_OURS = ("protocol", "algorithms", "device", "coordinator", "ops", "tests", "__init__.py", "__main__.py")
+_FLOORS = ("protocol", "algorithms", "device", "coordinator", "ops")
+_OURS = (*_FLOORS, "tests", "__init__.py", "__main__.py")
 """What of the package's folder is fedemu's own. A clone may also hold files of its user."""
 
 
@@ -93,12 +94,17 @@ class Told(NamedTuple):
 def told(error: BaseException, sentence: str = "") -> Told:
     """What another process has to know of an error, whose own text is the sentence unless one is given."""
     cause, sentence = cause_of(error), sentence or str(error)
-    return Told(sentence) if cause is None else Told(sentence, type(cause).__name__, str(cause), whole(error))
+    if cause is None:
+        return Told(sentence)
+    origin = next((one for one in (cause, cause.__cause__) if isinstance(one, Elsewhere)), None)
+    return Told(sentence, type(cause).__name__, str(cause), whole(cause) if origin is None else origin.args[0])
 
 
-def raise_told(found: Told, kind: type[FedemuError]) -> NoReturn:
-    """Raise an error of another process here, as ``kind``, with its cause."""
-    raise kind(found.sentence) from (_rebuilt(found) if found.traceback else None)
+def retold(found: Told, kind: type[FedemuError]) -> FedemuError:
+    """An error of another process, as ``kind``, with its cause. Raise it."""
+    error = kind(found.sentence)
+    error.__cause__ = _rebuilt(found) if found.traceback else None
+    return error
 
 
 def _rebuilt(found: Told) -> Exception:
@@ -129,7 +135,7 @@ def _raised_by(frame: traceback.FrameSummary) -> bool:
 def _ours(error: BaseException) -> bool:
     """Whether fedemu itself raised the error, whose text then is a sentence of fedemu's."""
     innermost = next(reversed(traceback.extract_tb(error.__traceback__)), None)
-    return innermost is not None and (innermost.line or "").startswith("raise ") and _is_ours(Path(innermost.filename))
+    return innermost is not None and (innermost.line or "").startswith("raise ") and _among(innermost.filename, _FLOORS)
 
 
 def _told(frame: traceback.FrameSummary) -> str:
@@ -152,11 +158,13 @@ def _is_own(file: str) -> bool:
     path = Path(file).resolve()
     if {"site-packages", "dist-packages"} & {*path.parts}:
         return False
-    return not _is_ours(path) and not any(path.is_relative_to(folder) for folder in _of_python())
+    return not _among(file, _OURS) and not any(path.is_relative_to(folder) for folder in _of_python())
 
 
-def _is_ours(path: Path) -> bool:
-    return path.is_relative_to(_ROOT) and path.relative_to(_ROOT).parts[0] in _OURS
+def _among(file: str, parts: tuple[str, ...]) -> bool:
+    """Whether a file belongs to these parts of the package's folder."""
+    path = Path(file).resolve()
+    return path.is_relative_to(_ROOT) and path.relative_to(_ROOT).parts[0] in parts
 
 
 @functools.cache

@@ -99,11 +99,21 @@ def test_the_transport_is_the_one_that_was_asked_for(
 ) -> None:
     seen: list[Runtime] = []
 
-    def ended(directory: Path, runtime: Runtime, progress: bool) -> tuple[int, str]:
+    def ended(directory: Path, runtime: Runtime, progress: bool) -> tuple[int, str, None]:
         seen.append(runtime)
-        return 5, "that is all"
+        return 5, "that is all", None
 
     monkeypatch.setattr(notebook, "_run", ended)
     with pytest.raises(FedemuError, match="that is all"):
         fedemu.run("digits-small", out="run", **arguments)
     assert [runtime.transport for runtime in seen] == [transport]
+
+
+def test_an_error_in_somebodys_own_code_is_the_cause(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("def build(input_shape, classes):\n    return {}['layers']\n")
+    with pytest.raises(ConfigurationError, match=r"can't be built: KeyError: 'layers', .*own\.py:2") as caught:
+        fedemu.run(TINY, out="here", model__name=f"{own}:build", transport="memory", progress=False)
+    assert str(caught.value).splitlines()[1].endswith("own.py:2 in build: return {}['layers']")
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert not Path("here").exists()

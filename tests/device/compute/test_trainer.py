@@ -128,7 +128,7 @@ def test_a_query_sees_all_samples_and_has_no_steps(trainer: Trainer, corpus: Cor
 
 def test_a_query_that_fails_fails_alone(trainer: Trainer) -> None:
     results = trainer.run("gradient", {"model": MODEL.init(0)}, [job(0, 0), job(1, 4), job(48, 4)])
-    assert str(results[0]) == "device 0: the question could not be answered: nothing to ask about"
+    assert str(results[0]) == "device 0: the question could not be answered: ValueError: nothing to ask about"
     assert isinstance(results[1], JobResult)
     assert isinstance(results[2], TrainingError)
 

@@ -1,11 +1,14 @@
 """Errors become an exit code and one sentence on stderr."""
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.protocol import errors
+from fedemu.protocol.host.named import load
 
 
 @pytest.mark.parametrize(
@@ -51,3 +54,37 @@ def test_ctrl_c_is_code_4(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert exit_code_of(action) == 4
     assert capsys.readouterr().err == "fedemu: interrupted\n"
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """A function of somebody's own that fails."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("def fail():\n    return 1 / 0\n")
+    fail: Callable[[], int] = load("own.py:fail")
+    return fail
+
+
+def test_an_error_in_somebodys_own_code_is_no_internal_error(
+    own: Callable[[], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code_of(own) == 5
+    assert capsys.readouterr().err.splitlines() == [
+        "fedemu: ZeroDivisionError: division by zero, own.py:2",
+        "    own.py:2 in fail: return 1 / 0",
+        "    --log-level debug shows the whole traceback",
+    ]
+
+
+def test_at_the_level_debug_the_whole_traceback_is_shown(
+    own: Callable[[], int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "level", logging.DEBUG)
+    monkeypatch.setattr(logging.getLogger(), "_cache", {})
+    exit_code_of(own)
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback (most recent call last):")
+    assert said.splitlines()[-2:] == [
+        "fedemu: ZeroDivisionError: division by zero, own.py:2",
+        "    own.py:2 in fail: return 1 / 0",
+    ]

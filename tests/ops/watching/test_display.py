@@ -314,3 +314,12 @@ def test_the_live_display_restores_the_cursor(progress: Progress) -> None:
 )
 def test_a_span_is_told_in_the_unit_that_suits_it(seconds: float, text: str) -> None:
     assert span(seconds) == text
+
+
+def test_the_reason_of_failed_devices_is_told_once(progress: Progress, clock: Clock) -> None:
+    display, written = plain(progress, clock)
+    for device in (3, 4):
+        display.event(
+            "failure", device=device, ask="1.0.0", reason="training", detail="ValueError: no, own.py:2\n    x"
+        )
+    assert written.getvalue() == "device 3 failed: ValueError: no, own.py:2\n"

@@ -42,3 +42,11 @@ def test_only_failures_that_a_run_survives_are_warnings(caplog: pytest.LogCaptur
         "server_job_died {'job': 'distil', 'round': 3, 'cause': 'signal SIGKILL'}",
         "pictures_failed {'task': 1, 'detail': 'no space'}",
     ]
+
+
+def test_the_reason_of_failed_devices_is_a_warning_once(caplog: pytest.LogCaptureFixture) -> None:
+    observer = LogObserver()
+    with caplog.at_level("WARNING"):
+        for device in (3, 4):
+            observer.event("failure", device=device, ask="1.0.0", reason="training", detail="ValueError: no, own.py:2")
+    assert [record.getMessage() for record in caplog.records] == ["device 3 failed: ValueError: no, own.py:2"]

@@ -9,7 +9,7 @@ import pytest
 from fedemu.protocol.errors import ConfigurationError, FedemuError, TrainingError
 from fedemu.protocol.host import own_code
 from fedemu.protocol.host.named import load
-from fedemu.protocol.host.own_code import Elsewhere, account, cause_of, own_frames, raise_told, told, whole
+from fedemu.protocol.host.own_code import Elsewhere, account, cause_of, own_frames, retold, told, whole
 
 OWN = """\
 import json
@@ -106,7 +106,7 @@ def test_an_error_travels_to_another_process_with_its_cause(own: Path) -> None:
     error = TrainingError("device 3 failed")
     error.__cause__ = failure(own, "outer", 1)
     with pytest.raises(ConfigurationError, match="device 3 failed") as caught:
-        raise_told(told(error), ConfigurationError)
+        raise retold(told(error), ConfigurationError)
     cause = caught.value.__cause__
     assert isinstance(cause, ZeroDivisionError)
     assert str(cause) == "division by zero"
@@ -116,7 +116,7 @@ def test_an_error_travels_to_another_process_with_its_cause(own: Path) -> None:
 
 def test_an_error_without_a_cause_travels_alone() -> None:
     with pytest.raises(FedemuError, match="too small") as caught:
-        raise_told(told(ConfigurationError("too small")), FedemuError)
+        raise retold(told(ConfigurationError("too small")), FedemuError)
     assert caught.value.__cause__ is None
 
 

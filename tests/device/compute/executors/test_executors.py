@@ -355,7 +355,7 @@ def test_a_plan_that_fails_for_one_device_fails_it_alone(source: Source) -> None
     for executor in (Serial(), Vmapped(4)):
         results = executor.run(program, {"model": model.init(0)}, jobs_of([2, 3, 4]), source)
         assert isinstance(results[0], JobResult)
-        assert "device 1: planning its batches failed: three is too few" in str(results[1])
+        assert "device 1: planning its batches failed: RuntimeError: three is too few" in str(results[1])
         assert "device 2: planning its batches failed" in str(results[2])
 
 
