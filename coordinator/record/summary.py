@@ -7,6 +7,7 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -55,7 +56,7 @@ class Summary:
 
     ``last_accuracy`` is the mean of the last 100 rounds, None if there are fewer. ``rounds`` counts finished rounds,
     ``totals`` has the sums over the rounds of the columns ``TOTALS``, ``periods`` is the result of
-    ``summarize_periods``.
+    ``summarize_periods``. ``ended`` is the date and the time at the end, in UTC.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Summary:
     periods: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=versions)
     machine: Mapping[str, Any] = field(default_factory=machine)
+    ended: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def summarize(

@@ -45,7 +45,8 @@ def report(
 ) -> int:
     """Draw the plots of a run and write its report.html. Prints the path of the page."""
     # Importing matplotlib takes a second, for which no other command should have to wait.
-    from fedemu.ops.report.report import LOCAL_CURVES, write_report
+    from fedemu.ops.report.figures import LOCAL_CURVES
+    from fedemu.ops.report.report import write_report
 
     if runs := runs_below(directory):
         raise ConfigurationError(

@@ -13,13 +13,13 @@ Cell = Callable[[Statistic], str]
 """Writes a figure as a cell."""
 
 
-def percent(figure: Statistic) -> str:
-    """A share of 1 in percent, with one decimal."""
-    return written(figure, 100, 1, "%")
-
-
 def share(figure: Statistic) -> str:
-    """A share of 1, with three decimals."""
+    """A share of 1 in percent, with one decimal."""
+    return written(figure, 100, 1, " %")
+
+
+def cosine(figure: Statistic) -> str:
+    """A cosine, with three decimals."""
     return written(figure, 1, 3, "")
 
 

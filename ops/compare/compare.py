@@ -20,7 +20,7 @@ class Comparison:
 
     Rounds are counted until a run reaches certain shares of the accuracy ``target``, which is None if no run was
     evaluated. ``replay`` compares experiments that differ in their replay only, ``tasks`` those whose classes come task
-    by task. ``last`` is the number of last rounds whose mean accuracy is given.
+    by task. ``last`` is the number of last rounds whose mean accuracy is given. ``command`` makes the comparison again.
     """
 
     entries: tuple[Entry, ...]
@@ -29,6 +29,7 @@ class Comparison:
     replay: tuple[ReplayStudy, ...] = ()
     tasks: tuple[TaskStudy, ...] = ()
     last: int = LAST_ROUNDS
+    command: tuple[str, ...] = ()
 
     def table(self) -> dict[str, Any]:
         """The whole comparison in the form of JSON, as ``compare.json`` holds it."""
@@ -49,6 +50,10 @@ def compare(paths: Iterable[Path], target: float | None = None, last: int = LAST
     accuracy of the first entry that was evaluated, as the mean over its seeds. ``last_accuracy`` is the mean over the
     last ``last`` rounds. Raises ConfigurationError if a path holds no run.
     """
+    paths = list(paths)
+    command = ["fedemu", "compare", *map(str, paths)]
+    command += [] if target is None else ["--target", f"{target:g}"]
+    command += [] if last == LAST_ROUNDS else ["--last", str(last)]
     groups, warnings = grouped(paths)
     if target is None:
         best = (Statistic(tuple(best_accuracy(run) for run in group.runs)).mean for group in groups)
@@ -57,4 +62,5 @@ def compare(paths: Iterable[Path], target: float | None = None, last: int = LAST
         Entry(label, group.runs, group.seeds, figures_of(group.runs, target, last), group.experiment)
         for label, group in zip(labels(groups), groups, strict=True)
     )
-    return Comparison(entries, target, tuple(warnings), replay_studies(entries), task_studies(entries), last)
+    studies = replay_studies(entries), task_studies(entries)
+    return Comparison(entries, target, tuple(warnings), *studies, last, tuple(command))

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.ops.compare.replay_label import NAMED, replay_label
-from fedemu.ops.compare.settings import Keys, Table, at, differing, most_common, short_name, shown, usual
+from fedemu.ops.compare.settings import differing, most_common, short_name, usual
 from fedemu.ops.experiment import Experiment
+from fedemu.ops.results.words import Keys, Table, at, shown
 from fedemu.protocol.errors import ConfigurationError
 
 _NOT_SCIENCE = ("name", "seed", "diagnose")

@@ -1,12 +1,11 @@
-"""The settings in which experiments differ, and how their names and values are written in a label."""
+"""The settings in which experiments differ, and how their names are written in a label."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Keys = tuple[str, ...]
-Table = Mapping[str, Any]
+from fedemu.ops.results.words import Keys, Table, at
 
 
 def differing(tables: Sequence[Table], path: Keys = ()) -> set[Keys]:
@@ -43,31 +42,6 @@ def most_common(values: Sequence[Any]) -> Any:
     return most if None not in values and 3 * values.count(most) >= 2 * len(values) else None
 
 
-def at(table: Table, path: Keys) -> Any:
-    """The value of a setting, None if the table lacks it."""
-    value: Any = table
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
 def short_name(path: Keys) -> str:
     """The shortest name of a setting: ``lr`` for local.lr, ``partition`` for data.partition.kind."""
     return path[-2] if len(path) > 1 and path[-1] in {"kind", "name"} else path[-1]
-
-
-def shown(value: Any) -> str:
-    """The value of a setting in words."""
-    match value:
-        case bool() | None:
-            return str(value).lower()
-        case float():
-            return f"{value:g}"
-        case Mapping():
-            first = [str(value[key]) for key in ("name", "kind") if key in value]
-            return " ".join(
-                [*first, *(f"{key} {shown(item)}" for key, item in value.items() if key not in {"name", "kind"})]
-            )
-        case list() | tuple():
-            return "[" + ", ".join(map(shown, value)) + "]"
-    return str(value)

@@ -18,8 +18,8 @@ from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import Run
 from fedemu.ops.compare.entry import Entry, Statistic
 from fedemu.ops.compare.runs import Group, labels
-from fedemu.ops.compare.settings import at
 from fedemu.ops.results.periods import Floats, period_results
+from fedemu.ops.results.words import at
 
 QUALITY = ("average_incremental_accuracy", "average_forgetting")
 COSTS = (
@@ -43,7 +43,7 @@ Rows = Sequence[Row]
 
 @dataclass(frozen=True)
 class Method:
-    """An experiment of a study. ``costs`` has the keys ``COSTS``.
+    """An experiment of a study. ``costs`` has the keys ``COSTS``. ``place`` is that of its entry in the comparison.
 
     ``seen [runs, tasks]`` is the accuracy over the classes so far after each task, NaN for tasks not reached.
     """
@@ -52,6 +52,7 @@ class Method:
     entry: Entry
     costs: Mapping[str, Statistic]
     seen: Floats
+    place: int = 0
 
     @property
     def reached(self) -> str:
@@ -93,7 +94,13 @@ def task_studies(entries: Sequence[Entry]) -> tuple[TaskStudy, ...]:
         if tested and at(entry.experiment, ("stream", "kind")) == "classes":
             by_data.setdefault(str(at(entry.experiment, ("data", "dataset"))), []).append(entry)
     return tuple(
-        TaskStudy(dataset, tuple(map(_method, _named(members, entries), members)))
+        TaskStudy(
+            dataset,
+            tuple(
+                _method(label, entry, entries.index(entry))
+                for label, entry in zip(_named(members, entries), members, strict=True)
+            ),
+        )
         for dataset, members in by_data.items()
     )
 
@@ -105,14 +112,14 @@ def _named(members: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
     return labels([Group(entry.runs[0].path, entry.experiment, entry.runs, entry.seeds) for entry in members])
 
 
-def _method(label: str, entry: Entry) -> Method:
+def _method(label: str, entry: Entry, place: int) -> Method:
     of_runs = [_costs(run.rows) for run in entry.runs]
     costs = {key: Statistic(tuple(costs[key] for costs in of_runs)) for key in COSTS}
     seen = [_seen(run) for run in entry.runs]
     table = np.full((len(seen), max(map(len, seen))), np.nan)
     for line, values in zip(table, seen, strict=True):
         line[: len(values)] = values
-    return Method(label, entry, costs, table)
+    return Method(label, entry, costs, table, place)
 
 
 def _seen(run: Run) -> Floats:

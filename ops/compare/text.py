@@ -16,6 +16,7 @@ from fedemu.ops.compare.compare import Comparison
 from fedemu.ops.compare.entry import BY_PERIOD, OF_DIAGNOSED, SHARES, Statistic
 from fedemu.ops.compare.replay import OBJECTIVE, Measure, ReplayStudy
 from fedemu.ops.compare.tasks import TaskStudy
+from fedemu.ops.figures import percent
 
 TO_THE_LEFT = frozenset({"experiment", "replay", "outcome"})
 """The columns that hold words. All others hold numbers."""
@@ -107,7 +108,7 @@ def explanation(comparison: Comparison) -> list[str]:
         lines.append("mean ± sample standard deviation over the seeds")
     if comparison.target is not None:
         lines.append(
-            f"rounds to a share of the target accuracy {comparison.target:.1%}; {NEVER} if it was never reached"
+            f"rounds to a share of the target accuracy {percent(comparison.target)}; {NEVER} if it was never reached"
         )
     if comparison.tasks:
         lines.append(
@@ -124,8 +125,8 @@ def explanation(comparison: Comparison) -> list[str]:
 
 
 _OF_TASKS: Mapping[str, tuple[str, Cell]] = {
-    "average incremental accuracy": ("average_incremental_accuracy", cells.percent),
-    "average forgetting": ("average_forgetting", cells.percent),
+    "average incremental accuracy": ("average_incremental_accuracy", cells.share),
+    "average forgetting": ("average_forgetting", cells.share),
     "device, first": ("device_seconds_first", cells.seconds),
     "device, later": ("device_seconds_later", cells.seconds),
     "coordinator, first": ("coordinator_seconds_first", cells.seconds),
@@ -143,28 +144,28 @@ def _of_replay(figure: Statistic, study: ReplayStudy, measure: Measure) -> str:
         return _absolute(figure, measure)
     if figure.mean is None:
         return NEVER
-    unit = "%" if measure.against == "relative" else ""
+    unit = " %" if measure.against == "relative" else ""
     return ("+" if figure.mean > 0 else "") + cells.written(figure, 100, 1, unit)
 
 
 def _absolute(figure: Statistic, measure: Measure) -> str:
-    return cells.percent(figure) if measure.form == "share" else cells.number(figure)
+    return cells.share(figure) if measure.form == "share" else cells.number(figure)
 
 
 def _columns(target: float | None, last: int) -> Mapping[str, tuple[str, Cell]]:
     return {
-        "final accuracy": ("final_accuracy", cells.percent),
-        "best": ("best_accuracy", cells.percent),
-        f"last {last}": ("last_accuracy", cells.percent),
+        "final accuracy": ("final_accuracy", cells.share),
+        "best": ("best_accuracy", cells.share),
+        f"last {last}": ("last_accuracy", cells.share),
         "forgetting": ("forgetting", cells.share),
         "round forgetting": ("round_forgetting", cells.share),
-        "consistency": ("consistency", cells.share),
-        "average accuracy": ("average_accuracy", cells.percent),
+        "consistency": ("consistency", cells.cosine),
+        "average accuracy": ("average_accuracy", cells.share),
         "average forgetting": ("average_forgetting", cells.share),
         "backward transfer": ("backward_transfer", cells.share),
         "forward transfer": ("forward_transfer", cells.share),
         "perplexity": ("all_period_perplexity", cells.number),
-        "relative forgetting": ("relative_forgetting", cells.percent),
+        "relative forgetting": ("relative_forgetting", cells.share),
         "local forgetting": ("local_forgetting", cells.share),
         "aggregation forgetting": ("aggregation_forgetting", cells.share),
         "local alignment": ("local_alignment", cells.share),
@@ -178,7 +179,7 @@ def _columns(target: float | None, last: int) -> Mapping[str, tuple[str, Cell]]:
 
 
 def _reached(share: float, target: float | None) -> str:
-    return f"{share:.0%}" if target is None else f"{share * target:.1%}"
+    return percent(share, 0) if target is None else percent(share * target)
 
 
 def _width(table: Table) -> int:

@@ -1,18 +1,16 @@
 """Renders a page from a template of ``templates/``.
 
 Python computes what a page shows, and the template says how the page shows it. A page needs no other file: its style
-stands inside it, and its pictures are data URIs.
+and its pictures stand inside it. What it explains by a click needs no script.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-TEMPLATES: Final = Path(__file__).parent / "templates"
+from fedemu.ops.pages.measures import TEMPLATES, Measure, measure_of
 
 
 def render(template: str, context: Mapping[str, object]) -> str:
@@ -29,7 +27,19 @@ def render(template: str, context: Mapping[str, object]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    shown: dict[str, Measure] = {}
+
+    def explained(title: str) -> str:
+        """The id of the explanation of a measure, empty if there is none. The page shows it at its end."""
+        measure = measure_of(title)
+        if measure is None:
+            return ""
+        shown[measure.id] = measure
+        return measure.id
+
     environment.filters["unbroken"] = unbroken
+    environment.filters["explained"] = explained
+    environment.globals["explanations"] = shown
     return environment.get_template(template).render(context)
 
 

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import base64
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from fedemu.ops.pages.style import rendered
+from fedemu.ops.pages.style import drawn, saved
+from fedemu.ops.pages.svg import inline_svg
 
 Kind = Literal["words", "number", "code"]
 """What a column holds. The kind is also the CSS class of the column's cells."""
+Draw = Callable[[], Figure | None]
+"""Draws one figure. None if its data are missing."""
+
+_NOT_FOR_READERS = re.compile(r"(?:^|(?<=\. ))None if [^.]*\.|``task`` [^.]*\.")
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG with the name of its plot."""
+    """A drawn plot: its name, its SVG as a part of a page, and what it shows, in sentences."""
 
     name: str
-    png: bytes
-
-    @property
-    def source(self) -> str:
-        """The picture as a data URI."""
-        return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
+    svg: Markup
+    about: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,10 +47,25 @@ def numbers_by_name(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Tab
     return Table([(first, "words"), *((title, "number") for title in others)], rows)
 
 
-def draw_all(plots: Mapping[str, Callable[[Any], Figure | None]], data: Any, folder: Path) -> list[Picture]:
+def bound(plots: Mapping[str, Callable[[Any], Figure | None]], data: Any) -> dict[str, Draw]:
+    """Plots that draw ``data``, by name."""
+    return {name: partial(draw, data) for name, draw in plots.items()}
+
+
+def draw_all(plots: Mapping[str, Draw], folder: Path) -> list[Picture]:
     """Draw every plot for which there is data, and keep each as ``folder/<name>.png``."""
-    drawn = {name: rendered(draw, data) for name, draw in plots.items()}
-    pictures = [Picture(name, png) for name, png in drawn.items() if png is not None]
-    for picture in pictures:
-        (folder / f"{picture.name}.png").write_bytes(picture.png)
+    pictures = []
+    for name, draw in plots.items():
+        figure = drawn(draw)
+        if figure is not None:
+            (folder / f"{name}.png").write_bytes(saved(figure, "png"))
+            title = name.replace("_", " ").replace("-", " ")
+            svg = inline_svg(saved(figure, "svg").decode(), name, title)
+            pictures.append(Picture(name, Markup(svg), about(draw)))
     return pictures
+
+
+def about(draw: Draw) -> str:
+    """What a plot shows, in the sentences of its function's docstring."""
+    told = inspect.getdoc(draw.func if isinstance(draw, partial) else draw) or ""
+    return " ".join(_NOT_FOR_READERS.sub("", " ".join(told.split())).split())

@@ -9,61 +9,84 @@ from typing import Any, Literal, ParamSpec
 import matplotlib
 import numpy as np
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.colors import BoundaryNorm, Colormap, LinearSegmentedColormap, ListedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from fedemu.coordinator.record.row import Row
+from fedemu.ops.pages.axes import SHARES
+from fedemu.ops.pages.colours import AXIS, BLUE, GREEN, GRID, INK, ORANGE, PURPLE, RED, SKY, SLATE
 
 matplotlib.use("Agg")
 
 Rows = Sequence[Row]
 Floats = NDArray[np.float64]
 
-INK = "#22303c"
-BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#2f6fb2", "#e08a1e", "#3c9d5f", "#c8443f", "#7a5fa8", "#9aa5ae"
-PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, "#2aa3a8", "#cf6fa5", "#8a6a46", "#4d5862", "#a3a22b")
+WIDTH = 5.6
+"""The width of a figure in inches: two of them stand beside each other on a page."""
+PALETTE = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, SLATE)
 """The colours of lines that are compared. After the last colour they are used again with another line style."""
 LINE_STYLES = ("-", "--", ":")
 MARKERS = "osD^vP*X<>"
-ACCURACY_COLOURS = matplotlib.colormaps["viridis"].with_extremes(bad="#e8ecef")
+_LONGEST_NAME = 64
+ACCURACY_COLOURS = matplotlib.colormaps["viridis"].with_extremes(bad=(0.55, 0.6, 0.64, 0.35))
 """The colours of accuracies from 0 to 1. A missing accuracy is grey."""
+ORDERED = LinearSegmentedColormap.from_list("ordered", ["#2f6fd6", "#8a5fd0", "#c9559b", "#de6a4a", "#c98a00"])
+"""The colours of things in an order, such as periods. Each can be seen on white and on black."""
 STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9.5,
-    "axes.edgecolor": "#c4ccd2",
+    "figure.facecolor": "white",
+    "axes.facecolor": "none",
+    "axes.edgecolor": AXIS,
     "axes.labelcolor": INK,
     "axes.titlecolor": INK,
-    "axes.titlesize": 11,
+    "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#e8ecef",
+    "grid.color": GRID,
     "grid.linewidth": 0.8,
     "xtick.color": INK,
     "ytick.color": INK,
     "text.color": INK,
     "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedemu",
 }
 
 P = ParamSpec("P")
 
 
-def rendered(draw: Callable[P, Figure | None], *args: P.args, **kwargs: P.kwargs) -> bytes | None:
-    """The PNG of the figure that ``draw`` returns, in fedemu's style. None if ``draw`` returns None."""
+def drawn(draw: Callable[P, Figure | None], *args: P.args, **kwargs: P.kwargs) -> Figure | None:
+    """The figure that ``draw`` returns, in fedemu's style."""
     with matplotlib.rc_context(STYLE):
-        figure = draw(*args, **kwargs)
-        if figure is None:
-            return None
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=120)
+        return draw(*args, **kwargs)
+
+
+def saved(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
+    """The figure as a PNG on white, or as an SVG without a background."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        if kind == "png":
+            figure.savefig(buffer, format="png", dpi=120)
+        else:
+            figure.savefig(buffer, format="svg", dpi=144, transparent=True, metadata={"Date": None})
     return buffer.getvalue()
 
 
-def new_figure(title: str, *, width: float = 6.6, height: float = 3.4) -> tuple[Figure, Any]:
+def rendered(draw: Callable[P, Figure | None], *args: P.args, **kwargs: P.kwargs) -> bytes | None:
+    """The PNG of the figure that ``draw`` returns. None if ``draw`` returns None."""
+    figure = drawn(draw, *args, **kwargs)
+    return None if figure is None else saved(figure, "png")
+
+
+def new_figure(title: str, *, width: float = WIDTH, height: float = 3.2) -> tuple[Figure, Any]:
     """A figure with one pair of axes over the rounds. ``width`` and ``height`` are inches."""
     figure = bare_figure(width, height)
     axes = figure.add_subplot()
@@ -92,46 +115,67 @@ def round_ticks(bins: int = 9, *, integer: bool = False) -> MaxNLocator:
 
 def class_map(axes: Any, rounds: Sequence[int], table: Floats) -> Any:
     """Draw ``table [classes, rounds]`` as a heat map. A round that was not evaluated shows the last evaluated one."""
-    edges = np.array([*rounds, rounds[-1] + 1]) - 0.5
-    image = axes.pcolormesh(edges, np.arange(len(table) + 1) - 0.5, table, cmap=ACCURACY_COLOURS, vmin=0, vmax=1)
+    every = np.arange(rounds[0], rounds[-1] + 1)
+    shown = table[:, np.searchsorted(rounds, every, side="right") - 1]
+    extent = (rounds[0] - 0.5, rounds[-1] + 0.5, -0.5, len(table) - 0.5)
     axes.grid(False)
     axes.yaxis.set_major_locator(round_ticks(12, integer=True))
-    return image
+    return cell_map(axes, shown, cmap=ACCURACY_COLOURS, vmin=0, vmax=1, origin="lower", extent=extent)
 
 
-def sequence_colours(name: str, count: int) -> Floats:
-    """``count`` colours ``[count, rgba]`` of a sequential colour map.
+def cell_map(axes: Any, table: Any, **look: Any) -> Any:
+    """Draw ``table [rows, columns]`` as cells with sharp edges, however large the picture is shown."""
+    return axes.imshow(table, aspect=look.pop("aspect", "auto"), interpolation="none", **look)
 
-    The palest end of the map is left out, because it is hard to see on white.
-    """
-    return np.array(matplotlib.colormaps[name](np.linspace(0.04, 0.9, count)), dtype=np.float64)
+
+def sequence_colours(count: int) -> Floats:
+    """``count`` colours ``[count, rgba]`` of things in an order."""
+    return np.array(ORDERED(np.linspace(0, 1, count)), dtype=np.float64)
+
+
+def tones(colours: Colormap) -> tuple[str, ...]:
+    """A few colours of a map, from its beginning to its end."""
+    return tuple(to_hex(colours(place / 6)) for place in range(7))
 
 
 def period_colours(periods: int) -> Floats:
     """The colour of each period ``[periods, rgba]``, the same in every picture of a run."""
-    return sequence_colours("plasma", periods)
+    return sequence_colours(periods)
 
 
 def period_bar(figure: Figure, axes: Any, periods: int, title: str) -> None:
-    """Show at the right of ``axes`` which colour means which period."""
-    colour_bar(figure, axes, period_colours(periods), title)
+    """Show at the right of ``axes`` which colour means which period. Periods count from 1."""
+    colour_bar(figure, axes, period_colours(periods), title, first=1)
 
 
-def colour_bar(figure: Figure, axes: Any, colours: Any, title: str) -> None:
-    """Draw a field of each of ``colours`` at the right of ``axes``. The fields are numbered from 0 upwards."""
+def colour_bar(figure: Figure, axes: Any, colours: Any, title: str, first: int = 0) -> None:
+    """Draw a field of each of ``colours`` at the right of ``axes``. The fields are numbered from ``first`` upwards."""
     count = len(colours)
     norm = BoundaryNorm(np.arange(count + 1) - 0.5, count)
     fields = ScalarMappable(norm, ListedColormap(colours))
     bar = figure.colorbar(fields, ax=axes, pad=0.02, label=title, spacing="uniform")
+    bar.outline.set_visible(False)
     bar.ax.tick_params(length=0)
     bar.ax.minorticks_off()
-    bar.set_ticks(counted(count))
+    places = counted(count)
+    bar.set_ticks(places, labels=[str(place + first) for place in places])
+
+
+def accuracy_bar(figure: Figure, image: Any, axes: Any, **look: Any) -> None:
+    """Show at the right of ``axes`` which colour of ``image`` means which accuracy."""
+    bar = figure.colorbar(image, ax=axes, pad=0.02, format=SHARES, **look)
+    bar.outline.set_visible(False)
 
 
 def counted(count: int, most: int = 12) -> list[int]:
     """At most ``most`` of the numbers from 0 to ``count - 1``, evenly spaced."""
     step = next((step for step in (1, 2, 5, 10, 20, 50, 100) if count <= step * most), max(1, count // most))
     return list(range(0, count, step))
+
+
+def number_periods(axis: Any, places: Sequence[int]) -> None:
+    """Put ticks at ``places``, which are indices of periods, and number them from 1."""
+    axis.set_ticks(places, [str(place + 1) for place in places])
 
 
 def plain_log_axis(axes: Any, which: Literal["x", "y"]) -> None:
@@ -142,19 +186,26 @@ def plain_log_axis(axes: Any, which: Literal["x", "y"]) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def legend_below(figure: Figure, axes: Any) -> Figure | None:
+def legend_below(figure: Figure, axes: Any, columns: int = 0) -> Figure | None:
     """The figure with a legend of its lines below them. None if no line has a name."""
     handles, named = axes.get_legend_handles_labels()
     if not handles:
         return None
-    figure.legend(handles, named, loc="outside lower center", ncols=legend_columns(named), fontsize=8.5)
+    named = [shortened(name) for name in named]
+    columns = columns or legend_columns(named)
+    figure.legend(handles, named, loc="outside lower center", ncols=columns, fontsize=8.5)
     return figure
 
 
 def legend_columns(named: Sequence[str]) -> int:
     """How many columns of these names fit below a figure."""
     longest = max(map(len, named))
-    return 1 if longest > 45 else 2 if longest > 26 else 3
+    return 1 if longest > 34 else 2 if longest > 20 else 3
+
+
+def shortened(name: str) -> str:
+    """A name that fits below a figure. The middle of a longer one is left out."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME // 2]}…{name[-_LONGEST_NAME // 2 + 1 :]}"
 
 
 def line_look(place: int) -> dict[str, Any]:

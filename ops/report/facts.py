@@ -8,14 +8,14 @@ from typing import Any
 
 from fedemu.coordinator.record.row import Row, updates_per_second
 from fedemu.coordinator.record.run import Line
-from fedemu.ops.figures import per_second, readable_bytes, span, time_unit
+from fedemu.ops.figures import per_second, percent, readable_bytes, span, time_unit
 from fedemu.ops.pages.parts import Table, numbers_by_name
 from fedemu.ops.report.periods import period_cards
 from fedemu.ops.results.periods import PeriodResults
 from fedemu.protocol.messages import OUTCOMES
 
-_FACTS = ("seed", "model_digest", "wall_time", "virtual_time", "versions", "machine")
-"""The fields of the summary that the page shows as facts."""
+_FACTS = ("wall_time", "virtual_time", "versions", "machine")
+"""The fields of the summary that the page shows as facts below its plots."""
 
 
 def cards(rows: Sequence[Row], summary: Mapping[str, Any], results: PeriodResults | None) -> list[tuple[str, str]]:
@@ -27,9 +27,9 @@ def cards(rows: Sequence[Row], summary: Mapping[str, Any], results: PeriodResult
     speed = updates_per_second(accepted, sum(row.round_seconds or 0.0 for row in rows))
     return [
         *(period_cards(results) if results else []),
-        ("final accuracy", f"{accuracies[-1]:.1%}" if accuracies else "–"),
-        ("best accuracy", f"{max(accuracies):.1%}" if accuracies else "–"),
-        *([] if results else [("forgetting", _number(summary.get("forgetting")))]),
+        ("final accuracy", percent(accuracies[-1]) if accuracies else "–"),
+        ("best accuracy", percent(max(accuracies)) if accuracies else "–"),
+        *([] if results else [("forgetting", _share(summary.get("forgetting")))]),
         ("rounds", f"{len(rows)}"),
         ("device updates accepted", f"{accepted:,}"),
         ("updates per second", "–" if speed is None else per_second(speed)),
@@ -43,7 +43,7 @@ def outcomes_table(rows: Sequence[Row]) -> Table:
     """How many devices ended in each outcome, over all rounds, and their share of all selected devices."""
     totals = {outcome: sum(row.outcomes[outcome] for row in rows) for outcome in OUTCOMES}
     selected = sum(totals.values())
-    lines = [(name, f"{count:,}", f"{count / selected:.1%}" if selected else "–") for name, count in totals.items()]
+    lines = [(name, f"{count:,}", percent(count / selected) if selected else "–") for name, count in totals.items()]
     return numbers_by_name(("outcome", "devices", "share"), lines)
 
 
@@ -72,5 +72,5 @@ def _fact(key: str, value: Any) -> str:
     return str(value)
 
 
-def _number(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, int | float) else "–"
+def _share(value: Any) -> str:
+    return percent(value) if isinstance(value, int | float) else "–"

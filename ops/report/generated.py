@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import Line
+from fedemu.ops.figures import percent
 from fedemu.ops.pages.parts import Table, numbers_by_name
 from fedemu.ops.report.plots.generated import Generated, samples_of_task
 
@@ -39,14 +40,17 @@ def generator_table(rows: Sequence[Row]) -> Table | None:
     if not told:
         return None
     names = list(dict.fromkeys(name for said in told.values() for name in said))
-    lines = [(f"{task}", *(_figure(name, said.get(name)) for name in names)) for task, said in told.items()]
+    lines = [(f"{task + 1}", *(_figure(name, said.get(name)) for name in names)) for task, said in told.items()]
     return numbers_by_name(("task", *(name.replace("_", " ") for name in names)), lines)
 
 
 def missing_pictures(events: Sequence[Line]) -> list[str]:
     """A sentence for each task whose pictures could not be kept."""
     failures = (event for event in events if event.get("event") == "pictures_failed")
-    return [f"There are no pictures of task {failure.get('task')}: {failure.get('detail')}" for failure in failures]
+    return [
+        f"There are no pictures of task {int(failure.get('task') or 0) + 1}: {failure.get('detail')}"
+        for failure in failures
+    ]
 
 
 def _of_task(task: int, generated: ByTask) -> Figure | None:
@@ -56,4 +60,4 @@ def _of_task(task: int, generated: ByTask) -> Figure | None:
 def _figure(name: str, value: Any) -> str:
     if not isinstance(value, int | float):
         return "–"
-    return f"{value:.1%}" if name in SHARES else f"{value:.4g}"
+    return percent(value) if name in SHARES else f"{value:.4g}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from fedemu.algorithms.measures import continual
+from fedemu.ops.figures import percent
 from fedemu.ops.pages.parts import Table, numbers_by_name
 from fedemu.ops.results.periods import PeriodResults, perplexity_of
 
@@ -14,16 +15,16 @@ _TITLES = ("period", "last round", "just learnt", "latest model", "forgetting fa
 def period_cards(results: PeriodResults) -> list[tuple[str, str]]:
     """Labels and figures of the latest model."""
     language = [
-        ("perplexity, all periods", _number(perplexity_of(results.all_period_loss)[-1], ".4g")),
-        ("relative forgetting, mean", _number(results.relative_forgetting_after_each()[-1], "+.1%")),
+        ("perplexity, all periods", _number(perplexity_of(results.all_period_loss)[-1])),
+        ("relative forgetting, mean", _share(results.relative_forgetting_after_each()[-1])),
     ]
     return [
         *(language if results.language else []),
-        ("average accuracy", _number(results.after_each("average_accuracy")[-1], ".1%")),
-        ("average incremental accuracy", _number(results.average_incremental_accuracy, ".1%")),
-        ("average forgetting", _number(results.after_each("average_forgetting")[-1], ".3f")),
-        ("backward transfer", _number(results.after_each("backward_transfer")[-1], ".3f")),
-        *([] if results.untrained is None else [("forward transfer", _number(results.forward_transfer, ".3f"))]),
+        ("average accuracy", _share(results.after_each("average_accuracy")[-1])),
+        ("average incremental accuracy", _share(results.average_incremental_accuracy)),
+        ("average forgetting", _share(results.after_each("average_forgetting")[-1])),
+        ("backward transfer", _share(results.after_each("backward_transfer")[-1])),
+        *([] if results.untrained is None else [("forward transfer", _share(results.forward_transfer))]),
     ]
 
 
@@ -33,27 +34,31 @@ def period_table(results: PeriodResults) -> Table:
     The page explains the columns. A value that is not known yet is a dash.
     """
     if results.language:
-        table, form = results.perplexity, ".4g"
+        table, form = results.perplexity, _number
         seen, together = perplexity_of(results.seen_loss), perplexity_of(results.all_period_loss)
-        forgot, lost = continual.relative_forgetting(table), "+.1%"
+        forgot = continual.relative_forgetting(table)
     else:
-        table, form, seen, together = results.accuracy, ".1%", results.seen_accuracy, results.all_period_accuracy
-        forgot, lost = continual.forgetting_factor(table), "+.3f"
+        table, form, seen, together = results.accuracy, _share, results.seen_accuracy, results.all_period_accuracy
+        forgot = continual.forgetting_factor(table)
     reached = len(results.rounds)
     lines = [
         (
-            f"{period}",
+            f"{period + 1}",
             f"{results.rounds[period]:,}" if period < reached else "–",
-            _number(table[period, period], form) if period < reached else "–",
-            _number(table[-1, period], form),
-            _number(forgot[period], lost) if period < reached - 1 else "–",
-            _number(seen[period], form) if period < reached else "–",
-            _number(together[period], form) if period < reached else "–",
+            form(table[period, period]) if period < reached else "–",
+            form(table[-1, period]),
+            _share(forgot[period]) if period < reached - 1 else "–",
+            form(seen[period]) if period < reached else "–",
+            form(together[period]) if period < reached else "–",
         )
         for period in range(results.periods)
     ]
     return numbers_by_name(_TITLES, lines)
 
 
-def _number(value: float, form: str) -> str:
-    return "–" if math.isnan(value) else f"{value:{form}}"
+def _share(value: float) -> str:
+    return "–" if math.isnan(value) else percent(value)
+
+
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.4g}"

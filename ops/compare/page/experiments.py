@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter
 
 from fedemu.ops.compare.compare import Comparison
 from fedemu.ops.compare.curves import MOVED, Curve, class_table, curve
 from fedemu.ops.compare.entry import Entry
-from fedemu.ops.figures import readable_bytes, time_unit
+from fedemu.ops.figures import percent, readable_bytes, time_unit
+from fedemu.ops.pages.axes import SHARES, fit_shares
+from fedemu.ops.pages.colours import GREY, INK, PAPER
 from fedemu.ops.pages.style import (
-    GREY,
-    INK,
+    WIDTH,
+    accuracy_bar,
     bare_figure,
     class_map,
     legend_below,
@@ -27,32 +29,52 @@ from fedemu.ops.pages.style import (
     line_look,
     marker,
     new_figure,
-    numbers,
     round_ticks,
+    shortened,
 )
 
-_WIDTH = 6.6
+_FEW_ROUNDS = 4
+"""A curve of fewer evaluated rounds is shown once, and not its second half again."""
 _SMOOTH_FROM = 20
 """A jagged curve of this number of rounds or more is drawn as a running mean."""
 
 
 def accuracy(comparison: Comparison) -> Figure | None:
-    """Accuracy by round, with the target accuracy as a line."""
+    """Accuracy by round, over all rounds. The dotted line is the target accuracy.
+
+    With several seeds a line is their mean, and the band around it is one deviation.
+    """
     figure, axes = new_figure("Accuracy", height=_height(comparison))
+    shown = _draw_accuracy(axes, comparison, 0)
     if comparison.target is not None:
         axes.axhline(comparison.target, color=GREY, linewidth=1.0, linestyle=":")
         axes.annotate(
-            f"target {comparison.target:.1%}",
+            f"target {percent(comparison.target)}",
             (0, comparison.target),
             xycoords=("axes fraction", "data"),
             xytext=(3, 3),
             textcoords="offset points",
             fontsize=8,
-            color=GREY,
+            color=INK,
         )
-    for entry, look in _looks(comparison):
-        _draw(axes, curve(entry, "accuracy"), look)
-    _scale_accuracy(axes, comparison)
+        shown.append(comparison.target)
+    fit_shares(axes, shown, "test accuracy")
+    return legend_below(figure, axes)
+
+
+def accuracy_late(comparison: Comparison) -> Figure | None:
+    """Accuracy in the second half of the rounds, on an axis of its own, so that close curves can be told apart.
+
+    With several seeds a line is their mean, and the band around it is one deviation. None if that half has fewer than
+    two evaluated rounds.
+    """
+    rounds = [curve(entry, "accuracy").rounds for entry in comparison.entries]
+    known = np.concatenate(rounds)
+    middle = (known.min() + known.max()) / 2 if len(known) else 0
+    if len(np.unique(known[known >= middle])) < 2 or len(np.unique(known)) < _FEW_ROUNDS:
+        return None
+    figure, axes = new_figure("Accuracy, second half of the rounds", height=_height(comparison))
+    fit_shares(axes, _draw_accuracy(axes, comparison, middle), "test accuracy")
     return legend_below(figure, axes)
 
 
@@ -76,41 +98,39 @@ def accuracy_by_time(comparison: Comparison) -> Figure | None:
 
 
 def forgetting_and_accuracy(comparison: Comparison) -> Figure | None:
-    """Two bars for each experiment: its final accuracy, and its forgetting."""
-    figure = bare_figure(_WIDTH, float(np.clip(1.4 + 0.42 * len(comparison.entries), 2.4, 9.0)))
-    places = np.arange(len(comparison.entries))
-    colours = [look["color"] for _, look in _looks(comparison)]
+    """The final accuracy and the forgetting of each experiment. The axes begin where the values begin.
+
+    With several seeds a dot is their mean, the bar is one deviation, and a small circle is one seed.
+    """
+    figure = bare_figure(WIDTH, float(np.clip(1.3 + 0.42 * len(comparison.entries), 2.2, 9.0)))
     drawn = False
-    for axes, key, title, written in zip(
+    for axes, key, title in zip(
         figure.subplots(1, 2, sharey=True),
         ("final_accuracy", "forgetting"),
         ("Final accuracy", "Forgetting"),
-        ("{:.1%}", "{:.3f}"),
         strict=True,
     ):
-        figures = [entry.figures[key] for entry in comparison.entries]
-        means = numbers([figure.mean for figure in figures])
-        spread = numbers([figure.deviation or 0.0 for figure in figures])
-        known = ~np.isnan(means)
-        drawn = drawn or bool(known.any())
-        bars = axes.barh(
-            places[known],
-            means[known],
-            xerr=np.where(spread > 0, spread, np.nan)[known],
-            color=np.array(colours)[known],
-            error_kw={"ecolor": INK, "elinewidth": 1, "capsize": 2},
-        )
-        axes.bar_label(bars, [written.format(mean) for mean in means[known]], padding=3, fontsize=8)
-        axes.margins(x=0.24)
+        shown: list[float] = []
+        for place, (entry, look) in enumerate(_looks(comparison)):
+            known, mean, spread = _of(entry, key)
+            if mean is None:
+                continue
+            shown += [*known, mean - spread, mean + spread]
+            axes.errorbar(mean, place, xerr=spread or None, fmt="none", ecolor=look["color"], elinewidth=1.6, capsize=3)
+            if len(known) > 1:
+                axes.plot(known, [place] * len(known), "o", color=look["color"], markerfacecolor="none", markersize=4)
+            axes.plot(mean, place, "o", color=look["color"], markeredgecolor=PAPER, markersize=9)
+            axes.annotate(percent(mean), (mean, place), (0, 7), textcoords="offset points", ha="center", fontsize=8)
+        drawn = drawn or bool(shown)
+        fit_shares(axes, _widened(shown), "", "x", lowest=0.0 if key == "final_accuracy" else -1.0)
+        axes.xaxis.set_major_locator(round_ticks(3))
         axes.set_title(title)
-        axes.xaxis.set_major_locator(round_ticks(5))
-        if key == "final_accuracy":
-            axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         axes.grid(False, axis="y")
     if not drawn:
         return None
-    figure.axes[0].set_yticks(places, [_wrapped(entry.label) for entry in comparison.entries], fontsize=8)
-    figure.axes[0].set_ylim(len(places) - 0.4, -0.6)
+    places = range(len(comparison.entries))
+    figure.axes[0].set_yticks(places, [_wrapped(shortened(entry.label)) for entry in comparison.entries], fontsize=8)
+    figure.axes[0].set_ylim(len(places) - 0.5, -0.7)
     return figure
 
 
@@ -124,10 +144,11 @@ def round_forgetting_ecdf(comparison: Comparison) -> Figure | None:
         values = [row.round_forgetting for run in entry.runs for row in run.rows if row.round_forgetting is not None]
         if values:
             axes.ecdf(values, linewidth=1.8, **look)
-    axes.xaxis.set_major_locator(round_ticks())
+    axes.xaxis.set_major_locator(round_ticks(6))
+    axes.xaxis.set_major_formatter(SHARES)
     axes.set_xlim(left=0)
-    axes.set_xlabel("round forgetting")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel("round forgetting of at most")
+    axes.yaxis.set_major_formatter(SHARES)
     axes.set_ylabel("rounds")
     return legend_below(figure, axes)
 
@@ -145,6 +166,7 @@ def round_forgetting(comparison: Comparison) -> Figure | None:
             smooth = Curve(*(np.convolve(values, kernel, mode="valid") for values in drawn))
             axes.plot(smooth.rounds, smooth.mean, linewidth=1.6, marker=marker(len(smooth.rounds)), **look)
     axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(SHARES)
     axes.set_ylabel("accuracy lost, mean over classes")
     return legend_below(figure, axes)
 
@@ -157,23 +179,24 @@ def class_accuracy(comparison: Comparison) -> Figure | None:
         return None
     across = min(3, len(maps))
     down = -(-len(maps) // across)
-    figure = bare_figure(max(_WIDTH, 3.9 * across), 0.6 + 2.5 * down)
+    figure = bare_figure(max(WIDTH, 3.9 * across), 0.6 + 2.5 * down)
     cells = figure.subplots(down, across, sharex=True, squeeze=False)
     for axes in cells.flat[len(maps) :]:
         axes.set_visible(False)
     for axes, (label, rounds, table) in zip(cells.flat, maps, strict=False):
         image = class_map(axes, rounds, table)
-        axes.set_title(_wrapped(label), fontsize=9)
+        axes.set_title(_wrapped(shortened(label)), fontsize=9)
         axes.xaxis.set_major_locator(round_ticks(6, integer=True))
         axes.tick_params(labelbottom=True)
     figure.supxlabel("round", fontsize=9.5)
     figure.supylabel("class", fontsize=9.5)
-    figure.colorbar(image, ax=cells, format=PercentFormatter(1.0), pad=0.02, aspect=20 * down)
+    accuracy_bar(figure, image, cells, aspect=20 * down)
     return figure
 
 
 COMPARISON_PLOTS: Mapping[str, Callable[[Comparison], Figure | None]] = {
     "accuracy": accuracy,
+    "accuracy_late": accuracy_late,
     "forgetting_and_accuracy": forgetting_and_accuracy,
     "round_forgetting": round_forgetting,
     "round_forgetting_ecdf": round_forgetting_ecdf,
@@ -184,43 +207,58 @@ WIDE_COMPARISON_PLOTS: Mapping[str, Callable[[Comparison], Figure | None]] = {"c
 
 
 def _looks(comparison: Comparison) -> Iterator[tuple[Entry, dict[str, Any]]]:
-    """Every entry with the colour, line style and name of its line."""
+    """Every entry with the colour, line style and name of its line, the same in all pictures."""
     for place, entry in enumerate(comparison.entries):
         yield entry, {**line_look(place), "label": entry.label}
 
 
-def _draw(axes: Any, drawn: Curve, look: dict[str, Any]) -> None:
-    """Draw a curve as its mean and a band of one deviation."""
-    if len(drawn.rounds):
-        axes.plot(drawn.rounds, drawn.mean, linewidth=1.8, marker=marker(len(drawn.rounds)), **look)
-        low, high = drawn.mean - drawn.deviation, drawn.mean + drawn.deviation
-        axes.fill_between(drawn.rounds, low, high, color=look["color"], alpha=0.16, linewidth=0)
+def _draw_accuracy(axes: Any, comparison: Comparison, since: float) -> list[float]:
+    """Draw the accuracies from round ``since`` on, as mean and band. Returns what the axis has to show."""
+    shown: list[float] = []
+    for entry, look in _looks(comparison):
+        whole = curve(entry, "accuracy")
+        late = whole.rounds >= since
+        drawn = Curve(*(values[late] for values in whole))
+        if len(drawn.rounds):
+            low, high = drawn.mean - drawn.deviation, drawn.mean + drawn.deviation
+            axes.plot(drawn.rounds, drawn.mean, linewidth=1.8, marker=marker(len(drawn.rounds)), **look)
+            if drawn.deviation.any():
+                axes.fill_between(drawn.rounds, low, high, color=look["color"], alpha=0.16, linewidth=0)
+            shown += [*low, *high]
+    return shown
 
 
 def _draw_accuracy_against(axes: Any, comparison: Comparison, key: str, divisor: float) -> None:
     """Draw accuracy by the column ``key``, divided by ``divisor``, in the rounds that have both."""
+    shown: list[float] = []
     for entry, look in _looks(comparison):
         spent, reached = curve(entry, key), curve(entry, "accuracy")
         both, of_spent, of_reached = np.intersect1d(spent.rounds, reached.rounds, return_indices=True)
         if len(both):
-            axes.plot(spent.mean[of_spent] / divisor, reached.mean[of_reached], linewidth=1.8, **look)
+            dots = marker(len(both))
+            axes.plot(spent.mean[of_spent] / divisor, reached.mean[of_reached], linewidth=1.8, marker=dots, **look)
+            shown += [*reached.mean[of_reached]]
     axes.xaxis.set_major_locator(round_ticks(6))
     axes.set_xlim(left=0)
-    _scale_accuracy(axes, comparison)
+    fit_shares(axes, shown, "test accuracy")
 
 
-def _scale_accuracy(axes: Any, comparison: Comparison) -> None:
-    """Scale the vertical axis from 0 to a little above the best accuracy, so that close curves can be told apart."""
-    best = [value for entry in comparison.entries for value in entry.figures["best_accuracy"].known]
-    axes.set_ylim(0, min(1.02, 1.12 * max([*best, comparison.target or 0.0, 0.05])))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_ylabel("test accuracy")
+def _of(entry: Entry, key: str) -> tuple[list[float], float | None, float]:
+    """A figure of an entry: the values that are known, their mean, and their deviation."""
+    figure = entry.figures[key]
+    return figure.known, figure.mean, figure.deviation or 0.0
+
+
+def _widened(values: list[float]) -> list[float]:
+    """The values with room at both sides, where a number is written above the outermost dots."""
+    room = 0.2 * (max(values) - min(values)) if values else 0.0
+    return [*values, min(values) - room, max(values) + room] if values else []
 
 
 def _height(comparison: Comparison) -> float:
     """The height of a figure in inches, with room for the plot and for the legend below it."""
     named = [entry.label for entry in comparison.entries]
-    return 3.7 + 0.21 * -(-len(named) // legend_columns(named))
+    return 3.2 + 0.2 * -(-len(named) // legend_columns(named))
 
 
 def _wrapped(label: str) -> str:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from fedemu.ops.compare.compare import Comparison
+from fedemu.ops.compare.entry import outcome_of
 from fedemu.ops.compare.page.experiments import COMPARISON_PLOTS, WIDE_COMPARISON_PLOTS
+from fedemu.ops.compare.page.head import head, swatches
 from fedemu.ops.compare.page.replay import REPLAY_PLOTS, WIDE_REPLAY_PLOTS
 from fedemu.ops.compare.page.tasks import WIDE_TASK_PLOTS
 from fedemu.ops.compare.text import TO_THE_LEFT, columns, explanation, replay_tables, task_table
 from fedemu.ops.pages.page import render
-from fedemu.ops.pages.parts import Table, draw_all
+from fedemu.ops.pages.parts import Kind, Table, bound, draw_all
+from fedemu.ops.results.words import command_again, date_of
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
 
@@ -44,26 +47,28 @@ def write_comparison(comparison: Comparison, out: Path) -> Path:
     tasks = {
         "heading": "Tasks",
         "pictures": [],
-        "large_pictures": draw_all(WIDE_TASK_PLOTS, comparison.tasks, plots),
+        "large_pictures": draw_all(bound(WIDE_TASK_PLOTS, comparison.tasks), plots),
         "tables": _tables(task_table(study) for study in comparison.tasks),
     }
     replay = {
         "heading": "Replay",
-        "pictures": draw_all(REPLAY_PLOTS, comparison.replay, plots),
-        "large_pictures": draw_all(WIDE_REPLAY_PLOTS, comparison.replay, plots),
+        "pictures": draw_all(bound(REPLAY_PLOTS, comparison.replay), plots),
+        "large_pictures": draw_all(bound(WIDE_REPLAY_PLOTS, comparison.replay), plots),
         "tables": _tables(table for study in comparison.replay for table in replay_tables(study)),
     }
     numbers = comparison.table()
     context = {
         "experiments": len(comparison.entries),
         "runs": sum(len(entry.runs) for entry in comparison.entries),
+        "head": head(comparison, out),
+        "swatches": swatches(comparison),
         "warnings": comparison.warnings,
         "table": _table(columns(comparison)),
         "notes": "; ".join(explanation(comparison)),
         "sections": [tasks, replay],
-        "pictures": draw_all(COMPARISON_PLOTS, comparison, plots),
-        "large_pictures": draw_all(WIDE_COMPARISON_PLOTS, comparison, plots),
-        "every_run": _runs(numbers["rows"]),
+        "pictures": draw_all(bound(COMPARISON_PLOTS, comparison), plots),
+        "large_pictures": draw_all(bound(WIDE_COMPARISON_PLOTS, comparison), plots),
+        "every_run": _runs(comparison),
     }
     write_whole(out / NUMBERS, json.dumps(numbers, indent=2, allow_nan=False) + "\n")
     write_whole(out / PAGE, render("comparison.html", context))
@@ -81,25 +86,30 @@ def _table(columns: Columns) -> Table:
     )
 
 
-def _runs(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A line for each run of the comparison's ``rows``."""
-    return Table(
-        [
-            ("experiment", "words"),
-            ("seed", "number"),
-            ("rounds", "number"),
-            ("outcome", "words"),
-            ("directory", "code"),
-        ],
-        [
-            (
-                row["label"],
-                "–" if run["seed"] is None else f"{run['seed']}",
-                f"{run['rounds']}",
-                run["outcome"],
-                run["directory"],
-            )
-            for row in rows
-            for run in row["runs"]
-        ],
-    )
+def _runs(comparison: Comparison) -> Table:
+    """A line for each run."""
+    columns: list[tuple[str, Kind]] = [
+        ("experiment", "words"),
+        ("seed", "number"),
+        ("rounds", "number"),
+        ("outcome", "words"),
+        ("date", "words"),
+        ("again", "code"),
+        ("model digest", "code"),
+        ("directory", "code"),
+    ]
+    lines = [
+        (
+            entry.label,
+            "–" if seed is None else f"{seed}",
+            f"{len(run.rows):,}",
+            outcome_of(run),
+            date_of(run),
+            command_again(tomllib.loads(run.config), run.path),
+            str((run.summary or {}).get("model_digest") or "–")[:16],
+            str(run.path),
+        )
+        for entry in comparison.entries
+        for run, seed in zip(entry.runs, entry.seeds, strict=True)
+    ]
+    return Table(columns, lines)

@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from fedemu.ops.compare.entry import Statistic
 from fedemu.ops.compare.replay import ACCURACY, FORGETTING, LOSS, OBJECTIVE, PERPLEXITY, Measure, Point, ReplayStudy
+from fedemu.ops.pages.axes import POINTS, SHARES
+from fedemu.ops.pages.colours import GREY
 from fedemu.ops.pages.style import (
-    GREY,
     MARKERS,
+    WIDTH,
     Floats,
     bare_figure,
     legend_below,
@@ -73,7 +75,7 @@ def change_by_period(studies: Studies) -> Figure | None:
         return None
     across = min(3, len(study.sizes))
     down = -(-len(study.sizes) // across)
-    figure = bare_figure(max(6.6, 4.2 * across), 1.2 + 2.7 * down)
+    figure = bare_figure(max(WIDTH, 4.2 * across), 1.2 + 2.7 * down)
     cells = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
     looks = _looks([study])
     named: dict[str, Any] = {}
@@ -177,13 +179,13 @@ def _scale_sizes(axes: Any, sizes: Sequence[int]) -> None:
 def _scale_values(axes: Any, measure: Measure, changes: bool) -> None:
     """Give the vertical axis the unit and the name of what is drawn."""
     if changes and measure.against == "relative":
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.yaxis.set_major_formatter(SHARES)
         axes.set_ylabel("change against no replay")
     elif changes and measure.against == "difference":
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
+        axes.yaxis.set_major_formatter(POINTS)
         axes.set_ylabel("percentage points against no replay")
     elif measure.form == "share":
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
+        axes.yaxis.set_major_formatter(SHARES)
         axes.set_ylabel(measure.name)
     else:
         axes.set_ylabel(measure.name)
@@ -193,7 +195,7 @@ def _draw_periods(axes: Any, point: Point, look: Look) -> Any:
     """Draw the mean over the runs and a band of one sample deviation. Returns the line."""
     known = point.by_period[~np.isnan(point.by_period).all(axis=1)]
     mean: Floats = known.mean(axis=0) if len(known) else np.full(point.by_period.shape[1], np.nan)
-    periods = np.arange(len(mean))
+    periods = np.arange(len(mean)) + 1
     (line,) = axes.plot(periods, mean, linewidth=1.5, markersize=3.5, **look)
     if len(known) > 1:
         spread = known.std(axis=0, ddof=1)
@@ -207,9 +209,9 @@ def _scale_periods(axes: Any, study: ReplayStudy) -> None:
     if study.reference is not None:
         axes.axhline(0, color=GREY, linewidth=1.0, linestyle="--")
     if study.reference is not None and not study.language:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
+        axes.yaxis.set_major_formatter(POINTS)
     elif study.reference is not None or not study.language:
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.yaxis.set_major_formatter(SHARES)
     axes.yaxis.set_major_locator(round_ticks(6))
 
 

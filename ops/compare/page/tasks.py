@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
 from fedemu.ops.compare.tasks import Method, TaskStudy
-from fedemu.ops.pages.style import MARKERS, bare_figure, legend_columns, line_look, round_ticks
+from fedemu.ops.pages.axes import fit_shares
+from fedemu.ops.pages.style import MARKERS, PALETTE, bare_figure, legend_columns, line_look, round_ticks, shortened
 
 Studies = Sequence[TaskStudy]
 
@@ -29,24 +29,26 @@ def accuracy_by_task(studies: Studies) -> Figure | None:
     """
     if not studies:
         return None
-    names = list(dict.fromkeys(method.label for study in studies for method in study.methods))
+    places: dict[str, int] = {}
+    for method in (method for study in studies for method in study.methods):
+        places.setdefault(method.label, method.place)
     across = min(_MOST_ACROSS, len(studies))
     down = -(-len(studies) // across)
-    columns = legend_columns(names) + across
+    columns = legend_columns([*places]) + across
     panel = 4.6 if across == 1 else 3.4
-    figure = bare_figure(max(9.0, 4.6 * across), 0.5 + panel * down + 0.21 * -(-len(names) // columns))
+    figure = bare_figure(max(9.0, 4.6 * across), 0.5 + panel * down + 0.21 * -(-len(places) // columns))
     cells = figure.subplots(down, across, squeeze=False)
     for axes in cells.flat[len(studies) :]:
         axes.set_visible(False)
     drawn: dict[str, Any] = {}
     for axes, study in zip(cells.flat, studies, strict=False):
         for method in study.methods:
-            place = names.index(method.label)
-            drawn[method.label] = _draw(axes, method, place, _APART * (place - (len(names) - 1) / 2))
+            apart = _APART * ([*places].index(method.label) - (len(places) - 1) / 2)
+            drawn[method.label] = _draw(axes, method, places[method.label], apart)
         _scale(axes, study)
     figure.legend(
-        [drawn[name] for name in names],
-        names,
+        [drawn[name] for name in places],
+        [shortened(name) for name in places],
         loc="outside lower center",
         ncols=columns,
         fontsize=8.5,
@@ -67,7 +69,7 @@ def _draw(axes: Any, method: Method, place: int, apart: float) -> Any:
     deviation = np.array([column.std(ddof=1) if len(column) > 1 else 0.0 for column in values])
     look = line_look(place)
     # A colour that is used again gets another marker.
-    marker = MARKERS[(place + 3 * (place // len(MARKERS))) % len(MARKERS)]
+    marker = MARKERS[(place + place // len(PALETTE)) % len(MARKERS)]
     (line,) = axes.plot(tasks + 1 + apart, mean, marker=marker, markersize=4.5, linewidth=1.6, **look)
     axes.fill_between(
         tasks + 1 + apart, mean - deviation, mean + deviation, color=look["color"], alpha=0.12, linewidth=0
@@ -76,10 +78,8 @@ def _draw(axes: Any, method: Method, place: int, apart: float) -> Any:
 
 
 def _scale(axes: Any, study: TaskStudy) -> None:
-    """Name the panel and scale its axes, the vertical one from 0 to a little above the best accuracy."""
+    """Name the panel and scale its axes."""
     axes.set_title(study.dataset)
     axes.set_xlabel("tasks observed")
     axes.xaxis.set_major_locator(round_ticks(20, integer=True))
-    axes.set_ylabel("accuracy over the classes so far")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_ylim(0, min(1.02, 1.05 * max(float(np.nanmax(method.seen)) for method in study.methods)))
+    fit_shares(axes, np.concatenate([method.seen.ravel() for method in study.methods]), "accuracy, classes so far")

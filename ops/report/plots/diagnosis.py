@@ -13,17 +13,15 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
 from fedemu.coordinator.record.run import Line
+from fedemu.ops.pages.axes import SHARES, fit_shares
+from fedemu.ops.pages.colours import BLUE, GREY, ORANGE, PURPLE, RED
 from fedemu.ops.pages.style import (
-    BLUE,
-    GREY,
-    ORANGE,
-    PURPLE,
-    RED,
+    WIDTH,
     Floats,
     bare_figure,
+    legend_below,
     marker,
     new_figure,
     numbers,
@@ -53,9 +51,9 @@ def forgetting_by_stage(lines: Lines) -> Figure | None:
     if not axes.lines:
         return None
     axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(SHARES)
     axes.set_ylabel("accuracy lost, mean over classes")
-    _legend_below(axes, 1)
-    return figure
+    return legend_below(figure, axes, 1)
 
 
 def loss_transition(lines: Lines) -> Figure | None:
@@ -96,13 +94,13 @@ def loss_transition(lines: Lines) -> Figure | None:
     else:
         axes.set_ylim(bottom=0)
     axes.set_ylabel("test loss")
-    _legend_below(axes, 2)
-    return figure
+    return legend_below(figure, axes, 2)
 
 
 def in_and_out_local(lines: Lines) -> Figure | None:
     """Accuracy on the devices' own classes, and on the others, before and after training (Lee et al., figure 7)."""
-    figure = bare_figure(6.6, 3.6)
+    figure = bare_figure(WIDTH, 3.4)
+    shown: list[float] = []
     for axes, part, title in zip(
         figure.subplots(1, 2, sharey=True), ("in_local", "out_local"), ("In-local", "Out-local"), strict=True
     ):
@@ -114,19 +112,17 @@ def in_and_out_local(lines: Lines) -> Figure | None:
         axes.fill_between(rounds, means - spread, means + spread, color=ORANGE, alpha=0.18, linewidth=0)
         for label, values, colour, style in (
             ("old global model", _means([numbers(line.get(f"before_{part}") or [None]) for line in lines]), GREY, "--"),
-            ("local models, ± deviation", means, ORANGE, "-"),
+            ("local models, mean and spread", means, ORANGE, "-"),
             ("new global model", _means([numbers(line.get(f"after_{part}") or [None]) for line in lines]), BLUE, "-"),
         ):
             if not np.isnan(values).all():
                 axes.plot(rounds, values, style, color=colour, linewidth=1.6, marker=marker(len(rounds)), label=label)
-        axes.set_ylim(0, 1.02)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        shown += [values for line in axes.lines for values in line.get_ydata()] + [*(means - spread), *(means + spread)]
     drawn = [axes for axes in figure.axes if axes.lines]
     if not drawn:
         return None
-    figure.axes[0].set_ylabel("mean over the round's devices")
-    figure.legend(*drawn[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    return figure
+    fit_shares(figure.axes[0], shown, "mean over the round's devices")
+    return legend_below(figure, drawn[0], 2)
 
 
 def weight_alignment(lines: Lines) -> Figure | None:
@@ -137,8 +133,9 @@ def weight_alignment(lines: Lines) -> Figure | None:
     known = [line for line in lines if line.get("alignment")]
     if not known:
         return None
-    figure = bare_figure(6.6, 3.6)
+    figure = bare_figure(WIDTH, 3.4)
     rounds = [int(line["round"]) for line in known]
+    shown: list[float] = []
     panels = figure.subplots(1, 2, sharey=True)
     for axes, layer, title in zip(
         panels, ("features", "logits"), ("Input of the last layer", "Last layer"), strict=True
@@ -151,13 +148,11 @@ def weight_alignment(lines: Lines) -> Figure | None:
         after = numbers([each.get("after") for each in found])
         dots = marker(len(rounds))
         axes.fill_between(rounds, means - spread, means + spread, color=ORANGE, alpha=0.18, linewidth=0)
-        axes.plot(rounds, means, color=ORANGE, linewidth=1.6, marker=dots, label="local models, ± deviation")
+        axes.plot(rounds, means, color=ORANGE, linewidth=1.6, marker=dots, label="local models, mean and spread")
         axes.plot(rounds, after, color=BLUE, linewidth=1.6, marker=dots, label="new global model")
-        axes.set_ylim(0, 1.02)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    figure.axes[0].set_ylabel("neurons as in the old global model")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    return figure
+        shown += [values for line in axes.lines for values in line.get_ydata()] + [*(means - spread), *(means + spread)]
+    fit_shares(figure.axes[0], shown, "neurons as in the old global model")
+    return legend_below(figure, figure.axes[0], 2)
 
 
 DIAGNOSIS_PLOTS: Mapping[str, Callable[[Lines], Figure | None]] = {
@@ -195,7 +190,3 @@ def _means(values: list[Floats]) -> Floats:
 def _deviations(values: list[Floats]) -> Floats:
     """The standard deviation of each array, without its NaN. NaN for an array that holds nothing else."""
     return np.array([np.std(each[~np.isnan(each)]) if not np.isnan(each).all() else np.nan for each in values])
-
-
-def _legend_below(axes: Any, columns: int) -> None:
-    axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns)

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedemu.ops.pages.style import GREY, INK
+from fedemu.ops.pages.colours import GREY, INK
 
 FEW_CLASSES: Final = 10
 """Up to this number of classes a picture fits beside another one.
@@ -39,7 +39,10 @@ def is_broad(generated: Generated) -> bool:
 
 
 def samples_of_task(task: int, generated: Generated) -> Figure | None:
-    """A column for each class, in bands. None if nothing was generated."""
+    """For each class a real sample, and below it the images of the generator. None if nothing was generated.
+
+    ``task`` counts from 0, and the picture counts from 1.
+    """
     classes = np.unique(generated["y"])
     if not len(classes):
         return None
@@ -56,7 +59,7 @@ def samples_of_task(task: int, generated: Generated) -> Figure | None:
     tall = inches * height / width
     figure = Figure(figsize=(LEFT + inches + RIGHT, TOP + len(bands) * (head + tall + SPACE) + BOTTOM))
     whole_width, whole_height = figure.get_size_inches()
-    figure.text(0.1 / whole_width, 1 - 0.26 / whole_height, f"Generated in task {task}", weight="bold", size=11)
+    figure.text(0.1 / whole_width, 1 - 0.26 / whole_height, f"Generated in task {task + 1}", weight="bold", size=11)
     for place, (band, mosaic) in enumerate(zip(bands, mosaics, strict=True)):
         bottom = whole_height - TOP - (place + 1) * (head + tall) - place * SPACE
         axes = figure.add_axes(
@@ -89,7 +92,7 @@ def _mosaic(generated: Generated, band: NDArray[Any], columns: int, rows: int) -
 
 def _interpolation(generated: Generated) -> str:
     """How images are scaled: small ones are enlarged pixel by pixel, large ones are reduced smoothly."""
-    return "nearest" if generated["x"].shape[3] <= 64 else "antialiased"
+    return "none" if generated["x"].shape[3] <= 64 else "antialiased"
 
 
 def _name(generated: Generated, label: int) -> str:

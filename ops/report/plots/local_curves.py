@@ -10,20 +10,26 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
-from fedemu.ops.pages.style import BLUE, ORANGE, marker, new_figure, numbers, round_ticks
+from fedemu.ops.figures import counted
+from fedemu.ops.pages.axes import fit_shares
+from fedemu.ops.pages.colours import BLUE, ORANGE
+from fedemu.ops.pages.style import legend_below, marker, new_figure, numbers, round_ticks
 
 Curves = Mapping[str, Any]
 """What ``local_curves.json`` holds, empty if there is no such file."""
 
 
 def local_curves(found: Curves) -> Figure | None:
-    """Mean and standard deviation over the devices, on their own distribution and outside of it, by epoch."""
+    """The accuracy of devices' models on their own distribution and outside of it, after each epoch of local training.
+
+    A line is the mean over the devices, the band around it their standard deviation. (Lee et al., 2022, figure 6)
+    """
     epochs = found.get("epochs")
     if not epochs:
         return None
-    figure, axes = new_figure(f"Local training after the last round, {len(found['devices'])} devices")
+    figure, axes = new_figure(f"Local training, {counted(len(found['devices']), 'device')}")
+    shown: list[float] = []
     for key, label, colour in (("in_local", "in-local", BLUE), ("out_local", "out-local", ORANGE)):
         values = numbers(found[key])
         known = ~np.isnan(values).all(axis=1)
@@ -32,16 +38,14 @@ def local_curves(found: Curves) -> Figure | None:
         means, spread = np.nanmean(values[known], axis=1), np.nanstd(values[known], axis=1)
         at = np.array(epochs)[known]
         axes.fill_between(at, means - spread, means + spread, color=colour, alpha=0.18, linewidth=0)
-        axes.plot(at, means, color=colour, linewidth=1.8, marker=marker(len(at)), label=f"{label}, ± deviation")
+        axes.plot(at, means, color=colour, linewidth=1.8, marker=marker(len(at)), label=f"{label}, mean and spread")
+        shown += [*(means - spread), *(means + spread)]
     if not axes.lines:
         return None
-    axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_ylabel("test accuracy by the device's classes")
+    fit_shares(axes, shown, "test accuracy")
     axes.xaxis.set_major_locator(round_ticks(integer=True))
     axes.set_xlabel("local epoch (0: the global model)")
-    axes.legend()
-    return figure
+    return legend_below(figure, axes)
 
 
 LOCAL_PLOTS: Mapping[str, Callable[[Curves], Figure | None]] = {"local_curves": local_curves}

@@ -14,10 +14,20 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
 from fedemu.coordinator.record.run import Line
-from fedemu.ops.pages.style import ACCURACY_COLOURS, INK, Floats, new_figure, numbers, round_ticks
+from fedemu.ops.pages.axes import POINTS
+from fedemu.ops.pages.colours import ON_BRIGHT
+from fedemu.ops.pages.style import (
+    ACCURACY_COLOURS,
+    WIDTH,
+    Floats,
+    accuracy_bar,
+    cell_map,
+    new_figure,
+    numbers,
+    round_ticks,
+)
 
 Lines = Sequence[Line]
 """The lines of ``diagnosis.jsonl``, one for each diagnosed round."""
@@ -26,7 +36,7 @@ _READABLE_CLASSES, _READABLE_MODELS = 12, 20
 """With more classes or models than this, the cells of a heat map have no room for numbers."""
 _MODELS = ("before", "locals", "after")
 """The keys of a line that hold the old global model, the local models and the new global model."""
-_DOT: Mapping[str, Any] = {"markersize": 3.4, "markeredgecolor": INK, "markeredgewidth": 0.6}
+_DOT: Mapping[str, Any] = {"markersize": 3.4, "markeredgecolor": ON_BRIGHT, "markeredgewidth": 0.6}
 
 
 def models_of_worst_round(lines: Lines) -> Figure | None:
@@ -66,7 +76,7 @@ def _models_of(line: Line, why: str) -> Figure:
     figure, axes = new_figure(
         f"Round {line['round']}, model by model ({why})", height=float(np.clip(1.5 + 0.26 * models, 3.4, 8.0))
     )
-    image = axes.imshow(table, aspect="auto", cmap=ACCURACY_COLOURS, vmin=0, vmax=1, interpolation="nearest")
+    image = cell_map(axes, table, cmap=ACCURACY_COLOURS, vmin=0, vmax=1)
     axes.grid(False)
     axes.hlines([0.5, models - 1.5], -0.5, classes - 0.5, color="white", linewidth=4)
     axes.set_xlim(-0.5, classes - 0.5)
@@ -80,7 +90,7 @@ def _models_of(line: Line, why: str) -> Figure:
         axes.plot(held - 0.4 * (classes <= _READABLE_CLASSES), device + 1, "o", color="white", **_DOT)
     if classes <= _READABLE_CLASSES and models <= _READABLE_MODELS + 2:
         _write_into_cells(axes, 100 * table, "{:.0f}", light=table < 0.6)
-    figure.colorbar(image, ax=axes, format=PercentFormatter(1.0), pad=0.02)
+    accuracy_bar(figure, image, axes)
     return figure
 
 
@@ -89,10 +99,14 @@ def _local_forgetting(line: Line, why: str) -> Figure:
     table = numbers(line["validation"]["forgetting"])
     devices = len(table)
     side = float(np.clip(1.6 + 0.3 * devices, 3.6, 6.0))
-    figure, axes = new_figure(f"Local forgetting, round {line['round']} ({why})", width=side + 1.8, height=side + 0.4)
+    figure, axes = new_figure(
+        f"Local forgetting, round {line['round']} ({why})",
+        width=min(side + 1.4, WIDTH),
+        height=min(side, WIDTH - 1.4) + 0.6,
+    )
     limit = max(float(np.nanmax(np.abs(table), initial=0.0)), 0.05)
-    colours = matplotlib.colormaps["RdBu_r"].with_extremes(bad="#e8ecef")
-    image = axes.imshow(table, cmap=colours, vmin=-limit, vmax=limit, interpolation="nearest")
+    colours = matplotlib.colormaps["RdBu_r"].with_extremes(bad=(0.55, 0.6, 0.64, 0.35))
+    image = cell_map(axes, table, cmap=colours, vmin=-limit, vmax=limit, aspect="equal")
     axes.grid(False)
     axes.set_xlabel("validation data of device")
     axes.set_ylabel("local model of device")
@@ -100,8 +114,9 @@ def _local_forgetting(line: Line, why: str) -> Figure:
     _name_ticks(axes.xaxis, names, rotation=90 if max(map(len, names)) > 2 else 0)
     _name_ticks(axes.yaxis, names)
     if devices <= _READABLE_CLASSES:
-        _write_into_cells(axes, table, "{:+.2f}", light=np.abs(table) > 0.6 * limit)
-    figure.colorbar(image, ax=axes, pad=0.02, label="accuracy lost")
+        _write_into_cells(axes, 100 * table, "{:+.0f}", light=np.abs(table) > 0.6 * limit)
+    bar = figure.colorbar(image, ax=axes, pad=0.02, label="accuracy lost, percentage points", format=POINTS)
+    bar.outline.set_visible(False)
     return figure
 
 
@@ -129,5 +144,5 @@ def _write_into_cells(axes: Any, table: Floats, form: str, light: Any) -> None:
     """Write the values of ``table`` into its cells, in white where ``light`` is true."""
     for (row, column), value in np.ndenumerate(table):
         if not np.isnan(value):
-            colour = "white" if light[row, column] else INK
+            colour = "white" if light[row, column] else ON_BRIGHT
             axes.text(column, row, form.format(value), ha="center", va="center", fontsize=7, color=colour)

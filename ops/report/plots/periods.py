@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter
 
+from fedemu.ops.pages.axes import POINTS, SHARES, fit_shares
+from fedemu.ops.pages.colours import BLUE, GREEN, GREY, INK, ON_BRIGHT, RED
 from fedemu.ops.pages.style import (
     ACCURACY_COLOURS,
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    RED,
+    WIDTH,
     Floats,
     bare_figure,
+    cell_map,
     counted,
     legend_below,
     marker,
     new_figure,
+    number_periods,
     numbers,
     period_bar,
     period_colours,
@@ -61,7 +61,6 @@ def period_curves(results: PeriodResults) -> Figure | None:
             drawn = perplexity_of(numbers(values)) if results.language else values
             axes.plot(known, drawn, color=INK, linewidth=2.2, linestyle=style, label=label)
     _scale(axes, results)
-    axes.set_ylabel(f"test {_measure(results)}")
     period_bar(figure, axes, results.periods, "tested on period")
     return legend_below(figure, axes)
 
@@ -69,20 +68,20 @@ def period_curves(results: PeriodResults) -> Figure | None:
 def period_matrix(results: PeriodResults) -> Figure | None:
     """A matrix of the model after each period on each period's test set, and beside it measures of each model."""
     reached, periods = len(results.rounds), results.periods
-    figure = bare_figure(6.6, float(np.clip(1.7 + 0.3 * reached, 3.2, 6.6)))
+    figure = bare_figure(WIDTH, float(np.clip(1.7 + 0.3 * reached, 3.2, 6.6)))
     matrix, level, change = figure.subplots(1, 3, sharey=True, width_ratios=[4.2, 1.3, 1.6])
     table = results.perplexity if results.language else results.accuracy
-    image = matrix.imshow(table, aspect="auto", **_colours(results, table))
+    image = cell_map(matrix, table, **_colours(results, table))
     if max(reached, periods) <= _MOST_NUMBERED:
         _number_cells(matrix, image, table, results.language)
     matrix.set_title(f"{_measure(results).capitalize()} on each period")
     matrix.set_xlabel("tested on period")
     matrix.set_ylabel("model after period")
-    matrix.set_xticks(counted(periods, 10))
-    matrix.set_yticks(counted(reached, 20))
+    number_periods(matrix.xaxis, counted(periods, 10))
+    number_periods(matrix.yaxis, counted(reached, 20))
     matrix.grid(False)
     models = np.arange(reached)
-    titles = ("perplexity", "rise") if results.language else ("accuracy", "difference")
+    titles = ("perplexity", "rise") if results.language else ("accuracy", "points")
     for axes, title, lines in zip((level, change), titles, _beside(results), strict=True):
         for label, values, colour in lines:
             if not np.isnan(values).all():
@@ -94,10 +93,11 @@ def period_matrix(results: PeriodResults) -> Figure | None:
         axes.grid(False, axis="y")
         axes.margins(x=0.15)
     if results.language:
-        change.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        change.xaxis.set_major_formatter(SHARES)
     else:
-        level.set_xlim(0, 1)
-        level.xaxis.set_major_formatter(PercentFormatter(1.0))
+        fit_shares(level, results.after_each("average_accuracy"), "", "x")
+        level.xaxis.set_major_locator(round_ticks(2))
+        change.xaxis.set_major_formatter(POINTS)
     change.axvline(0, color=GREY, linewidth=1)
     change.set_visible(bool(change.get_legend_handles_labels()[0]))
     handles = [line for axes in (level, change) for line in axes.get_legend_handles_labels()[0]]
@@ -157,7 +157,7 @@ def _number_cells(axes: Any, image: Any, table: Floats, language: bool) -> None:
             red, green, blue, _ = image.cmap(image.norm(value))
             dark = 0.3 * red + 0.59 * green + 0.11 * blue > 0.5
             text = _three_digits(value) if language else f"{100 * value:.0f}"
-            axes.text(column, row, text, ha="center", va="center", fontsize=7, color=INK if dark else "white")
+            axes.text(column, row, text, ha="center", va="center", fontsize=7, color=ON_BRIGHT if dark else "white")
 
 
 def _three_digits(value: float) -> str:
@@ -170,9 +170,10 @@ def _three_digits(value: float) -> str:
 def _scale(axes: Any, results: PeriodResults) -> None:
     """Scale the vertical axis. Perplexities that differ much get a logarithmic one."""
     if not results.language:
-        axes.set_ylim(0, 1.02)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        shown = [value for line in axes.lines if line.get_linewidth() > 1 for value in line.get_ydata()]
+        fit_shares(axes, shown, "test accuracy")
         return
+    axes.set_ylabel("test perplexity")
     known = _by_period(results)
     known = known[~np.isnan(known)]
     if len(known) and known.max() > 5 * known.min():

@@ -12,11 +12,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from fedemu.ops.pages.colours import BLUE, GREY, RED
 from fedemu.ops.pages.style import (
-    BLUE,
-    GREY,
     PALETTE,
-    RED,
+    WIDTH,
     Floats,
     Rows,
     bare_figure,
@@ -32,7 +31,7 @@ from fedemu.ops.pages.style import (
     sequence_colours,
 )
 
-_FEW_LABELS = 10
+_FEW_LABELS = len(PALETTE)
 """Up to this number of labels, each has a colour of its own."""
 
 
@@ -45,10 +44,11 @@ def buffers(rows: Rows) -> Figure | None:
     if not held:
         return None
     told = [key for key in ("periods", "labels") if any(len(said.get(key) or ()) > 1 for said in held.values())]
-    figure = bare_figure(6.6, 3.8)
+    figure = bare_figure(WIDTH, 3.4)
     cells = figure.subplots(1, max(1, len(told)), sharey=True, squeeze=False)[0]
-    after = sorted(held)
-    totals = numbers([held[period].get("samples") for period in after])
+    periods = sorted(held)
+    after = [period + 1 for period in periods]
+    totals = numbers([held[period].get("samples") for period in periods])
     for axes, key in zip(cells, told or ["samples"], strict=True):
         axes.set_title({"periods": "Kept, by period", "labels": "Kept, by label"}.get(key, "Kept"))
         axes.set_xlabel("after period")
@@ -57,10 +57,10 @@ def buffers(rows: Rows) -> Figure | None:
         if key == "samples":
             axes.bar(after, totals, color=BLUE, width=0.8)
             continue
-        counts = _counts([held[period].get(key) for period in after])
+        counts = _counts([held[period].get(key) for period in periods])
         colours = period_colours(len(counts)) if key == "periods" else _label_colours(len(counts))
         _stack(axes, after, counts, colours)
-        colour_bar(figure, axes, colours, "")
+        colour_bar(figure, axes, colours, "", first=1 if key == "periods" else 0)
     for axes in cells:
         for period, total in zip(after, totals, strict=True):
             if len(after) <= 12 and not np.isnan(total):
@@ -114,7 +114,7 @@ def objective(rows: Rows) -> Figure | None:
     if not measured:
         return None
     figure, axes = new_figure("Objective of the kept samples")
-    after = [int(row.remarks["replay"]["period"]) for row in measured]
+    after = [int(row.remarks["replay"]["period"]) + 1 for row in measured]
     samples = numbers([row.remarks["replay"]["samples"] for row in measured])
     relaxed = [(row.remarks.get("coordination") or {}).get("objective") or [None] for row in measured]
     dots = marker(len(after))
@@ -158,7 +158,7 @@ def _stack(axes: Any, places: list[int], counts: Floats, colours: Any) -> None:
 
 
 def _label_colours(labels: int) -> Any:
-    return PALETTE[:labels] if labels <= _FEW_LABELS else sequence_colours("viridis", labels)
+    return PALETTE[:labels] if labels <= _FEW_LABELS else sequence_colours(labels)
 
 
 def _short(total: float) -> str:

@@ -6,22 +6,22 @@ Learning".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter
 
-from fedemu.ops.figures import readable_bytes, time_unit
+from fedemu.ops.figures import percent, readable_bytes, time_unit
+from fedemu.ops.pages.axes import SHARES, fit_shares, limits
+from fedemu.ops.pages.colours import BLUE, GREEN, GREY, ORANGE, PAPER, PURPLE, RED, SKY
 from fedemu.ops.pages.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    RED,
+    Floats,
     Rows,
+    accuracy_bar,
     class_map,
+    legend_below,
     marker,
     new_figure,
     numbers,
@@ -30,8 +30,10 @@ from fedemu.ops.pages.style import (
 )
 from fedemu.protocol.messages import OUTCOMES
 
-OUTCOME_COLOURS = dict(zip(OUTCOMES, (GREEN, GREY, ORANGE, BLUE, RED, PURPLE), strict=True))
+OUTCOME_COLOURS = dict(zip(OUTCOMES, (GREEN, GREY, ORANGE, SKY, RED, PURPLE), strict=True))
 """The colour of each outcome, in the order in which bars are stacked, from below."""
+_MOST_BARS = 100
+"""With more rounds than this, bars are drawn as one area."""
 
 
 def accuracy_and_loss(rows: Rows) -> Figure | None:
@@ -42,19 +44,19 @@ def accuracy_and_loss(rows: Rows) -> Figure | None:
     figure, axes = new_figure("Accuracy and loss")
     dots = marker(len(rounds))
     axes.plot(rounds, accuracy, color=BLUE, linewidth=2, marker=dots, label="accuracy")
-    axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_ylabel("test accuracy", color=BLUE)
+    fit_shares(axes, accuracy, "test accuracy")
+    axes.yaxis.label.set_color(BLUE)
     best = int(np.argmax(accuracy))
-    axes.plot(rounds[best], accuracy[best], "o", color=BLUE, markeredgecolor="white", markersize=8, zorder=3)
-    axes.set_title(f"Accuracy and loss (best {accuracy[best]:.1%}, round {rounds[best]})")
+    axes.plot(rounds[best], accuracy[best], "o", color=BLUE, markeredgecolor=PAPER, markersize=8, zorder=3)
+    axes.set_title(f"Accuracy and loss (best {percent(accuracy[best])}, round {rounds[best]})")
     rounds, loss = series(rows, "loss")
     if rounds:
         other = axes.twinx()
         other.grid(False)
         other.plot(rounds, loss, color=ORANGE, linewidth=1.6, linestyle="--", marker=dots, label="loss")
         other.set_ylabel("test loss", color=ORANGE)
-        other.set_ylim(bottom=0)
+        if min(loss) < max(loss) / 2:
+            other.set_ylim(bottom=0)
         other.spines[["top"]].set_visible(False)
     return figure
 
@@ -68,18 +70,23 @@ def class_accuracy(rows: Rows) -> Figure | None:
     figure, axes = new_figure("Accuracy by class", height=min(6.0, 2.2 + 0.13 * max(len(table), 9)))
     image = class_map(axes, [row.round for row in rows], table)
     axes.set_ylabel("class")
-    figure.colorbar(image, ax=axes, format=PercentFormatter(1.0), pad=0.02)
+    accuracy_bar(figure, image, axes)
     return figure
 
 
 def round_forgetting(rows: Rows) -> Figure | None:
-    """A bar for each round: the accuracy that classes lost in it, and the mean over the rounds as a line."""
+    """A bar for each round: the accuracy that classes lost in it. The dashed line is the mean over the rounds."""
     rounds, values = series(rows, "round_forgetting")
     if not rounds:
         return None
     mean = float(np.mean(values))
-    figure, axes = new_figure(f"Round forgetting (mean {mean:.3f})")
-    axes.bar(rounds, values, width=0.85, color=RED, alpha=0.55)
+    figure, axes = new_figure(f"Round forgetting (mean {percent(mean)})")
+    if len(rounds) <= _MOST_BARS:
+        axes.bar(rounds, values, width=0.85, color=RED, alpha=0.55)
+    else:
+        _draw_steps(axes, rounds, np.zeros(len(rounds)), np.array(values), color=RED, alpha=0.55)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(SHARES)
     axes.axhline(mean, color=RED, linewidth=1.3, linestyle="--")
     axes.set_ylabel("accuracy lost, mean over classes")
     return figure
@@ -91,11 +98,12 @@ def round_forgetting_ecdf(rows: Rows) -> Figure | None:
     if not values:
         return None
     figure, axes = new_figure("Distribution of round forgetting (ECDF)")
-    axes.xaxis.set_major_locator(round_ticks())
+    axes.xaxis.set_major_locator(round_ticks(6))
     axes.ecdf(values, color=RED, linewidth=2)
     axes.set_xlim(left=0)
-    axes.set_xlabel("round forgetting")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel("round forgetting of at most")
+    axes.xaxis.set_major_formatter(SHARES)
+    axes.yaxis.set_major_formatter(SHARES)
     axes.set_ylabel("rounds")
     return figure
 
@@ -105,10 +113,12 @@ def consistency(rows: Rows) -> Figure | None:
     rounds, values = series(rows, "consistency")
     if not rounds:
         return None
-    figure, axes = new_figure(f"Consistency of the global model's predictions (mean {float(np.mean(values)):.3f})")
+    figure, axes = new_figure(f"Consistency of predictions (mean {float(np.mean(values)):.3f})")
     axes.plot(rounds, values, color=PURPLE, linewidth=1.6, marker=marker(len(rounds)))
-    axes.set_ylim(0, 1.02)
-    axes.set_ylabel("cosine of the accuracies by class")
+    low, high = limits(values)
+    axes.set_ylim(low, high + 0.02 * (high - low))
+    cut = f" (axis: from {low:g})" if low else ""
+    axes.set_ylabel(f"cosine{cut}")
     return figure
 
 
@@ -123,11 +133,10 @@ def outcomes(rows: Rows) -> Figure | None:
     for outcome, colour in OUTCOME_COLOURS.items():
         counts = np.array([row.outcomes[outcome] for row in rows], dtype=np.float64)
         if counts.any():
-            axes.bar(rounds, counts, bottom=base, width=1.0, color=colour, label=outcome, linewidth=0)
+            _draw_steps(axes, rounds, base, base + counts, color=colour, label=outcome)
         base += counts
     axes.set_ylabel("devices")
-    axes.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, -0.42))
-    return figure
+    return legend_below(figure, axes)
 
 
 def fleet_online(rows: Rows) -> Figure | None:
@@ -165,8 +174,7 @@ def traffic(rows: Rows) -> Figure | None:
         return None
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: readable_bytes(value)))
-    axes.legend()
-    return figure
+    return legend_below(figure, axes, 2)
 
 
 def duration(rows: Rows) -> Figure | None:
@@ -176,7 +184,7 @@ def duration(rows: Rows) -> Figure | None:
         return None
     figure, axes = new_figure("Real time per round")
     factor, unit = (1000, "milliseconds") if max(values) < 3 else (1, "seconds")
-    axes.plot(rounds, np.array(values) * factor, color=PURPLE, linewidth=1.6)
+    axes.plot(rounds, np.array(values) * factor, color=PURPLE, linewidth=1.6, marker=marker(len(rounds)))
     axes.set_ylim(bottom=0)
     axes.set_ylabel(unit)
     return figure
@@ -193,3 +201,14 @@ PLOTS: Mapping[str, Callable[[Rows], Figure | None]] = {
     "bytes": traffic,
     "duration": duration,
 }
+
+
+def _draw_steps(axes: Any, rounds: Sequence[int], low: Floats, high: Floats, **look: Any) -> None:
+    """Draw an area with a step for each round, which is one shape however many rounds there are."""
+    every = np.arange(rounds[0], rounds[-1] + 1)
+    known = np.isin(every, rounds)
+    below, above = np.zeros(len(every)), np.zeros(len(every))
+    below[known], above[known] = low, high
+    edges = np.append(every - 0.5, every[-1] + 0.5)
+    ends = [np.append(values, values[-1]) for values in (below, above)]
+    axes.fill_between(edges, *ends, step="post", linewidth=0, **look)

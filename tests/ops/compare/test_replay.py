@@ -134,7 +134,7 @@ def test_the_change_of_language_runs_is_in_the_perplexity_over_all_periods(tmp_p
     titles = [title for title, _ in replay_tables(study)]
     assert titles[0] == "fedavg: perplexity over all periods, change against no replay (80.0)"
     # On period 0 the loss rose from 0.5 to 0.75.
-    assert titles[1] == "fedavg: relative forgetting of perplexity; 28.4% without replay"
+    assert titles[1] == "fedavg: relative forgetting of perplexity; 28.4 % without replay"
     assert columns(compare([tmp_path]))["perplexity"] == ["60.0", "80.0"]
 
 
@@ -161,7 +161,7 @@ def test_without_a_run_without_replay_the_figures_stand_for_themselves(runs: Pat
     assert five.by_period.tolist() == [[0.5, 0.75], [0.5, 0.5]]
     (title, table), *_ = replay_tables(study)
     assert title == "fedavg: average accuracy; no run without replay to set it against"
-    assert table == {"replay": ["reservoir"], "N 5": ["56.2 ± 8.8%"], "N 20": ["75.0%"]}
+    assert table == {"replay": ["reservoir"], "N 5": ["56.2 ± 8.8 %"], "N 20": ["75.0 %"]}
     figure = accuracy_by_size([study])
     assert figure is not None
     assert figure.axes[0].get_title() == "Average accuracy (no run without replay)"
@@ -196,14 +196,14 @@ def test_runs_without_replay_or_without_periods_are_no_study(runs: Path, tmp_pat
 def test_the_tables_have_a_line_per_strategy_and_a_column_per_size(runs: Path) -> None:
     write_run(runs / "uniform", [[0.5, 0.0], [0.25, 0.5]], strategy="naive_uniform", capacity=50, budget=5)
     (title, table), (_, loss), (_, forgetting) = replay_tables(study_of(runs))
-    assert title == "fedavg: average accuracy, difference in percentage points against no replay (37.5 ± 17.7%)"
+    assert title == "fedavg: average accuracy, difference in percentage points against no replay (37.5 ± 17.7 %)"
     assert table == {
         "replay": ["naive uniform", "reservoir"],
         "N 5": ["-12.5", "+18.8 ± 8.8"],
         "N 20": ["–", "+25.0"],
     }
-    assert loss["N 20"] == ["–", "-50.0%"]
-    assert forgetting["N 5"] == ["25.0%", "0.0%"]
+    assert loss["N 20"] == ["–", "-50.0 %"]
+    assert forgetting["N 5"] == ["25.0 %", "0.0 %"]
 
 
 def test_the_tables_are_parted_where_the_terminal_is_narrow(runs: Path) -> None:

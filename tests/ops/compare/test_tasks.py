@@ -157,9 +157,9 @@ def test_the_table_is_that_of_the_paper_with_the_traffic(runs: Path) -> None:
     title, table = task_table(comparison.tasks[0])
     assert title == "classes of digits, task by task"
     assert list(zip(*table.values(), strict=True)) == [
-        ("fedavg", "58.3%", "81.2 ± 26.5%", "1.50 s", "3.50 s", "500 ms", "750 ms", "–",
+        ("fedavg", "58.3 %", "81.2 ± 26.5 %", "1.50 s", "3.50 s", "500 ms", "750 ms", "–",
          "1.0 kB", "2.0 kB", "100.0 B", "200.0 B"),
-        ("mfcl", "75.0%", "25.0%", "1.50 s", "3.50 s", "500 ms", "750 ms", "35.0 s",
+        ("mfcl", "75.0 %", "25.0 %", "1.50 s", "3.50 s", "500 ms", "750 ms", "35.0 s",
          "1.0 kB", "2.0 kB", "100.0 B", "200.0 B"),
     ]  # fmt: skip
     assert "server job" not in task_table(study_of(runs / "fedavg-0"))[1]

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from jinja2 import UndefinedError
+from markupsafe import Markup
 
 from fedemu.ops.pages import page
+from fedemu.ops.pages.head import Fact, Swatch
 from fedemu.ops.pages.page import TEMPLATES, render, unbroken
 from fedemu.ops.pages.parts import Picture, Table
 
@@ -18,10 +20,13 @@ ONE_ROW = Table([("experiment", "words"), ("accuracy", "number"), ("directory", 
 REPORT: dict[str, Any] = {
     "name": "digits",
     "outcome": "completed",
+    "cause": "",
+    "head": [Fact("method", "fedavg"), Fact("again", "fedemu run digits", "code")],
+    "swatches": [Swatch(("#0072b2",), "accuracy")],
     "perturbed": False,
     "directory": "run",
-    "cards": [("final accuracy", "91.1%")],
-    "plots": {"Periods": [], "Plots": [Picture("accuracy", b"png")]},
+    "cards": [("final accuracy", "91.1 %")],
+    "plots": {"Periods": [], "Plots": [Picture("accuracy", Markup("<svg></svg>"), "What it shows.")]},
     "periods": None,
     "generated": [],
     "generated_is_broad": False,
@@ -35,6 +40,8 @@ REPORT: dict[str, Any] = {
 COMPARISON: dict[str, Any] = {
     "experiments": 1,
     "runs": 2,
+    "head": [],
+    "swatches": [],
     "warnings": [],
     "table": ONE_ROW,
     "notes": "",
@@ -72,8 +79,8 @@ def test_a_report_has_its_sections_in_order_and_needs_no_other_file() -> None:
     text = render("report.html", REPORT)
     outline = Outline(text)
     assert text.startswith("<!doctype html>\n")
-    assert outline.headings == ["digits", "Plots", "Outcomes of the selected devices", "Events", "Facts"]
-    assert outline.addresses == ["data:image/png;base64,cG5n"]
+    assert outline.headings == ["digits", "Plots", "Outcomes of the selected devices", "Events", "Machine"]
+    assert outline.addresses == []
     assert outline.open == []
     assert "<title>digits · fedemu</title>" in text
     assert (TEMPLATES / "style.css").read_text() in text
@@ -96,7 +103,7 @@ def test_sections_without_pictures_or_tables_are_left_out() -> None:
     section = {
         "heading": "Tasks",
         "pictures": [],
-        "large_pictures": [Picture("t", b"")],
+        "large_pictures": [Picture("t", Markup("<svg></svg>"))],
         "tables": [("by task", ONE_ROW)],
     }
     outline = Outline(render("comparison.html", COMPARISON | {"sections": [section]}))

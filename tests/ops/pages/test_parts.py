@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-import base64
+from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fedemu.ops.pages.parts import Picture, draw_all, numbers_by_name
+from fedemu.ops.pages.parts import about, bound, draw_all, numbers_by_name
 from fedemu.ops.pages.style import new_figure
 
 
-def test_every_plot_that_has_data_is_kept_as_a_file_and_returned(tmp_path: Path) -> None:
-    def draw(title: str) -> Figure | None:
-        return new_figure(title, width=1.0, height=1.0)[0]
+def titled(title: str) -> Figure | None:
+    """A figure with a title, for tests. None if the title is empty. It has no lines."""
+    return new_figure(title, width=2.0, height=2.0)[0] if title else None
 
-    (picture,) = draw_all({"first": draw, "second": lambda title: None}, "a title", tmp_path)
+
+def test_every_plot_that_has_data_is_kept_as_a_file_and_stands_in_the_page_itself(tmp_path: Path) -> None:
+    pictures = draw_all({"first": partial(titled, "a title"), "second": partial(titled, "")}, tmp_path)
+    (picture,) = pictures
     assert picture.name == "first"
-    assert picture.png.startswith(b"\x89PNG")
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"first.png": picture.png}
+    assert picture.svg.startswith("<svg")
+    assert "a title" in picture.svg
+    (file,) = tmp_path.iterdir()
+    assert file.name == "first.png"
+    assert file.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_picture_stands_in_the_page_itself() -> None:
-    kind, _, data = Picture("plot", b"\x00\xff").source.partition(",")
-    assert kind == "data:image/png;base64"
-    assert base64.b64decode(data) == b"\x00\xff"
+def test_a_picture_is_explained_in_the_words_of_its_function_that_are_for_readers() -> None:
+    (draw,) = bound({"plot": titled}, "title").values()
+    assert about(draw) == "A figure with a title, for tests. It has no lines."
 
 
 def test_the_first_column_names_the_rows() -> None:
-    table = numbers_by_name(("outcome", "devices", "share"), [("late", "1", "100%")])
+    table = numbers_by_name(("outcome", "devices", "share"), [("late", "1", "100 %")])
     assert table.columns == [("outcome", "words"), ("devices", "number"), ("share", "number")]
-    assert table.rows == [("late", "1", "100%")]
+    assert table.rows == [("late", "1", "100 %")]

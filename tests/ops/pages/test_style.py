@@ -73,7 +73,7 @@ def test_periods_have_colours_of_their_own() -> None:
     assert len({tuple(colour) for colour in colours.tolist()}) == 5
 
 
-@pytest.mark.parametrize(("longest", "columns"), [(26, 3), (27, 2), (45, 2), (46, 1)])
+@pytest.mark.parametrize(("longest", "columns"), [(20, 3), (21, 2), (34, 2), (35, 1)])
 def test_long_names_get_fewer_columns(longest: int, columns: int) -> None:
     assert legend_columns(["a", "b" * longest]) == columns
 
@@ -95,7 +95,8 @@ def test_only_short_lines_have_dots() -> None:
 def test_a_round_that_was_not_evaluated_shows_the_last_one() -> None:
     _, axes = new_figure("title")
     image = class_map(axes, [1, 4], np.array([[0.25, 0.75], [0.0, np.nan]]))
-    assert image.get_coordinates()[0, :, 0].tolist() == [0.5, 3.5, 4.5]  # the first evaluation reaches up to round 4
+    assert image.get_array()[0].tolist() == [0.25, 0.25, 0.25, 0.75]  # the first evaluation reaches up to round 4
+    assert image.get_extent()[:2] == [0.5, 4.5]
     assert image.get_clim() == (0, 1)
 
 

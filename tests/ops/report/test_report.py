@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedemu.coordinator.record.row import Row
-from fedemu.ops.report import report
+from fedemu.ops.report import figures
 from fedemu.ops.report.plots import rounds
 from fedemu.ops.report.plots.diagnosis import DIAGNOSIS_PLOTS
 from fedemu.ops.report.report import write_report
@@ -51,16 +51,16 @@ def run_directory(tmp_path: Path) -> Path:
 def test_the_page_of_an_unfinished_run_holds_its_plots_and_numbers(run_directory: Path) -> None:
     page = write_report(run_directory).read_text()
     assert "unfinished" in page
-    assert "<b>30.0%</b><span>final accuracy" in page
-    assert '<td class="words">dropped</td><td class="number">3</td><td class="number">25.0%</td>' in page
+    assert "<b>30.0 %</b>" in page
+    assert '>dropped</button></td><td class="number">3</td><td class="number">25.0\N{NO-BREAK SPACE}%</td>' in page
     assert '<td class="words">dropout</td><td class="number">1</td>' in page
-    assert page.count("data:image/png;base64,") == len(rounds.PLOTS)
+    assert page.count("<svg") == len(rounds.PLOTS)
     assert {path.stem for path in (run_directory / "plots").iterdir()} == set(rounds.PLOTS)
     assert "Diagnosed rounds" not in page
 
 
 def test_a_diagnosed_run_has_the_papers_pictures_too(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "PLOTS", {})
+    monkeypatch.setattr(figures, "PLOTS", {})
     model = {"loss": 1.0, "class_accuracy": [0.5, None]}
     diagnosed = {
         "round": 2,
@@ -76,19 +76,19 @@ def test_a_diagnosed_run_has_the_papers_pictures_too(run_directory: Path, monkey
     (run_directory / "diagnosis.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (diagnosed, nowhere)))
     page = write_report(run_directory).read_text()
     assert "Diagnosed rounds" in page
-    assert page.count("data:image/png;base64,") == len(DIAGNOSIS_PLOTS)
+    assert page.count("<svg") == len(DIAGNOSIS_PLOTS)
 
 
 def test_lines_that_lack_what_a_picture_needs_are_not_drawn(run_directory: Path) -> None:
     for log in ("metrics", "diagnosis"):
         (run_directory / f"{log}.jsonl").write_text('{}\n{"loss": 1.0}\n{"round": 1}\n{"round": 2, "online": 3}\n')
     page = write_report(run_directory).read_text()
-    assert "data:image/png" not in page
+    assert "<svg" not in page
     assert "Diagnosed rounds" not in page
 
 
 def test_texts_of_a_run_are_never_taken_for_markup(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "PLOTS", {})
+    monkeypatch.setattr(figures, "PLOTS", {})
     page = write_report(run_directory).read_text()
     assert "a &lt;b&gt;" in page
     assert "a <b>" not in page
@@ -96,15 +96,15 @@ def test_texts_of_a_run_are_never_taken_for_markup(run_directory: Path, monkeypa
 
 
 def test_facts_have_units(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "PLOTS", {})
+    monkeypatch.setattr(figures, "PLOTS", {})
     machine = {"system": "Linux", "cores": 2, "memory_bytes": 16_800_000_000}
     summary = {"wall_time": 200.5, "virtual_time": 7200.0, "seed": 3, "machine": machine}
     (run_directory / "summary.json").write_text(json.dumps(summary))
     page = write_report(run_directory).read_text().replace("\N{NO-BREAK SPACE}", " ")
-    assert '<td class="words">wall time</td><td class="words">3 min 20 s</td>' in page
-    assert '<td class="words">virtual time</td><td class="words">2.0 h</td>' in page
+    assert '>wall time</button></td><td class="words">3 min 20 s</td>' in page
+    assert '>virtual time</button></td><td class="words">2.0 h</td>' in page
     assert '<td class="words">machine</td><td class="words">system Linux, cores 2, memory 16.8 GB</td>' in page
-    assert '<td class="words">seed</td><td class="words">3</td>' in page
+    assert "<dt>seed</dt>\n<dd>3</dd>" in page
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -105,14 +105,14 @@ def test_a_loss_that_explodes_is_drawn_on_a_logarithmic_axis() -> None:
 
 def test_in_and_out_local_accuracy_is_the_mean_over_the_devices_that_have_one() -> None:
     figure = in_and_out_local([diagnosed(3)])
-    assert lines_of(figure, "local models, ± deviation") == [[(3.0, 0.875)], [(3.0, 0.0)]]
+    assert lines_of(figure, "local models, mean and spread") == [[(3.0, 0.875)], [(3.0, 0.0)]]
     assert lines_of(figure, "old global model") == [[(3.0, 0.5)], [(3.0, 0.5)]]
     assert lines_of(figure, "new global model") == [[(3.0, 0.375)], [(3.0, 0.25)]]
 
 
 def test_alignment_is_that_of_the_local_models_and_of_the_new_global_one_by_layer() -> None:
     figure = weight_alignment([diagnosed(2), {"round": 3}])
-    assert lines_of(figure, "local models, ± deviation") == [[(2.0, 0.75)], [(2.0, 0.25)]]
+    assert lines_of(figure, "local models, mean and spread") == [[(2.0, 0.75)], [(2.0, 0.25)]]
     assert lines_of(figure, "new global model")[0] == [(2.0, 0.25)]
 
 

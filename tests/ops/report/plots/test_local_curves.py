@@ -23,8 +23,8 @@ def test_the_curves_are_means_over_the_devices_that_have_a_value() -> None:
     assert figure is not None
     drawn = {str(line.get_label()): line.get_xydata().tolist() for line in figure.axes[0].lines}
     assert drawn == {
-        "in-local, ± deviation": [[0, 0.375], [1, 0.75], [2, 0.75]],
-        "out-local, ± deviation": [[0, 0.5], [1, 0.25]],
+        "in-local, mean and spread": [[0, 0.375], [1, 0.75], [2, 0.75]],
+        "out-local, mean and spread": [[0, 0.5], [1, 0.25]],
     }
 
 

@@ -14,7 +14,7 @@ import pytest
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import Run
 from fedemu.ops.pages.style import rendered
-from fedemu.ops.report import report
+from fedemu.ops.report import figures
 from fedemu.ops.report.periods import period_cards, period_table
 from fedemu.ops.report.plots.periods import PERIOD_PLOTS, period_curves, period_matrix
 from fedemu.ops.report.plots.replay import REPLAY_PLOTS, buffers, coordination, objective
@@ -99,7 +99,7 @@ def test_forward_transfer_is_told_where_the_untrained_model_was_tested() -> None
     found = period_results(run([first, *(row(round, MATRIX[(round - 1) // 2]) for round in range(2, 7))]))
     assert found is not None
     assert found.forward_transfer == (0.125 - 0.25) / 2
-    assert period_cards(found)[-1] == ("forward transfer", "-0.062")
+    assert period_cards(found)[-1] == ("forward transfer", "-6.2 %")
     assert math.isnan(results().forward_transfer)
 
 
@@ -109,30 +109,30 @@ def test_the_matrix_of_language_data_holds_perplexities() -> None:
     # Period 0 went from its best, 26, to 51 and to 76, period 1 from 1 to 51.
     assert found.relative_forgetting_after_each()[1:] == pytest.approx([51 / 26 - 1, (76 / 26 - 1 + 50) / 2])
     assert [label for label, _ in period_cards(found)][:2] == ["perplexity, all periods", "relative forgetting, mean"]
-    assert period_table(found).rows[0] == ("0", "2", "26", "76", "+192.3%", "26", f"{(26 * 76 * 101) ** (1 / 3):.4g}")
+    assert period_table(found).rows[0] == ("1", "2", "26", "76", "192.3 %", "26", f"{(26 * 76 * 101) ** (1 / 3):.4g}")
     assert period_table(found).rows[1][5] == f"{(51 * 1) ** (1 / 2):.4g}"
 
 
 def test_the_cards_and_the_table_of_labelled_data_are_accuracies() -> None:
     found = results()
     assert period_cards(found) == [
-        ("average accuracy", "50.0%"),
-        ("average incremental accuracy", "66.7%"),
-        ("average forgetting", "0.500"),
-        ("backward transfer", "-0.500"),
+        ("average accuracy", "50.0 %"),
+        ("average incremental accuracy", "66.7 %"),
+        ("average forgetting", "50.0 %"),
+        ("backward transfer", "-50.0 %"),
     ]
     assert period_table(found).rows == [
-        ("0", "2", "75.0%", "25.0%", "+0.500", "75.0%", "33.3%"),
-        ("1", "4", "100.0%", "50.0%", "+0.500", "75.0%", "58.3%"),
-        ("2", "6", "75.0%", "75.0%", "–", "50.0%", "50.0%"),
+        ("1", "2", "75.0 %", "25.0 %", "50.0 %", "75.0 %", "33.3 %"),
+        ("2", "4", "100.0 %", "50.0 %", "50.0 %", "75.0 %", "58.3 %"),
+        ("3", "6", "75.0 %", "75.0 %", "–", "50.0 %", "50.0 %"),
     ]
 
 
 def test_a_period_that_was_not_reached_is_known_by_the_latest_model_only() -> None:
     found = period_results(run([row(1, MATRIX[0])]))
     assert found is not None
-    assert period_table(found).rows[1] == ("1", "–", "–", "25.0%", "–", "–", "–")
-    assert [value for _, value in period_cards(found)] == ["75.0%", "75.0%", "–", "–"]
+    assert period_table(found).rows[1] == ("2", "–", "–", "25.0 %", "–", "–", "–")
+    assert [value for _, value in period_cards(found)] == ["75.0 %", "75.0 %", "–", "–"]
 
 
 def test_a_curve_is_thin_before_its_period_begins_and_periods_are_parted() -> None:
@@ -165,7 +165,7 @@ def test_pictures_are_drawn_of_few_periods_and_of_many(periods: int, reached: in
         png = rendered(draw, found)
         assert png is not None
         height, width, _ = matplotlib.image.imread(io.BytesIO(png)).shape
-        assert (width, height > 350, height < 900) == (792, True, True)
+        assert (width, height > 350, height < 900) == (672, True, True)
 
 
 def replayed(period: int, **said: Any) -> Row:
@@ -212,9 +212,9 @@ def test_the_objective_of_the_kept_samples_is_drawn_by_sample_beside_the_relaxed
     figure = objective([replayed(0), Row(4, task=1, remarks={**first.remarks, **said}), last])
     assert figure is not None
     drawn = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].lines[:-1]}
-    assert drawn["kept"] == [[1.0, 1.5], [2.0, 0.5]]
-    assert drawn["relaxed, last iteration"][0] == [1.0, 2.0]
-    assert drawn["relaxed, first iteration"][0] == [1.0, 3.0]
+    assert drawn["kept"] == [[2.0, 1.5], [3.0, 0.5]]
+    assert drawn["relaxed, last iteration"][0] == [2.0, 2.0]
+    assert drawn["relaxed, first iteration"][0] == [2.0, 3.0]
     alone = objective([last])
     assert alone is not None
     assert [line.get_label() for line in alone.axes[0].lines] == ["kept", "gradients at right angles"]
@@ -237,16 +237,16 @@ def test_rows_without_remarks_are_not_drawn(remarks: Any) -> None:
 def test_the_page_has_the_periods_and_the_replay_of_an_unfinished_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "PLOTS", {})
+    monkeypatch.setattr(figures, "PLOTS", {})
     rows = [row(round, MATRIX[(round - 1) // 2]) for round in range(1, 5)]
     rows[1]["remarks"] = {"replay": {"period": 0, "devices": 2, "samples": 4, "periods": [4, 0, 0]}}
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows))
     page = write_report(tmp_path).read_text()
-    assert "<b>75.0%</b><span>average accuracy" in page
+    assert "<b>75.0 %</b>" in page
     assert "<h2>Periods</h2>" in page
     assert "<h2>Replay</h2>" in page
     assert (
-        '<td class="words">0</td><td class="number">2</td><td class="number">75.0%</td><td class="number">50.0%</td>'
-        in page
+        '<td class="words">1</td><td class="number">2</td><td class="number">75.0 %</td><td class="number">50.0 %</td>'
+        in page.replace("\N{NO-BREAK SPACE}", " ")
     )
     assert {path.stem for path in (tmp_path / "plots").iterdir()} == {*PERIOD_PLOTS, "buffers"}

@@ -1,0 +1,78 @@
+"""The figures of a run by name: those of its page, which notebooks draw too."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from fedemu.coordinator.record.json_lines import read_object
+from fedemu.coordinator.record.run import Run, read_generated, read_run
+from fedemu.ops.pages.parts import Draw, bound
+from fedemu.ops.pages.style import drawn
+from fedemu.ops.report.generated import generated_plots
+from fedemu.ops.report.plots.diagnosis import DIAGNOSIS_PLOTS, of_rounds
+from fedemu.ops.report.plots.local_curves import LOCAL_PLOTS
+from fedemu.ops.report.plots.periods import PERIOD_PLOTS
+from fedemu.ops.report.plots.replay import REPLAY_PLOTS
+from fedemu.ops.report.plots.rounds import PLOTS
+from fedemu.ops.results.periods import period_results
+from fedemu.protocol.errors import ConfigurationError
+
+LOCAL_CURVES: Final = "local_curves.json"
+"""The file of a run directory that ``fedemu report --curves`` writes."""
+GENERATED: Final = "Generated samples"
+"""The heading of what a method generated."""
+
+
+def figure(directory: Path, name: str) -> Figure:
+    """One figure of a run, as on its page: ``accuracy``, ``class_accuracy``, ``outcomes`` and so on.
+
+    Raises ConfigurationError if ``directory`` holds no run, or if the run has no such figure; then it names those that
+    the run has.
+    """
+    draws = {known: draw for section in figures(directory).values() for known, draw in section.items()}
+    found = drawn(draws[name]) if name in draws else None
+    if found is None:
+        has = figure_names(directory)
+        near = difflib.get_close_matches(name, has, n=1, cutoff=0.7)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(has) or 'none yet'}"
+        raise ConfigurationError(f'the run in {directory} has no figure "{name}"; {hint}')
+    return found
+
+
+def figure_names(directory: Path) -> list[str]:
+    """The names of the figures that a run has data for, in the order of its page. Each is drawn to find out."""
+    return [
+        name for section in figures(directory).values() for name, draw in section.items() if drawn(draw) is not None
+    ]
+
+
+def figures(
+    directory: Path, run: Run | None = None, generated: Mapping[int, Mapping[str, NDArray[Any]]] | None = None
+) -> dict[str, dict[str, Draw]]:
+    """All figures by name, by the heading of their section on the page. A run need not have data for all of them.
+
+    ``run`` and ``generated`` are what the directory holds, if that was read already.
+    """
+    run = read_run(directory) if run is None else run
+    generated = read_generated(directory) if generated is None else generated
+    results = period_results(run)
+    return {
+        "Periods": bound(PERIOD_PLOTS, results) if results else {},
+        "Replay": bound(REPLAY_PLOTS, run.rows),
+        "Round by round": bound(PLOTS, run.rows),
+        "Local training": bound(LOCAL_PLOTS, _local_curves(directory)),
+        "Diagnosed rounds": bound(DIAGNOSIS_PLOTS, of_rounds(run.diagnosis)),
+        GENERATED: bound(generated_plots(generated), generated),
+    }
+
+
+def _local_curves(directory: Path) -> Mapping[str, object]:
+    """What ``local_curves.json`` holds, empty if there is no such file."""
+    file = directory / LOCAL_CURVES
+    return read_object(file.read_bytes(), file) if file.is_file() else {}
