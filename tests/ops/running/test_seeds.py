@@ -104,7 +104,7 @@ def test_every_seed_is_a_run_of_its_own_and_the_group_ends_with_their_comparison
     assert said.out == ""
     lines = said.err.splitlines()
     assert lines[:3] == ["seed 0 (1 of 3)", "seed 1 (2 of 3)", "seed 2 (3 of 3)"]
-    assert lines[4].startswith("fedavg         3    75.0 ± 25.0%")
+    assert lines[4].startswith("fedavg         3   75.0 ± 25.0 %")
     assert lines[-1] == "plots and numbers are in group/compare/compare.html"
 
 
