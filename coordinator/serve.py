@@ -62,7 +62,7 @@ class Coordinator:
                 "start it anew in another folder."
             )
         record: dict[str, Any] = {} if loaded is None else loaded.record
-        run.rewind(record.get("cursor", {}))
+        damage = [*(() if loaded is None else loaded.damage), *run.rewind(record.get("cursor", {}))]
         self._timeline = Timeline(settings.clock, record.get("time", 0.0), record.get("spent", 0.0))
         self._observers = Observers([EventLog(run.event, self._timeline), *plan.observers])
         journal = LeaseJournal(run.checkpoint / "leases.jsonl")
@@ -90,7 +90,9 @@ class Coordinator:
             standing = Standing(
                 loaded.round, loaded.state, None if accuracy is None else tuple(accuracy), record["perturbed"]
             )
-        self._service.reception.durable_round = standing.round
+        self._service.reception.durable_round = 0 if loaded is None else loaded.oldest
+        for sentence in damage:
+            self._observers.event("damage", detail=sentence, round=standing.round)
         self._rounds = Rounds(plan, run, self._service, standing, numerics, self._observers)
 
     async def run(self) -> Summary:

@@ -170,7 +170,7 @@ class JobFailed(Message):
 
     ``reason`` is ``training`` if the program failed on this device's data, ``own_state`` if the own state is gone or
     cannot be read, ``trainer`` if trainers died over the job or left it unanswered, ``blob`` if a blob that the job
-    needs cannot be had.
+    needs cannot be had or is damaged.
     """
 
     type: Literal["job_failed"] = "job_failed"

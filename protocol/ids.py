@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import NamedTuple, NewType
 
 DeviceId = NewType("DeviceId", int)
@@ -34,6 +35,15 @@ class AskId(NamedTuple):
         return cls(*map(int, parts))
 
 
-def digest_of(data: bytes | bytearray | memoryview) -> Digest:
-    """The SHA-256 of a buffer."""
-    return Digest(hashlib.sha256(data).hexdigest())
+def digest_of(*parts: bytes | bytearray | memoryview) -> Digest:
+    """The SHA-256 of buffers, one after the other."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return Digest(found.hexdigest())
+
+
+def digest_of_file(path: Path) -> Digest:
+    """The SHA-256 of a file. Raises OSError."""
+    with path.open("rb") as file:
+        return Digest(hashlib.file_digest(file, "sha256").hexdigest())

@@ -100,6 +100,7 @@ class Exchange:
         self._send = send
         self._observers = observers
         self._works: dict[DeviceId, Work] = {}
+        self._stateless: set[DeviceId] = set()
 
     def start(self, now: float) -> None:
         """Give the Work out."""
@@ -152,6 +153,8 @@ class Exchange:
                 self._roster.charge(device, self.parts.charged)
         for device in self.machine.given_up:
             members[device].lost = True
+        for device in self._stateless:
+            members[device].state = None
 
     def discard(self) -> None:
         """Free the memory and the files of the payloads."""
@@ -197,6 +200,8 @@ class Exchange:
             self._observers.event("failure", device=device, ask=self.text, **said)
             if message.reason not in REPEATABLE:
                 self.machine.perturbed = True
+            if message.reason == "own_state":
+                self._stateless.add(device)  # it begins anew next time, and does not fail for ever
         self._perform(self.machine.failed(device, now))
 
     def _work(self, device: DeviceId) -> Work:

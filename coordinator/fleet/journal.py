@@ -1,11 +1,18 @@
-"""The journal of leases: one line for each lease that is granted or released. So leases outlive the coordinator."""
+"""The journal of leases: one line for each lease that is granted or released. So leases outlive the coordinator.
+
+A line is a JSON object, a space and the CRC-32 of the object's bytes. Earlier versions wrote no CRC.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from fedemu.protocol.errors import ConfigurationError
 
 
 class LeaseJournal:
@@ -17,16 +24,33 @@ class LeaseJournal:
     def write(self, entry: Mapping[str, Any]) -> None:
         """Append one change, in the form of JSON."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(entry).encode()
         with self._path.open("ab") as file:
-            file.write(json.dumps(entry).encode() + b"\n")
+            file.write(b"%b %08x\n" % (text, zlib.crc32(text)))
+            file.flush()
+            os.fsync(file.fileno())
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """The changes that were written before. A last line that is not whole is removed from the file."""
+        """The changes that were written before. A last line that is not whole is removed from the file.
+
+        Raises ConfigurationError if another line is damaged.
+        """
         if not self._path.is_file():
             return
         text = self._path.read_bytes()
         whole = text[: text.rfind(b"\n") + 1]
         if len(whole) < len(text):
             self._path.write_bytes(whole)
-        for line in whole.splitlines():
-            yield json.loads(line)
+        for number, line in enumerate(whole.splitlines(), 1):
+            text, _, checksum = line.rpartition(b"} ")
+            text = text + b"}" if text else line
+            try:
+                entry = json.loads(text)
+            except ValueError:
+                entry = None
+            if not isinstance(entry, dict) or (text is not line and b"%08x" % zlib.crc32(text) != checksum):
+                raise ConfigurationError(
+                    f"Line {number} of {self._path} is damaged; put the file back, or remove it: then machines take "
+                    "devices anew, and devices begin with new own states."
+                )
+            yield entry

@@ -190,6 +190,13 @@ class Roster:
         """Remember that the device has downloaded these blobs."""
         self.members[device].charged.update((blob.key, Digest(blob.digest)) for blob in shared)
 
+    def forget_states(self, devices: Iterable[DeviceId]) -> int:
+        """The own states of these devices are gone, so that they begin anew. Returns how many had one."""
+        having = [member for member in map(self.members.__getitem__, devices) if member.state is not None]
+        for member in having:
+            member.state = None
+        return len(having)
+
     def states(self) -> list[AskId | None]:
         """The versions of the devices' own states. ``restore_states`` puts them back."""
         return [member.state for member in self.members]

@@ -1,8 +1,10 @@
-"""The checkpoint of a run, from which it can continue after a round, and the checkpoints of its server jobs.
+"""The checkpoints of a run, from which it can continue after a round, and the checkpoints of its server jobs.
 
 The checkpoint of a run is ``state-R.N.safetensors`` (every tensor of the algorithm's state) and ``record-R.json`` (the
-state's outline, and what the coordinator has to remember). The round is durable when the record has been renamed to its
-name. A process may be killed at any instant. A loss of power is not covered, so nothing waits for the disk.
+state's outline, what the coordinator has to remember, and the checksum of the tensors). The round is durable when the
+record has been renamed to its name and is on the disk. A process may be killed at any instant, and the power may fail.
+
+The newest two checkpoints are kept. If a file of the newest one is damaged, the run goes on from the one before.
 """
 
 from __future__ import annotations
@@ -17,28 +19,40 @@ from typing import Any, Generic, TypeVar
 
 import safetensors
 import torch
+from safetensors.torch import load as deserialize
 from safetensors.torch import save as serialize
 from torch import Tensor
 
 from fedemu.algorithms.interface import Tree
 from fedemu.coordinator.record.outline import put_together, taken_apart
+from fedemu.coordinator.record.records import DamagedError, read_record, record_name, recorded_rounds, write_record
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import PARTIAL, named_failure, write_whole
+from fedemu.protocol.ids import digest_of
 
 S = TypeVar("S")
 
-_FORMAT = 1
-_RECORD = re.compile(r"record-(\d+)\.json")
+_FORMATS = (1, 2)
+"""The formats that can be read. Format 1 has no checksums. The last one is written."""
+_KEPT = 2
+"""The number of checkpoints that are kept."""
+_STATE = re.compile(r"state-(\d+)\.\d+\.safetensors")
 _JOB = re.compile(r"job-(\d+)\.\d+\.\d+\.(\d+)\.safetensors")
 
 
 @dataclass(frozen=True)
 class Loaded(Generic[S]):
-    """A checkpoint that was loaded. The run goes on with round ``round + 1``."""
+    """A checkpoint that was loaded. The run goes on with round ``round + 1``.
+
+    ``oldest`` is the round of the oldest checkpoint that is there. ``damage`` has a sentence for each newer checkpoint
+    that could not be used.
+    """
 
     round: int
     state: S
     record: dict[str, Any]
+    oldest: int
+    damage: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,7 +65,7 @@ class JobState:
 
 
 def save(directory: Path, round: int, state: Any, record: dict[str, Any]) -> None:
-    """Make ``round`` durable, then remove older checkpoints and the jobs of rounds up to this one.
+    """Make ``round`` durable. Then remove the jobs of rounds so far, and checkpoints older than the one before.
 
     ``state`` is the algorithm's frozen dataclass. ``record`` is anything that JSON holds exactly: keys are strings,
     numbers may be infinite. Raises FedemuError if the disk does not take it.
@@ -62,32 +76,60 @@ def save(directory: Path, round: int, state: Any, record: dict[str, Any]) -> Non
         directory.mkdir(parents=True, exist_ok=True)
     # No durable record names this file, so saving a round again never harms the checkpoint that is there.
     name = next(name for n in range(1 << 30) if not (directory / (name := f"state-{round}.{n}.safetensors")).exists())
-    write_whole(directory / name, serialize(tensors))
-    text = json.dumps({"format": _FORMAT, "round": round, "tensors": name, "state": outline, "record": record})
-    write_whole(directory / f"record-{round}.json", text)
+    content = serialize(tensors)
+    write_whole(directory / name, content, durable=True)
+    document = {
+        "format": _FORMATS[-1],
+        "round": round,
+        "tensors": name,
+        "tensors_sha256": digest_of(content),
+        "state": outline,
+        "record": record,
+    }
+    write_record(directory, round, document)
     _drop_others(directory, round, name)
 
 
 def load(directory: Path, example_state: S) -> Loaded[S] | None:
-    """The newest checkpoint, None if there is none. ``example_state`` tells the types to build.
+    """The newest checkpoint that is whole, None if there is none. ``example_state`` tells the types to build.
 
-    Raises ConfigurationError if there are files but none can be read, or if they belong to another kind of state.
+    Raises ConfigurationError if there are files but no checkpoint is whole, or if they belong to another kind of state.
     """
-    rounds = sorted(_rounds(directory), reverse=True)
+    damage: list[str] = []
+    rounds = recorded_rounds(directory)
     for round in rounds:
         try:
-            document = json.loads((directory / f"record-{round}.json").read_text())
-            tensors = _read_tensors(directory / document["tensors"])[0]
-        except (OSError, ValueError, KeyError, safetensors.SafetensorError):
+            document, tensors = _read(directory, round)
+        except DamagedError as error:
+            damage.append(str(error))
             continue
-        if document.get("format") != _FORMAT:
-            raise ConfigurationError(
-                f"The checkpoint in {directory} has format {document.get('format')} instead of {_FORMAT}."
-            )
-        return Loaded(round, put_together(document["state"], tensors, example_state), document["record"])
-    if rounds:
-        raise ConfigurationError(f"No checkpoint in {directory} can be read; start the run anew in another folder.")
+        state = put_together(document["state"], tensors, example_state)
+        return Loaded(round, state, document["record"], rounds[-1], tuple(damage))
+    if damage:
+        raise ConfigurationError(
+            f"No checkpoint in {directory} can be read: {'; '.join(damage)}. Start the run anew in another folder."
+        )
     return None
+
+
+def _read(directory: Path, round: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The record and the tensors of a checkpoint. Raises DamagedError if one of them is not what was written."""
+    document = read_record(directory, round)
+    if document.get("format") not in _FORMATS:
+        raise ConfigurationError(
+            f"The checkpoint in {directory} has format {document.get('format')} instead of {_FORMATS[-1]}."
+        )
+    path = directory / document["tensors"]
+    try:
+        content = path.read_bytes()
+        if document.get("tensors_sha256", digest := digest_of(content)) != digest:
+            raise DamagedError(f"{path} is damaged: its checksum is wrong")
+        # The clone lies in memory that torch aligns. Offsets in a file are not aligned.
+        return document, {name: tensor.clone() for name, tensor in deserialize(content).items()}
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read ({error.strerror})") from error
+    except (ValueError, safetensors.SafetensorError) as error:
+        raise DamagedError(f"{path} is damaged: it is no file of tensors any more") from error
 
 
 def save_job(
@@ -99,26 +141,38 @@ def save_job(
     older = _job_files(directory, round, attempt, ordinal)
     # Every step has a file name of its own, because some file systems wait for the disk when a file is replaced.
     path = directory / f"job-{round}.{attempt}.{ordinal}.{step}.safetensors"
-    facts = {"step": step, "finished": finished, "names": list(carry)}
-    write_whole(path, serialize(dict(canonical(carry)), metadata={"job": json.dumps(facts)}))
+    kept = canonical(carry)
+    facts = {"step": step, "finished": finished, "names": list(carry), "sha256": _checksum(kept)}
+    write_whole(path, serialize(dict(kept), metadata={"job": json.dumps(facts)}))
     for other in older:
         if other != path:
             other.unlink(missing_ok=True)
 
 
 def load_job(directory: Path, round: int, ordinal: int, *, attempt: int = 0) -> JobState | None:
-    """The newest state of one server job, None if there is none that can be read."""
+    """The newest state of one server job that is whole, None if there is none.
+
+    A damaged state is passed over, because the job comes to the same end from any other.
+    """
     for path in reversed(_job_files(directory, round, attempt, ordinal)):
-        with contextlib.suppress(OSError, safetensors.SafetensorError):
+        with contextlib.suppress(OSError, ValueError, KeyError, safetensors.SafetensorError):
             tensors, metadata = _read_tensors(path)
             facts = json.loads(metadata["job"])
-            return JobState(facts["step"], {name: tensors[name] for name in facts["names"]}, facts["finished"])
+            carry = {name: tensors[name] for name in facts["names"]}
+            if facts.get("sha256", checksum := _checksum(carry)) == checksum:
+                return JobState(facts["step"], carry, facts["finished"])
     return None
 
 
 def canonical(tree: Tree) -> Tree:
     """The tree in the form that a load gives back: detached, dense, each tensor in memory of its own."""
     return {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tree.items()}
+
+
+def _checksum(tree: Tree) -> str:
+    """The SHA-256 of the tensors' bytes, in the order of the tree."""
+    parts = [leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data for leaf in tree.values()]
+    return digest_of(*parts)
 
 
 def _job_files(directory: Path, round: int, attempt: int, ordinal: int) -> list[Path]:
@@ -134,19 +188,19 @@ def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
-def _rounds(directory: Path) -> list[int]:
-    if not directory.is_dir():
-        return []
-    return [int(match[1]) for name in os.listdir(directory) if (match := _RECORD.fullmatch(name))]
-
-
 def _drop_others(directory: Path, round: int, tensors: str) -> None:
-    """Remove all other checkpoints, each record before its tensors, so that no record is ever without them."""
-    keep = {tensors, f"record-{round}.json"}
+    """Remove all checkpoints but this one and the one before, each record before its tensors.
+
+    So no record is ever without its tensors.
+    """
+    kept = [round, *(earlier for earlier in recorded_rounds(directory) if earlier < round)][:_KEPT]
+    records = {record_name(each) for each in kept}
     names = os.listdir(directory)
-    for name in sorted((name for name in names if name not in keep), key=lambda name: not _RECORD.fullmatch(name)):
-        job = _JOB.fullmatch(name)
-        stale = name.startswith(("state-", "record-")) or name.endswith(PARTIAL)
+    for name in sorted(names, key=lambda name: not name.startswith("record-")):
+        state, job = _STATE.fullmatch(name), _JOB.fullmatch(name)
+        stale = name.endswith(PARTIAL) or (name.startswith("record-") and name not in records)
+        if state is not None:
+            stale = name != tensors and (int(state[1]) == round or int(state[1]) not in kept)
         if stale or (job is not None and int(job[1]) <= round):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(directory / name)

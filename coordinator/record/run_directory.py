@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import io
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -25,6 +27,7 @@ from fedemu.coordinator.record.row import Row, read_rows
 from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import named_failure, write_whole
+from fedemu.protocol.ids import digest_of_file
 
 if TYPE_CHECKING:
     from fedemu.algorithms.interface import Tree
@@ -32,6 +35,23 @@ if TYPE_CHECKING:
 
 CONFIG = "config.toml"
 """The frozen experiment. A folder that holds one is a run directory."""
+
+
+TRACES = "traces.json"
+"""The traces that the experiment names. The file is there only if it names some."""
+
+
+def frozen_files(directory: Path) -> dict[str, str]:
+    """What a checkpoint keeps of the frozen experiment: the text of ``config.toml``, the digest of ``traces.json``.
+
+    A file that is not there is left out.
+    """
+    found = {}
+    if (directory / CONFIG).is_file():
+        found[CONFIG] = (directory / CONFIG).read_text(encoding="utf-8", errors="replace")
+    if (directory / TRACES).is_file():
+        found[TRACES] = digest_of_file(directory / TRACES)
+    return found
 
 
 def claim_folder(path: Path) -> None:
@@ -62,10 +82,12 @@ class RunDirectory:
             raise ConfigurationError(f"There is no run to resume in {path}: it has no {CONFIG}.")
         with _usable(path):
             self._lock = _locked(path)
+            self.frozen = frozen_files(path)
             self._logs: dict[str, BinaryIO] = {
                 log: open(path / f"{log}.jsonl", "ab", buffering=0)  # noqa: SIM115 - held open for the whole run
                 for log in ("metrics", "events", *(["diagnosis"] if diagnosed else []))
             }
+            self._sums = {log: _sum_of(path / f"{log}.jsonl", None) for log in self._logs}
 
     def metrics(self, row: Row) -> None:
         """Append one round's row."""
@@ -93,36 +115,59 @@ class RunDirectory:
         """The rows that ``metrics.jsonl`` holds now, those before a resume included."""
         return read_rows(self.path)
 
-    def cursor(self) -> dict[str, int]:
-        """The sizes of the logs in bytes. A round's checkpoint keeps them."""
-        return {log: os.fstat(file.fileno()).st_size for log, file in self._logs.items()}
+    def cursor(self) -> dict[str, dict[str, Any]]:
+        """The size of each log in ``bytes``, and its ``sha256``. A round's checkpoint keeps them."""
+        return {
+            log: {"bytes": os.fstat(file.fileno()).st_size, "sha256": self._sums[log].hexdigest()}
+            for log, file in self._logs.items()
+        }
 
-    def rewind(self, cursor: Mapping[str, int]) -> None:
+    def flush(self) -> None:
+        """Return when everything that the logs hold is on the disk. Raises FedemuError if the disk refuses."""
+        for log, file in self._logs.items():
+            with named_failure(self.path / f"{log}.jsonl"):
+                os.fsync(file.fileno())
+
+    def rewind(self, cursor: Mapping[str, Any]) -> list[str]:
         """Remove the lines after ``cursor`` (all, if it is empty), and the summary and model of an earlier end.
 
-        Raises ConfigurationError if a log is shorter than the cursor says.
+        Returns a sentence for each log that is damaged and that no result depends on. Raises ConfigurationError if a
+        log is shorter than the cursor says, or if ``metrics.jsonl`` is not what was written.
         """
-        reached = self.cursor()
-        for log, size in reached.items():
-            wanted = cursor.get(log, 0)
-            if wanted > size:
+        damage = []
+        sums = {}
+        for log, file in self._logs.items():
+            path = self.path / f"{log}.jsonl"
+            size, digest = _place(cursor.get(log, 0))
+            held = os.fstat(file.fileno()).st_size
+            if size > held:
                 raise ConfigurationError(
-                    f"{self.path / log}.jsonl has {size} bytes where the checkpoint knows of {wanted}: it was "
+                    f"{path} has {held} bytes where the checkpoint knows of {size}: it was "
                     "changed, so the run cannot be resumed."
                 )
+            sums[log] = _sum_of(path, size)
+            if digest is not None and sums[log].hexdigest() != digest:
+                sentence = f"{path} was changed or is damaged: its checksum is wrong"
+                if log == "metrics":
+                    raise ConfigurationError(
+                        f"{sentence}, so the run cannot be resumed; put the file back, or start the run anew."
+                    )
+                damage.append(sentence)
         for log, file in self._logs.items():
-            os.ftruncate(file.fileno(), cursor.get(log, 0))
+            os.ftruncate(file.fileno(), _place(cursor.get(log, 0))[0])
+        self._sums = sums
         for name in ("summary.json", "model.safetensors"):
             (self.path / name).unlink(missing_ok=True)
+        return damage
 
     def finish(self, summary: Summary, variables: Tree) -> None:
         """Write ``model.safetensors``, then ``summary.json``, so that the model is there once the summary is."""
         from safetensors.torch import save  # light processes import this module without torch
 
         model = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in variables.items()})
-        write_whole(self.path / "model.safetensors", model)
+        write_whole(self.path / "model.safetensors", model, durable=True)
         text = json.dumps(plain(asdict(summary)), indent=2, allow_nan=False)
-        write_whole(self.path / "summary.json", text + "\n")
+        write_whole(self.path / "summary.json", text + "\n", durable=True)
 
     def close(self) -> None:
         """Close the logs and give up the lock."""
@@ -145,6 +190,23 @@ class RunDirectory:
             if file.write(line) != len(line):
                 os.ftruncate(file.fileno(), before)  # a full disk has taken only a part
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._sums[log].update(line)
+
+
+def _place(known: Any) -> tuple[int, str | None]:
+    """The size of a log by the cursor, and its checksum, which cursors of earlier versions lack."""
+    return (known, None) if isinstance(known, int) else (known["bytes"], known["sha256"])
+
+
+def _sum_of(path: Path, size: int | None) -> hashlib._Hash:
+    """The running SHA-256 of a file's first ``size`` bytes, or of all of it."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        left = math.inf if size is None else size
+        while left > 0 and (part := file.read(int(min(left, 2**20)))):
+            found.update(part)
+            left -= len(part)
+    return found
 
 
 @contextlib.contextmanager

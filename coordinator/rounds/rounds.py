@@ -93,7 +93,7 @@ class Rounds(Generic[S]):
         try:
             state = await self._attempts.play(self.standing.state, context, tally)
         finally:
-            self.perturbed |= tally.perturbed
+            self.perturbed |= tally.perturbed or self._service.reception.perturbed
         state, evaluation = await self._numerics.compute(self._settle, context, state)
         untrained = await self._numerics.compute(self._untrained) if round == 1 else None
         found = await self._conclude(tally.diagnosis, state)
@@ -188,10 +188,17 @@ class Rounds(Generic[S]):
             "class_accuracy": class_accuracy,
             "roster": self._service.roster.to_record(),
             "cursor": self._run.cursor(),
+            "frozen": self._run.frozen,
         }
-        await self._numerics.compute(checkpoint.save, self._run.checkpoint, row.round, state, record)
+
+        def make_durable() -> None:
+            self._run.flush()
+            checkpoint.save(self._run.checkpoint, row.round, state, record)
+
+        await self._numerics.compute(make_durable)
         self.standing = Standing(row.round, state, class_accuracy, self.perturbed)
-        self._service.reception.durable_round = row.round
+        # The checkpoint before this one is kept, and a run can go back to it.
+        self._service.reception.durable_round = standing.round
         self._observers.round_finished(row)
         self._observers.traffic("emulated", "down", row.bytes_down or 0)
         self._observers.traffic("emulated", "up", row.bytes_up or 0)

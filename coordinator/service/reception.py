@@ -54,6 +54,9 @@ class Reception:
         self.horizon = horizon(timeline.time + settings.deadline)
         """The time up to which devices are asked to announce their on-line times."""
         self.durable_round = 0
+        """The round of the oldest checkpoint. The run never goes back to before it."""
+        self.perturbed = False
+        """Whether devices were replaced by others, which lack their own states."""
         self.exchange: Exchange | None = None
         self.stopping: wire.Stop | None = None
         self.changed = asyncio.Event()
@@ -127,6 +130,10 @@ class Reception:
             return
         self._send(peer, self._granted(lease=lease.token, ranges=lease.ranges), ())
         if lease is not before:
+            # With a new lease come new devices, in place of others that took their own states with them.
+            if lease.token != message.lease and (lost := self.roster.forget_states(lease.indices)):
+                self.perturbed = True
+                self._observers.event("own_states_lost", devices=lost)
             self._observers.event("enroll", host=lease.host, devices=len(lease.indices))
             self.changed.set()
 

@@ -28,7 +28,7 @@ from fedemu.protocol.blobs.tree_file import decode_tree
 from fedemu.protocol.errors import BlobError, ConfigurationError, FedemuError, TrainingError
 from fedemu.protocol.host.named import load
 from fedemu.protocol.host.own_code import account, own_frames
-from fedemu.protocol.ids import AskId
+from fedemu.protocol.ids import AskId, digest_of_file
 from fedemu.protocol.tensors import pack, unpack
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,11 @@ class TorchRunner:
 
     def run(self, train: Train, frames: Sequence[memoryview]) -> Iterator[Answer]:
         """The answers to the jobs of a group. A job that cannot be decoded or computed is answered with JobFailed."""
-        shared = {blob.key: self._tree(blob) for blob in train.shared}
+        try:
+            shared = {blob.key: self._tree(blob) for blob in train.shared}
+        except (OSError, BlobError) as error:
+            yield from (_failed(train, job, "blob", str(error)) for job in train.jobs)
+            return
         jobs: list[Job] = []
         waiting: list[TrainJob] = []
         place = 0
@@ -113,7 +117,10 @@ class TorchRunner:
     def _tree(self, blob: SharedFile) -> Tree:
         tree = self._trees.pop(blob.digest, None)
         if tree is None:
-            tree = from_arrays(decode_tree(Path(blob.path)))
+            path = Path(blob.path)
+            if digest_of_file(path) != blob.digest:
+                raise BlobError(f"the blob {path} is damaged: its checksum is wrong")
+            tree = from_arrays(decode_tree(path))
         self._trees[blob.digest] = tree
         if len(self._trees) > KEPT_TREES:
             del self._trees[next(iter(self._trees))]

@@ -176,6 +176,9 @@ class Broker:
         if job is None:
             return
         self._tally.setdefault(trainer, [0, 0])[isinstance(answer, JobFailed)] += 1
+        if isinstance(answer, JobFailed) and answer.reason == "blob":
+            for ref in job.submit.shared:
+                self._store.doubt(Digest(ref.digest))
         if isinstance(answer, Done) and answer.buffered is not None and answer.buffered_bytes is not None:
             self._observer.buffered(answer.device, answer.buffered, answer.buffered_bytes)
         if isinstance(job.origin, bytes):

@@ -28,6 +28,7 @@ class OwnStore:
     def __init__(self, folder: Path) -> None:
         self._prefix = f"{folder}/{PREFIX}"
         self._versions: set[AskId] = set()
+        self._counted: list[AskId] = []
         try:
             names = os.listdir(folder)
         except FileNotFoundError:
@@ -55,13 +56,19 @@ class OwnStore:
     def supersede(self, current: AskId | None, durable_round: int) -> None:
         """Delete the versions that no checkpoint can name any more.
 
-        ``current`` is the version that counts now, and ``durable_round`` the last round with a checkpoint. If
-        ``current`` is from that round or an earlier one, all checkpoints from there on name it. So the other versions
-        up to the durable round are not needed. A version of a later round may belong to work that is under way.
+        ``current`` is the version that counts now. The coordinator never goes back to before ``durable_round``. Its
+        checkpoint of that round names the last version up to that round that has counted; it is known from earlier
+        calls, or because ``current`` is not of a later round. Without it nothing is deleted. A version of a later round
+        may belong to work that is under way.
         """
-        if current is not None and current.round > durable_round:
+        self._counted = [version for version in self._counted if current is not None and version < current]
+        if current is not None:
+            self._counted.append(current)
+        named = [version for version in self._counted if version.round <= durable_round]
+        if current is not None and not named:
             return
-        for version in [v for v in self._versions if v != current and v.round <= durable_round]:
+        self._counted = self._counted[max(0, len(named) - 1) :]
+        for version in [v for v in self._versions if v.round <= durable_round and v not in (current, *named[-1:])]:
             self._versions.remove(version)
             with suppress(FileNotFoundError):
                 os.unlink(self.path(version))
@@ -73,9 +80,13 @@ def write_own(path: Path, tree: Mapping[str, NDArray[Any]], dtypes: Mapping[str,
     ``dtypes`` names the uint16 arrays that hold bfloat16, as everywhere on the wire.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, encode_tree(tree, dtypes), several_writers=True)  # a job may be done again by another trainer
+    content = encode_tree(tree, dtypes, checksum=True)
+    write_whole(path, content, several_writers=True)  # a job may be done again by another trainer
 
 
 def read_own(path: Path) -> dict[str, NDArray[Any]]:
-    """A version's tensors, mapped into memory. Raises BlobError if the version does not exist or cannot be read."""
+    """A version's tensors, mapped into memory.
+
+    Raises BlobError if the version does not exist, cannot be read or is not what was written.
+    """
     return decode_tree(path)

@@ -57,7 +57,7 @@ def write_frozen(experiment: Experiment, directory: Path) -> None:
     """
     if experiment.named_files():
         write_whole(directory / TRACES_FILE, traces_text(experiment))
-    write_whole(directory / CONFIG_FILE, experiment.to_toml())
+    write_whole(directory / CONFIG_FILE, experiment.to_toml(), durable=True)
 
 
 def read_frozen(directory: Path) -> Experiment:
@@ -80,7 +80,7 @@ def check_resume(
     table = merge(merge(frozen.table(), _from_environment(environment)), _from_overrides(overrides))
     runtime = Runtime.parse(_section(table.pop("runtime", {}), "runtime"))
     wanted = Experiment.parse(table)
-    for path, old, new in _differences(frozen.table(), wanted.table()):
+    for path, old, new in differences(frozen.table(), wanted.table()):
         if path != _ROUNDS:
             raise ConfigurationError(
                 f"{path} can't change from {_shown(old)} to {_shown(new)} when a run is resumed: only rounds may grow; "
@@ -193,11 +193,12 @@ def _section(value: Any, name: str) -> Mapping[str, Any]:
     return value
 
 
-def _differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """The settings in which two tables differ: the dotted key, the old value, the new one. None means that none is set."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return [
             difference
             for key in dict.fromkeys([*old, *new])
-            for difference in _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+            for difference in differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
         ]
     return [] if old == new else [(path, old, new)]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from fedemu.coordinator.record.run_directory import claim_folder
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import check_resume, read_frozen, write_frozen
+from fedemu.ops.experiment.unchanged import require_unchanged
 from fedemu.protocol.errors import ConfigurationError
 
 RUNS = Path("runs")
@@ -26,11 +28,18 @@ def claim(experiment: Experiment, out: Path | None) -> Path:
     return directory
 
 
-def reopen(directory: Path, overrides: Sequence[str], environment: Mapping[str, str]) -> tuple[Experiment, Runtime]:
+def reopen(
+    directory: Path,
+    overrides: Sequence[str],
+    environment: Mapping[str, str],
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+) -> tuple[Experiment, Runtime]:
     """Open the directory of a run to continue it. Returns its experiment, perhaps with more rounds, and the runtime.
 
-    Raises ConfigurationError if it is no run directory, or if other settings are to change.
+    ``say`` gets lines for people. Raises ConfigurationError if it is no run directory, if its experiment was changed or
+    damaged since the run began, or if other settings are to change.
     """
+    require_unchanged(directory, say)
     frozen = read_frozen(directory)
     experiment, runtime = check_resume(frozen, overrides, environment)
     if experiment != frozen:

@@ -131,6 +131,10 @@ class PlainDisplay:
             self._tell_failure(fields["device"], fields["detail"] or fields["reason"])
         if name == "pictures_failed":
             self._print(f"task {fields['task']}: no pictures of what is generated ({fields['detail']})")
+        if name == "damage":
+            self._print(f"{fields['detail']}; the run goes on after round {fields['round']}")
+        if name == "own_states_lost":
+            self._print(f"{counted(fields['devices'], 'device')} lost their own states and begin anew")
 
     def traffic(self, kind: str, direction: Direction, size: int) -> None:
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Callable, Container
@@ -12,7 +13,9 @@ from fedemu.protocol.blobs.downloads import CHUNK, Download
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.errors import BlobError
 from fedemu.protocol.host.files import PartialFile, remove_abandoned
-from fedemu.protocol.ids import Digest, digest_of
+from fedemu.protocol.ids import Digest, digest_of, digest_of_file
+
+log = logging.getLogger(__name__)
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -21,11 +24,13 @@ class BlobStore:
     """A folder of blobs. Each is a read-only file, named by its digest. Several processes may use a folder at a time.
 
     A blob appears there whole or not at all. A process locks the partial files that it writes. Partial files of crashed
-    processes are removed when the folder is opened again.
+    processes are removed when the folder is opened again. A blob that an earlier process left is read once and held
+    against its digest; one that is damaged is removed, and counts as missing.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._verified: set[Digest] = set()
         self._downloads: dict[Digest, Download] = {}
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -41,7 +46,20 @@ class BlobStore:
 
     def has(self, digest: Digest) -> bool:
         """Whether the blob is here, whole."""
-        return self.path(digest).exists()
+        path = self.path(digest)
+        if digest in self._verified or not path.exists():
+            return path.exists()
+        with contextlib.suppress(FileNotFoundError):
+            if digest_of_file(path) == digest:
+                self._verified.add(digest)
+                return True
+            log.warning("the blob %s is damaged: its checksum is wrong; it is removed", path)
+            path.unlink()
+        return False
+
+    def doubt(self, digest: Digest) -> None:
+        """Hold the blob against its digest once more when it is next asked for, because somebody found it damaged."""
+        self._verified.discard(digest)
 
     def size(self, digest: Digest) -> int:
         """The size of the blob in bytes. Raises BlobError if the blob is not here."""
@@ -54,13 +72,14 @@ class BlobStore:
         """Keep ``data`` as a blob, and return its digest."""
         digest = digest_of(data)
         path = self.path(digest)
-        if not path.exists():
+        if not self.has(digest):
             try:
                 with PartialFile(path) as file:
                     file.write(data, 0)
                     file.put_in_place()
             except OSError as error:
                 raise BlobError(f"the blob {digest} cannot be written: {error.strerror}") from error
+            self._verified.add(digest)
         return digest
 
     def read(self, digest: Digest, offset: int, length: int) -> bytes:
@@ -87,7 +106,7 @@ class BlobStore:
         nothing of the blob is left, and it can be fetched anew.
         """
         path = self.path(digest)
-        if path.exists():
+        if self.has(digest):
             # Another process may have fetched it meanwhile.
             self.abandon(digest)
             return True
@@ -101,6 +120,7 @@ class BlobStore:
             raise
         if complete:
             del self._downloads[digest]
+            self._verified.add(digest)
         return complete
 
     def missing(self, digest: Digest, size: int, length: int = CHUNK) -> tuple[int, int] | None:
@@ -126,6 +146,7 @@ class BlobStore:
         for path in sorted(self.directory.iterdir()):
             digest = Digest(path.name)
             if _DIGEST.fullmatch(path.name) and not kept(digest):
+                self._verified.discard(digest)
                 with contextlib.suppress(FileNotFoundError):
                     path.unlink()
                     evicted.append(digest)

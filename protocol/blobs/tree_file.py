@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fedemu.protocol.codec import ITEM_BYTES, Buffer
 from fedemu.protocol.errors import BlobError
+from fedemu.protocol.ids import digest_of
 from fedemu.protocol.tensors import buffer_of, view, wire_dtype
 
 _NAMES: Final[Mapping[str, str]] = {
@@ -32,14 +33,18 @@ _NAMES: Final[Mapping[str, str]] = {
     "BOOL": "bool",
 }
 _CODES: Final[Mapping[str, str]] = {name: code for code, name in _NAMES.items()}
+_METADATA, _CHECKSUM = "__metadata__", "sha256"
 _PREFIX = 8
 """The bytes at the beginning of a file that hold the header's length. The header is padded to a multiple of this."""
 
 
-def encode_tree(arrays: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str] | None = None) -> bytes:
+def encode_tree(
+    arrays: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str] | None = None, *, checksum: bool = False
+) -> bytes:
     """The bytes of the file: a function of names, dtypes, shapes and values only. ``dtypes`` is as in ``tensors.pack``.
 
-    Arrays with larger elements come first, then the names decide, so that every array is aligned. Raises
+    Arrays with larger elements come first, then the names decide, so that every array is aligned. With ``checksum`` the
+    header's metadata hold the SHA-256 of the rest. A blob needs none, because it is named by its digest. Raises
     MalformedMessage for a dtype that the wire does not carry.
     """
     kinds = {name: wire_dtype(name, array, dtypes or {}) for name, array in arrays.items()}
@@ -56,7 +61,9 @@ def encode_tree(arrays: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str] | 
         }
         parts.append(part)
         position = end
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    if checksum:
+        header[_METADATA] = {_CHECKSUM: digest_of(_text(header), *parts[2:])}
+    text = _text(header)
     text += b" " * (-len(text) % _PREFIX)
     parts[:2] = len(text).to_bytes(_PREFIX, "little"), text
     return b"".join(parts)
@@ -65,18 +72,26 @@ def encode_tree(arrays: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str] | 
 def decode_tree(data: Buffer | Path) -> dict[str, NDArray[Any]]:
     """Read-only arrays over ``data``, or over the mapped file, which may be unlinked while they are in use.
 
-    Raises BlobError if this is not such a file, or if it holds a dtype that the wire does not carry.
+    Raises BlobError if this is not such a file, if it holds a dtype that the wire does not carry, or if it has a
+    checksum that is wrong.
     """
+    place = f"the file {data}" if isinstance(data, Path) else "this"
     if isinstance(data, Path):
         try:
             with data.open("rb") as file:
                 data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as error:
-            raise BlobError(f"the tensor file {data} cannot be read: {error}") from error
+            raise BlobError(f"{place} cannot be read: {error}") from error
     try:
         return _views(memoryview(data))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BlobError(f"this is not a tensor file in the safetensors format: {error!r:.300}") from error
+        raise BlobError(
+            f"{place} is not a tensor file in the safetensors format, or is damaged: {error!s:.300}"
+        ) from error
+
+
+def _text(header: Mapping[str, Any]) -> bytes:
+    return json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _views(data: memoryview) -> dict[str, NDArray[Any]]:
@@ -85,8 +100,11 @@ def _views(data: memoryview) -> dict[str, NDArray[Any]]:
     if length > len(data) - _PREFIX:
         raise ValueError(f"a header of {length} bytes does not fit in {len(data)} bytes")
     header = json.loads(bytes(data[_PREFIX : _PREFIX + length]))
-    header.pop("__metadata__", None)
+    metadata = header.pop(_METADATA, None) or {}
     body = data[_PREFIX + length :]
+    wanted = metadata.get(_CHECKSUM)
+    if wanted is not None and wanted != digest_of(_text(header), body):
+        raise ValueError("its checksum is wrong")
     position = 0
     arrays = {}
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):

@@ -1,7 +1,7 @@
 """Writes files so that a reader finds the whole new file or the whole old one, even if the writer is killed.
 
-Every write goes to a partial file in the same folder, which is then renamed. Nothing here waits for the disk (no
-``fsync``): a file that was renamed survives the death of its process, but maybe not a power failure.
+Every write goes to a partial file in the same folder, which is then renamed. A file that was renamed survives the death
+of its process. It survives a power failure only if the writer waited for the disk (``durable``).
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ PARTIAL = ".partial"
 """The end of the names of partial files."""
 
 
-def write_whole(path: Path, content: bytes | str, *, several_writers: bool = False) -> None:
+def write_whole(path: Path, content: bytes | str, *, several_writers: bool = False, durable: bool = False) -> None:
     """Replace the file at ``path``. Text is written as UTF-8. Raises FedemuError if the system refuses.
+
+    With ``durable`` the file is on the disk when this returns. Otherwise nothing waits for the disk.
 
     The partial file is ``path.partial``, so the next writer overwrites what a killed one left. With
     ``several_writers``, which may write at the same time, each process has a partial file of its own; the owner of the
@@ -32,7 +34,20 @@ def write_whole(path: Path, content: bytes | str, *, several_writers: bool = Fal
     partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}" if several_writers else path.name + PARTIAL)
     with named_failure(path):
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        if durable:
+            wait_for_disk(partial)
         os.replace(partial, path)
+        if durable:
+            wait_for_disk(path.parent)
+
+
+def wait_for_disk(path: Path) -> None:
+    """Return when the content of a file, or the names in a folder, are on the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class PartialFile:

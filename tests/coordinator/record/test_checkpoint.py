@@ -1,5 +1,6 @@
 """Checkpoints of rounds and of server jobs: what is loaded again, also after kills."""
 
+import json
 import multiprocessing
 import os
 import random
@@ -8,11 +9,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from fedemu.coordinator.record import checkpoint
+from fedemu.coordinator.record import checkpoint, records
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 
@@ -49,11 +51,13 @@ def test_a_saved_checkpoint_is_loaded(tmp_path: Path):
     assert loaded.record == record
 
 
-def test_the_newest_round_is_loaded_and_only_it_is_kept(tmp_path: Path):
+def test_the_newest_round_is_loaded_and_it_is_kept_with_the_one_before(tmp_path: Path):
     for round in (8, 9, 10):
         save(tmp_path, round)
-    assert checkpoint.load(tmp_path, state_of(0)).round == 10
-    assert sorted(os.listdir(tmp_path)) == ["record-10.json", "state-10.0.safetensors"]
+    loaded = checkpoint.load(tmp_path, state_of(0))
+    assert (loaded.round, loaded.oldest, loaded.damage) == (10, 9, ())
+    kept = ["record-10.json", "record-9.json", "state-10.0.safetensors", "state-9.0.safetensors"]
+    assert sorted(os.listdir(tmp_path)) == kept
 
 
 def test_a_round_that_is_saved_again_replaces_itself(tmp_path: Path):
@@ -63,26 +67,55 @@ def test_a_round_that_is_saved_again_replaces_itself(tmp_path: Path):
     assert len(os.listdir(tmp_path)) == 2
 
 
-def test_an_unreadable_newest_checkpoint_falls_back_to_the_one_before(tmp_path: Path):
-    save(tmp_path / "a", 1)
-    save(tmp_path / "b", 2)
-    for path in (tmp_path / "a").iterdir():
-        path.rename(tmp_path / "b" / path.name)
-    (tmp_path / "b" / "state-2.0.safetensors").write_bytes(b"short")
-    assert checkpoint.load(tmp_path / "b", state_of(0)).round == 1
+def flip(path: Path, place: float) -> None:
+    """Change one bit of a file, at a share of its length."""
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["state-2.0.safetensors", "record-2.json"])
+@pytest.mark.parametrize("damage", ["short", "empty", "gone", *(place / 10 for place in range(10))])
+def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_is_loaded(tmp_path: Path, name: str, damage: Any):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    path = tmp_path / name
+    match damage:
+        case "gone":
+            path.unlink()
+        case "short" | "empty":
+            os.truncate(path, path.stat().st_size // 2 if damage == "short" else 0)
+        case place:
+            flip(path, place)
+    loaded = checkpoint.load(tmp_path, state_of(0))
+    assert loaded.round == 1
+    assert consistent(loaded)
+    if (name, damage) == ("record-2.json", "gone"):
+        assert loaded.damage == ()  # then there is no second checkpoint
+    else:
+        [sentence] = loaded.damage
+        assert name in sentence
+
+
+def test_a_record_before_checksums_is_read(tmp_path: Path):
+    save(tmp_path, 3)
+    record = tmp_path / "record-3.json"
+    document = json.loads(record.read_bytes().splitlines()[0]) | {"format": 1}
+    del document["tensors_sha256"]
+    record.write_text(json.dumps(document))
+    assert consistent(checkpoint.load(tmp_path, state_of(0)))
 
 
 def test_an_error_says_that_no_checkpoint_can_be_read(tmp_path: Path):
     save(tmp_path, 2)
     (tmp_path / "record-2.json").write_text("{")
-    with pytest.raises(ConfigurationError, match=r"No checkpoint in .* can be read"):
+    with pytest.raises(ConfigurationError, match=r"No checkpoint in .* can be read: .*record-2\.json is damaged"):
         checkpoint.load(tmp_path, state_of(0))
 
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path):
     save(tmp_path, 2)
-    path = tmp_path / "record-2.json"
-    path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
+    records.write_record(tmp_path, 2, records.read_record(tmp_path, 2) | {"format": 99})
     with pytest.raises(ConfigurationError, match="format 99"):
         checkpoint.load(tmp_path, state_of(0))
 
@@ -127,7 +160,8 @@ def test_a_save_that_breaks_off_at_any_step_leaves_a_whole_checkpoint(tmp_path: 
         loaded = checkpoint.load(directory, state_of(0))
         assert consistent(loaded)
         save(directory, loaded.round + 1)
-        assert len(os.listdir(directory)) == 2
+        save(directory, loaded.round + 2)
+        assert len(os.listdir(directory)) == 4
     assert broken >= 4
 
 
@@ -158,7 +192,7 @@ def test_a_checkpoint_survives_kills_at_any_instant(tmp_path: Path):
         assert loaded.round >= progress.value
         assert consistent(loaded)
         reached = loaded.round
-    assert len(os.listdir(tmp_path)) <= 5
+    assert len(os.listdir(tmp_path)) <= 8
 
 
 def test_a_jobs_carry_is_loaded_in_its_order_with_its_bits(tmp_path: Path):
@@ -186,6 +220,13 @@ def test_only_the_newest_carry_of_a_job_is_kept(tmp_path: Path):
         checkpoint.save_job(tmp_path, 4, 0, step, {"w": torch.tensor(step)})
     assert checkpoint.load_job(tmp_path, 4, 0).carry["w"] == 10
     assert len(os.listdir(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.7, 0.999])
+def test_a_damaged_carry_of_a_job_is_passed_over(tmp_path: Path, place: float):
+    checkpoint.save_job(tmp_path, 4, 0, 9, {"w": torch.arange(100.0), "i": torch.tensor(3)})
+    flip(tmp_path / "job-4.0.0.9.safetensors", place)
+    assert checkpoint.load_job(tmp_path, 4, 0) is None
 
 
 def test_a_durable_round_drops_its_jobs_and_the_jobs_of_earlier_rounds(tmp_path: Path):

@@ -77,11 +77,38 @@ def test_rewinding_to_nothing_starts_anew_and_drops_an_earlier_end(run: RunDirec
 
 def test_a_log_that_lost_what_the_checkpoint_knows_of_is_not_rewound(run: RunDirectory):
     run.metrics(Row(round=1))
-    size = run.cursor()["metrics"]
+    cursor = run.cursor()
+    size = cursor["metrics"]["bytes"]
     words = rf"metrics.jsonl has {size} bytes where the checkpoint knows of {size + 1}"
     with pytest.raises(ConfigurationError, match=words):
-        run.rewind({"metrics": size + 1, "events": 0})
+        run.rewind(cursor | {"metrics": {"bytes": size + 1, "sha256": ""}})
     assert run.rows() == (Row(round=1),)
+
+
+def test_rows_that_were_changed_are_not_gone_on_with(tmp_path: Path):
+    with opened(tmp_path) as first:
+        first.metrics(Row(round=1, accuracy=0.5))
+        cursor = first.cursor()
+    log = tmp_path / "metrics.jsonl"
+    log.write_bytes(log.read_bytes().replace(b"0.5", b"0.6"))
+    with RunDirectory(tmp_path) as second, pytest.raises(ConfigurationError, match=r"metrics\.jsonl was changed"):
+        second.rewind(cursor)
+
+
+def test_events_that_were_changed_are_told_and_the_log_goes_on(tmp_path: Path):
+    with opened(tmp_path) as first:
+        first.event("join", 1.0, 2.0, device=3)
+        cursor = first.cursor()
+    log = tmp_path / "events.jsonl"
+    log.write_bytes(log.read_bytes().replace(b"join", b"joim"))
+    with RunDirectory(tmp_path) as second:
+        [sentence] = second.rewind(cursor)
+        assert "events.jsonl was changed or is damaged" in sentence
+        second.event("join", 3.0, 4.0, device=4)
+        cursor = second.cursor()
+    with RunDirectory(tmp_path) as third:
+        assert third.rewind(cursor) == []
+        assert third.rewind({"metrics": 0, "events": 0}) == []  # the cursor of an earlier version has no checksums
 
 
 def test_a_resumed_run_goes_on_where_its_cursor_is(tmp_path: Path):

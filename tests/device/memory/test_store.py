@@ -66,6 +66,38 @@ def test_all_other_versions_up_to_the_durable_round_are_deleted(tmp_path: Path) 
     assert OwnStore(tmp_path).versions == store.versions
 
 
+def test_a_device_that_takes_part_in_every_round_keeps_what_the_checkpoint_before_the_last_one_names(
+    tmp_path: Path,
+) -> None:
+    store = OwnStore(tmp_path)
+    for round in range(1, 8):
+        # Round by round: a version that counts, and one that was not accepted.
+        store.supersede(AskId(round - 1, 0, 0) if round > 1 else None, durable_round=round - 2)
+        fill(store, AskId(round, 0, 0), AskId(round, 0, 1))
+    # The next round begins from version 6, and the coordinator may go back to the end of round 5.
+    assert store.versions == {AskId(round, 0, last) for round in (6, 7) for last in (0, 1)} | {AskId(5, 0, 0)}
+
+
+def test_a_coordinator_that_went_back_finds_the_earlier_version(tmp_path: Path) -> None:
+    store = OwnStore(tmp_path)
+    fill(store, AskId(3, 0, 0), AskId(5, 0, 0))
+    store.supersede(AskId(3, 0, 0), durable_round=3)
+    store.supersede(AskId(5, 0, 0), durable_round=4)
+    store.supersede(AskId(3, 0, 0), durable_round=4)
+    assert store.versions == {AskId(3, 0, 0), AskId(5, 0, 0)}
+
+
+@pytest.mark.parametrize("place", [0.0, 0.2, 0.5, 0.9, 0.999])
+def test_one_flipped_bit_is_found_when_a_version_is_read(tmp_path: Path, place: float) -> None:
+    path = Path(OwnStore(tmp_path).path("1.0.0"))
+    write_own(path, {"w": np.arange(100.0, dtype=np.float32), "n": np.array([3], dtype=np.int64)})
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BlobError, match=r"own-1\.0\.0"):
+        read_own(path)
+
+
 def test_a_device_without_any_accepted_version_keeps_none_that_is_durable(tmp_path: Path) -> None:
     store = OwnStore(tmp_path)
     fill(store, AskId(1, 0, 0), AskId(5, 0, 0))
