@@ -194,7 +194,7 @@ def _section(value: Any, name: str) -> Mapping[str, Any]:
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """The settings in which two tables differ: the dotted key, the old value, the new one. None means that none is set."""
+    """The settings in which two tables differ: the dotted key, the old value and the new one, None if none is set."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return [
             difference
