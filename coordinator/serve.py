@@ -62,11 +62,11 @@ class Coordinator:
                 "start it anew in another folder."
             )
         record: dict[str, Any] = {} if loaded is None else loaded.record
+        journal = LeaseJournal(run.checkpoint / "leases.jsonl")
+        granted_before = list(journal.entries())
         damage = [*(() if loaded is None else loaded.damage), *run.rewind(record.get("cursor", {}))]
         self._timeline = Timeline(settings.clock, record.get("time", 0.0), record.get("spent", 0.0))
         self._observers = Observers([EventLog(run.event, self._timeline), *plan.observers])
-        journal = LeaseJournal(run.checkpoint / "leases.jsonl")
-        granted_before = list(journal.entries())
         roster = Roster(settings, journal.write, resumed=bool(granted_before))
         # A supervisor that was there before gets a while to come back before its indices can go to others.
         grace = min(settings.give_up, settings.start_timeout / 4)

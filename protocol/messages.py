@@ -223,8 +223,8 @@ class Work(Message):
     ``state`` is the version of the device's own state to begin with, None for a first visit. ``start`` is the time at
     which the device gets the message. ``download_bytes``, ``upload_bytes``, ``passes`` over its examples and
     ``processed`` samples beside these determine the emulated times, by the device's profile. ``task`` is the period of
-    the stream. Rounds up to ``durable_round`` are on the coordinator's disk. The tensors are the device's own tree
-    (``Ask.each``).
+    the stream. The coordinator never goes back to before the end of ``durable_round``. The tensors are the device's own
+    tree (``Ask.each``).
     """
 
     type: Literal["work"] = "work"

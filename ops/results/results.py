@@ -95,7 +95,9 @@ class Results:
         speed = "" if self.speed is None else f"; {per_second(self.speed)} updates/s"
         lines.append(f"  devices   {totals.get('selected', 0):,} asked: {', '.join(counts) or 'none replied'}{speed}")
         if summary.get("perturbed"):
-            lines.append("  perturbed: something unplanned outlasted fleet.give_up, so the same run may end otherwise")
+            lines.append(
+                "  perturbed: a device was given up or lost its own state, unplanned, so the same run may end otherwise"
+            )
         lines.append(f"  model     {self.model}  sha256 {str(summary.get('model_digest'))[:16]}")
         if self.report.exists():
             lines.append(f"  report    {self.report}")

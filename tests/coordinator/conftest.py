@@ -232,9 +232,10 @@ class FakeDevice:
         if work.ask not in self.works:
             return
         self.fleet.trained.append((self.index, work.ask))
-        if act.reply == "failed":
+        if act.reply in ("failed", "own_state"):
+            reason = "training" if act.reply == "failed" else act.reply
             self.proceeding.discard(work.ask)  # the message may be lost, so it is sent again on request
-            self.dealer.send(wire.Failed(ask=work.ask, reason="training", detail="the loss is not finite"))
+            self.dealer.send(wire.Failed(ask=work.ask, reason=reason, detail="the loss is not finite"))
             return
         step = np.float32((self.index + 1) / 8 * int(work.ask.split(".")[0]))
         arrays = {f"model/{name}": array + step for name, array in trees["model"].items()}

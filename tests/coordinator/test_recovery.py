@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import uuid
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fedemu.coordinator.fleet.journal import LeaseJournal
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.row import Row
@@ -144,9 +144,9 @@ async def test_a_finished_run_can_go_on_with_more_rounds(
     digest = await undisturbed(make_plan, make_fleet, play)
     make_fleet(12, script=churn)
     await play(make_plan(**{**BIG, "rounds": 5}))
-    lease = json.loads((make_plan().directory / "checkpoint" / "leases.jsonl").read_text())["grant"]
+    [grant] = LeaseJournal(make_plan().directory / "checkpoint" / "leases.jsonl").entries()
     network = MemoryNetwork()
-    make_fleet(12, script=churn, network=network, lease=lease)
+    make_fleet(12, script=churn, network=network, lease=grant["grant"])
     watcher = Resumed()
     summary, left = await play(make_plan(network=network, observers=(watcher,), **BIG))
     assert summary.model_digest == digest

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from fedemu.coordinator.fleet.journal import LeaseJournal
+from fedemu.protocol.errors import ConfigurationError
 
 
 def test_a_journal_gives_back_what_was_written_to_its_end(tmp_path: Path) -> None:
@@ -17,3 +20,20 @@ def test_a_journal_gives_back_what_was_written_to_its_end(tmp_path: Path) -> Non
     assert list(journal.entries()) == [{"grant": "a", "ranges": [[0, 2]]}]
     journal.write({"release": "a"})
     assert list(journal.entries()) == [{"grant": "a", "ranges": [[0, 2]]}, {"release": "a"}]
+
+
+@pytest.mark.parametrize("place", range(1, 40, 3))
+def test_a_flipped_bit_in_a_line_is_found(tmp_path: Path, place: int) -> None:
+    path = tmp_path / "leases.jsonl"
+    LeaseJournal(path).write({"grant": "abc", "ranges": ((0, 2),), "host": "h"})
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"Line 1 of .*leases\.jsonl is damaged"):
+        list(LeaseJournal(path).entries())
+
+
+def test_a_line_of_an_earlier_version_has_no_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "leases.jsonl"
+    path.write_bytes(b'{"release": "a"}\n')
+    assert list(LeaseJournal(path).entries()) == [{"release": "a"}]

@@ -214,6 +214,23 @@ async def test_a_device_that_never_comes_back_has_failed_and_the_run_is_perturbe
     assert [(event["device"], event["ask"]) for event in left.named("given_up")] == [(0, "1.0.0")]
 
 
+async def test_a_device_that_lost_its_own_state_fails_once_and_begins_anew(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    given: dict[str, str | None] = {}
+
+    def script(index: int, work: wire.Work) -> dict[str, Any]:
+        if index == 0:
+            given[work.ask] = work.state
+        return {"after": 10.0, "reply": "own_state" if (index, work.ask) == (0, "2.0.0") else "good"}
+
+    make_fleet(2, script=script)
+    summary, left = await play(make_plan(devices=2, per_round=2, over_selection=1.0, rounds=4, replay=True))
+    assert given == {"1.0.0": None, "2.0.0": "1.0.0", "3.0.0": None, "4.0.0": "3.0.0"}
+    assert [row.failed for row in left.rows] == [0, 1, 0, 0]
+    assert summary.perturbed
+
+
 async def test_under_the_wall_clock_the_first_results_to_arrive_count(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:

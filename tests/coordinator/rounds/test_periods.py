@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedemu.coordinator.fleet.journal import LeaseJournal
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.serve import serve
@@ -68,9 +68,9 @@ async def test_a_resumed_run_begins_its_periods_at_the_same_times(
     make_fleet(script=starts)
     plan = make_plan(rounds=rounds, **periods_of(1000.0))
     await asyncio.wait_for(serve(plan), 60)
-    lease = json.loads((plan.directory / "checkpoint" / "leases.jsonl").read_text())["grant"]
+    [grant] = LeaseJournal(plan.directory / "checkpoint" / "leases.jsonl").entries()
     network = MemoryNetwork()
-    make_fleet(script=starts, network=network, lease=lease)
+    make_fleet(script=starts, network=network, lease=grant["grant"])
     plan = make_plan(network=network, rounds=5, **periods_of(1000.0))
     await asyncio.wait_for(serve(plan), 60)
     assert starts.of_round == {1: 0.0, 2: 10.0, 3: 1000.0, 4: 1010.0, 5: 2000.0}

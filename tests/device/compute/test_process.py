@@ -151,6 +151,15 @@ def test_an_own_state_that_cannot_be_read_fails_only_its_job(train: Any, tmp_pat
     assert sorted((answer.device, type(answer)) for answer in answers) == [(3, Done), (5, JobFailed)]
 
 
+def test_a_damaged_blob_fails_the_jobs_that_need_it(train: Any, tmp_path: Path) -> None:
+    [blob] = (tmp_path / "blobs").iterdir()
+    blob.chmod(0o644)
+    blob.write_bytes(blob.read_bytes().replace(b"F32", b"I32"))
+    answers = [answer for answer, _ in TorchRunner(Recorder(a_result)).run(*train(3, 5))]
+    assert [(answer.device, answer.reason) for answer in answers] == [(3, "blob"), (5, "blob")]
+    assert "is damaged: its checksum is wrong" in answers[0].detail
+
+
 def test_a_failing_program_is_the_failure_of_its_device_alone(train: Any) -> None:
     recorder = Recorder(lambda job: TrainingError("no samples") if job.device == 5 else a_result(job))
     first, second = (answer for answer, _ in TorchRunner(recorder).run(*train(3, 5)))

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from fedemu.coordinator.record.records import write_record
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import read_run
-from fedemu.coordinator.record.run_directory import RunDirectory
+from fedemu.coordinator.record.run_directory import RunDirectory, frozen_files
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import read_frozen
 from fedemu.ops.running.folder import claim, give_back, reopen
@@ -74,3 +75,44 @@ def test_a_run_cannot_become_another_one() -> None:
     with pytest.raises(ConfigurationError, match=r"local\.lr can't change"):
         reopen(directory, ["local.lr=0.5"], {})
     assert read_frozen(directory) == EXPERIMENT
+
+
+def played(directory: Path) -> Path:
+    """A run with a checkpoint, as its coordinator leaves it."""
+    frozen = frozen_files(directory)
+    checkpoint = directory / "checkpoint"
+    checkpoint.mkdir()
+    write_record(checkpoint, 2, {"format": 2, "record": {"frozen": frozen}})
+    return directory / "config.toml"
+
+
+def test_an_experiment_that_was_changed_by_hand_is_not_gone_on_with() -> None:
+    config = played(directory := claim(EXPERIMENT, None))
+    config.write_text(config.read_text().replace("lr = 0.1", "lr = 0.2"))
+    with pytest.raises(ConfigurationError, match=r"changed since the run began: local\.lr is 0\.2, and it was 0\.1"):
+        reopen(directory, [], {})
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7])
+def test_an_experiment_that_was_cut_is_not_gone_on_with(share: float) -> None:
+    config = played(directory := claim(EXPERIMENT, None))
+    text = config.read_text()
+    config.write_text(text[: int(share * len(text))])
+    with pytest.raises(ConfigurationError, match="remove it and resume: then it is written back from the checkpoint"):
+        reopen(directory, [], {})
+
+
+def test_an_experiment_that_is_gone_is_written_back() -> None:
+    config = played(directory := claim(EXPERIMENT, None))
+    text = config.read_text()
+    config.unlink()
+    said: list[str] = []
+    assert reopen(directory, [], {}, said.append)[0] == EXPERIMENT
+    assert config.read_text() == text
+    assert said == [f"{config} was gone; it is written back from the checkpoint"]
+
+
+def test_a_run_that_has_grown_may_be_reopened_again() -> None:
+    played(directory := claim(EXPERIMENT, None))
+    reopen(directory, ["rounds=5"], {})
+    assert reopen(directory, [], {})[0].rounds == 5

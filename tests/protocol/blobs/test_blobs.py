@@ -133,6 +133,27 @@ class TestStore:
         assert store.path(digest).read_bytes() == b"hello"
         assert [path.name for path in store.directory.iterdir()] == [digest]
 
+    @pytest.mark.parametrize("content", [b"", b"hellp", b"hell"])
+    def test_a_blob_that_an_earlier_process_left_damaged_is_removed(self, tmp_path: Path, content: bytes) -> None:
+        digest = BlobStore(tmp_path).put(b"hello")
+        path = BlobStore(tmp_path).path(digest)
+        path.chmod(0o644)
+        path.write_bytes(content)
+        later = BlobStore(tmp_path)
+        assert later.missing(digest, 5) == (0, 5)
+        assert not path.exists()
+        assert later.receive(digest, 0, 5, b"hello")
+        assert later.has(digest)
+
+    def test_a_blob_that_somebody_doubts_is_read_again(self, tmp_path: Path) -> None:
+        store = BlobStore(tmp_path)
+        digest = store.put(b"hello")
+        store.path(digest).chmod(0o644)
+        store.path(digest).write_bytes(b"hellp")
+        assert store.has(digest)
+        store.doubt(digest)
+        assert not store.has(digest)
+
     def test_parts_are_read_up_to_the_end(self, tmp_path: Path) -> None:
         store = BlobStore(tmp_path)
         digest = store.put(b"0123456789")
