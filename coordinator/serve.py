@@ -180,7 +180,7 @@ class Coordinator:
         # Without a fleet there is nothing to summarise.
         if not isinstance(error, UnreachableError):
             self._run.finish(summary, variables)
-        await self._service.stop(outcome)
+        await self._service.stop("unreachable" if isinstance(error, UnreachableError) else outcome)
         if error is None or isinstance(error, Diverged):
             return summary
         raise error

@@ -16,7 +16,7 @@ import zmq
 from packaging.requirements import Requirement
 
 from fedemu.device.machine import limits
-from fedemu.device.machine.trainers import default_trainers
+from fedemu.device.machine.processors import default_trainers
 from fedemu.ops.data.cache import cache_folder
 
 DEVICES = 300

@@ -133,9 +133,10 @@ async def arrive(plan: MachinePlan, network: Network, host: str, stack: AsyncExi
         connect_seconds=plan.connect_seconds,
         lost_seconds=plan.lost_seconds,
     )
-    link = CoordinatorLink(network, plan.address, enrolment)
+    link = CoordinatorLink(network, plan.address, enrolment, plan.observer)
     stack.callback(link.close)
     granted = await link.enrol()
+    plan.observer.placed(sum(stop - start for start, stop in granted.ranges))
     folder = claim_lease(leases, plan.state, granted, plan.count)
     stack.callback(folder.close)
     store = BlobStore(folder.blobs)

@@ -65,6 +65,15 @@ class Enrolment:
             return min(self._asked + AGAIN, self._connected + self._expiry, self._lost)
         return min(self._beat_due, self._heard + self._expiry, self._lost)
 
+    @property
+    def seeking(self) -> bool:
+        """Whether this machine had a place, and looks for its coordinator now."""
+        return self.granted is not None and self.state == "seeking"
+
+    def seconds_left(self, now: float) -> float:
+        """The real seconds for which this machine still looks for its coordinator."""
+        return max(0.0, self._lost - now)
+
     def start(self, now: float) -> list[EnrolAction]:
         """Connect and ask for a lease."""
         self._began = self._heard = now

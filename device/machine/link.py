@@ -9,6 +9,7 @@ from typing import Never, TypeVar
 
 from fedemu.device.machine.enrolment import EnrolAction, Enrolment
 from fedemu.device.machine.fetch import Fetches, Step
+from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.runtime.actions import Connect
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import DOWN, Envelope
@@ -31,7 +32,7 @@ class CoordinatorLink:
     """The link of one machine. The future ``ended`` raises RunOver after the coordinator's Stop, or the error that
     makes it impossible to go on."""
 
-    def __init__(self, network: Network, address: str, enrolment: Enrolment) -> None:
+    def __init__(self, network: Network, address: str, enrolment: Enrolment, observer: MachineObserver) -> None:
         self.arrived: Callable[[Digest], None] = lambda digest: None
         """Called with each blob that has arrived."""
         self.lost: Callable[[Digest, BlobError], None] = lambda digest, error: None
@@ -41,6 +42,8 @@ class CoordinatorLink:
         self._network = network
         self._address = address
         self._enrolment = enrolment
+        self._observer = observer
+        self._sought = self._idle = False
         self._dealer: Dealer | None = None
         self._store: BlobStore | None = None
         self._fetches: Fetches | None = None
@@ -141,6 +144,7 @@ class CoordinatorLink:
                     pass  # a Beat, or a message that is meant for devices
         except FedemuError as error:
             self._fail(error)
+        self._tell(now)
         self._arm()
 
     def _rejected(self, error: ProtocolError) -> None:
@@ -156,7 +160,20 @@ class CoordinatorLink:
                 self._step(self._fetches.tick(now))
         except FedemuError as error:
             self._fail(error)
+        self._tell(now)
         self._arm()
+
+    def _tell(self, now: float) -> None:
+        """Tell the observer if the coordinator is gone or back, or if all places of the run are taken."""
+        if self._enrolment.idle and not self._idle:
+            self._observer.placed(0)
+        self._idle = self._enrolment.idle
+        seeking = self._enrolment.seeking and not self.ended.done()
+        if seeking and not self._sought:
+            self._observer.lost(self._enrolment.seconds_left(now))
+        elif self._sought and not self._enrolment.seeking:
+            self._observer.found()
+        self._sought = seeking
 
     def _perform(self, actions: Iterable[EnrolAction]) -> None:
         for action in actions:

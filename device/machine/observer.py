@@ -9,6 +9,15 @@ from typing import Protocol
 class MachineObserver(Protocol):
     """An object that is told what happens on a machine, and changes nothing."""
 
+    def placed(self, places: int) -> None:
+        """The run has places for so many of the machine's devices. 0: all are taken, and some may get free."""
+
+    def lost(self, seconds: float) -> None:
+        """The coordinator is silent. This machine looks for it for ``seconds`` more of real time."""
+
+    def found(self) -> None:
+        """The coordinator is back after a silence, or it has started again."""
+
     def devices(self, counts: Mapping[str, int]) -> None:
         """The numbers of devices that are ``connected``, ``starting`` and ``stopped`` have changed."""
 
@@ -27,6 +36,12 @@ class MachineObserver(Protocol):
 
 class Silent:
     """A ``MachineObserver`` that does nothing."""
+
+    def placed(self, places: int) -> None: ...
+
+    def lost(self, seconds: float) -> None: ...
+
+    def found(self) -> None: ...
 
     def devices(self, counts: Mapping[str, int]) -> None: ...
 

@@ -19,7 +19,8 @@ from fedemu.device.machine.limits import prepare_machine
 from fedemu.device.machine.link import RunOver
 from fedemu.device.machine.prepare import prepare_data
 from fedemu.device.machine.processes import DeviceProcesses
-from fedemu.device.machine.trainers import Trainers, default_trainers
+from fedemu.device.machine.processors import default_trainers
+from fedemu.device.machine.trainers import Trainers
 from fedemu.device.pipe import Setup
 from fedemu.protocol.errors import Interrupted
 from fedemu.protocol.transport.zeromq import ZmqNetwork
@@ -43,8 +44,10 @@ class SupervisorPlan(MachinePlan):
     logs: Path | None = None
 
 
-async def supervise(plan: SupervisorPlan) -> None:
+async def supervise(plan: SupervisorPlan) -> str:
     """Run a machine's devices until the coordinator says Stop. No process or file of the bus outlives it.
+
+    Returns the coordinator's reason, which is how the run ended.
 
     Raises ConfigurationError, DataError, RefusedError, UnreachableError or BlobError with one sentence to show, and
     Interrupted after SIGINT, SIGTERM or SIGHUP if it runs in the main thread.
@@ -59,11 +62,13 @@ async def supervise(plan: SupervisorPlan) -> None:
                 await Supervision(plan, trainers, stack).run()
         except RunOver as over:
             log.info("the run is over: %s", over)
+            return str(over)
         except asyncio.CancelledError:
             if not signalled:
                 raise
             current.uncancel()
             raise Interrupted(f"The devices were stopped by {signalled[0]}.") from None
+    raise AssertionError("a machine ends with an exception")
 
 
 class Supervision:

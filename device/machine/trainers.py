@@ -7,9 +7,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
+from fedemu.device.machine.processors import one_gpu
 from fedemu.device.pipe import TrainerSetup, pack_message
 from fedemu.protocol.errors import FedemuError
 
@@ -99,29 +99,10 @@ class Trainers:
             *COMMAND,
             str(os.getpid()),
             stdin=asyncio.subprocess.PIPE,
-            env=os.environ | COMPUTE_ENVIRONMENT | _one_gpu(number),
+            env=os.environ | COMPUTE_ENVIRONMENT | one_gpu(number),
             process_group=0,
         )
         self._processes[number] = process
         assert process.stdin is not None
         process.stdin.write(pack_message(self._setup.model_copy(update={"number": number})))
         return process
-
-
-def default_trainers(device_type: str) -> int:
-    """The default number of trainers: one per GPU that this process may use, or one per core if there is no GPU."""
-    return (len(_gpus()) if device_type != "cpu" else 0) or len(os.sched_getaffinity(0))
-
-
-def _gpus() -> list[str]:
-    """CUDA's names of the GPUs that this process may use, found without loading CUDA."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return [name.strip() for name in chosen.split(",") if name.strip() and name.strip() != "-1"]
-    return [str(place) for place in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
-
-
-def _one_gpu(number: int) -> dict[str, str]:
-    """The environment that shows a trainer one GPU only. Trainers take the GPUs in turn."""
-    gpus = _gpus()
-    return {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}

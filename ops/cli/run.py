@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fedemu.device.machine.processors import require_processor
 from fedemu.ops.cli import options
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, overrides_of
@@ -170,6 +171,7 @@ def device(
         runtime__log_level=log_level,
     )
     _, runtime = load_experiment(None, overrides, os.environ)
+    require_processor(runtime.device_type)
     return supervise_alone(count, runtime, state)
 
 
@@ -182,10 +184,12 @@ def _open(
     """
     if resume is None:
         experiment, runtime = load_experiment(source, overrides, os.environ)
+        require_processor(runtime.device_type)
         find_data(experiment)
         return claim(experiment, out), experiment, runtime
     _refuse_beside_resume(resume, source, out)
     experiment, runtime = reopen(resume, overrides, os.environ)
+    require_processor(runtime.device_type)
     return resume, experiment, runtime
 
 

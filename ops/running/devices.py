@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,16 +18,19 @@ from prometheus_client import CollectorRegistry
 from fedemu.device.machine.observer import MachineObserver, Silent
 from fedemu.device.machine.supervisor import SupervisorPlan, supervise
 from fedemu.ops.experiment import Runtime
+from fedemu.ops.figures import counted
+from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
 from fedemu.ops.running.device_code import DEVICE_CODE
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.watching.exporter import Exporter
 from fedemu.ops.watching.logs import open_log
 from fedemu.ops.watching.metrics import SupervisorMetrics
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.errors import ConfigurationError, QuorumError, UnreachableError
 
 
 def supervise_alone(count: int, runtime: Runtime, state: Path | None) -> int:
     """Run devices until the coordinator says that the run is over, as ``fedemu device`` does. Returns the exit code."""
+    require_host(runtime.connect)
     folder = state if state is not None else state_folder(os.environ)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -35,17 +39,50 @@ def supervise_alone(count: int, runtime: Runtime, state: Path | None) -> int:
             f"can't make {folder}: {error.strerror}; choose another folder with --state"
         ) from error
     say(
-        f"{counted(count)} for the coordinator at {runtime.connect}; "
-        f"they wait {SupervisorPlan.connect_seconds:g} s for it\n"
+        f"{counted(count, 'device')} for the coordinator at {runtime.connect}; "
+        f"{'it waits' if count == 1 else 'they wait'} {SupervisorPlan.connect_seconds:g} s for it\n"
         f"  process  {os.getpid()}\n  state    {folder}"
     )
-    run_devices(count, runtime, folder, folder / "logs")
-    say("the run is over")
-    return 0
+    told = Told(count)
+    outcome = run_devices(count, runtime, folder, folder / "logs", told)
+    code, words = ENDS.get(outcome, (0, outcome))
+    say(f"the run is over: {words}")
+    if idle := count - told.places:
+        were = f"{idle:,} of these {counted(count, 'device')} {'was' if idle == 1 else 'were'} superfluous"
+        say(f"{were}; --n {told.places} is enough" if told.places else were)
+    return code
 
 
-def run_devices(count: int, runtime: Runtime, state: Path, logs: Path) -> None:
-    """Supervise ``count`` devices to the end of the run. Raises the errors of ``supervise``."""
+ENDS: Mapping[str, tuple[int, str]] = {
+    "completed": (0, "completed"),
+    "diverged": (0, "it diverged, because the model or too many replies were not finite"),
+    "quorum": (QuorumError.exit_code, "too few devices replied in every try of a round"),
+    "unreachable": (UnreachableError.exit_code, "not all devices of the experiment came in time"),
+    "interrupted": (
+        INTERRUPTED,
+        "the coordinator was interrupted; start these devices again when it goes on (fedemu coordinator --resume)",
+    ),
+    "failed": (INTERNAL_ERROR, "an error ended the coordinator; its terminal and its log say which"),
+}
+"""By the reason of the coordinator's farewell: the exit code of the devices, and words for people."""
+
+
+def require_host(address: str) -> None:
+    """Raise ConfigurationError if ``address`` names a host that does not resolve. It would be sought in vain."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not address.startswith("tcp://") or not host:
+        return
+    try:
+        socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the host {host!r} of {address} cannot be found ({error.strerror}); "
+            "give the coordinator's address with --connect"
+        ) from error
+
+
+def run_devices(count: int, runtime: Runtime, state: Path, logs: Path, told: Told) -> str:
+    """Supervise ``count`` devices to the end of the run, and return its outcome. Raises the errors of ``supervise``."""
     open_log(logs / "devices.log", runtime.log_level)
     with _observed(runtime.metrics_port) as metrics:
         plan = SupervisorPlan(
@@ -57,23 +94,50 @@ def run_devices(count: int, runtime: Runtime, state: Path, logs: Path) -> None:
             per_process=runtime.per_process,
             device_type=runtime.device_type,
             logs=logs,
-            observer=Told(metrics),
+            observer=told.beside(metrics),
         )
-        asyncio.run(supervise(plan))
+        return asyncio.run(supervise(plan))
 
 
 class Told(MachineObserver):
-    """Tells people when all devices are connected, and which processes are started again. Passes every event on."""
+    """Tells people what they may have to do something about, and passes every event on.
 
-    def __init__(self, metrics: MachineObserver) -> None:
-        self._metrics = metrics
+    That is: whether the run has places for all devices, when all are connected, whether the coordinator is gone or
+    back, and which processes are started again. ``places`` is the number of places that the run has given.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.places = 0
+        self._count = count
+        self._metrics: MachineObserver = Silent()
         self._complete = False
+
+    def beside(self, metrics: MachineObserver) -> Told:
+        """This observer, which passes on to ``metrics``."""
+        self._metrics = metrics
+        return self
+
+    def placed(self, places: int) -> None:
+        self._metrics.placed(places)
+        self.places = places
+        if not places:
+            say("all places of the run are taken; these devices wait until some are free, or the run is over")
+        elif places < self._count:
+            say(f"the run wants {places:,} of these {counted(self._count, 'device')}; the others stay idle")
+
+    def lost(self, seconds: float) -> None:
+        self._metrics.lost(seconds)
+        say(f"the coordinator is gone; these devices look for it for {seconds:.0f} s")
+
+    def found(self) -> None:
+        self._metrics.found()
+        say("the coordinator is back")
 
     def devices(self, counts: Mapping[str, int]) -> None:
         self._metrics.devices(counts)
         if not self._complete and counts.get("connected") and not counts.get("starting"):
             self._complete = True
-            say(f"{counted(counts['connected'])} connected")
+            say(f"{counted(counts['connected'], 'device')} connected")
 
     def restarted(self, kind: str) -> None:
         self._metrics.restarted(kind)
@@ -94,11 +158,6 @@ class Told(MachineObserver):
 def say(text: str) -> None:
     """Print a line for people on stderr."""
     print(text, file=sys.stderr, flush=True)
-
-
-def counted(devices: int) -> str:
-    """A number of devices, in words."""
-    return "1 device" if devices == 1 else f"{devices} devices"
 
 
 def state_folder(environment: Mapping[str, str]) -> Path:
@@ -130,7 +189,8 @@ def main(words: Sequence[str]) -> int:
     count, state, logs, runtime = words
 
     def action() -> int:
-        run_devices(int(count), Runtime.model_validate_json(runtime), Path(state), Path(logs))
-        return 0
+        told = Told(int(count))
+        run_devices(int(count), Runtime.model_validate_json(runtime), Path(state), Path(logs), told)
+        return 0  # the coordinator of the same command tells how the run ended
 
     return exit_code_of(action)

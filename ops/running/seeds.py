@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedemu.coordinator.record.run import read_run
+from fedemu.device.machine.processors import require_processor
 from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, check_resume, load_experiment, read_frozen
@@ -84,6 +85,7 @@ def new_group(
     """
     loaded = [load_experiment(source, [*overrides, f"seed={seed}"], environment) for seed in seeds]
     experiment, runtime = loaded[0]
+    require_processor(runtime.device_type)
     find_data(experiment)
     folder = out if out is not None else _next_free(experiment.name)
     if out is not None and (out.is_file() or (out.is_dir() and any(out.iterdir()))):
@@ -105,6 +107,7 @@ def reopen_group(
         raise ConfigurationError(f"{folder} holds no group of seeds; start one with --out {folder}")
     some_seed, some_directory = next(iter(claimed.items()))
     wanted, runtime = check_resume(read_frozen(some_directory), [*overrides, f"seed={some_seed}"], environment)
+    require_processor(runtime.device_type)
     members = []
     for seed in claimed if seeds is None else seeds:
         if seed in claimed:

@@ -81,8 +81,9 @@ class PlainDisplay:
         line, told = self.progress.absence, self._absence_told
         if line is None:
             self._absence_told = None
-            if told is not None and self.progress.states.get("connected"):
-                self._print(f"{counted(self.progress.states.get('connected', 0), 'device')} connected again")
+            connected = self.progress.states.get("connected", 0)
+            if told is not None and connected:
+                self._print(f"{counted(connected, 'device')} connected now")
         elif told is None or self._clock() - told >= ABSENCE_LINE_SECONDS:
             self._absence_told = self._last_line = self._clock()
             self._print(line)
@@ -144,10 +145,8 @@ class PlainDisplay:
         progress = self.progress
         progress.begin()
         if progress.resumed_at is not None:
-            done = counted(progress.round, "round")
-            self._print(
-                f"resumed at round {progress.resumed_at} of {progress.rounds}; {done} took {span(progress.elapsed)}"
-            )
+            before = f"{counted(progress.round, 'round')} in {span(progress.elapsed)}"
+            self._print(f"resumed at round {progress.resumed_at} of {progress.rounds}, after {before}")
 
     def _tell_failure(self, device: int, reason: str) -> None:
         """Say why a device failed, once for each of the first few reasons."""

@@ -178,6 +178,15 @@ class SupervisorMetrics:
         for kind in ("device", "trainer", "zygote"):
             self._restarts.labels(kind)
 
+    def placed(self, places: int) -> None:
+        """Nothing is kept: ``fedemu_devices`` counts the devices of this machine."""
+
+    def lost(self, seconds: float) -> None:
+        """Nothing is kept: the metrics of the coordinator tell whether it is there."""
+
+    def found(self) -> None:
+        """Nothing is kept, as for ``lost``."""
+
     def devices(self, counts: Mapping[str, int]) -> None:
         for state, count in counts.items():
             self._devices.labels(state).set(count)

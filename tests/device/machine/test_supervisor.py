@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from fedemu.device.machine.lease import LIFE_BITS
+from fedemu.device.machine.observer import Silent
 from fedemu.device.machine.supervisor import SupervisorPlan, supervise
 from fedemu.protocol.errors import ConfigurationError, DataError, RefusedError, UnreachableError
 from fedemu.protocol.messages import Bye, Died, Enroll, Failed, Need
@@ -40,7 +41,7 @@ def named(name: str) -> list[psutil.Process]:
 
 
 @asynccontextmanager
-async def supervising(plan: SupervisorPlan) -> AsyncIterator[asyncio.Task[None]]:
+async def supervising(plan: SupervisorPlan) -> AsyncIterator[asyncio.Task[str]]:
     """A supervisor in this process, cancelled at the end if it still runs."""
     task = asyncio.get_running_loop().create_task(supervise(plan))
     try:
@@ -50,8 +51,24 @@ async def supervising(plan: SupervisorPlan) -> AsyncIterator[asyncio.Task[None]]
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def ended(task: asyncio.Task[None], seconds: float = 15.0) -> None:
-    await asyncio.wait_for(task, seconds)
+async def ended(task: asyncio.Task[str], seconds: float = 15.0) -> str:
+    return await asyncio.wait_for(task, seconds)
+
+
+class Heard(Silent):
+    """An observer that notes what it is told of places and of the coordinator."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def placed(self, places: int) -> None:
+        self.told.append(f"placed {places}")
+
+    def lost(self, seconds: float) -> None:
+        self.told.append("lost" if 0 <= seconds <= 20 else f"lost {seconds}")
+
+    def found(self) -> None:
+        self.told.append("found")
 
 
 async def test_a_round_goes_all_the_way_and_stop_ends_it(coordinator: Any, plan: Any) -> None:
@@ -268,11 +285,13 @@ async def test_nobody_at_the_address_is_one_sentence(plan: Any, free_port: int) 
 async def test_a_coordinator_that_is_gone_for_good_ends_the_supervisor(coordinator: Any, plan: Any) -> None:
     server = coordinator(devices=2)
     server.terms.heartbeat_seconds = 0.1
-    async with supervising(plan(server.address, 2, lost_seconds=1.0)) as task:
+    heard = Heard()
+    async with supervising(plan(server.address, 2, lost_seconds=1.0, observer=heard)) as task:
         await server.everyone()
         server.close()
         with pytest.raises(UnreachableError, match="has been away for 1 s"):
             await ended(task)
+    assert heard.told == ["placed 2", "lost"]
 
 
 async def test_other_data_than_the_coordinators_are_refused(coordinator: Any, plan: Any) -> None:
@@ -297,11 +316,13 @@ async def test_a_refusal_is_one_sentence(coordinator: Any, plan: Any) -> None:
 async def test_a_machine_without_a_place_waits_for_the_end(coordinator: Any, plan: Any) -> None:
     server = coordinator()
     server.refusals.append("fleet_full")
-    async with supervising(plan(server.address)) as task:
-        await server.until(lambda: server.heard_of(Enroll), "the request")
+    heard = Heard()
+    async with supervising(plan(server.address, observer=heard)) as task:
+        await server.until(lambda: heard.told, "the refusal")
         server.supervisor = server.log[0][0]
         server.stop()
         await ended(task)
+    assert heard.told == ["placed 0"]
 
 
 async def test_a_trainer_that_cannot_work_ends_the_machine_with_its_reason(coordinator: Any, plan: Any) -> None:

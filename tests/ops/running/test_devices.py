@@ -1,11 +1,16 @@
 """What `fedemu device` says, and where it keeps its state."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from fedemu.device.machine.observer import Silent
+from fedemu.device.machine.supervisor import SupervisorPlan
+from fedemu.ops.experiment import Runtime
+from fedemu.ops.running import devices
 from fedemu.ops.running.devices import Told, state_folder
+from fedemu.protocol.errors import ConfigurationError
 
 
 class Heard(Silent):
@@ -18,7 +23,7 @@ class Heard(Silent):
 
 def test_the_fleet_is_told_complete_once(capsys: pytest.CaptureFixture[str]) -> None:
     heard = Heard()
-    told = Told(heard)
+    told = Told(300).beside(heard)
     for connected in (0, 100, 300, 299, 300):
         told.devices({"connected": connected, "starting": 300 - connected, "stopped": 0})
     assert capsys.readouterr().err == "300 devices connected\n"
@@ -26,10 +31,72 @@ def test_the_fleet_is_told_complete_once(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_trainer_that_ended_is_told_and_a_device_is_not(capsys: pytest.CaptureFixture[str]) -> None:
-    told = Told(Silent())
+    told = Told(300)
     told.restarted("device")
     told.restarted("trainer")
     assert capsys.readouterr().err == "a trainer ended and is started again\n"
+
+
+def test_a_coordinator_that_is_gone_is_told_and_that_it_is_back(capsys: pytest.CaptureFixture[str]) -> None:
+    told = Told(2)
+    told.placed(2)
+    told.lost(110.0)
+    told.found()
+    assert capsys.readouterr().err.splitlines() == [
+        "the coordinator is gone; these devices look for it for 110 s",
+        "the coordinator is back",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "places", "code", "last"),
+    [
+        ("completed", 25, 0, "the run is over: completed"),
+        ("completed", 20, 0, "5 of these 25 devices were superfluous; --n 20 is enough"),
+        ("completed", 0, 0, "25 of these 25 devices were superfluous"),
+        ("quorum", 25, 3, "the run is over: too few devices replied in every try of a round"),
+        ("unreachable", 25, 3, "the run is over: not all devices of the experiment came in time"),
+        (
+            "interrupted",
+            25,
+            4,
+            "the run is over: the coordinator was interrupted; start these devices again when it goes",
+        ),
+        ("failed", 25, 5, "the run is over: an error ended the coordinator"),
+        ("stop", 25, 0, "the run is over: stop"),
+    ],
+)
+def test_devices_end_with_the_outcome_of_the_run_and_its_code(
+    outcome: str,
+    places: int,
+    code: int,
+    last: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    async def supervise(plan: SupervisorPlan) -> str:
+        plan.observer.placed(places)
+        return outcome
+
+    monkeypatch.setattr(devices, "supervise", supervise)
+    assert devices.supervise_alone(25, Runtime(), tmp_path) == code
+    assert capsys.readouterr().err.splitlines()[-1].startswith(last)
+
+
+def test_a_host_that_does_not_resolve_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unknown(host: str, port: str, **_: object) -> None:
+        assert (host, port) == ("nosuch", "5555")
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(ConfigurationError, match=r"^the host 'nosuch' of tcp://nosuch:5555 cannot be found \(Name or"):
+        devices.supervise_alone(1, Runtime(connect="tcp://nosuch:5555"), tmp_path)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:5577", "tcp://[::1]:5577", "ipc:///tmp/there"])
+def test_an_address_without_a_name_has_nothing_to_resolve(address: str) -> None:
+    devices.require_host(address)
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_where_nobody_is_connected_a_plain_line_says_so_now_and_then(progress: P
     assert written.getvalue().splitlines() == [
         "no device is connected; 31 s until they count as failed (try 1 of 3)",
         "no device is connected; 21 s until they count as failed (try 1 of 3)",
-        "300 devices connected again",
+        "300 devices connected now",
     ]
 
 
@@ -248,7 +248,7 @@ def test_a_resumed_run_says_so_and_counts_on(progress: Progress, clock: Clock) -
     display.resumed([row(round) for round in range(1, 8)], 12.0)
     clock.now += 3.0  # the experiment is put together
     with display:
-        assert written.getvalue() == "resumed at round 8 of 40; 7 rounds took 12 s\n"
+        assert written.getvalue() == "resumed at round 8 of 40, after 7 rounds in 12 s\n"
         shown = picture(progress)
         for part in ("round 7/40", "waiting for devices", "accuracy 57.0 %   best 57.0 %", "210 accepted", "real 12 s"):
             assert part in shown

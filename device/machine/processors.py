@@ -1,0 +1,45 @@
+"""The processors on which a machine's trainers compute. Nothing here imports torch into this process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from fedemu.protocol.errors import ConfigurationError
+
+
+def require_processor(device_type: str) -> None:
+    """Raise ConfigurationError if trainers are to compute on CUDA and torch finds none on this machine.
+
+    A process of its own asks torch, whose import takes seconds, and only if there is a GPU to ask for.
+    """
+    if device_type != "cuda":
+        return
+    ask = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    seen = _gpus() or any(map(os.path.exists, ("/dev/dxg", "/dev/nvhost-gpu", "/dev/nvmap")))
+    if not seen or subprocess.run([sys.executable, "-c", ask], capture_output=True, check=False).returncode:
+        raise ConfigurationError(
+            "device_type is cuda, but torch finds no CUDA device on this machine; choose cpu, or auto, which takes "
+            "CUDA where there is one"
+        )
+
+
+def default_trainers(device_type: str) -> int:
+    """The default number of trainers: one per GPU that this process may use, or one per core if there is no GPU."""
+    return (len(_gpus()) if device_type != "cpu" else 0) or len(os.sched_getaffinity(0))
+
+
+def one_gpu(number: int) -> dict[str, str]:
+    """The environment that shows a trainer one GPU only. Trainers take the GPUs in turn."""
+    gpus = _gpus()
+    return {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}
+
+
+def _gpus() -> list[str]:
+    """CUDA's names of the GPUs that this process may use, found without loading CUDA."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip() and name.strip() != "-1"]
+    return [str(place) for place in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]

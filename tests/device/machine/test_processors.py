@@ -1,0 +1,65 @@
+"""How many trainers a machine has, which GPU each of them sees, and whether there is any."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from fedemu.device.machine import processors
+from fedemu.protocol.errors import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def three_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 5})
+
+
+@pytest.mark.parametrize(
+    ("visible", "device_type", "count"),
+    [("0,1", "auto", 2), ("0,1", "cuda", 2), ("0,1", "cpu", 3), ("", "auto", 3), ("-1", "auto", 3)],
+)
+def test_there_is_one_trainer_per_gpu_or_else_one_per_core(
+    monkeypatch: pytest.MonkeyPatch, visible: str, device_type: str, count: int
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert processors.default_trainers(device_type) == count
+
+
+def test_without_a_choice_the_gpus_are_those_that_the_system_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: [self / "nvidia0", self / "nvidia1"])
+    assert processors.default_trainers("auto") == 2
+
+
+def test_trainers_take_the_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b")
+    shown = [processors.one_gpu(number)["CUDA_VISIBLE_DEVICES"] for number in range(3)]
+    assert shown == ["GPU-a", "GPU-b", "GPU-a"]
+
+
+def test_without_gpus_a_trainer_is_shown_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert processors.one_gpu(0) == {}
+
+
+def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(os.path, "exists", lambda path: False)
+    with pytest.raises(
+        ConfigurationError, match=r"^device_type is cuda, but torch finds no CUDA device on this machine"
+    ):
+        processors.require_processor("cuda")
+    processors.require_processor("auto")
+    processors.require_processor("cpu")
+
+
+@pytest.mark.parametrize(("answer", "refused"), [(0, False), (1, True)])
+def test_torch_is_asked_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch, answer: int, refused: bool) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, answer))
+    with pytest.raises(ConfigurationError) if refused else nullcontext():
+        processors.require_processor("cuda")
