@@ -26,7 +26,7 @@ from fedemu.coordinator.service.service import Service
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.blobs.store import BlobStore
-from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError
+from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError, UnreachableError
 from fedemu.protocol.messages import Granted
 
 
@@ -179,7 +179,11 @@ class Coordinator:
         )
         # Without a fleet there is nothing to summarise.
         if not isinstance(error, UnreachableError):
-            self._run.finish(summary, variables)
+            try:
+                self._run.finish(summary, variables)
+            except FedemuError as failure:
+                # The first error tells the cause, and the fleet has to hear of the end in any case.
+                error = error or failure
         await self._service.stop("unreachable" if isinstance(error, UnreachableError) else outcome)
         if error is None or isinstance(error, Diverged):
             return summary

@@ -108,6 +108,10 @@ class AskMachine(ABC):
         return None
 
     @abstractmethod
+    def stalled(self, seconds: float) -> None:
+        """The coordinator stood still for so long. This time does not count for a device that is waited for."""
+
+    @abstractmethod
     def open(self, now: float) -> list[Action]:
         """Start the ask, and give the Work out."""
 

@@ -132,6 +132,10 @@ class Exchange:
         """The device is no longer connected."""
         self._perform(self.machine.left(device, now))
 
+    def stalled(self, seconds: float) -> None:
+        """The coordinator stood still, and read no message meanwhile."""
+        self.machine.stalled(seconds)
+
     def tick(self, now: float) -> None:
         """Time passed. Unanswered messages are sent again, and devices are given up."""
         self._perform(self.machine.tick(now))

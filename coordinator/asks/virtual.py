@@ -131,6 +131,13 @@ class VirtualAsk(AskMachine):
             return None
         return len(since), now - min(since), max(0.0, max(since) + self.terms.give_up - now)
 
+    def stalled(self, seconds: float) -> None:
+        for wait in (*self._unscheduled.values(), *self._running.values()):
+            wait.since += seconds
+            wait.again += seconds
+        self._absent = {device: since + seconds for device, since in self._absent.items()}
+        self._progress += seconds
+
     def tick(self, now: float) -> list[Action]:
         """Give up the devices that were absent or silent for too long, and send unanswered messages again."""
         actions: list[Action] = []

@@ -35,6 +35,9 @@ class WallAsk(AskMachine):
         return self.pending(device)
 
     def result(self, device: DeviceId, now: float) -> list[Action]:
+        """The result counts if it came before the deadline, whether the timer has noticed the deadline or not."""
+        if now - self._opened >= self.terms.deadline:
+            return self._advance(now)
         self._settle(device, "accepted")
         return [Tell(device, self._thanks), *self._advance(now)]
 
@@ -59,6 +62,9 @@ class WallAsk(AskMachine):
             return []
         self._settle(device, "dropped")
         return self._advance(now)
+
+    def stalled(self, seconds: float) -> None:
+        """The deadline is in real time, whatever happened meanwhile."""
 
     def tick(self, now: float) -> list[Action]:
         """Close the ask once its deadline is over."""

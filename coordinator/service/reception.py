@@ -78,15 +78,22 @@ class Reception:
         except ProtocolError as error:
             self._refuse(peer, "malformed", str(error), now, counted_as=error.reason)
         except Exception as error:
-            if not self.broken.done():
-                self.broken.set_exception(error)
+            self.fail(error)
 
     def rejected(self, peer: bytes, error: ProtocolError) -> None:
         """Refuse a message that could not be decoded."""
         now = self.timeline.now()
-        self.roster.heard(peer, now)
         reason = "version" if error.reason == "version" else "malformed"
-        self._refuse(peer, reason, str(error), now, counted_as=error.reason)
+        try:
+            self.roster.heard(peer, now)
+            self._refuse(peer, reason, str(error), now, counted_as=error.reason)
+        except Exception as fault:
+            self.fail(fault)
+
+    def fail(self, error: Exception) -> None:
+        """End the run with the first fault of the coordinator itself."""
+        if not self.broken.done():
+            self.broken.set_exception(error)
 
     def expire(self, now: float) -> None:
         """End the sessions of the peers that fell silent."""

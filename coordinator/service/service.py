@@ -59,6 +59,8 @@ class Service:
         self._timer: asyncio.TimerHandle | None = None
         self._ticked = 0.0
         self._stalled = -math.inf
+        self._stalls = 0.0
+        """The seconds for which this process stood still, in all."""
         self._wait: _Wait | None = None
         self._deserted: float | None = None
         """Since when no device at all has had a connection."""
@@ -88,10 +90,10 @@ class Service:
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait until the condition is true, ``seconds`` (real) at most. Returns whether it is true."""
-        end = self.timeline.now() + seconds
+        end = self.timeline.now() + seconds - self._stalls
         changed = self.reception.changed
         while not condition():
-            left = end - self.timeline.now()
+            left = end + self._stalls - self.timeline.now()
             if left <= 0:
                 return False
             changed.clear()
@@ -223,9 +225,23 @@ class Service:
 
     def _tick(self) -> None:
         now = self.timeline.now()
-        # After a long stall of this process every peer seems silent. Their messages have to be read first.
-        if now - self._ticked > TICK_SECONDS + self._settings.heartbeat_seconds:
+        try:
+            self._look(now)
+        except Exception as error:
+            self.reception.fail(error)
+        self._ticked = now
+        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+    def _look(self, now: float) -> None:
+        """What has to be done a few times a second."""
+        # After a long stall of this process every peer seems silent. Their messages have to be read first, and the
+        # time of the stall does not count for any wait.
+        stall = now - self._ticked - TICK_SECONDS
+        if stall > self._settings.heartbeat_seconds:
             self._stalled = now
+            self._stalls += stall
+            if self.reception.exchange is not None:
+                self.reception.exchange.stalled(stall)
         if now - self._stalled >= self._settings.heartbeat_seconds:
             self.reception.expire(now)
         if self.reception.exchange is not None:
@@ -233,5 +249,3 @@ class Service:
         if int(now) != int(self._ticked):
             self._observers.fleet(self.counts())
             self._observers.waiting(self.absence(now))
-        self._ticked = now
-        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)

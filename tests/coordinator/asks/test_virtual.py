@@ -205,6 +205,15 @@ def test_a_device_that_stays_away_beyond_give_up_fails_and_perturbs_the_run() ->
     assert (machine.verdicts[DeviceId(0)], machine.perturbed, machine.given_up) == ("failed", True, {0})
 
 
+def test_the_time_for_which_the_coordinator_stood_still_does_not_count() -> None:
+    machine = opened([finish(10), finish(20)], 1, give_up=60.0)
+    machine.left(DeviceId(0), 5.0)
+    machine.stalled(130.0)
+    assert machine.tick(195.0) == []
+    assert machine.awaited(195.0) == (1, 60.0, 0.0)
+    assert machine.tick(195.1) == [Tell(DeviceId(1), Proceed(ask=str(ASK)))]
+
+
 def test_a_device_that_does_not_answer_its_work_within_give_up_fails() -> None:
     machine = VirtualAsk(terms(1, 1, give_up=60.0), [DeviceId(0)])
     machine.open(0.0)

@@ -39,6 +39,14 @@ def test_a_device_that_has_not_answered_at_the_deadline_is_late() -> None:
     machine.check()
 
 
+def test_a_result_after_the_deadline_is_late_even_if_no_timer_has_noticed() -> None:
+    machine = opened(2, 2)
+    late = Late(ask=str(ASK))
+    assert machine.result(ONE, 150.0) == [Tell(ONE, late), Tell(TWO, late)]
+    assert machine.verdicts == {0: "late", 1: "late"}
+    machine.check()
+
+
 def test_a_device_that_disconnects_has_dropped_out_and_its_return_changes_nothing() -> None:
     machine = opened(2, 1)
     machine.left(ONE, 60.0)
