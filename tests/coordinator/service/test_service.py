@@ -13,7 +13,6 @@ from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol.errors import FedemuError
-from fedemu.protocol.messages import Work
 from fedemu.protocol.transport.memory import MemoryNetwork
 
 Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
