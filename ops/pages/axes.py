@@ -41,6 +41,12 @@ def fit_shares(
     axes.set(**{f"{which}label": label})
 
 
+def say_cut(axes: Any) -> None:
+    """Say in the label of the vertical axis that it does not begin at 0, if it is so."""
+    if axes.get_ylim()[0] > 0:
+        axes.set_ylabel(f"{axes.get_ylabel()}\n(axis not from 0)")
+
+
 def limits(values: Any, lowest: float = 0.0, highest: float = 1.0) -> tuple[float, float]:
     """Limits for an axis of the shares ``values``: round numbers with a little room around them."""
     known = np.asarray(values, dtype=np.float64)

@@ -39,6 +39,7 @@ def render(template: str, context: Mapping[str, object]) -> str:
 
     environment.filters["unbroken"] = unbroken
     environment.filters["explained"] = explained
+    environment.filters["joined"] = lambda text: text.replace(" %", "\N{NO-BREAK SPACE}%")
     environment.globals["explanations"] = shown
     return environment.get_template(template).render(context)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec
 
@@ -29,7 +30,6 @@ PALETTE = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, SLATE)
 """The colours of lines that are compared. After the last colour they are used again with another line style."""
 LINE_STYLES = ("-", "--", ":")
 MARKERS = "osD^vP*X<>"
-_LONGEST_NAME = 64
 ACCURACY_COLOURS = matplotlib.colormaps["viridis"].with_extremes(bad=(0.55, 0.6, 0.64, 0.35))
 """The colours of accuracies from 0 to 1. A missing accuracy is grey."""
 ORDERED = LinearSegmentedColormap.from_list("ordered", ["#2f6fd6", "#8a5fd0", "#c9559b", "#de6a4a", "#c98a00"])
@@ -110,7 +110,14 @@ def over_rounds(axes: Any) -> None:
 
 def round_ticks(bins: int = 9, *, integer: bool = False) -> MaxNLocator:
     """At most ``bins`` intervals between ticks at multiples of 1, 2, 5 or 10."""
-    return MaxNLocator(bins, integer=integer, steps=[1, 2, 5, 10])
+    return (_WholeTicks if integer else MaxNLocator)(bins, integer=integer, steps=[1, 2, 5, 10])
+
+
+class _WholeTicks(MaxNLocator):
+    """Ticks at whole numbers, also where an axis is so short that it holds a single one."""
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        return [tick for tick in super().tick_values(vmin, vmax) if float(tick).is_integer()] or [round(vmin)]
 
 
 def class_map(axes: Any, rounds: Sequence[int], table: Floats) -> Any:
@@ -203,9 +210,14 @@ def legend_columns(named: Sequence[str]) -> int:
     return 1 if longest > 34 else 2 if longest > 20 else 3
 
 
-def shortened(name: str) -> str:
+def shortened(name: str, longest: int = 64) -> str:
     """A name that fits below a figure. The middle of a longer one is left out."""
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME // 2]}…{name[-_LONGEST_NAME // 2 + 1 :]}"
+    return name if len(name) <= longest else f"{name[: longest // 2]}…{name[-longest // 2 + 1 :]}"
+
+
+def wrapped(name: str, width: int) -> str:
+    """A name in at most three lines of at most ``width`` characters."""
+    return textwrap.fill(shortened(name, 3 * width - 6), width)
 
 
 def line_look(place: int) -> dict[str, Any]:

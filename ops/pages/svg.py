@@ -18,6 +18,12 @@ _ID: Final = re.compile(r'\sid="([^"]+)"')
 _REFERENCE: Final = re.compile(r'(?:href="|url\()#([^")]+)')
 _TAG: Final = re.compile(r"<[^>]+>")
 _LONG_NUMBER: Final = re.compile(r"-?\d+\.\d{3,}(?!\d*[eE])")
+_VIEW: Final = re.compile(r'viewBox="0 0 ([\d.]+) ')
+_LARGEST: Final = 1.75
+"""A picture is at most so many times as large as it was drawn, so that its texts stay small."""
+_BROAD: Final = 450
+_SMALLEST: Final = 0.8
+"""A picture that was drawn broader than ``_BROAD`` points has at least so many pixels per point."""
 _COLOUR: Final = re.compile("|".join(NAMED))
 
 
@@ -33,8 +39,16 @@ def inline_svg(svg: str, name: str, title: str) -> str:
     svg = _REFERENCE.sub(lambda match: match[0].replace(match[1], used[match[1]]), svg)
     svg = _TAG.sub(lambda match: _short(match[0]), svg)
     svg = re.sub(r">\s*\n\s*<", "><", svg).replace("<defs></defs>", "").strip()
-    head = f'<svg role="img" aria-label="{html.escape(title)}"'
+    width = _VIEW.search(svg)
+    size = f' style="{_size(float(width[1]))}"' if width else ""
+    head = f'<svg role="img" aria-label="{html.escape(title)}"{size}'
     return svg.replace("<svg", head, 1)
+
+
+def _size(points: float) -> str:
+    """The CSS of a picture that was drawn ``points`` wide. A broad one scrolls before its texts become too small."""
+    least = f"min-width: {_SMALLEST * points:.0f}px; " if points > _BROAD else ""
+    return f"{least}max-width: {_LARGEST * points:.0f}px"
 
 
 def _short(tag: str) -> str:

@@ -25,7 +25,7 @@ def head(run: Run) -> list[Fact]:
         ("date", date_of(run)),
     ]
     again = [
-        ("again", command_again(table, run.path) if table else ""),
+        ("run again", command_again(table, run.path) if table else ""),
         ("model digest", str(summary.get("model_digest") or "")),
     ]
     return [

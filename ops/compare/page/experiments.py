@@ -30,7 +30,7 @@ from fedemu.ops.pages.style import (
     marker,
     new_figure,
     round_ticks,
-    shortened,
+    wrapped,
 )
 
 _FEW_ROUNDS = 4
@@ -129,7 +129,7 @@ def forgetting_and_accuracy(comparison: Comparison) -> Figure | None:
     if not drawn:
         return None
     places = range(len(comparison.entries))
-    figure.axes[0].set_yticks(places, [_wrapped(shortened(entry.label)) for entry in comparison.entries], fontsize=8)
+    figure.axes[0].set_yticks(places, [wrapped(entry.label, 22) for entry in comparison.entries], fontsize=8)
     figure.axes[0].set_ylim(len(places) - 0.5, -0.7)
     return figure
 
@@ -185,7 +185,7 @@ def class_accuracy(comparison: Comparison) -> Figure | None:
         axes.set_visible(False)
     for axes, (label, rounds, table) in zip(cells.flat, maps, strict=False):
         image = class_map(axes, rounds, table)
-        axes.set_title(_wrapped(shortened(label)), fontsize=9)
+        axes.set_title(wrapped(label, 30), fontsize=9)
         axes.xaxis.set_major_locator(round_ticks(6, integer=True))
         axes.tick_params(labelbottom=True)
     figure.supxlabel("round", fontsize=9.5)
@@ -259,14 +259,3 @@ def _height(comparison: Comparison) -> float:
     """The height of a figure in inches, with room for the plot and for the legend below it."""
     named = [entry.label for entry in comparison.entries]
     return 3.2 + 0.2 * -(-len(named) // legend_columns(named))
-
-
-def _wrapped(label: str) -> str:
-    """The label, broken into short lines after its commas."""
-    lines = [""]
-    for word in label.split(", "):
-        if lines[-1] and len(lines[-1]) + len(word) > 28:
-            lines.append(word)
-        else:
-            lines[-1] += f", {word}" if lines[-1] else word
-    return ",\n".join(lines)

@@ -35,7 +35,7 @@ def head(comparison: Comparison, out: Path) -> list[Fact]:
     again = shlex.join([*comparison.command, "--out", str(out)]) if comparison.command else ""
     return [
         *(Fact(name, value) for name, value in facts if value),
-        *([Fact("again", again, "code")] if again else []),
+        *([Fact("make again", again, "code")] if again else []),
     ]
 
 

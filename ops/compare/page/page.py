@@ -94,7 +94,7 @@ def _runs(comparison: Comparison) -> Table:
         ("rounds", "number"),
         ("outcome", "words"),
         ("date", "words"),
-        ("again", "code"),
+        ("run again", "code"),
         ("model digest", "code"),
         ("directory", "code"),
     ]
@@ -105,7 +105,7 @@ def _runs(comparison: Comparison) -> Table:
             f"{len(run.rows):,}",
             outcome_of(run),
             date_of(run),
-            command_again(tomllib.loads(run.config), run.path),
+            command_again(tomllib.loads(run.config), run.path) if run.config else "–",
             str((run.summary or {}).get("model_digest") or "–")[:16],
             str(run.path),
         )

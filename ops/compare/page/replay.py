@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from fedemu.ops.compare.entry import Statistic
 from fedemu.ops.compare.replay import ACCURACY, FORGETTING, LOSS, OBJECTIVE, PERPLEXITY, Measure, Point, ReplayStudy
-from fedemu.ops.pages.axes import POINTS, SHARES
+from fedemu.ops.pages.axes import POINTS, SHARES, say_cut
 from fedemu.ops.pages.colours import GREY
 from fedemu.ops.pages.style import (
     MARKERS,
@@ -150,6 +150,8 @@ def _by_size(studies: Studies, wanted: set[Measure]) -> Figure | None:
         return None
     _scale_sizes(axes, sorted({size for study, _ in shown for size in study.sizes}))
     _scale_values(axes, measure, changes)
+    if not changes:
+        say_cut(axes)
     return legend_below(figure, axes)
 
 
@@ -225,14 +227,17 @@ def _title_by_period(study: ReplayStudy) -> str:
 
 
 def _looks(studies: Studies) -> dict[tuple[str, str], Look]:
-    """The colour, line style, marker and name of each line, by the label of its study and by its strategy."""
+    """The colour, line style, marker and name of each line, by the label of its study and by its strategy.
+
+    The colour is that of the first experiment of the line in the other pictures.
+    """
     several = len(studies) > 1
-    keys = [(study.label, line) for study in studies for line in study.lines]
+    keys = [(study.label, line, points[0].place) for study in studies for line, points in study.lines.items()]
     return {
         (study, line): {
             **line_look(place),
-            "marker": MARKERS[place % len(MARKERS)],
+            "marker": MARKERS[number % len(MARKERS)],
             "label": f"{study}: {line}" if several else line,
         }
-        for place, (study, line) in enumerate(keys)
+        for number, (study, line, place) in enumerate(keys)
     }

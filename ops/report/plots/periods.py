@@ -69,7 +69,7 @@ def period_matrix(results: PeriodResults) -> Figure | None:
     """A matrix of the model after each period on each period's test set, and beside it measures of each model."""
     reached, periods = len(results.rounds), results.periods
     figure = bare_figure(WIDTH, float(np.clip(1.7 + 0.3 * reached, 3.2, 6.6)))
-    matrix, level, change = figure.subplots(1, 3, sharey=True, width_ratios=[4.2, 1.3, 1.6])
+    matrix, level, change = figure.subplots(1, 3, sharey=True, width_ratios=[3.6, 1.5, 1.6])
     table = results.perplexity if results.language else results.accuracy
     image = cell_map(matrix, table, **_colours(results, table))
     if max(reached, periods) <= _MOST_NUMBERED:
@@ -89,13 +89,14 @@ def period_matrix(results: PeriodResults) -> Figure | None:
         axes.set_xlabel(title)
         axes.xaxis.set_major_locator(round_ticks(2))
         axes.tick_params(axis="y", length=0)
-        axes.tick_params(axis="x", labelsize=7.5)
+        axes.tick_params(axis="x", labelsize=7)
         axes.grid(False, axis="y")
         axes.margins(x=0.15)
     if results.language:
         change.xaxis.set_major_formatter(SHARES)
     else:
         fit_shares(level, results.after_each("average_accuracy"), "", "x")
+        level.xaxis.label.set_fontsize(7.5)
         level.xaxis.set_major_locator(round_ticks(2))
         change.xaxis.set_major_formatter(POINTS)
     change.axvline(0, color=GREY, linewidth=1)

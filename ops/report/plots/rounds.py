@@ -148,9 +148,11 @@ def fleet_online(rows: Rows) -> Figure | None:
     divisor, unit = time_unit(float(times[-1]))
     figure, axes = new_figure("Fleet on-line")
     axes.xaxis.set_major_locator(round_ticks())
-    axes.step(times / divisor, online, where="post", color=GREEN, linewidth=1.8)
+    axes.step(times / divisor, online, where="post", color=GREEN, linewidth=1.8, marker=marker(8 * len(times)))
     axes.fill_between(times / divisor, online, step="post", color=GREEN, alpha=0.15)
+    axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(round_ticks(integer=True))
     axes.set_xlabel(f"time of the experiment [{unit}]")
     axes.set_ylabel("devices")
     return figure
@@ -168,7 +170,8 @@ def traffic(rows: Rows) -> Figure | None:
     ):
         rounds, values = series(rows, key)
         if rounds:
-            axes.plot(rounds, np.cumsum(values), color=colour, linestyle=style, linewidth=1.8, label=label)
+            dots = marker(8 * len(rounds))
+            axes.plot(rounds, np.cumsum(values), color=colour, linestyle=style, linewidth=1.8, marker=dots, label=label)
             drawn = True
     if not drawn:
         return None

@@ -1,0 +1,93 @@
+"""The pictures of a comparison: axes on which close experiments can be told apart, and colours that stay the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedemu.ops.compare.compare import Comparison, compare
+from fedemu.ops.compare.page.experiments import accuracy, accuracy_late, forgetting_and_accuracy
+from fedemu.ops.compare.page.head import head, swatches
+from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment.sources import write_frozen
+from fedemu.ops.pages.colours import on_page
+
+
+def write_run(directory: Path, accuracies: Sequence[float], **settings: Any) -> Path:
+    directory.mkdir(parents=True)
+    write_frozen(Experiment.parse({"name": "run", **settings}), directory)
+    rows = [
+        {"round": round, "accuracy": accuracy, "class_accuracy": [accuracy, 0.5]}
+        for round, accuracy in enumerate(accuracies, 1)
+    ]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = {"outcome": "completed", "ended": "2026-03-01T12:30:00+00:00", "model_digest": "d" * 64}
+    (directory / "summary.json").write_text(json.dumps(summary))
+    return directory
+
+
+@pytest.fixture
+def close(tmp_path: Path) -> Comparison:
+    """Three methods whose accuracies end one point apart, with two seeds each."""
+    for place, method in enumerate(("fedavg", "fedprox", "scaffold")):
+        for seed in (1, 2):
+            late = [0.9 + 0.01 * place + 0.002 * seed] * 4
+            write_run(tmp_path / method / f"seed-{seed}", [0.1, 0.4, 0.7, *late], seed=seed, algorithm={"name": method})
+    return compare([tmp_path / name for name in ("fedavg", "fedprox", "scaffold")])
+
+
+def lines(figure: Any) -> dict[str, str]:
+    return {line.get_label(): line.get_color() for line in figure.axes[0].lines if line.get_label()[0] != "_"}
+
+
+def test_methods_a_point_apart_fill_the_axis_of_the_second_half(close: Comparison) -> None:
+    figure = accuracy_late(close)
+    assert figure is not None
+    low, high = figure.axes[0].get_ylim()
+    assert 0.89 <= low < 0.902
+    assert 0.924 < high <= 0.935
+    assert "axis: " in figure.axes[0].get_ylabel()
+    assert min(line.get_xdata()[0] for line in figure.axes[0].lines) >= 4
+
+
+def test_the_dots_of_final_accuracy_are_on_an_axis_of_their_own(close: Comparison) -> None:
+    figure = forgetting_and_accuracy(close)
+    assert figure is not None
+    low, high = figure.axes[0].get_xlim()
+    assert low > 0.88
+    assert high < 0.94
+    assert figure.axes[0].get_xlabel().startswith("axis: ")
+    written = [text.get_text() for text in figure.axes[0].texts]
+    assert written == ["90.3 %", "91.3 %", "92.3 %"]
+
+
+def test_a_run_of_one_seed_has_no_deviation(tmp_path: Path) -> None:
+    figure = forgetting_and_accuracy(compare([write_run(tmp_path / "one", [0.5, 0.75])]))
+    assert figure is not None
+    assert [len(axes.collections) for axes in figure.axes] == [0, 0]
+    assert accuracy_late(compare([tmp_path / "one"])) is None
+
+
+def test_a_method_has_one_colour_in_every_picture_and_in_the_head(close: Comparison) -> None:
+    first, late = accuracy(close), accuracy_late(close)
+    assert lines(first) == lines(late)
+    assert len(set(lines(first).values())) == 3
+    told = {swatch.meaning: swatch.style for swatch in swatches(close)}
+    for name, colour in lines(first).items():
+        assert told[name] == f"background: {on_page(colour)}"
+
+
+def test_the_head_tells_what_the_experiments_share_and_how_to_compare_them_again(
+    close: Comparison, tmp_path: Path
+) -> None:
+    facts = {fact.name: fact.value for fact in head(close, Path("out"))}
+    assert facts["method"] == "fedavg | fedprox | scaffold"
+    assert facts["rounds"] == "7"
+    assert facts["seeds"] == "1, 2"
+    assert facts["date"] == "2026-03-01 12:30 UTC"
+    places = " ".join(str(tmp_path / name) for name in ("fedavg", "fedprox", "scaffold"))
+    assert facts["make again"] == f"fedemu compare {places} --out out"

@@ -1,0 +1,41 @@
+"""The figures of a run by name, for notebooks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+from fedemu.ops.pages.style import STYLE
+from fedemu.ops.report.figures import figure, figure_names
+from fedemu.protocol.errors import ConfigurationError
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    rows = [{"round": n, "accuracy": n / 10, "loss": 1.0} for n in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def test_a_figure_is_drawn_by_its_name_and_leaves_no_style_behind(run: Path) -> None:
+    before = matplotlib.rcParams["font.size"]
+    drawn = figure(run, "accuracy")
+    assert drawn.axes[0].get_title(loc="left").startswith("Accuracy and loss (best 20.0 %, round 2)")
+    assert drawn.axes[0].yaxis.label.get_fontsize() == STYLE["font.size"]
+    assert matplotlib.rcParams["font.size"] == before
+
+
+def test_the_names_are_those_for_which_the_run_has_data(run: Path) -> None:
+    assert figure_names(run) == ["accuracy"]
+
+
+def test_a_name_that_the_run_lacks_is_an_error_with_those_that_it_has(run: Path) -> None:
+    with pytest.raises(ConfigurationError, match='has no figure "accurcy"; did you mean accuracy'):
+        figure(run, "accurcy")
+    with pytest.raises(ConfigurationError, match='has no figure "outcomes"; it has accuracy'):
+        figure(run, "outcomes")
+    with pytest.raises(ConfigurationError, match="holds no run"):
+        figure(run / "nowhere", "accuracy")

@@ -1,0 +1,76 @@
+"""What a page tells of a run first: settings in words, the date, and the command that makes the run again."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedemu.coordinator.record.run import Run
+from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment.presets import preset
+from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.results.words import command_again, date_of, settings_in_words
+
+
+def experiment(name: str, *overrides: str) -> Experiment:
+    return load_experiment(name, overrides, {})[0]
+
+
+def test_an_experiment_is_told_in_words() -> None:
+    told = settings_in_words(experiment("digits-drift+coordinated-replay+fedprox", "local.steps=1").table())
+    assert told == {
+        "method": "fedprox (mu 1)",
+        "data": "digits, Dirichlet alpha 1",
+        "stream": "drift: 10 periods of 5 rounds",
+        "replay": "coordinated, 20 samples kept",
+        "model": "mlp hidden [64]",
+        "devices": "20, of which 10 take part in a round",
+        "local training": "1 step, batches of 10, learning rate 0.1",
+    }
+
+
+def test_an_old_file_without_settings_tells_nothing_of_them() -> None:
+    assert settings_in_words({"name": "old"}) == {"stream": "static: all samples from the first round on"}
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "command"),
+    [
+        ("digits", [], "fedemu run digits"),
+        ("digits+fedntd", ["seed=3", "rounds=7"], "fedemu run digits+fedntd --seed 3 --rounds 7"),
+        ("digits", ["local.lr=0.05", 'replay.final="top"'], None),
+        ("digits-tasks+mfcl", ["fleet.devices=12"], "fedemu run digits-tasks+mfcl --devices 12"),
+    ],
+)
+def test_the_command_makes_the_same_experiment(name: str, overrides: list[str], command: str | None) -> None:
+    wanted = experiment(name, *[override for override in overrides if "replay" not in override])
+    said = command_again(wanted.table(), Path("runs/digits-1"))
+    assert command in (None, said)
+    _, _, source, *flags = shlex.split(said)
+    short = {"--seed": "seed", "--rounds": "rounds", "--devices": "fleet.devices"}
+    again = [
+        value if flag == "--set" else f"{short[flag]}={value}"
+        for flag, value in zip(flags[::2], flags[1::2], strict=True)
+    ]
+    assert experiment(source, *again).digest == wanted.digest
+
+
+def test_an_experiment_that_is_no_preset_is_run_from_its_file() -> None:
+    table = Experiment.parse(preset("digits") | {"name": "mine"}).table()
+    assert command_again(table, Path("my runs/one")) == "fedemu run 'my runs/one/config.toml'"
+
+
+def run(path: Path, summary: dict[str, Any] | None) -> Run:
+    return Run(path, "", (), [], summary)
+
+
+def test_the_date_is_that_of_the_end_or_of_the_last_row(tmp_path: Path) -> None:
+    assert date_of(run(tmp_path, {"ended": "2026-03-01T12:30:10+00:00"})) == "2026-03-01 12:30 UTC"
+    assert date_of(run(tmp_path, None)) == ""
+    (tmp_path / "metrics.jsonl").write_text("")
+    os.utime(tmp_path / "metrics.jsonl", (86400, 86400))
+    assert date_of(run(tmp_path, {})) == "1970-01-02 00:00 UTC"
