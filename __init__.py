@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedemu.ops.notebook import compare as compare
-    from fedemu.ops.notebook import open_run as open_run
-    from fedemu.ops.notebook import run as run
+    from fedemu.ops.notebook.calls import compare as compare
+    from fedemu.ops.notebook.calls import open_run as open_run
+    from fedemu.ops.notebook.calls import run as run
 
     __version__: str
 
@@ -29,9 +29,9 @@ def __getattr__(name: str) -> Any:
 
         return version("fedemu")
     if name in ("compare", "open_run", "run"):
-        from fedemu.ops import notebook
+        from fedemu.ops.notebook import calls
 
-        return getattr(notebook, name)
+        return getattr(calls, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

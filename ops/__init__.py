@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedemu.ops.notebook import run as run
+    from fedemu.ops.notebook.calls import run as run
     from fedemu.ops.results.results import Results as Results
 
 
 def __getattr__(name: str) -> Any:
     # A device process imports this package, but not what only notebooks need.
     if name == "run":
-        from fedemu.ops.notebook import run
+        from fedemu.ops.notebook.calls import run
 
         return run
     if name == "Results":

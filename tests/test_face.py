@@ -8,15 +8,15 @@ import pytest
 
 import fedemu
 import fedemu.ops
-from fedemu.ops import notebook
+from fedemu.ops.notebook import calls
 
 
 def test_the_package_hands_on_what_notebooks_need() -> None:
     assert {*fedemu.__all__} == {"__version__", "compare", "open_run", "run"}
     assert {*fedemu.__all__} <= {*dir(fedemu)}
-    assert fedemu.run is notebook.run is fedemu.ops.run
-    assert fedemu.compare is notebook.compare
-    assert fedemu.open_run is notebook.open_run
+    assert fedemu.run is calls.run is fedemu.ops.run
+    assert fedemu.compare is calls.compare
+    assert fedemu.open_run is calls.open_run
 
 
 def test_the_version_is_that_of_the_installed_package() -> None:

@@ -41,7 +41,7 @@ def columns(comparison: Comparison) -> dict[str, list[str]]:
 
 def text(comparison: Comparison, width: int) -> str:
     """All tables for a terminal of this width. A table that is too wide is divided into parts that fit."""
-    console = Console(width=width, color_system=None, highlight=False)
+    console = Console(width=width, color_system=None, highlight=False, force_jupyter=False)
     with console.capture() as captured:
         _print(console, columns(comparison))
         told = [task_table(study) for study in comparison.tasks]

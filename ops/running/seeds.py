@@ -77,7 +77,11 @@ def is_group(folder: Path) -> bool:
 
 
 def new_group(
-    source: str | None, seeds: Sequence[int], out: Path | None, overrides: Sequence[str], environment: Mapping[str, str]
+    source: str | Path | None,
+    seeds: Sequence[int],
+    out: Path | None,
+    overrides: Sequence[str],
+    environment: Mapping[str, str],
 ) -> SeedGroup:
     """Claim a run directory for every seed in ``out``, or in the first free ``runs/NAME-seeds-N``.
 
@@ -134,7 +138,7 @@ def run_group(group: SeedGroup, *, print_summaries: bool) -> int:
                 member.directory, member.experiment, group.runtime, new=first, print_summary=False, heading=what
             )
             if code == USAGE and first:
-                _abandon(group)
+                abandon(group)
                 return code
             if code:
                 _say_how_to_go_on(group)
@@ -174,7 +178,7 @@ def _say_how_to_go_on(group: SeedGroup) -> None:
     say(f"fedemu run --resume {shlex.quote(str(group.folder))}")
 
 
-def _abandon(group: SeedGroup) -> None:
+def abandon(group: SeedGroup) -> None:
     """Remove what was claimed for runs that have not begun."""
     for member in group.members:
         if member.new and member.directory.exists():

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import fedemu
-from fedemu.ops import notebook
+from fedemu.ops.notebook import calls, settings
+from fedemu.ops.notebook.play import Ended
+from fedemu.ops.notebook.shown import Shown
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
@@ -78,8 +80,8 @@ def test_wrong_settings_raise_an_error_and_make_no_folder(
 
 def test_an_experiment_in_hand_is_not_changed_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDEMU_LOCAL__LR", "0.7")
-    assert notebook._load(Experiment(), [])[0].local.lr == 0.1
-    assert notebook._load("digits", [])[0].local.lr == 0.7
+    assert settings.load(Experiment(), [])[0].local.lr == 0.1
+    assert settings.load("digits", [])[0].local.lr == 0.7
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_an_experiment_in_hand_is_not_changed_by_the_environment(monkeypatch: py
     [(True, "true"), (3, "3"), ("a b", '"a b"'), ({"kind": "iid"}, '{ kind = "iid" }'), ([1, 2], "[1, 2]")],
 )
 def test_an_override_is_any_value_of_toml(value: Any, text: str) -> None:
-    assert notebook._toml(value) == text
+    assert settings.toml(value) == text
 
 
 @pytest.mark.parametrize(
@@ -99,11 +101,11 @@ def test_the_transport_is_the_one_that_was_asked_for(
 ) -> None:
     seen: list[Runtime] = []
 
-    def ended(directory: Path, runtime: Runtime, progress: bool) -> tuple[int, str, None]:
+    def ended(directory: Path, runtime: Runtime, shown: Shown) -> Ended:
         seen.append(runtime)
-        return 5, "that is all", None
+        return Ended(5, "that is all")
 
-    monkeypatch.setattr(notebook, "_run", ended)
+    monkeypatch.setattr(calls, "play", ended)
     with pytest.raises(FedemuError, match="that is all"):
         fedemu.run("digits-small", out="run", **arguments)
     assert [runtime.transport for runtime in seen] == [transport]

@@ -1,0 +1,1 @@
+"""What notebooks and scripts call, and what they get back. ``fedemu`` hands the calls on."""

@@ -1,0 +1,48 @@
+"""The cards and tables that a notebook shows of results: small pieces of HTML that suit light and dark pages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from urllib.parse import quote
+
+_BOX = "display:inline-block;border:1px solid #8886;border-radius:6px;padding:.5em .9em;max-width:100%;overflow-x:auto"
+_NAME = "text-align:left;opacity:.7;font-weight:normal;padding:0 1.2em 0 0"
+_CELL = "text-align:left;padding:0"
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+
+def card(title: str, outcome: str, facts: Mapping[str, str]) -> str:
+    """A box with a title, how it ended, and a line for each fact. Empty facts are left out."""
+    lines = "".join(
+        f'<tr style="background:none"><th style="{_NAME}">{escape(name)}</th>'
+        f'<td style="{_CELL}">{_text(value)}</td></tr>'
+        for name, value in facts.items()
+        if value
+    )
+    return f'<div style="{_BOX}"><b>{escape(title)}</b> {escape(outcome)}<table style="margin:0">{lines}</table></div>'
+
+
+def table(columns: Mapping[str, Sequence[str]], under: Sequence[str] = ()) -> str:
+    """A table by column, and lines below it."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>"
+        for line in zip(*columns.values(), strict=True)
+    )
+    notes = "".join(f"<div>{escape(line)}</div>" for line in under)
+    return f'<div style="max-width:100%;overflow-x:auto"><table><tr>{head}</tr>{body}</table>{notes}</div>'
+
+
+def link(path: Path, text: str) -> Html:
+    """A link to a file, relative to the working folder, which is that of the notebook."""
+    return Html(f'<a href="{quote(os.path.relpath(path))}" target="_blank">{escape(text)}</a>')
+
+
+def _text(value: str) -> str:
+    return value if isinstance(value, Html) else escape(value)

@@ -1,0 +1,71 @@
+"""Results as pandas frames. pandas is imported when a frame is asked for, and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedemu.coordinator.record.row import Row
+from fedemu.ops.compare.compare import Comparison
+from fedemu.ops.compare.entry import FIGURES
+from fedemu.protocol.errors import FedemuError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+class Rows(tuple[Row, ...]):
+    """The rounds of a run in order. Called, it gives them as a pandas frame."""
+
+    def __call__(self) -> DataFrame:
+        """The rounds as a pandas frame, one line for each, with the columns of ``metrics.jsonl``.
+
+        Shares are between 0 and 1. What was not measured is NaN. A column that holds several numbers by round, such as
+        ``class_accuracy``, has a tuple in each line. What devices reported has a column each, such as
+        ``device_metrics.loss``. Raises FedemuError if pandas is not installed.
+        """
+        return frame_of(map(_flat, self), numbers=set(_NUMBERS))
+
+    def __repr__(self) -> str:
+        known = [row.accuracy for row in self if row.accuracy is not None]
+        last = f", the last accuracy {known[-1]:.4f}" if known else ""
+        return f"<{len(self)} rows{last}; call rows() for a pandas frame>"
+
+
+_NUMBERS = {
+    name
+    for name, field in Row.__dataclass_fields__.items()
+    if field.type in {"int", "int | None", "float", "float | None"}
+}
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    """A row by column. What devices reported has columns of its own."""
+    columns = row.to_json()
+    reported: Mapping[str, float | None] = columns.pop("device_metrics")
+    return columns | {f"device_metrics.{name}": value for name, value in reported.items()}
+
+
+def frame_of(lines: Iterable[Mapping[str, Any]], numbers: set[str]) -> DataFrame:
+    """A frame of lines by column. The columns ``numbers`` hold numbers also where none is known."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise FedemuError("a frame needs pandas, which is not installed; install it: pip install pandas") from error
+    frame = pandas.DataFrame(list(lines))
+    for column in frame.columns:
+        if column in numbers or column.startswith("device_metrics."):
+            frame[column] = pandas.to_numeric(frame[column])
+    return frame
+
+
+def comparison_frame(comparison: Comparison) -> DataFrame:
+    """A line for each experiment: the mean of each figure over the seeds, and its standard deviation as ``NAME_sd``."""
+    lines = []
+    for entry in comparison.entries:
+        line: dict[str, Any] = {"experiment": entry.label, "runs": len(entry.runs), "outcome": entry.outcome}
+        for key in FIGURES:
+            line |= {key: entry.figures[key].mean, f"{key}_sd": entry.figures[key].deviation}
+        lines.append(line)
+    frame = frame_of(lines, {name for key in FIGURES for name in (key, f"{key}_sd")})
+    return frame.dropna(axis="columns", how="all")

@@ -1,0 +1,113 @@
+"""Plays runs in a process of their own, which is ``fedemu run --resume``, and shows its lines while it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from fedemu.ops.experiment import Runtime
+from fedemu.ops.notebook.settings import toml, without_settings
+from fedemu.ops.notebook.shown import Shown
+from fedemu.ops.running.exits import TOLD
+from fedemu.protocol.host.own_code import Told
+
+STOP_PATIENCE = 60.0
+"""The real seconds that an interrupted run may take to end."""
+_COLOURS = frozenset({"FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"})
+"""Environment variables that make programs draw in colours, and in place, where there is no terminal."""
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f]")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the process of a run ended: its exit code, its error or "", and the error in somebody's own code, if any."""
+
+    code: int
+    words: str = ""
+    cause: Told | None = None
+
+
+def play(folder: Path, runtime: Runtime, shown: Shown) -> Ended:
+    """Play the run that ``folder`` holds, or its group of seeds.
+
+    An interrupt (KeyboardInterrupt) stops the run with a checkpoint, and then its code is that of Interrupted. A second
+    one kills it; its last finished round is kept.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedemu-") as beside:
+        told = Path(beside) / "told.json"
+        code, words = _play(folder, runtime, shown, told)
+        cause = Told(*json.loads(told.read_text(encoding="utf-8"))) if told.exists() else None
+        return Ended(code, words, cause)
+
+
+def _play(folder: Path, runtime: Runtime, shown: Shown, told: Path) -> tuple[int, str]:
+    """Play the run as ``play`` does. An error of somebody's own code goes to the file ``told``."""
+    command = [sys.executable, "-m", "fedemu.ops.cli", "run", "--resume", str(folder)]
+    for key, value in runtime.model_dump().items():
+        command += ["--set", f"runtime.{key}={toml(value)}"]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment_of_a_run(os.environ) | {TOLD: str(told)},
+        # Ctrl-C must not reach the run directly, as it is passed on below.
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    reader = threading.Thread(target=_read, args=(process.stderr, lines), daemon=True)
+    reader.start()
+    complaints: list[str] = []
+    within = False
+    try:
+        try:
+            while (line := lines.get()) is not None:
+                if line.startswith("fedemu: "):
+                    complaints.append(line.removeprefix("fedemu: ").strip())
+                    within = True
+                elif within := within and line.startswith("    "):
+                    complaints[-1] += f"\n{line.rstrip()}"
+                shown.line(line)
+            process.wait()
+        except KeyboardInterrupt:
+            shown.line("stopping after this round's checkpoint")
+            process.send_signal(signal.SIGINT)
+            process.wait(STOP_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.wait()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        reader.join()
+        process.stderr.close()
+    return process.returncode, complaints[-1] if complaints else ""
+
+
+def environment_of_a_run(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for the process of a run, which has its settings already and writes plain lines."""
+    return {name: value for name, value in without_settings(environment).items() if name not in _COLOURS}
+
+
+def _read(lines: IO[str], to: queue.SimpleQueue[str | None]) -> None:
+    """Pass lines on without control codes, and None after the last one."""
+    try:
+        for line in lines:
+            to.put(_CONTROL.sub("", line.rstrip("\n")))
+    finally:
+        to.put(None)

@@ -1,0 +1,105 @@
+"""The results of one run as a notebook gets them: a card, a pandas frame, figures."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedemu.coordinator.record.run import read_run
+from fedemu.ops.figures import counted, percent, span
+from fedemu.ops.notebook.card import card, link
+from fedemu.ops.notebook.frames import Rows
+from fedemu.ops.results.results import Results
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_DIGITS = 16
+"""The number of hexadecimal digits of a model's digest that are shown."""
+
+
+@dataclass(frozen=True, repr=False)
+class Result(Results):
+    """The results of a run. ``rows[-1]`` is its last round, and ``rows()`` has all of them as a pandas frame.
+
+    ``settings`` has the tables of the experiment, as ``config.toml`` holds them.
+    """
+
+    rows: Rows
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, directory: Path) -> Result:
+        """Read a run. Raises ConfigurationError if ``directory`` holds none, or a file of it is damaged."""
+        run = read_run(directory)
+        return cls(directory, Rows(run.rows), run.events, run.summary or {}, tomllib.loads(run.config))
+
+    def figure(self, name: str) -> Figure:
+        """One figure of the report as a matplotlib figure, such as ``accuracy``. The run may be unfinished.
+
+        Raises ConfigurationError, which lists the names, if there is no figure of this name or the run has nothing to
+        show in it.
+        """
+        # Importing matplotlib takes a second, for which nobody else should have to wait.
+        from fedemu.ops.report.figures import figure
+
+        return figure(self.directory, name)
+
+    @property
+    def figures(self) -> list[str]:
+        """The names of the figures that this run has."""
+        from fedemu.ops.report.figures import figure_names
+
+        return figure_names(self.directory)
+
+    @property
+    def name(self) -> str:
+        """The name of the experiment."""
+        return str(self.settings.get("name") or self.directory.name)
+
+    @property
+    def outcome(self) -> str:
+        """How the run ended, ``unfinished`` before that."""
+        return str(self.summary.get("outcome") or "unfinished")
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the card shows, in words. Empty where it is not known."""
+        rounds = len(self.rows) if not self.rows else self.rows[-1].round
+        planned = int(self.settings.get("rounds", rounds))
+        known = [row.accuracy for row in self.rows if row.accuracy is not None]
+        last = self.accuracy if self.accuracy is not None else known[-1] if known else None
+        took = self.summary.get("wall_time")
+        return {
+            "method": str(self.settings.get("algorithm", {}).get("name", "")),
+            "data": str(self.settings.get("data", {}).get("dataset", "")),
+            "model": str(self.settings.get("model", {}).get("name", "")),
+            "rounds": (f"{rounds} of " if rounds != planned else "")
+            + counted(planned, "round")
+            + ("" if took is None else f" in {span(took)}"),
+            "accuracy": "" if last is None else f"{percent(last)}, best {percent(max(known, default=last))}",
+            "perplexity": "" if self.perplexity is None else f"{self.perplexity:.2f}",
+            "cause": self.cause,
+            "model digest": str(self.summary.get("model_digest") or "")[:_DIGITS],
+            "folder": str(self.directory),
+        }
+
+    @property
+    def in_a_line(self) -> str:
+        """How the run ended, in one line."""
+        facts = self.facts
+        told = [self.outcome, facts["rounds"], *([f"accuracy {facts['accuracy']}"] if facts["accuracy"] else [])]
+        return f"{self.name}: {', '.join(told)}, in {self.directory}"
+
+    def __repr__(self) -> str:
+        facts = {**self.facts, "report": str(self.report) if self.report.exists() else ""}
+        width = max(map(len, facts))
+        lines = [f"  {name:<{width}}  {value}" for name, value in facts.items() if value]
+        return "\n".join([f"{self.name}: {self.outcome}", *lines])
+
+    def _repr_html_(self) -> str:
+        report = link(self.report, "report") if self.report.exists() else ""
+        return card(self.name, self.outcome, {**self.facts, "pages": report})
