@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import fedemu
+from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.notebook import calls, settings
 from fedemu.ops.notebook.play import Ended
 from fedemu.ops.notebook.shown import Shown
-from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 
@@ -39,18 +39,35 @@ async def test_a_run_works_beside_a_running_loop_and_gives_its_results(capfd: py
     assert fedemu.open_run("here") == results
 
 
-def test_runs_are_compared_as_by_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for seed in (1, 2):
-        fedemu.run(TINY, out=f"seeds/{seed}", transport="memory", progress=False, rounds=1, seed=seed)
-    compared = fedemu.compare("seeds", target=0.5)
-    command = [sys.executable, "-m", "fedemu.ops.cli", "compare", "seeds", "--target", "0.5"]
+def test_several_seeds_are_one_group_that_goes_on_and_is_compared_as_by_the_command(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    quiet: dict[str, Any] = {"transport": "memory", "progress": False, "runtime__report": False}
+    group = fedemu.run(TINY, out="seeds", seeds=[2], rounds=1, **quiet)
+    assert group.page.exists()
+    group = fedemu.run(resume="seeds", seeds=2, **quiet)
+    assert [result.summary["seed"] for result in group] == [1, 2]
+    assert len(group) == 2
+    assert list(group.rows()["seed"]) == [1, 2]
+    assert list(group.rows()["round"]) == [1, 1]
+    assert "seed 2" in group._repr_html_()
+    assert "±" in repr(group)
+    grown = fedemu.run(resume=group[0].directory, rounds=2, **quiet)
+    assert [row.round for row in grown.rows] == [1, 2]
+    assert fedemu.run(resume=group[0].directory, **quiet) == grown, "a finished run has nothing to go on with"
+
+    compared = fedemu.compare(grown, [Path("seeds/seed-2")], target=0.5)
+    command = [sys.executable, "-m", "fedemu.ops.cli", "compare", "seeds/seed-1", "seeds/seed-2", "--target", "0.5"]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert compared.to_text(width=400) == printed.rstrip("\n")
     assert max(map(len, repr(compared).splitlines())) <= 120
-    assert "±" in repr(compared)
-    (row,) = json.loads(compared.to_json())["rows"]
-    assert [run["seed"] for run in row["runs"]] == [1, 2]
-    assert compared.comparison.target == 0.5
+    assert [row["runs"][0]["seed"] for row in json.loads(compared.to_json())["rows"]] == [1, 2]
+    frame = compared.frame()
+    assert list(frame["runs"]) == [1, 1]
+    assert frame["final_accuracy"][0] == grown.accuracy
+    assert compared._repr_html_().count("<tr>") == 3
+    assert compared.page("page") == Path("page/compare.html")
+    assert Path("page/compare.html").exists()
     assert capfd.readouterr().err == "", "without progress a run writes nothing"
 
 

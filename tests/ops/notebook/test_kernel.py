@@ -1,0 +1,93 @@
+"""fedemu in the kernel of a notebook: what its cells show, and what an interrupt does."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ipykernel", reason="ipykernel (an extra of the tests) is not installed")
+
+from jupyter_client.manager import start_new_kernel
+
+RUN = "fedemu.run('digits-small', transport='memory', **{'runtime__report': False})"
+
+
+class Kernel:
+    """A kernel, and the messages that its cells send."""
+
+    def __init__(self, folder: Path) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDEMU_")}
+        kept = {name: os.environ[name] for name in ("FEDEMU_CACHE",) if name in os.environ}
+        self.manager, self.client = start_new_kernel(
+            env=environment | kept | {"FORCE_COLOR": "1"}, cwd=str(folder), extra_arguments=["--log-level=ERROR"]
+        )
+
+    def run(self, code: str, told: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
+        """Run a cell. Returns its outputs; ``told`` gets every text that a display shows on the way."""
+        messages: list[dict[str, Any]] = []
+
+        def hook(message: dict[str, Any]) -> None:
+            content = message["content"] | {"kind": message["msg_type"]}
+            messages.append(content)
+            if "data" in content:
+                told(content["data"]["text/plain"])
+
+        self.client.execute_interactive(code, output_hook=hook, timeout=60)
+        return [message for message in messages if message["kind"] not in ("status", "execute_input")]
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    kernel = Kernel(tmp_path_factory.mktemp("notebook"))
+    kernel.run("import fedemu")
+    yield kernel
+    kernel.client.stop_channels()
+    kernel.manager.shutdown_kernel(now=True)
+
+
+def test_a_run_is_one_output_that_changes_and_its_result_a_card(kernel: Kernel) -> None:
+    outputs = kernel.run(f"result = {RUN.replace('**', 'rounds=4, **')}\nresult")
+    *shown, card = outputs
+    assert [output["kind"] for output in shown] == ["display_data"] + ["update_display_data"] * (len(shown) - 1)
+    assert len({output["transient"]["display_id"] for output in shown}) == 1
+    assert len(shown) < 30
+    assert "\x1b" not in repr(outputs)
+    assert shown[-1]["data"]["text/plain"].startswith("digits-small: completed, 4 rounds in ")
+    assert card["kind"] == "execute_result"
+    assert "4 rounds" in card["data"]["text/html"]
+    assert len(card["data"]["text/html"]) < 3000
+    assert len(card["data"]["text/plain"].splitlines()) < 12
+
+
+def test_an_interrupt_stops_the_run_and_says_how_to_go_on(kernel: Kernel) -> None:
+    interrupts: list[str] = []
+
+    def told(text: str) -> None:
+        if re.search(r"round +\d", text) and not interrupts:
+            interrupts.append(text)
+            kernel.manager.interrupt_kernel()
+
+    outputs = kernel.run(RUN.replace("**", "rounds=100000, out='long', **"), told)
+    (error,) = (output for output in outputs if output["kind"] == "error")
+    assert error["ename"] == "Interrupted"
+    assert error["evalue"].startswith("stopped after round ")
+    assert error["evalue"].endswith('; go on with fedemu.run(resume="long")')
+    assert _frames_of_fedemu(error) <= 1, "IPython always shows the innermost frame"
+    (rows,) = kernel.run("len(fedemu.open_run('long').rows) > 0")
+    assert rows["data"]["text/plain"] == "True"
+
+
+def test_a_wrong_setting_is_one_sentence_below_the_line_of_the_cell(kernel: Kernel) -> None:
+    (error,) = kernel.run("fedemu.run('digits', rounds=0)")
+    assert error["evalue"].startswith("rounds = 0 must be at least 1")
+    assert _frames_of_fedemu(error) <= 1
+
+
+def _frames_of_fedemu(error: dict[str, Any]) -> int:
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error["traceback"]))
+    return len(re.findall(r"^File .*ops/", plain, re.MULTILINE))

@@ -1,0 +1,112 @@
+"""What a result shows of itself, and its pandas frame."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedemu
+from fedemu.coordinator.record.row import Row
+from fedemu.coordinator.record.run_directory import RunDirectory
+from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment.sources import write_frozen
+from fedemu.ops.notebook.frames import Rows
+from fedemu.protocol.errors import ConfigurationError, FedemuError
+
+
+@pytest.fixture
+def directory(tmp_path: Path, write_summary: Callable[..., None]) -> Path:
+    """A run of three rounds, the second of which was not evaluated."""
+    folder = tmp_path / "runs" / "tiny-1"
+    folder.mkdir(parents=True)
+    write_frozen(Experiment(name="tiny", rounds=3), folder)
+    with RunDirectory(folder) as run:
+        for round, accuracy in ((1, 0.5), (2, None), (3, 0.875)):
+            run.metrics(Row(round=round, accuracy=accuracy, accepted=5, device_metrics={"loss": 1.5 / round}))
+    write_summary(folder)
+    return folder
+
+
+def test_a_result_is_told_in_a_few_lines_and_on_a_small_card(directory: Path) -> None:
+    (directory / "report.html").write_text("<html></html>")
+    result = fedemu.open_run(directory)
+    lines = repr(result).splitlines()
+    assert lines[0] == "tiny: completed"
+    for words in ("fedavg", "digits", "3 rounds in 4.2 s", "87.5 %, best 87.5 %", "abababab", str(directory)):
+        assert any(words in line for line in lines[1:]), words
+    html = result._repr_html_()
+    assert len(html.replace(str(directory), "")) < 3000
+    assert 'report.html" target="_blank">report</a>' in html
+    assert "data:" not in html
+    assert "<img" not in html
+
+
+def test_an_unfinished_run_says_how_far_it_is(directory: Path) -> None:
+    (directory / "summary.json").unlink()
+    write_frozen(Experiment(name="tiny", rounds=40), directory)
+    result = fedemu.open_run(directory)
+    assert repr(result).splitlines()[0] == "tiny: unfinished"
+    assert "3 of 40 rounds" in repr(result)
+    assert "report" not in repr(result)
+
+
+def test_text_of_an_experiment_is_no_html(directory: Path) -> None:
+    config = directory / "config.toml"
+    config.write_text(config.read_text().replace('"digits"', '"<b>digits</b>"'))
+    assert "&lt;b&gt;digits&lt;/b&gt;" in fedemu.open_run(directory)._repr_html_()
+
+
+def test_rows_are_a_tuple_and_called_a_frame(directory: Path) -> None:
+    rows = fedemu.open_run(directory).rows
+    assert rows[-1].accuracy == 0.875
+    assert repr(rows) == "<3 rows, the last accuracy 0.8750; call rows() for a pandas frame>"
+    frame = rows()
+    assert list(frame["round"]) == [1, 2, 3]
+    assert frame["accuracy"].dtype == float
+    assert math.isnan(frame["accuracy"][1])
+    assert list(frame["device_metrics.loss"]) == [1.5, 0.75, 0.5]
+    assert frame["loss"].dtype == float, "a column of which nothing is known is one of numbers too"
+
+
+def test_a_frame_without_pandas_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(
+        FedemuError, match="a frame needs pandas, which is not installed; install it: pip install pandas"
+    ):
+        Rows()()
+
+
+def test_a_figure_is_found_by_its_name(directory: Path) -> None:
+    result = fedemu.open_run(directory)
+    assert "accuracy" in result.figures
+    (axes, *_) = result.figure("accuracy").axes
+    assert axes.get_xlabel() == "round"
+    with pytest.raises(ConfigurationError, match='no figure "acuracy"; did you mean accuracy'):
+        result.figure("acuracy")
+    with pytest.raises(ConfigurationError, match='no figure "moon"; it has accuracy'):
+        result.figure("moon")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"seeds": 0}, "seeds = 0 is no number of seeds"),
+        ({"seeds": [1, 1]}, "names the seed 1 more than once"),
+        ({"seeds": 2, "seed": 3}, "leave out seed"),
+        ({"resume": "there"}, "there is no run directory"),
+        ({"resume": "there", "out": "here"}, "leave out out"),
+        ({"resume": "there", "experiment": "digits"}, "leave out an experiment"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(
+    arguments: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=said):
+        fedemu.run(**arguments)
+    assert list(tmp_path.iterdir()) == []
