@@ -161,7 +161,6 @@ class Coordinator:
                 outcome = "completed"
             case Diverged():
                 outcome = "diverged"
-                self._observers.event("diverged", detail=str(error))
             case QuorumError():
                 outcome = "quorum"
             case Interrupted():
@@ -180,10 +179,12 @@ class Coordinator:
         # Without a fleet there is nothing to summarise.
         if not isinstance(error, UnreachableError):
             try:
+                if isinstance(error, Diverged):
+                    self._observers.event("diverged", detail=str(error))
                 self._run.finish(summary, variables)
-            except FedemuError as failure:
+            except FedemuError as trouble:  # such as a full disk
                 # The first error tells the cause, and the fleet has to hear of the end in any case.
-                error = error or failure
+                outcome, error = "failed", error or trouble
         await self._service.stop("unreachable" if isinstance(error, UnreachableError) else outcome)
         if error is None or isinstance(error, Diverged):
             return summary

@@ -128,10 +128,15 @@ class Ready(Message):
 
 
 class Unusable(Message):
-    """The trainer cannot start, and no other trainer could either; ``detail`` says why."""
+    """The trainer cannot work, and no other trainer could either; ``detail`` says why.
+
+    ``in_work`` says that it could take jobs before. So the experiment is right, and the machine is not, as with a full
+    disk.
+    """
 
     type: Literal["unusable"] = "unusable"
     detail: Sentence
+    in_work: bool = False
 
 
 class Finished(Message):

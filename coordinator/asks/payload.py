@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedemu.algorithms.interface import Forest, Tree
 from fedemu.protocol.errors import FedemuError, ProtocolError
+from fedemu.protocol.host.files import refusal_of
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import TensorSpec
 from fedemu.protocol.tensors import DTYPES
@@ -236,7 +237,7 @@ def _mapped(directory: Path, size: int, parts: Sequence[tuple[memoryview, int]])
         finally:
             os.unlink(path)
     except OSError as error:
-        raise FedemuError(f"cannot keep a payload of {size} bytes in {directory}: {error.strerror}") from error
+        raise FedemuError(f"cannot keep a payload of {size} bytes in {directory}: {refusal_of(error)}") from error
 
 
 def _write_all(descriptor: int, data: memoryview) -> None:

@@ -26,7 +26,7 @@ from fedemu.coordinator.record.json_lines import plain, to_line
 from fedemu.coordinator.record.row import Row, read_rows
 from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import named_failure, write_whole
+from fedemu.protocol.host.files import named_failure, refusal_of, write_whole
 from fedemu.protocol.ids import digest_of_file
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _usable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigurationError(f"Cannot write to {path}: {error.strerror}; choose another --out.") from error
+        raise ConfigurationError(f"{path} cannot be written: {refusal_of(error)}, or choose another --out.") from error
 
 
 def _locked(path: Path) -> BinaryIO:

@@ -25,16 +25,22 @@ DRAIN_SECONDS = 0.5
 """The time that peers may take to say Bye after Stop."""
 MOMENT_SECONDS = 5.0
 """Observers are told of devices that are away for longer than this: processes that start again need less."""
+START_SECONDS = 10.0
+"""The same at the beginning of a run, when all processes start."""
 
 
 @dataclass(frozen=True)
 class _Wait:
-    """A wait for devices, in real seconds. ``missing`` counts those that are not there, ``then`` is what follows."""
+    """A wait for devices, in real seconds. ``missing`` counts those that are not there, ``then`` is what follows.
+
+    Observers are told after ``moment``.
+    """
 
     began: float
     end: float
     missing: Callable[[], int]
     then: str
+    moment: float
 
 
 class Service:
@@ -108,7 +114,7 @@ class Service:
     ) -> bool:
         """As ``until``, but observers are told how many devices are missing, and that ``then`` follows the wait."""
         now = self.timeline.now()
-        self._wait = _Wait(now, now + seconds, missing, then)
+        self._wait = _Wait(now, now + seconds, missing, then, MOMENT_SECONDS)
         try:
             return await self.until(condition, seconds)
         finally:
@@ -126,19 +132,20 @@ class Service:
             devices, waited, left = awaited
             attempt = exchange.parts.ask.attempt + 1
             then = f"they count as failed (try {attempt} of {self._settings.attempts})"
-        elif self._wait is not None:
-            wait = self._wait
-            devices, waited, left, then = wait.missing(), now - wait.began, max(0.0, wait.end - now), wait.then
+            moment = MOMENT_SECONDS if connected else 1.0
+        elif (wait := self._wait) is not None:
+            devices, waited, left = wait.missing(), now - wait.began, max(0.0, wait.end - now)
+            then, moment = wait.then, wait.moment
         elif self._deserted is not None:
             return Absence(self._settings.devices, 0) if now - self._deserted > MOMENT_SECONDS else None
         else:
             return None
-        moment = MOMENT_SECONDS if connected or exchange is None else 1.0
         return Absence(devices, connected, left, then) if devices and waited > moment else None
 
     async def gather(self) -> bool:
         """Wait for the whole fleet, ``start_timeout`` at most. Returns whether it came."""
-        return await self._announced(self.roster.missing, self._settings.start_timeout, "the run gives up")
+        settings = self._settings
+        return await self._announced(self.roster.missing, settings.start_timeout, "the run gives up", START_SECONDS)
 
     async def extend(self, until: float) -> bool:
         """Ask every device to announce its on-line times up to ``until``, and wait ``give_up`` at most.
@@ -198,14 +205,16 @@ class Service:
             "busy": busy,
         }
 
-    async def _announced(self, silent: Callable[[], list[DeviceId]], seconds: float, then: str) -> bool:
+    async def _announced(
+        self, silent: Callable[[], list[DeviceId]], seconds: float, then: str, moment: float = MOMENT_SECONDS
+    ) -> bool:
         """Ask the silent devices for their on-line times until none is silent. False if the time ran out.
 
-        ``then`` says for observers what follows the wait.
+        Observers are told of the wait after ``moment``, and that ``then`` follows it.
         """
         now = self.timeline.now()
         end = now + seconds
-        self._wait = _Wait(now, end, lambda: len(silent()), then)
+        self._wait = _Wait(now, end, lambda: len(silent()), then, moment)
         try:
             while left := silent():
                 extend = wire.Extend(until=self.reception.horizon)

@@ -78,11 +78,18 @@ class TrainerShell:
         log.warning("unreadable message on the bus: %s", error)
 
     def train(self, train: Train, frames: Sequence[memoryview]) -> None:
-        """Run a group of jobs: send the answer to each job, and then ``Finished``."""
+        """Run a group of jobs: send the answer to each job, and then ``Finished``.
+
+        A FedemuError, such as that of a full disk, is told as ``Unusable``: no other trainer could do the jobs.
+        """
         assert self.runner is not None, "a group comes after Ready"
         began = time.monotonic()
-        for answer, payload in self.runner.run(train, frames):
-            self.bus.send(answer, payload)
+        try:
+            for answer, payload in self.runner.run(train, frames):
+                self.bus.send(answer, payload)
+        except FedemuError as error:
+            self.bus.send(Unusable(detail=str(error)[:2048], in_work=True))
+            return
         self.bus.send(Finished(group=train.group, seconds=time.monotonic() - began))
 
     def end(self) -> None:

@@ -143,7 +143,7 @@ class Broker:
                 self.trainer_ready(number)
                 self._pump()
             case Unusable() if role == "trainer":
-                self._failed(ConfigurationError(message.detail))
+                self._failed((FedemuError if message.in_work else ConfigurationError)(message.detail))
             case Finished() if role == "trainer":
                 self._finished(number, message)
             case _:

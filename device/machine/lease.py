@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.files import refusal_of, write_whole
 from fedemu.protocol.messages import Granted
 
 KEPT = 8
@@ -100,7 +100,7 @@ def create_lease(state: Path, granted: Granted, count: int) -> LeaseFolder:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
-            f"The state folder {state} cannot be used ({error.strerror}); choose another one."
+            f"The state folder {state} cannot be used ({refusal_of(error)}); choose another one."
         ) from error
     lock = _lock(folder)
     if lock is None:

@@ -17,11 +17,11 @@ CODES = (
     "  2 wrong usage or configuration, missing data, or a machine that can't do it\n"
     "  3 no quorum, or the other side never came, refused, or is gone\n"
     "  4 interrupted; what was checkpointed can be resumed\n"
-    "  5 internal error; its traceback is in the log"
+    "  5 internal error, with its traceback in the log, or a full disk"
 )
 """The exit codes, in the help of ``fedemu``."""
 IN_WORDS = (
     "Exit codes: 0 done; 1 a scenario of stress failed; 2 wrong usage or configuration; 3 no quorum, or the other side "
-    "never came or is gone; 4 interrupted, with a checkpoint; 5 internal error, its traceback in the log."
+    "never came or is gone; 4 interrupted, with a checkpoint; 5 internal error (see the log) or a full disk."
 )
 """The exit codes, in the help of every command."""

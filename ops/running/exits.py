@@ -14,6 +14,7 @@ import typer
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE
 from fedemu.ops.watching.logs import log_crash, log_failure
 from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.files import is_full, refusal_of
 from fedemu.protocol.host.own_code import Elsewhere, account, cause_of, own_frames, told, whole
 
 TOLD = "_FEDEMU_TOLD"
@@ -48,12 +49,19 @@ def exit_code_of(action: Callable[[], int]) -> int:
     except typer.Exit:
         raise
     except Exception as error:
-        if own_frames(error):
-            _tell(FedemuError(account(error)), INTERNAL_ERROR, error)
-        else:
-            _shown(error)
-            complain(f"internal error: {type(error).__name__}: {error} (the traceback is in {log_crash(error)})")
-        return INTERNAL_ERROR
+        return _unforeseen(error)
+
+
+def _unforeseen(error: Exception) -> int:
+    """Tell an error that is none of fedemu's. Returns its code."""
+    if isinstance(error, OSError) and is_full(error):
+        complain(f"{error.filename or 'a file'} cannot be written: {refusal_of(error)}")
+    elif own_frames(error):
+        _tell(FedemuError(account(error)), INTERNAL_ERROR, error)
+    else:
+        _shown(error)
+        complain(f"internal error: {type(error).__name__}: {error} (the traceback is in {log_crash(error)})")
+    return INTERNAL_ERROR
 
 
 def _tell(error: FedemuError, code: int, cause: BaseException | None = None) -> None:

@@ -12,7 +12,8 @@ from fedemu.coordinator.record.run_directory import claim_folder
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import check_resume, read_frozen, write_frozen
 from fedemu.ops.experiment.unchanged import require_unchanged
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.host.files import refusal_of
 
 RUNS = Path("runs")
 
@@ -24,7 +25,11 @@ def claim(experiment: Experiment, out: Path | None) -> Path:
     """
     directory = out if out is not None else _next_free(experiment.name)
     claim_folder(directory)
-    write_frozen(experiment, directory)
+    try:
+        write_frozen(experiment, directory)
+    except FedemuError as error:
+        give_back(directory)
+        raise ConfigurationError(f"{error}, or choose another folder with --out") from error
     return directory
 
 
@@ -69,7 +74,7 @@ def _next_free(name: str) -> Path:
             number += 1
         except OSError as error:
             raise ConfigurationError(
-                f"can't make {directory}: {error.strerror}; choose another folder with --out"
+                f"can't make {directory}: {refusal_of(error)}; choose another folder with --out"
             ) from error
         else:
             return directory

@@ -13,13 +13,28 @@ from typing import Any
 
 from fedemu.coordinator.observer import Absence, Observers
 from fedemu.coordinator.record.row import Row
+from fedemu.protocol.host.files import refusal_of
 from fedemu.protocol.messages import OUTCOMES
 
 FORMAT = "%(asctime)s %(process)d %(levelname)-7s %(name)s: %(message)s"
 
 
 class LogFile(logging.FileHandler):
-    """The handler that ``open_log`` adds. It has a class of its own, so that it can be told from other handlers."""
+    """The handler that ``open_log`` adds. It has a class of its own, so that it can be told from other handlers.
+
+    A line that cannot be written is lost. The first time people are told why, in one sentence.
+    """
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._told:
+            self._told = True
+            said = f"fedemu: the log {self.baseFilename} cannot be written: {refusal_of(error)}"
+            print(said, file=sys.stderr, flush=True)
 
 
 def open_log(path: Path, level: str = "info") -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.errors import BlobError
-from fedemu.protocol.host.files import PartialFile
+from fedemu.protocol.host.files import PartialFile, refusal_of
 from fedemu.protocol.ids import Digest
 
 CHUNK: Final = 2**20
@@ -32,7 +32,7 @@ class Download:
         try:
             self._file = PartialFile(path)
         except OSError as error:
-            raise BlobError(f"the blob {digest} cannot be written: {error.strerror}") from error
+            raise BlobError(f"the blob {digest} cannot be written to {path.parent}: {refusal_of(error)}") from error
 
     def missing(self, length: int = CHUNK) -> tuple[int, int] | None:
         """The first missing (offset, length), of at most ``length`` bytes. None if everything has come."""
@@ -51,7 +51,9 @@ class Download:
             self._place()
         except OSError as error:
             self.close()
-            raise BlobError(f"the blob {self.digest} cannot be written: {error.strerror}") from error
+            raise BlobError(
+                f"the blob {self.digest} cannot be written to {self.path.parent}: {refusal_of(error)}"
+            ) from error
         except BlobError:
             self.close()
             raise

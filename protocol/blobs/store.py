@@ -12,7 +12,7 @@ from pathlib import Path
 from fedemu.protocol.blobs.downloads import CHUNK, Download
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.errors import BlobError
-from fedemu.protocol.host.files import PartialFile, remove_abandoned
+from fedemu.protocol.host.files import PartialFile, refusal_of, remove_abandoned
 from fedemu.protocol.ids import Digest, digest_of, digest_of_file
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class BlobStore:
                     file.write(data, 0)
                     file.put_in_place()
             except OSError as error:
-                raise BlobError(f"the blob {digest} cannot be written: {error.strerror}") from error
+                raise BlobError(f"the blob {digest} cannot be written to {path.parent}: {refusal_of(error)}") from error
             self._verified.add(digest)
         return digest
 

@@ -7,6 +7,7 @@ of its process. It survives a power failure only if the writer waited for the di
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import tempfile
@@ -106,7 +107,17 @@ def named_failure(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FedemuError(f"Cannot write {path}: {error.strerror or error}.") from error
+        raise FedemuError(f"{path} cannot be written: {refusal_of(error)}") from error
+
+
+def refusal_of(error: OSError) -> str:
+    """Why the system refused to write, in words. A full disk is named as that, and what to do about it."""
+    return "the disk is full; make room there" if is_full(error) else error.strerror or str(error)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a write failed because the disk, or the user's share of it, is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _open_locked(path: Path) -> IO[bytes]:

@@ -12,9 +12,10 @@ from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import Run, read_run
+from fedemu.coordinator.record.run_directory import RunDirectory
 from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol.codec import DOWN
-from fedemu.protocol.errors import ConfigurationError, UnreachableError
+from fedemu.protocol.errors import ConfigurationError, FedemuError, UnreachableError
 from fedemu.protocol.transport.memory import MemoryNetwork
 
 MakePlan = Callable[..., CoordinatorPlan]
@@ -62,6 +63,27 @@ async def test_a_run_completes_and_leaves_its_results(make_plan: MakePlan, make_
     assert left.summary is not None
     assert left.summary["model_digest"] == summary.model_digest
     assert (plan.directory / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("when", ["a round", "the end"])
+async def test_a_full_disk_ends_the_run_with_its_name_and_the_fleet_is_told(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def full(self: RunDirectory, *_: object) -> None:
+        if when == "the end" or len(self.rows()) == 2:
+            raise FedemuError("model.safetensors cannot be written: the disk is full; make room there")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunDirectory, "finish", full)
+        patched.setattr(RunDirectory, "flush", full if when == "a round" else RunDirectory.flush)
+        fleet = make_fleet()
+        with pytest.raises(FedemuError, match="the disk is full"):
+            await play(make_plan())
+    assert fleet.stopped == {-1, 0, 1, 2, 3, 4, 5}
+    network = MemoryNetwork()
+    make_fleet(network=network)
+    summary, left = await play(make_plan(network=network))
+    assert (summary.outcome, [row.round for row in left.rows]) == ("completed", [1, 2, 3, 4])
 
 
 async def test_a_run_whose_checkpoint_is_gone_is_not_started_over(

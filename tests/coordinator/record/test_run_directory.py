@@ -187,7 +187,7 @@ def test_a_file_is_no_run_directory(tmp_path: Path):
     (tmp_path / "run").write_text("")
     with pytest.raises(ConfigurationError, match="is not a folder"):
         claim_folder(tmp_path / "run")
-    with pytest.raises(ConfigurationError, match=r"Cannot write to .*choose another --out"):
+    with pytest.raises(ConfigurationError, match=r"cannot be written: .*choose another --out"):
         claim_folder(tmp_path / "run" / "below")
 
 

@@ -1,21 +1,32 @@
-"""The coordinator's timer: a fault in what it calls ends the run, and the run can be resumed."""
+"""The coordinator's timer and its faults, and what is told of devices that have no connection."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.fleet.roster import Roster
+from fedemu.coordinator.observer import Absence, Observers
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import Summary
+from fedemu.coordinator.service.service import MOMENT_SECONDS, Service
+from fedemu.coordinator.service.shelf import Shelf
+from fedemu.coordinator.settings import Settings
+from fedemu.coordinator.timeline import Timeline
+from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.ids import DeviceId
+from fedemu.protocol.messages import Granted
 from fedemu.protocol.transport.memory import MemoryNetwork
 
 Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
+START = 100.0
 
 
 class FullDisk(Observers):
@@ -46,3 +57,34 @@ async def test_a_fault_in_the_timer_ends_the_run_with_a_checkpoint(
     make_fleet(2, network=again, lease=fleet.granted.lease, script=lambda index, work: {"after": 1.0})
     finished, _ = await play(make_plan(devices=2, per_round=2, over_selection=1.0, rounds=4, network=again))
     assert (finished.outcome, finished.rounds) == ("completed", 4)
+
+
+def a_service(folder: Path) -> Service:
+    settings = Settings(run="test", seed=1, rounds=4, devices=3, per_round=2, start_timeout=60.0)
+    timeline = Timeline("virtual", clock=lambda: START)
+    granted: Any = Granted
+    return Service(settings, Roster(settings), Shelf(BlobStore(folder)), timeline, Observers(), granted)
+
+
+async def test_a_coordinator_that_computes_tells_that_nobody_is_connected(tmp_path: Path) -> None:
+    service = a_service(tmp_path)
+    assert service.absence(START) is None
+    assert service.absence(START + MOMENT_SECONDS) is None, "processes that start again need a moment"
+    assert service.absence(START + 6) == Absence(3, 0)
+    service.roster.connected[DeviceId(1)] = b"peer"
+    assert service.absence(START + 7) is None
+    service.roster.connected.clear()
+    assert service.absence(START + 8) is None, "a new absence begins"
+
+
+@pytest.mark.parametrize("connected", [0, 1])
+async def test_a_wait_for_the_fleet_is_told_with_the_time_that_is_left(tmp_path: Path, connected: int) -> None:
+    service = a_service(tmp_path)
+    service.roster.connected.update({DeviceId(device): b"peer" for device in range(connected)})
+    gathering = asyncio.create_task(service.gather())
+    await asyncio.sleep(0)
+    assert service.absence(START + 10) is None, "processes start"
+    assert service.absence(START + 20) == Absence(3, connected, 40.0, "the run gives up")
+    gathering.cancel()
+    await asyncio.wait({gathering})
+    assert service.absence(START + 20.5) == (None if connected else Absence(3, 0)), "nobody waits any more"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +22,7 @@ from fedemu.device.memory.replay_buffer import split_own
 from fedemu.device.memory.store import read_own, write_own
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.blobs.tree_file import encode_tree
-from fedemu.protocol.errors import TrainingError
+from fedemu.protocol.errors import FedemuError, TrainingError
 from fedemu.protocol.messages import TensorSpec
 from fedemu.protocol.tensors import unpack
 
@@ -149,6 +151,18 @@ def test_an_own_state_that_cannot_be_read_fails_only_its_job(train: Any, tmp_pat
     (tmp_path / "5" / "mine").write_bytes(b"garbage")
     answers = [answer for answer, _ in TorchRunner(Recorder(a_result)).run(*train(3, 5, own="mine"))]
     assert sorted((answer.device, type(answer)) for answer in answers) == [(3, Done), (5, JobFailed)]
+
+
+def test_a_full_disk_ends_the_work_of_the_trainer_with_its_name(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: str, target: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    runner = TorchRunner(Recorder(lambda job: a_result(job, own={"memory": torch.ones(2)})))
+    with pytest.raises(FedemuError, match=r"cannot be written: the disk is full; make room there$"):
+        list(runner.run(*train(3, 5)))
 
 
 def test_a_damaged_blob_fails_the_jobs_that_need_it(train: Any, tmp_path: Path) -> None:

@@ -160,10 +160,14 @@ async def test_a_job_that_its_trainer_leaves_unanswered_fails(bus: Bus, until: C
     assert answer.reason == "trainer"
 
 
-async def test_a_trainer_that_cannot_start_ends_the_machine(bus: Bus, until: Callable[..., Any]) -> None:
-    bus.peer("trainer").dealer.send(Unusable(detail="There is no GPU."))
+@pytest.mark.parametrize(("in_work", "code"), [(False, 2), (True, 5)])
+async def test_a_trainer_that_cannot_work_ends_the_machine(
+    bus: Bus, until: Callable[..., Any], in_work: bool, code: int
+) -> None:
+    bus.peer("trainer").dealer.send(Unusable(detail="The disk is full.", in_work=in_work))
     await until(lambda: bus.failures, "the failure")
-    assert [str(error) for error in bus.failures] == ["There is no GPU."]
+    assert [str(error) for error in bus.failures] == ["The disk is full."]
+    assert bus.failures[0].exit_code == code
 
 
 async def test_a_process_that_attaches_after_the_farewell_is_told_to_end_as_well(

@@ -1,5 +1,6 @@
 """Errors become an exit code and one sentence on stderr."""
 
+import errno
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +47,17 @@ def test_an_internal_error_is_one_sentence_that_names_the_file_with_the_tracebac
     assert said.count("\n") == 1
     log = Path(said.rpartition(" is in ")[2].strip().rstrip(")"))
     assert "Traceback" in log.read_text()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_named_and_is_no_internal_error(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def action() -> int:
+        raise OSError(number, "No space left on device", "/there/metrics.jsonl")
+
+    assert exit_code_of(action) == 5
+    assert (
+        capsys.readouterr().err == "fedemu: /there/metrics.jsonl cannot be written: the disk is full; make room there\n"
+    )
 
 
 def test_ctrl_c_is_code_4(capsys: pytest.CaptureFixture[str]) -> None:

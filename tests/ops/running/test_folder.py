@@ -1,5 +1,7 @@
 """A run directory is claimed, reopened and given back."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,16 @@ def test_a_claimed_directory_holds_the_experiment_and_can_be_resumed() -> None:
     assert read_frozen(directory) == EXPERIMENT
     with RunDirectory(directory) as run:
         assert run.rows() == ()
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: str, target: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(ConfigurationError, match=r"config\.toml cannot be written: the disk is full; .*--out"):
+        claim(EXPERIMENT, Path("new"))
+    assert not Path("new").exists()
 
 
 def test_runs_without_a_name_are_numbered() -> None:

@@ -1,10 +1,12 @@
 """The coordinator's log."""
 
+import errno
 import logging
+from pathlib import Path
 
 import pytest
 
-from fedemu.ops.watching.logs import LogObserver
+from fedemu.ops.watching.logs import LogFile, LogObserver
 
 
 def test_a_flood_of_rejected_messages_is_logged_by_powers_of_ten(caplog: pytest.LogCaptureFixture) -> None:
@@ -50,3 +52,18 @@ def test_the_reason_of_failed_devices_is_a_warning_once(caplog: pytest.LogCaptur
         for device in (3, 4):
             observer.event("failure", device=device, ask="1.0.0", reason="training", detail="ValueError: no, own.py:2")
     assert [record.getMessage() for record in caplog.records] == ["device 3 failed: ValueError: no, own.py:2"]
+
+
+def test_a_log_on_a_full_disk_is_told_once_and_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        def write(self, text: str) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    handler = LogFile(tmp_path / "coordinator.log")
+    monkeypatch.setattr(handler, "stream", Full())
+    for _ in range(3):
+        handler.emit(logging.makeLogRecord({"msg": "a line"}))
+    path = tmp_path / "coordinator.log"
+    assert capsys.readouterr().err == f"fedemu: the log {path} cannot be written: the disk is full; make room there\n"

@@ -28,7 +28,7 @@ def test_a_write_that_breaks_off_leaves_the_old_file(tmp_path: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(FedemuError, match=r"Cannot write .*a\.json: No space left on device\."):
+    with pytest.raises(FedemuError, match=r"a\.json cannot be written: the disk is full; make room there$"):
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"
 
