@@ -114,7 +114,7 @@ class Service:
     ) -> bool:
         """As ``until``, but observers are told how many devices are missing, and that ``then`` follows the wait."""
         now = self.timeline.now()
-        self._wait = _Wait(now, now + seconds, missing, then, MOMENT_SECONDS)
+        self._wait = _Wait(now, now + seconds - self._stalls, missing, then, MOMENT_SECONDS)
         try:
             return await self.until(condition, seconds)
         finally:
@@ -134,7 +134,7 @@ class Service:
             then = f"they count as failed (try {attempt} of {self._settings.attempts})"
             moment = MOMENT_SECONDS if connected else 1.0
         elif (wait := self._wait) is not None:
-            devices, waited, left = wait.missing(), now - wait.began, max(0.0, wait.end - now)
+            devices, waited, left = wait.missing(), now - wait.began, max(0.0, wait.end + self._stalls - now)
             then, moment = wait.then, wait.moment
         elif self._deserted is not None:
             return Absence(self._settings.devices, 0) if now - self._deserted > MOMENT_SECONDS else None
@@ -213,14 +213,14 @@ class Service:
         Observers are told of the wait after ``moment``, and that ``then`` follows it.
         """
         now = self.timeline.now()
-        end = now + seconds
+        end = now + seconds - self._stalls
         self._wait = _Wait(now, end, lambda: len(silent()), then, moment)
         try:
             while left := silent():
                 extend = wire.Extend(until=self.reception.horizon)
                 for device in left:
                     self.tell(device, extend)
-                pause = min(self._settings.heartbeat_seconds, end - self.timeline.now())
+                pause = min(self._settings.heartbeat_seconds, end + self._stalls - self.timeline.now())
                 if pause <= 0:
                     return False
                 await self.until(lambda: not silent(), pause)
