@@ -57,6 +57,7 @@ from fedemu.algorithms.training.wsm import reweighted_softmax
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.named import load
 from fedemu.protocol.host.own_code import account, own_frames
+from fedemu.protocol.wording import demand
 
 ALGORITHMS: Mapping[str, Callable[..., Algorithm[Any]]] = {
     "fedavg": fedavg,
@@ -259,8 +260,11 @@ def _checked(table: str, name: str, builder: Callable[..., Any], options: Mappin
             checked[option] = TypeAdapter(types.get(option, Any)).validate_python(value, strict=strict)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, (table, option, *first["loc"])))
-            raise ConfigurationError(f"{place} = {first['input']!r} does not fit {name!r}: {first['msg']}") from None
+            inside = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+            place = f"{table}.{option}{inside}"
+            raise ConfigurationError(
+                f"{place} = {first['input']!r} does not fit {name!r}: it must be {demand(first)}"
+            ) from None
     return checked
 
 

@@ -10,7 +10,7 @@ _NUMBER = "a number"
 _TRUTH = "true or false"
 _TEXT = "text"
 _LIST = "a list"
-_TABLE = "a table"
+TABLE = "a table"
 KINDS = {
     "int_type": WHOLE_NUMBER,
     "int_parsing": WHOLE_NUMBER,
@@ -28,11 +28,11 @@ KINDS = {
     "tuple_type": _LIST,
     "set_type": _LIST,
     "iterable_type": _LIST,
-    "dict_type": _TABLE,
-    "mapping_type": _TABLE,
-    "model_type": _TABLE,
-    "model_attributes_type": _TABLE,
-    "dataclass_type": _TABLE,
+    "dict_type": TABLE,
+    "mapping_type": TABLE,
+    "model_type": TABLE,
+    "model_attributes_type": TABLE,
+    "dataclass_type": TABLE,
     "union_tag_invalid": "a table with a kind",
     "union_tag_not_found": "a table with a kind",
     "none_required": "left out",

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedemu.coordinator.record.json_lines import damaged, placed_lines, plain
 from fedemu.protocol.messages import OUTCOMES
+from fedemu.protocol.wording import demand
 
 Values = tuple[float | None, ...]
 """One number for each class or period; None where there is nothing to measure, such as a class without samples."""
@@ -87,7 +88,7 @@ class Row:
         except ValidationError as error:
             first = error.errors()[0]
             column = first["loc"][0] if first["loc"] else "the row"
-            raise ValueError(f"{column} is {line.get(str(column))!r} ({first['msg']})") from error
+            raise ValueError(f"{column} is {line.get(str(column))!r}, and must be {demand(first)}") from error
 
     def to_json(self) -> dict[str, Any]:
         """The columns in the order of the file, as JSON knows them."""

@@ -5,6 +5,7 @@ Neither torch nor matplotlib is imported before a command needs it to compute or
 
 from __future__ import annotations
 
+import os
 from importlib import metadata
 from typing import Annotated
 
@@ -19,7 +20,9 @@ from fedemu.ops.cli import shell as cli_shell
 from fedemu.ops.cli import stress as cli_stress
 from fedemu.ops.cli import sweep as cli_sweep
 from fedemu.ops.cli.usage import Command, Commands
+from fedemu.ops.experiment.sources import unknown_variables
 from fedemu.ops.running.codes import CODES, IN_WORDS
+from fedemu.ops.running.exits import complain
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -55,12 +58,20 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_READ_NO_SETTINGS = ("report", "compare", "presets", "init", "doctor", "completion")
+"""Commands for which a mistyped variable is no mistake. They only tell it; the others refuse it."""
+
+
 @app.callback()
 def _fedemu(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and stop.", callback=_print_version, is_eager=True)
     ] = False,
-) -> None: ...
+) -> None:
+    if context.invoked_subcommand in _READ_NO_SETTINGS:
+        for sentence in unknown_variables(os.environ):
+            complain(f"warning: {sentence}")
 
 
 _COMMANDS = (

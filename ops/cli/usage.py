@@ -110,7 +110,7 @@ def _better(error: Any, said: str) -> Iterator[str]:
         cause = error.__cause__
         if cause is not None and hasattr(cause, "errors"):
             detail = cause.errors()[0]
-            yield f"{name} {_quoted(detail['input'])} must be {_must(detail)}"
+            yield f"{name} {_quoted(detail['input'])} must be {_must(detail, error.param)}"
         if found := re.search(r"'(.*)' is not (?:a valid|one of) (.*)", said):
             yield f"{name} {_quoted(found[1])} is not {found[2].replace('integer', 'whole number')}"
     if kind == "NoSuchOption":
@@ -126,11 +126,14 @@ def _better(error: Any, said: str) -> Iterator[str]:
         yield _extra(found[1], error.ctx)
 
 
-def _must(detail: dict[str, Any]) -> str:
+def _must(detail: dict[str, Any], parameter: Any) -> str:
     """What a value must be. The choices of an option come in a sentence of typer's own."""
     if found := re.search(r"is not one of (.*)", str(detail["msg"])):
-        choices = found[1].replace("'", "")
+        choices = found[1].replace("'", "").rstrip(".")
         return f"one of {choices}{did_you_mean(str(detail['input']), choices.split(', '))}"
+    least, most = getattr(parameter, "min", None), getattr(parameter, "max", None)
+    if detail["type"].startswith(("greater", "less")) and None not in (least, most):
+        return f"from {least} to {most}"
     return demand(detail)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
@@ -12,7 +11,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from fedemu.ops.experiment.near import did_you_mean, near
+from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.wording import KINDS, TABLE, demand
 
 
 def plain_table(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -30,7 +32,8 @@ def _plain(value: Any, path: str) -> Any:
         case list() | tuple():
             return [_plain(item, f"{path}[{place}]") for place, item in enumerate(value)]
         case float() if not math.isfinite(value):
-            raise ConfigurationError(f"{path} = {value} must be finite; write a large number instead")
+            instead = "write a number" if math.isnan(value) else "write a large number instead"
+            raise ConfigurationError(f"{path} = {value} must be finite; {instead}")
         case bool() | int() | float() | str():
             return value
         case _:
@@ -47,6 +50,8 @@ def refuse(
     details = error.errors(include_url=False)
     # An unknown key is named first, because the other mistakes often follow from it.
     details.sort(key=lambda detail: detail["type"] != "extra_forbidden")
+    # A list with a wrong item is also told to be too short, because the item does not count.
+    details = [detail for detail in details if detail["type"] != "too_short" or not detail["input"]] or details
     text = _sentence(details[0], table, root, prefix)
     if len(details) > 1:
         text += f" (and {len(details) - 1} more)"
@@ -57,7 +62,8 @@ def _sentence(detail: ErrorDetails, table: Mapping[str, Any], root: type[BaseMod
     keys = _keys(detail["loc"], table)
     path = _path([prefix, *keys] if prefix else keys)
     holder, field = _walk(root, detail["loc"])
-    said = f"{path} = {shown(detail['input'])}"
+    given = detail["input"]
+    said = f"{path} = {shown(given)}"
     context = detail.get("ctx", {})
     match detail["type"]:
         case "extra_forbidden":
@@ -66,47 +72,74 @@ def _sentence(detail: ErrorDetails, table: Mapping[str, Any], root: type[BaseMod
             return f"{path} is missing; the table it belongs to needs it"
         case "value_error":
             return str(context["error"])
-        case "union_tag_invalid" | "union_tag_not_found" if isinstance(detail["input"], Mapping):
-            given = detail["input"].get("kind")
-            kinds = list(_tags(field))
-            if given is None:
+        case "union_tag_invalid" | "union_tag_not_found" if isinstance(given, Mapping):
+            kind, kinds = given.get("kind"), list(_tags(field))
+            if kind is None:
                 return f"{path}.kind is missing; it must be one of {', '.join(kinds)}"
-            words = f"it must be one of {', '.join(kinds)}{_nearest(str(given), kinds)}"
-            return f"{path}.kind = {shown(given)} is unknown; {words}"
+            words = f"it must be one of {', '.join(kinds)}{did_you_mean(str(kind), kinds, cutoff=0.6)}"
+            return f"{path}.kind = {shown(kind)} is unknown; {words}"
         case "literal_error":
             choices = [str(choice) for choice in _choices(field)]
             one = f"it must be {choices[0]}" if len(choices) == 1 else f"it must be one of {', '.join(choices)}"
             later = " in this version" if len(choices) == 1 else ""
-            return f"{said} is unknown; {one}{later}{_nearest(str(detail['input']), choices)}"
+            return f"{said} is unknown; {one}{later}{did_you_mean(str(given), choices, cutoff=0.6)}"
         case kind if kind.startswith(("greater_than", "less_than")):
-            return f"{said} must be {_range(field) or detail['msg'].removeprefix('Input should be ')}"
-        case kind if kind in _TYPES:
+            return f"{said} must be {_range(field, given) or demand(detail)}"
+        case "list_type" | "tuple_type":
             # For a list the range is left out: it is that of its items.
-            return f"{said} must be {_TYPES[kind]}{'' if kind == 'tuple_type' else _with_range(field)}"
-        case "string_pattern_mismatch":
-            return f"{said} must be made of letters, digits, dots, dashes and underscores, 100 at most"
+            return f"{said} must be a list{_as_list(given, field)}"
         case "string_too_short":
             return f"{said} must not be empty"
+        case kind if KINDS.get(kind, "").startswith(TABLE):
+            return f"{said} must be {TABLE}{_as_table(path, given, field)}"
+        case "too_short":
+            return f"{said} must be {demand(detail)}{_of_choices(field)}"
+        case "string_pattern_mismatch":
+            return f"{said} must be made of {_NAME_LETTERS}"
         case _:
-            return f"{said}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+            return f"{said} must be {demand(detail)}{_with_range(field)}"
 
 
-_TYPES = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "tuple_type": "a list",
-    "dict_type": "a table",
-    "model_type": "a table",
-    "model_attributes_type": "a table",
-    "union_tag_invalid": "a table with a kind",
-    "union_tag_not_found": "a table with a kind",
+def _as_list(given: Any, field: FieldInfo | None) -> str:
+    """How to write a single choice as a list of choices."""
+    choices = _choices(field)
+    return f", as in {shown([given])}{_of_choices(field)}" if given in choices else _of_choices(field)
+
+
+def _of_choices(field: FieldInfo | None) -> str:
+    """What the items of a list may be. Empty if the field does not list them."""
+    choices = _choices(field)
+    return f"; its values are any of {', '.join(map(str, choices))}" if choices else ""
+
+
+def _as_table(path: str, given: Any, field: FieldInfo | None) -> str:
+    """How to write one word where a table is needed: as the key of the table that chooses its kind."""
+    kinds = [str(kind) for model in _models(field) for kind in _choices(model.model_fields.get("kind"))]
+    if kinds:
+        return (
+            f"; write {path}.kind = {shown(given)}" if given in kinds else f" whose kind is one of {', '.join(kinds)}"
+        )
+    named = any("name" in model.model_fields for model in _models(field))
+    return f"; write {path}.name = {shown(given)}" if named and isinstance(given, str) else ""
+
+
+_NAME_LETTERS = (
+    "letters from a to z, digits, dots, dashes and underscores, and begin with a letter or digit, 100 at most"
+)
+_NO_LIMIT = 2**31 - 1
+"""An upper bound that is only named to who goes beyond it."""
+_SYNONYMS = {
+    "learning_rate": "lr",
+    "batch": "batch_size",
+    "clients": "devices",
+    "num_clients": "devices",
+    "clients_per_round": "per_round",
+    "num_rounds": "rounds",
+    "local_epochs": "epochs",
+    "method": "algorithm.name",
+    "network": "model.name",
 }
-
-
-_SYNONYMS = {"learning_rate": "lr", "batch": "batch_size", "clients": "devices", "num_clients": "devices"}
+"""What other systems call a setting. A name with a dot is a full key."""
 
 
 def unknown_key(path: str, holder: type[BaseModel], root: type[BaseModel], prefix: str = "") -> str:
@@ -117,17 +150,18 @@ def unknown_key(path: str, holder: type[BaseModel], root: type[BaseModel], prefi
     if _SYNONYMS.get(key) in known:
         return f"{path} is no setting; did you mean {'.'.join([*parents, _SYNONYMS[key]])}?"
     everywhere = [f"{prefix}.{name}" if prefix else name for name in _all_paths(root)]
+    called = _SYNONYMS.get(key)
+    if meant := [name for name in everywhere if called is not None and f".{name}".endswith(f".{called}")]:
+        return f"{path} is no setting; did you mean {meant[0]}?"
     if path in everywhere:
         others = [name for name in known if name != "kind"]
         has = f"has {', '.join(others)}" if others else "has no settings"
         return f'{path} is no setting of every kind; {".".join(parents)}.kind = "{_kind(holder)}" {has}'
-    beside = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    if beside:
+    if beside := near(key, known):
         return f"{path} is no setting; did you mean {'.'.join([*parents, beside[0]])}?"
-    same = [name for name in everywhere if name.rsplit(".", 1)[-1] == key]
-    near = same or difflib.get_close_matches(path, everywhere, n=1, cutoff=0.75)
-    if near:
-        return f"{path} is no setting; did you mean {near[0]}?"
+    same = [name for name in everywhere if name.rsplit(".", 1)[-1].lower() == key.lower()]
+    if found := same or near(path, everywhere, cutoff=0.8):
+        return f"{path} is no setting; did you mean {found[0]}?"
     where = f"[{'.'.join(parents)}]" if parents else "an experiment"
     return f"{path} is no setting; {where} has {', '.join(known)}"
 
@@ -204,20 +238,23 @@ def _choices(annotation: Any) -> list[Any]:
     return [choice for argument in arguments if not isinstance(argument, str) for choice in _choices(argument)]
 
 
-def _range(field: Any) -> str:
-    """The range of a field, in words. Empty if it has no bounds."""
-    words = []
+def _range(field: Any, given: Any = None) -> str:
+    """The range of a field, in words. Empty if it has no bounds. A very high bound counts if ``given`` is above it."""
+    low = high = ""
+    least: float | None = None
     for mark in _marks(field):
         match mark:
             case annotated_types.Gt(gt=bound):
-                words.append(f"above {bound}")
+                low = f"above {bound}"
             case annotated_types.Ge(ge=bound):
-                words.append(f"at least {bound}")
+                low, least = f"at least {bound}", bound  # type: ignore[assignment]
             case annotated_types.Lt(lt=bound):
-                words.append(f"below {bound}")
-            case annotated_types.Le(le=bound):
-                words.append(f"at most {bound}")
-    return " and ".join(words)
+                high = f"below {bound}"
+            case annotated_types.Le(le=bound) if bound != _NO_LIMIT or (isinstance(given, int) and given > bound):
+                if least is not None:
+                    return f"from {least} to {bound}"
+                high = f"at most {bound}"
+    return " and ".join(words for words in (low, high) if words)
 
 
 def _marks(annotation: Any) -> Iterator[Any]:
@@ -233,18 +270,15 @@ def _marks(annotation: Any) -> Iterator[Any]:
 
 def _with_range(field: FieldInfo | None) -> str:
     words = _range(field)
-    return f" {words}" if words else ""
-
-
-def _nearest(given: str, choices: Sequence[str]) -> str:
-    near = difflib.get_close_matches(given, choices, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    return f" {'of ' if words.startswith('at ') else ''}{words}" if words else ""
 
 
 def shown(value: Any) -> str:
     """A value as a user would write it, in at most 80 characters."""
-    text = repr(value) if not isinstance(value, str) else f'"{value}"'
-    text = {"True": "true", "False": "false"}.get(text, text)
+    try:
+        text = toml_value(value)
+    except TypeError:
+        text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

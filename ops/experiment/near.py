@@ -17,9 +17,9 @@ def near(given: str, known: Iterable[str], most: int = 1, cutoff: float = _CUTOF
     return [name for ratio, name in sorted(found, key=lambda pair: -pair[0])[:most] if ratio >= cutoff]
 
 
-def did_you_mean(given: str, known: Iterable[str], most: int = 1) -> str:
+def did_you_mean(given: str, known: Iterable[str], most: int = 1, cutoff: float = _CUTOFF) -> str:
     """``; did you mean ...?`` with the nearest names. Empty if none is near."""
-    found = near(given, known, most)
+    found = near(given, known, most, cutoff)
     return f"; did you mean {' or '.join(found)}?" if found else ""
 
 

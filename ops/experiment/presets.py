@@ -76,7 +76,8 @@ def preset_path(name: str) -> Path:
     if name not in (known := preset_names()):
         parts = [example_of(part) for part in near(name, part_names())]
         hint = did_you_mean(name, known, 3) or (f"; did you mean {parts[0]}?" if parts else f"; {LISTED}")
-        raise ConfigurationError(f'there is no file and no preset "{name}"{hint}')
+        said = name if name.isprintable() else repr(name)[1:-1]
+        raise ConfigurationError(f'there is no file and no preset "{said}"{hint}')
     return FOLDER / f"{name}.toml"
 
 

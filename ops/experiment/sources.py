@@ -5,7 +5,7 @@ Each source is laid over the one before it. The frozen experiment of a run direc
 
 from __future__ import annotations
 
-import difflib
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,16 +13,17 @@ from typing import Any
 
 from fedemu.ops.experiment.experiment import Experiment
 from fedemu.ops.experiment.layers import merge
-from fedemu.ops.experiment.mistakes import shown
-from fedemu.ops.experiment.near import did_you_mean
+from fedemu.ops.experiment.mistakes import setting_paths, shown
+from fedemu.ops.experiment.near import near
 from fedemu.ops.experiment.presets import DEFAULT, is_preset, preset, preset_names
+from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.runtime import Runtime
 from fedemu.ops.experiment.traces import TRACES_FILE, traces_text, with_traces
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
 
 PREFIX = "FEDEMU_"
-NOT_SETTINGS = frozenset({"FEDEMU_DATA", "FEDEMU_CACHE", "FEDEMU_STATE"})
+NOT_SETTINGS = ("FEDEMU_DATA", "FEDEMU_CACHE", "FEDEMU_STATE")
 """Environment variables that are no settings. They name the folders of data, of the cache and of the devices' state."""
 CONFIG_FILE = "config.toml"
 
@@ -39,11 +40,14 @@ def load_experiment(
     ConfigurationError if a file is missing or a setting is wrong.
     """
     folder, table = _open(source)
-    layers = [_from_environment(environment), _from_overrides(overrides)]
-    for layer in layers:
+    given = _from_overrides(overrides)
+    for layer in (_from_environment(environment), given):
         table = merge(table, layer)
-    runtime = Runtime.parse(_section(table.pop("runtime", {}), "runtime"))
-    experiment = Experiment.parse(table)
+    try:
+        runtime = Runtime.parse(_section(table.pop("runtime", {}), "runtime"))
+        experiment = Experiment.parse(table)
+    except ConfigurationError as error:
+        raise _with_variable(error, environment, given) from None
     folders = [folder or Path.cwd()]
     if environment.get("FEDEMU_DATA"):
         folders.append(Path(environment["FEDEMU_DATA"]).expanduser())
@@ -107,50 +111,94 @@ def _open(source: str | Path | Mapping[str, Any] | None) -> tuple[Path | None, d
     if source is None or is_preset(str(source)):
         return None, preset(str(source or DEFAULT))
     path = Path(source)
-    if path.is_file():
-        return path.parent, _read_toml(path)
     if path.is_dir():
         if (path / CONFIG_FILE).is_file():
             raise ConfigurationError(f"{path} is a folder; name {path / CONFIG_FILE}, or go on with --resume {path}")
         raise ConfigurationError(f"{path} is a folder, not an experiment's file")
+    if _exists(path):
+        return path.parent, read_toml(path)
     if path.suffix == ".toml":
-        folder = path.parent
-        hint = did_you_mean(str(path), map(str, folder.glob("*.toml"))) if folder.is_dir() else ""
-        known = did_you_mean(path.stem, preset_names()) if folder == Path() else ""
-        begin = f"; `fedemu init {path}` writes one to start from" if folder.is_dir() else "; there is no such folder"
-        raise ConfigurationError(f"there is no file {path}{hint or known or begin}")
+        raise ConfigurationError(f"there is no file {path}{_instead_of(path)}")
     return None, preset(str(source))
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def _exists(path: Path) -> bool:
+    """Whether there is a file. A pipe of the shell, as in ``fedemu run <(...)``, is one, too."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path} is not valid TOML: {str(error)[0].lower()}{str(error)[1:]}") from None
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"{path} is no TOML file: it is not text in UTF-8") from None
-    except OSError as error:
-        raise ConfigurationError(f"{path} can't be read: {error.strerror}") from None
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _instead_of(path: Path) -> str:
+    """What to do where there is no file of this name."""
+    folder = path.parent
+    if not folder.is_dir():
+        return "; there is no such folder"
+    files = {file.stem: str(file) for file in folder.glob("*.toml")}
+    for known in (files, {name: name for name in preset_names()} if folder == Path() else {}):
+        if found := near(path.stem, known):
+            return f"; did you mean {known[found[0]]}?"
+    return f"; `fedemu init {path}` writes one to start from"
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """The settings in the environment. ``FEDEMU_LOCAL__LR=0.05`` is ``local.lr``: two underscores stand for the dot."""
     layer: dict[str, Any] = {}
-    for name in sorted(environment):
-        if name.startswith(PREFIX) and name not in NOT_SETTINGS:
-            keys = name.removeprefix(PREFIX).lower().split("__")
-            _require_table_of(name, keys)
-            _place(layer, keys, _value(environment[name], name), name)
+    unknown = unknown_variables(environment)
+    if unknown:
+        raise ConfigurationError(unknown[0])
+    for name in _variables(environment):
+        _place(layer, _keys_of(name), _value(environment[name], name), name)
     return layer
 
 
-def _require_table_of(variable: str, keys: Sequence[str]) -> None:
-    tables = [*Experiment.model_fields, "runtime"]
-    if keys[0] not in tables:
-        guess = difflib.get_close_matches(keys[0], tables, n=1)
-        meant = PREFIX + "__".join([*guess, *keys[1:]]).upper()
-        hint = f"did you mean {meant}?" if guess else "unset it, or see docs/configuration.md for the names"
-        raise ConfigurationError(f"the environment variable {variable} names no setting; {hint}")
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each environment variable that begins like one of fedemu, and is none: it is probably mistyped."""
+    tables = {*Experiment.model_fields, "runtime"} - {"traces"}
+    return [
+        f"the environment variable {name} names no setting and no folder{_hint(name)}"
+        for name in _variables(environment)
+        if _keys_of(name)[0] not in tables
+    ]
+
+
+def _hint(variable: str) -> str:
+    """The variable that was probably meant: with the same last word, or the nearest one."""
+    paths = [*setting_paths(Experiment), *(f"runtime.{key}" for key in Runtime.model_fields)]
+    known = [*NOT_SETTINGS, *(PREFIX + path.replace(".", "__").upper() for path in paths)]
+    word = variable.removeprefix(PREFIX)
+    meant = [name for name in known if word and name.rpartition("__")[2] == word.upper()]
+    # The common beginning would make all of them alike.
+    meant = meant or [PREFIX + name for name in near(word, [name.removeprefix(PREFIX) for name in known])]
+    return f"; did you mean {meant[0]}?" if meant else "; unset it, or see docs/configuration.md for the names"
+
+
+def _variables(environment: Mapping[str, str]) -> list[str]:
+    return [name for name in sorted(environment) if name.startswith(PREFIX) and name not in NOT_SETTINGS]
+
+
+def _keys_of(variable: str) -> list[str]:
+    return variable.removeprefix(PREFIX).lower().split("__")
+
+
+def _with_variable(
+    error: ConfigurationError, environment: Mapping[str, str], given: Mapping[str, Any]
+) -> ConfigurationError:
+    """The error, with the name of the environment variable that has set what it is about, if one has."""
+    for name in _variables(environment):
+        path = ".".join(_keys_of(name))
+        if re.match(rf"{re.escape(path)}\b", str(error)) and not _has(given, _keys_of(name)):
+            return ConfigurationError(f"{error} (set by the environment variable {name})")
+    return error
+
+
+def _has(table: Any, keys: Sequence[str]) -> bool:
+    for key in keys:
+        if not isinstance(table, Mapping) or key not in table:
+            return False
+        table = table[key]
+    return True
 
 
 def _from_overrides(overrides: Sequence[str]) -> dict[str, Any]:
@@ -171,7 +219,7 @@ def _value(text: str, name: str) -> Any:
     """
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         if text[:1] in {"{", "[", '"', "'"}:
             raise ConfigurationError(f"{name} = {text} is not a TOML value; check its brackets and quotes") from None
         return text

@@ -5,16 +5,18 @@ The first line of a shipped file is a comment that describes it.
 
 from __future__ import annotations
 
-import difflib
+import json
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, ValidationError
 
+from fedemu.ops.experiment.mistakes import plain_table, refuse
+from fedemu.ops.experiment.near import did_you_mean
 from fedemu.ops.experiment.presets import FOLDER
+from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.tables.section import Count, Section
 from fedemu.protocol.errors import ConfigurationError
 
@@ -65,18 +67,14 @@ def load_sweep(source: str) -> Sweep:
     if not path.is_file():
         known = sorted(each.stem for each in SHIPPED.glob("*.toml"))
         if source not in known:
-            near = difflib.get_close_matches(source, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"the shipped sweeps are {', '.join(known)}"
-            raise ConfigurationError(f'there is no file and no sweep "{source}"; {hint}')
+            hint = did_you_mean(source, known) or f"; the shipped sweeps are {', '.join(known)}"
+            raise ConfigurationError(f'there is no file and no sweep "{source}"{hint}')
         path = SHIPPED / f"{source}.toml"
+    table = plain_table(read_toml(path))
     try:
-        sweep = Sweep.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigurationError(f"{path} can't be read as TOML: {error}") from None
+        sweep = Sweep.model_validate_json(json.dumps(table))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise ConfigurationError(f"{path}: {place} is wrong: {first['msg']}") from None
+        raise ConfigurationError(f"{path}: {refuse(error, table, Sweep)}") from None
     names = [part.name for part in sweep.parts]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigurationError(f"{path}: two parts are named {twice}; give each a name of its own")

@@ -34,16 +34,17 @@ def toml_text(table: Mapping[str, Any], comments: Mapping[str, str] | None = Non
 
 
 def _line(key: str, value: Any, comment: str | None) -> str:
-    line = f"{_key(key)} = {_value(value)}"
+    line = f"{_key(key)} = {toml_value(value)}"
     return line if comment is None else f"{line:<{_COMMENT_COLUMN}} # {comment}"
 
 
 def _key(key: str) -> str:
     bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
-    return key if bare else _value(key)
+    return key if bare else toml_value(key)
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it behind a key. Raises TypeError if it has no TOML form."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -53,9 +54,9 @@ def _value(value: Any) -> str:
             # JSON and TOML have the same escapes, except that TOML escapes the delete character too.
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case Mapping():
-            inner = ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items() if item is not None)
+            inner = ", ".join(f"{_key(key)} = {toml_value(item)}" for key, item in value.items() if item is not None)
             return f"{{ {inner} }}" if inner else "{}"
         case list() | tuple():
-            return f"[{', '.join(_value(item) for item in value)}]"
+            return f"[{', '.join(toml_value(item) for item in value)}]"
         case _:
             raise TypeError(f"{value!r} has no TOML form")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -23,10 +24,14 @@ TOLD = "_FEDEMU_TOLD"
 The process that has started this one reads it.
 """
 
+_OF_PATHS = frozenset({errno.ENAMETOOLONG, errno.EACCES, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ELOOP})
+"""What is wrong with a path that the user has named, and not with fedemu."""
+
 
 def complain(text: str) -> None:
     """Tell the user one sentence on stderr, without a full stop. The lines of an account may follow it."""
-    print(f"fedemu: {text}", file=sys.stderr, flush=True)
+    sentence = text if text.endswith("...") else text.removesuffix(".")
+    print(f"fedemu: {sentence}", file=sys.stderr, flush=True)
 
 
 def exit_code_of(action: Callable[[], int]) -> int:
@@ -56,6 +61,10 @@ def _unforeseen(error: Exception) -> int:
     """Tell an error that is none of fedemu's. Returns its code."""
     if isinstance(error, OSError) and is_full(error):
         complain(f"{error.filename or 'a file'} cannot be written: {refusal_of(error)}")
+    elif isinstance(error, OSError) and error.errno in _OF_PATHS and error.filename is not None:
+        name = str(error.filename)
+        complain(f"{name if len(name) <= 80 else f'{name[:77]}...'} can't be used: {error.strerror}; name another")
+        return USAGE
     elif own_frames(error):
         _tell(FedemuError(account(error)), INTERNAL_ERROR, error)
     else:

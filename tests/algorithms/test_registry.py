@@ -89,9 +89,9 @@ def test_built_in_models_take_their_options() -> None:
         ),
         ("transformer", {}, "your own are named module:Name"),
         ("mlp", {"hiden": [3]}, "'mlp' has no option model.hiden; did you mean 'hidden'?"),
-        ("mlp", {"hidden": ["wide"]}, "model.hidden.0 = 'wide' does not fit 'mlp'"),
+        ("mlp", {"hidden": ["wide"]}, "model.hidden[0] = 'wide' does not fit 'mlp'"),
         ("mlp", {"hidden": 64}, "model.hidden = 64 does not fit 'mlp'"),
-        ("mlp", {"hidden": [0]}, "model.hidden.0 = 0 does not fit 'mlp'"),
+        ("mlp", {"hidden": [0]}, "model.hidden[0] = 0 does not fit 'mlp'"),
         ("cnn", {"hidden": [3]}, "'cnn' has no option model.hidden; it has projection"),
         ("resnet18", {"norm": "layer"}, "model.norm = 'layer' does not fit 'resnet18'"),
     ],
@@ -154,7 +154,7 @@ def test_an_own_method_that_cannot_be_used_is_named(
         ("fedntd", {"beta": -1.0}, "algorithm.options.beta = -1.0 does not fit 'fedntd'"),
         ("moon", {"temperature": 0.0}, "algorithm.options.temperature = 0.0 does not fit 'moon'"),
         ("moon", {"mu": -0.1}, "algorithm.options.mu = -0.1 does not fit 'moon'"),
-        ("moon", {"mu": True}, "algorithm.options.mu = True does not fit 'moon': Input should be a valid number"),
+        ("moon", {"mu": True}, "algorithm.options.mu = True does not fit 'moon': it must be a number"),
     ],
 )
 def test_a_wrong_option_of_a_built_in_method_is_named(

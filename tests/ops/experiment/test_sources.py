@@ -147,9 +147,25 @@ def test_bad_overrides_and_variables_are_named() -> None:
     assert refused("digits", "local.lrr=1") == "local.lrr is no setting; did you mean local.lr?"
     assert refused("digits", "runtime=1") == "runtime = 1 must be a table"
     assert refused("digits", FEDEMU_LOCALE__LR="1") == (
-        "the environment variable FEDEMU_LOCALE__LR names no setting; did you mean FEDEMU_LOCAL__LR?"
+        "the environment variable FEDEMU_LOCALE__LR names no setting and no folder; did you mean FEDEMU_LOCAL__LR?"
     )
-    assert refused("digits", FEDEMU_LOCAL__LR="fast") == 'local.lr = "fast" must be a number above 0'
+    for name, meant in (
+        ("FEDEMU_DATTA", "FEDEMU_DATA"),
+        ("FEDEMU_CASHE", "FEDEMU_CACHE"),
+        ("FEDEMU_LR", "FEDEMU_LOCAL__LR"),
+        ("FEDEMU_LOCAL_LR", "FEDEMU_LOCAL__LR"),
+        ("FEDEMU_PER_ROUND", "FEDEMU_FLEET__PER_ROUND"),
+        ("FEDEMU_SEEED", "FEDEMU_SEED"),
+    ):
+        assert refused("digits", **{name: "1"}).endswith(f"no setting and no folder; did you mean {meant}?")
+    assert "did you mean" not in refused("digits", FEDEMU_ZEBRA="1")
+    assert refused("digits", FEDEMU_LOCAL__LR="fast") == (
+        'local.lr = "fast" must be a number above 0 (set by the environment variable FEDEMU_LOCAL__LR)'
+    )
+    assert refused("digits", FEDEMU_LOCAL__LRR="1") == (
+        "local.lrr is no setting; did you mean local.lr? (set by the environment variable FEDEMU_LOCAL__LRR)"
+    )
+    assert refused("digits", "local.lr=slow", FEDEMU_LOCAL__LR="0.1") == 'local.lr = "slow" must be a number above 0'
 
 
 def test_a_source_that_is_not_there_names_near_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,8 +195,22 @@ def test_a_file_that_is_not_toml_is_refused_with_its_place(tmp_path: Path) -> No
     path.write_text("[local\nlr = 1")
     assert refused(path).startswith(f"{path} is not valid TOML: ")
     assert "line 1" in refused(path)
+    for text, said in (
+        ("rounds = 1\nrounds = 2\n", "a key is set twice, at line 2, column 11"),
+        ("[local]\nlr = 1\n[local]\n", "the table [local] is there twice, at line 3, column 7"),
+        ("rounds: 3", "a line must be a [table] or key = value, at line 1, column 7"),
+        ("name = mine", "this is no value; text needs quotation marks, at line 1, column 8"),
+    ):
+        path.write_text(text)
+        assert refused(path) == f"{path} is not valid TOML: {said}"
+    path.write_text(f"seed = 1{'0' * 5000}")
+    assert refused(path) == f"{path} holds a number of too many digits; write a smaller one"
+    path.write_text(f"a = {'[' * 3000}")
+    assert refused(path) == f"{path} is no experiment: its lists or tables are nested too deep"
+    path.write_bytes(b"\xef\xbb\xbfrounds = 3\r\n[local]\r\nlr = 0.5\r\n")
+    assert load_experiment(path, [], {})[0].local.lr == 0.5
     path.write_bytes(b"\xff\xfe")
-    assert refused(path) == f"{path} is no TOML file: it is not text in UTF-8"
+    assert refused(path) == f"{path} is no TOML file: it is not text in UTF-8; save it as UTF-8"
 
 
 # Presets

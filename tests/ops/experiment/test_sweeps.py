@@ -54,11 +54,11 @@ def test_a_pattern_chooses_among_the_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "parts is wrong: Field required"),
-        ("parts = []", "parts is wrong"),
-        ("parts = 1 2", "can't be read as TOML"),
-        ('[[parts]]\nname = "a/b"\nexperiments = ["digits"]', "parts.0.name is wrong"),
-        ('[[parts]]\nname = "a"\nexperiments = ["digits"]\nepochs = 1', "parts.0.epochs is wrong"),
+        ("", "parts is missing"),
+        ("parts = []", r"parts = \[\] must be a list that is not empty"),
+        ("parts = 1 2", "is not valid TOML"),
+        ('[[parts]]\nname = "a/b"\nexperiments = ["digits"]', r'parts\[0\].name = "a/b" must be made of letters'),
+        ('[[parts]]\nname = "a"\nexperiments = ["digits"]\nepochs = 1', r"parts\[0\].epochs is no setting"),
         (TWO.replace("other", "one"), "two parts are named one"),
     ],
 )

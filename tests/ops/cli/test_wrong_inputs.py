@@ -1,0 +1,141 @@
+"""What a stranger may write that is wrong: each is refused in one plain sentence, with code 2, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fedemu.ops.cli import commands
+
+FILES: dict[str, bytes] = {
+    "binary.toml": bytes(range(256)),
+    "nul.toml": b"\0\0\0",
+    "utf16.toml": "rounds = 2\n".encode("utf-16"),
+    "latin.toml": 'name = "caf\xe9"'.encode("latin-1"),
+    "prose.toml": b"this is no toml",
+    "json.toml": b'{"rounds": 3}',
+    "twice.toml": b"rounds = 1\nrounds = 2\n",
+    "tables.toml": b"[local]\nlr=1\n[local]\nlr=2\n",
+    "huge.toml": b"seed = 1" + b"0" * 5000,
+    "deep.toml": b"a = " + b"[" * 3000,
+    "quote.toml": b"name = 'x\n",
+    "word.toml": b"name = mine\n",
+    "n\u00fcll.toml": b"rounds = 0\n",
+    "nested.toml": b"[fleet.devices]\nn = 3\n",
+    "sweep.toml": b"[[parts]]\nname = 'x'\n",
+    "seeds.toml": b"[[parts]]\nname = 'x'\nexperiments = ['digits']\nseeds = ['a']\n",
+    "group/a/config.toml": b"rounds = 1\n",
+    "group/b/config.toml": b"rounds = 1\n",
+    "damaged/config.toml": b"rounds = 1\n",
+    "damaged/metrics.jsonl": b'{"round": "x"}\n',
+}
+PYDANTIC = re.compile(r"Input should|unable to parse|valid (integer|number|string)|validation|Field required|pydantic")
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("FEDEMU_")]:
+        monkeypatch.delenv(name)
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+
+
+def settings(*given: str) -> list[str]:
+    return ["run", "digits-small", *(word for setting in given for word in ("--set", setting))]
+
+
+WRONG: list[tuple[Sequence[str], str]] = [
+    # Files.
+    (["run", "binary.toml"], "binary.toml is no TOML file: it is not text in UTF-8; save it as UTF-8"),
+    (["run", "utf16.toml"], "it is not text in UTF-8"),
+    (["run", "latin.toml"], "it is not text in UTF-8"),
+    (["run", "nul.toml"], "nul.toml is not valid TOML: this is no [table], no key = value and no comment, at line 1"),
+    (["run", "json.toml"], "this is no [table], no key = value and no comment, at line 1"),
+    (["run", "prose.toml"], "a line must be a [table] or key = value, at line 1"),
+    (["run", "twice.toml"], "a key is set twice, at line 2"),
+    (["run", "tables.toml"], "the table [local] is there twice, at line 3"),
+    (["run", "huge.toml"], "huge.toml holds a number of too many digits"),
+    (["run", "deep.toml"], "its lists or tables are nested too deep"),
+    (["run", "quote.toml"], "quote.toml is not valid TOML: "),
+    (["run", "word.toml"], "text needs quotation marks, at line 1"),
+    (["run", "n\u00fcll.toml"], "rounds = 0 must be at least 1"),
+    (["run", "nested.toml"], "fleet.devices = { n = 3 } must be a whole number of at least 1"),
+    (["run", "group"], "group is a folder, not an experiment's file"),
+    (["run", "x" * 300], "can't be used: File name too long; name another"),
+    (["run", "a\nb"], 'there is no file and no preset "a\\nb"; `fedemu presets` lists them'),
+    (["run", "nowhere.toml"], "there is no file nowhere.toml; `fedemu init nowhere.toml` writes one to start from"),
+    # Names.
+    (["run", "scaffold"], "scaffold is a method, which follows a preset: write digits+scaffold"),
+    (["run", "digits+banana"], 'there is no method "banana" to follow a preset after "+"; `fedemu presets` lists them'),
+    (["run", "digits", "moon"], "moon stands apart: write digits+moon"),
+    # Settings.
+    (settings("local.lr"), '"local.lr" is no override; write section.key=value'),
+    (settings("local.lr="), 'local.lr = "" must be a number above 0'),
+    (settings("local.lr=nan"), "local.lr = nan must be finite; write a number"),
+    (settings("local.lr=1e400"), "local.lr = inf must be finite; write a large number instead"),
+    (settings("rounds=99999999999"), "rounds = 99999999999 must be from 1 to 2147483647"),
+    (settings("rounds=1e3"), "rounds = 1000.0 must be a whole number of at least 1"),
+    (settings("faults.corruptions=[]"), "must be a list that is not empty; its values are any of nan, shape, truncate"),
+    (settings("stream=drift"), 'stream = "drift" must be a table; write stream.kind = "drift"'),
+    (settings("model=cnn"), 'model = "cnn" must be a table; write model.name = "cnn"'),
+    (settings("local.augment=crop"), 'local.augment = "crop" must be a list, as in ["crop"]'),
+    (settings("learning_rate=1"), "learning_rate is no setting; did you mean local.lr?"),
+    (settings("banana=1"), "banana is no setting; an experiment has name, seed, rounds, "),
+    (settings("local.lr=1", "local.lr.x=1"), '"local.lr.x=1" sets a key inside lr'),
+    (settings("availability={kind='trace',file='none.csv'}"), 'availability.file = "none.csv" is not there: looked in'),
+    (settings("data.dataset=./none"), "there is no data set './none'"),
+    (settings("replay.strategy=reservoir", "replay.capacity=5"), "has nothing to replay in a stream of one period"),
+    # Options.
+    (["run", "--rounds", "many"], "--rounds many must be a whole number"),
+    (["run", "--rounds", "1.5"], "--rounds 1.5 must be a whole number"),
+    (["run", "--rounds", ""], "--rounds '' must be a whole number"),
+    (["run", "--rounds"], "--rounds needs a value after it"),
+    (["run", "--round", "3"], "there is no option --round; did you mean --rounds"),
+    (["run", "--banana"], "there is no option --banana; see fedemu run --help"),
+    (["run", "--seeds", "3-1"], "--seeds 3-1 is no list of seeds"),
+    (["run", "--metrics-port", "70000"], "--metrics-port 70000 must be from 1 to 65535"),
+    (["run", "--log-level", "loud"], "--log-level loud must be one of debug, info, warning, error; see"),
+    (["device", "--n", "-1"], "--n -1 must be at least 1"),
+    (["compare", "group", "--target", "nan"], "--target nan must be from 1e-06 to 1"),
+    (["report", "group"], "group holds 2 runs; compare them with fedemu compare group"),
+    (["report", "damaged"], "round is 'x', and must be a whole number"),
+    (["sweep", "sweep.toml", "--out", "x"], "sweep.toml: parts[0].experiments is missing"),
+    (["sweep", "seeds.toml", "--out", "x"], 'seeds.toml: parts[0].seeds[0] = "a" must be a whole number'),
+    (["sweep", "evidence"], "--out is missing; see fedemu sweep --help"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=[" ".join(words)[:60] for words, _ in WRONG])
+def test_a_wrong_input_is_refused_in_one_plain_sentence(
+    arguments: Sequence[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(Path().rglob("*"))
+    with pytest.raises(SystemExit) as ended:
+        commands.app(list(arguments), prog_name="fedemu")
+    out, told = capsys.readouterr()
+    assert (ended.value.code, out, told.count("\n")) == (2, "", 1), told
+    assert told.startswith("fedemu: ")
+    assert said in told
+    assert not PYDANTIC.search(told)
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_a_mistyped_variable_is_told_where_it_is_no_mistake_and_refused_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDEMU_DATTA", "/data")
+    sentence = "the environment variable FEDEMU_DATTA names no setting and no folder; did you mean FEDEMU_DATA?\n"
+    for arguments, code, told in (
+        (["presets", "digits"], 0, f"fedemu: warning: {sentence}"),
+        (["run", "digits-small"], 2, f"fedemu: {sentence}"),
+        (["device"], 2, f"fedemu: {sentence}"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            commands.app(arguments, prog_name="fedemu")
+        assert (ended.value.code or 0, capsys.readouterr().err) == (code, told)
