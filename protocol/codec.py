@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import typing
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgpack  # type: ignore[import-untyped]
+from annotated_types import MaxLen
 from pydantic import ValidationError
 
 from fedemu.protocol.errors import MalformedMessage, VersionMismatch
@@ -38,6 +40,10 @@ _CONTAINERS = frozenset((tuple, dict))
 _NOT_MESSAGEPACK = (ValueError, TypeError, OverflowError, msgpack.UnpackException)
 _UNCHECKED_HEADER = 2048
 """A header of at most this many bytes can claim only a few megabytes of memory, so it is read without a check."""
+_LONGEST_ARRAY: Final = 65_536
+"""The most elements of an array in a header. The longest are the intervals of a Presence."""
+_LARGEST_MAP: Final = 128
+"""The most keys of a map in a header. The largest are the metrics of a Result."""
 _MESSAGE_DEPTH = 4
 """The levels of the deepest message: the header, its tensors, one tensor, its shape."""
 _DETAIL = 300
@@ -91,13 +97,15 @@ class Decoder:
         self._harmless = min(limits.header_bytes, _UNCHECKED_HEADER)
         # A header that is nested deeper than any message is invalid, so the depth is only checked for invalid headers.
         self._shallow = limits.depth < _MESSAGE_DEPTH
-        self._readers: dict[str, tuple[Callable[[Any], Any], int | None]] = {}
+        self._readers: dict[str, tuple[Callable[[Any], Any], int | None, AbstractSet[str], list[tuple[str, int]]]] = {}
         for member in typing.get_args(union) or (union,):
             tag = member.model_fields["type"].default
             declares = "tensors" in member.model_fields
             self._readers[tag] = (
                 member.__pydantic_validator__.validate_python,
                 None if declares else member.raw_frames,
+                member.model_fields.keys() - {"type"},
+                _bounded(member),
             )
 
     def decode(self, frames: Sequence[Buffer]) -> Envelope:
@@ -112,11 +120,16 @@ class Decoder:
             )
         tag = header.pop("t", None)
         try:
-            validate, raw_frames = self._readers[tag]
+            validate, raw_frames, fields, bounded = self._readers[tag]
         except (KeyError, TypeError):
             raise MalformedMessage("type", f"the message type {_shown(tag)} is not one that this side takes") from None
-        if "type" in header:
-            raise MalformedMessage("field", f"{tag}: type is written as t and may not come again")
+        if not header.keys() <= fields:
+            unknown = next(key for key in header if key not in fields)
+            raise MalformedMessage("field", f"{tag} has no field {_shown(unknown)}")
+        for name, most in bounded:
+            value = header.get(name)
+            if type(value) in _CONTAINERS and len(value) > most:
+                raise MalformedMessage("field", f"{tag}: {name} has {len(value)} elements, at most {most} are read")
         try:
             message = validate(header)
         except ValidationError as error:
@@ -136,7 +149,7 @@ class Decoder:
         if len(frame) > self._harmless:
             self._probe(frame)
         try:
-            header = msgpack.unpackb(frame, use_list=False)
+            header = msgpack.unpackb(frame, use_list=False, max_array_len=_LONGEST_ARRAY, max_map_len=_LARGEST_MAP)
         except _NOT_MESSAGEPACK as error:
             raise self._unreadable(error) from None
         if type(header) is not dict:
@@ -160,6 +173,8 @@ class Decoder:
     def _unreadable(self, error: Exception) -> MalformedMessage:
         if isinstance(error, msgpack.StackError):
             return MalformedMessage("depth", f"the header is nested deeper than {self.limits.depth}")
+        if "exceeds max_" in str(error):
+            return MalformedMessage("size", f"an array or a map of the header is too long: {str(error)[:_DETAIL]}")
         return MalformedMessage("encoding", f"the header is not MessagePack: {str(error)[:_DETAIL]}")
 
     def _limit_depth(self, header: dict[str, Any]) -> None:
@@ -190,6 +205,19 @@ class Decoder:
                 f"the buffers have {sum(sizes)} bytes and one of them {max(sizes)}, "
                 f"at most {limits.message_bytes} and {limits.frame_bytes} are read",
             )
+
+
+def _bounded(member: type[Message]) -> list[tuple[str, int]]:
+    """The fields of a message that hold arrays or maps, each with the most elements that it may have.
+
+    They are counted before any element is looked at.
+    """
+    return [
+        (name, rule.max_length)
+        for name, field in member.model_fields.items()
+        for rule in field.metadata
+        if isinstance(rule, MaxLen) and field.annotation is not str
+    ]
 
 
 def _agree(tag: str, tensors: Sequence[TensorSpec], buffers: Sequence[memoryview]) -> None:

@@ -8,9 +8,19 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, FailFast, Field, StringConstraints
 
 PROTOCOL_VERSION = 1
+
+
+class _FailFast(FailFast):
+    """It can be hashed, so that an annotation with it can be part of a union."""
+
+    __hash__ = object.__hash__
+
+
+FIRST_ERROR = _FailFast()
+"""Elements after the first wrong one are not looked at, because each error costs more than the bytes that made it."""
 
 AskText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}\.[0-9]{1,9}\.[0-9]{1,9}$")]
 DigestText = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -44,7 +54,7 @@ class TensorSpec(Message):
 
     name: Name
     dtype: Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
-    shape: Annotated[tuple[Size, ...], Field(max_length=16)]
+    shape: Annotated[tuple[Size, ...], FIRST_ERROR, Field(max_length=16)]
 
 
 class BlobRef(Message):
@@ -55,7 +65,7 @@ class BlobRef(Message):
     size: Size
 
 
-Tensors = Annotated[tuple[TensorSpec, ...], Field(max_length=8192)]
+Tensors = Annotated[tuple[TensorSpec, ...], FIRST_ERROR, Field(max_length=8192)]
 
 
 # Messages from devices.
@@ -68,7 +78,7 @@ class Hello(Message):
     device: Index
     incarnation: Index
     lease: Name
-    capabilities: Annotated[tuple[Name, ...], Field(max_length=16)] = ()
+    capabilities: Annotated[tuple[Name, ...], FIRST_ERROR, Field(max_length=16)] = ()
 
 
 class Heartbeat(Message):
@@ -85,7 +95,7 @@ class Presence(Message):
 
     type: Literal["presence"] = "presence"
     until: Seconds
-    intervals: Annotated[tuple[tuple[Seconds, Seconds], ...], Field(max_length=65536)]
+    intervals: Annotated[tuple[tuple[Seconds, Seconds], ...], FIRST_ERROR, Field(max_length=65536)]
 
 
 class Scheduled(Message):
@@ -113,7 +123,7 @@ class Result(Message):
     examples: Size
     steps: Size
     metrics: Annotated[dict[Name, float], Field(max_length=64)]
-    label_counts: Annotated[tuple[Size, ...], Field(max_length=65536)] | None = None
+    label_counts: Annotated[tuple[Size, ...], FIRST_ERROR, Field(max_length=65536)] | None = None
     seconds: RealSeconds | None = None
     tensors: Tensors
 
@@ -198,7 +208,7 @@ class Granted(Message):
     type: Literal["granted"] = "granted"
     lease: Name
     run: Name
-    ranges: Annotated[tuple[tuple[Index, Index], ...], Field(max_length=65536)]
+    ranges: Annotated[tuple[tuple[Index, Index], ...], FIRST_ERROR, Field(max_length=65536)]
     experiment: BlobRef
     partition: BlobRef
     data: DigestText
@@ -232,7 +242,7 @@ class Work(Message):
     program: Name
     task: Index
     start: Seconds
-    shared: Annotated[tuple[BlobRef, ...], Field(max_length=64)]
+    shared: Annotated[tuple[BlobRef, ...], FIRST_ERROR, Field(max_length=64)]
     state: AskText | None
     download_bytes: Size
     upload_bytes: Size
@@ -264,7 +274,7 @@ class Offer(Message):
     """Blobs that devices of this machine will need soon. The supervisor answers with Need for those that it lacks."""
 
     type: Literal["offer"] = "offer"
-    blobs: Annotated[tuple[BlobRef, ...], Field(max_length=64)]
+    blobs: Annotated[tuple[BlobRef, ...], FIRST_ERROR, Field(max_length=64)]
     round: Index
 
 

@@ -65,6 +65,10 @@ class Roster:
         self._liveness: Liveness[bytes] = Liveness(settings.heartbeat_seconds, settings.patience)
         self.leases = Leases(settings.devices, settings.give_up, self.connected.__contains__, journal)
 
+    def knows(self, peer: bytes) -> bool:
+        """Whether the peer has a session."""
+        return peer in self._liveness
+
     def heard(self, peer: bytes, now: float) -> bool:
         """A message came from the peer. False if it has no session, so that it has to enrol or say Hello first."""
         if peer not in self._liveness:

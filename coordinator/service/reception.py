@@ -26,7 +26,15 @@ from fedemu.protocol.messages import Message
 
 AboutAsk = wire.Scheduled | wire.Result | wire.Failed | wire.Declined
 
+STRANGERS_BYTES = 4096
+"""The longest message of a peer without a session that is decoded. ``Enroll`` and ``Hello`` are shorter."""
 _BEAT = wire.Beat()
+
+
+class UnknownPeer(ProtocolError):
+    """A long message of a peer without a session. It was not decoded."""
+
+    reason = "unknown_peer"
 
 
 class Reception:
@@ -80,10 +88,16 @@ class Reception:
         except Exception as error:
             self.fail(error)
 
+    def screen(self, peer: bytes, frames: Sequence[Buffer]) -> ProtocolError | None:
+        """An error for a long message of a peer without a session, so that strangers cost little."""
+        if (len(frames) == 1 and len(frames[0]) <= STRANGERS_BYTES) or self.roster.knows(peer):
+            return None
+        return UnknownPeer("This connection is not known, and its message is long; enrol, or say Hello, first.")
+
     def rejected(self, peer: bytes, error: ProtocolError) -> None:
-        """Refuse a message that could not be decoded."""
+        """Refuse a message that could not be decoded, or was not."""
         now = self.timeline.now()
-        reason = "version" if error.reason == "version" else "malformed"
+        reason = error.reason if error.reason in ("version", "unknown_peer") else "malformed"
         try:
             self.roster.heard(peer, now)
             self._refuse(peer, reason, str(error), now, counted_as=error.reason)

@@ -75,7 +75,8 @@ class Service:
         """Bind the address and begin to answer. Raises ConfigurationError for an address that cannot be used."""
         limit = self._settings.payload_bytes
         decoder = Decoder(wire.Up, Limits(frame_bytes=limit, message_bytes=limit))
-        self._router = network.bind(address, decoder, self.reception.received, self.reception.rejected)
+        reception = self.reception
+        self._router = network.bind(address, decoder, reception.received, reception.rejected, reception.screen)
         self._ticked = self.timeline.now()
         self._tick()
         return self._router

@@ -36,11 +36,23 @@ class Step(NamedTuple):
 
 @dataclass
 class _Fetch:
+    """A blob of ``size`` bytes. Offsets in ``again`` have to be asked for once more, those from ``next`` on at last."""
+
     size: int
-    unasked: deque[int]
+    next: int = 0
+    again: deque[int] = field(default_factory=deque)
     asked: dict[int, float] = field(default_factory=dict)
     broken: int = 0
     waits: int = 0
+
+    def take(self) -> int | None:
+        """The next offset to ask for; None if all have been asked for. An empty blob has one, too."""
+        if self.again:
+            return self.again.popleft()
+        if self.next >= max(self.size, 1):
+            return None
+        self.next += CHUNK
+        return self.next - CHUNK
 
 
 class Fetches:
@@ -65,7 +77,7 @@ class Fetches:
         if self._store.has(digest):
             return Step([], [digest], [])
         if digest not in self._fetches:
-            self._fetches[digest] = _Fetch(ref.size, deque(range(0, max(ref.size, 1), CHUNK)))
+            self._fetches[digest] = _Fetch(ref.size)
         return Step(self._ask(digest, now), [], [])
 
     def receive(self, blob: Blob, data: Buffer, now: float) -> Step:
@@ -85,7 +97,8 @@ class Fetches:
                 del self._fetches[digest]
                 return Step([], [], [(digest, error)])
             fetch.asked.clear()
-            fetch.unasked = deque(range(0, max(fetch.size, 1), CHUNK))
+            fetch.again.clear()
+            fetch.next = 0
             return Step(self._ask(digest, now), [], [])
         if whole:
             del self._fetches[digest]
@@ -113,15 +126,14 @@ class Fetches:
         for digest, fetch in self._fetches.items():
             for offset in [offset for offset, asked in fetch.asked.items() if asked <= asked_until]:
                 del fetch.asked[offset]
-                fetch.unasked.appendleft(offset)
+                fetch.again.appendleft(offset)
             needs += self._ask(digest, now)
         return Step(needs, [], [])
 
     def _ask(self, digest: Digest, now: float) -> list[Need]:
         fetch = self._fetches[digest]
         needs = []
-        while fetch.unasked and len(fetch.asked) < WINDOW:
-            offset = fetch.unasked.popleft()
+        while len(fetch.asked) < WINDOW and (offset := fetch.take()) is not None:
             fetch.asked[offset] = now
             needs.append(Need(digest=digest, offset=offset, length=max(1, min(CHUNK, fetch.size - offset))))
         return needs

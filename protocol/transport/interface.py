@@ -14,6 +14,13 @@ from fedemu.protocol.codec import Buffer, Decoder, Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
 
+Screen = Callable[[bytes, Sequence[Buffer]], ProtocolError | None]
+"""A look at the frames of a peer's message before they are decoded. An error means that they are not."""
+
+
+def let_all_pass(peer: bytes, frames: Sequence[Buffer]) -> None:
+    """The screen that stops nothing."""
+
 
 class ReaderLoop(Protocol):
     """The part of an event loop that a transport uses. Every asyncio loop has it."""
@@ -95,8 +102,12 @@ class Network(Protocol):
         decoder: Decoder,
         received: Callable[[bytes, Envelope], None],
         rejected: Callable[[bytes, ProtocolError], None],
+        screen: Screen = let_all_pass,
     ) -> Router:
-        """A Router that listens at the address. Raises ConfigurationError if the address cannot be used."""
+        """A Router that listens at the address. Raises ConfigurationError if the address cannot be used.
+
+        ``screen`` sees the frames of each message before they are decoded.
+        """
         ...
 
     def connect(

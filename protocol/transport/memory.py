@@ -16,6 +16,7 @@ from fedemu.protocol.codec import Buffer, Decoder, Envelope, encode
 from fedemu.protocol.errors import ConfigurationError, ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.seeds import integer
+from fedemu.protocol.transport.interface import Screen, let_all_pass
 from fedemu.protocol.transport.link import Faults, Link
 
 CallLater = Callable[[float, Callable[[], None]], Any]
@@ -43,12 +44,13 @@ class MemoryNetwork:
         decoder: Decoder,
         received: Callable[[bytes, Envelope], None],
         rejected: Callable[[bytes, ProtocolError], None],
+        screen: Screen = let_all_pass,
     ) -> MemoryRouter:
         if address.endswith((":0", "*")):
             address = f"{address.removesuffix('0').removesuffix('*')}{next(self._addresses)}"
         if address in self.routers:
             raise ConfigurationError(f"cannot listen at {address}: it is in use; choose another address")
-        router = self.routers[address] = MemoryRouter(self, address, decoder, received, rejected)
+        router = self.routers[address] = MemoryRouter(self, address, decoder, received, rejected, screen)
         for dealer in self.waiting.pop(address, []):
             dealer.attach(router)
         return router
@@ -103,6 +105,7 @@ class MemoryRouter:
         decoder: Decoder,
         received: Callable[[bytes, Envelope], None],
         rejected: Callable[[bytes, ProtocolError], None],
+        screen: Screen,
     ) -> None:
         self.address = address
         self.bytes_received = 0
@@ -112,6 +115,7 @@ class MemoryRouter:
         self._decoder = decoder
         self._received = received
         self._rejected = rejected
+        self._screen = screen
         self._closed = False
 
     def send(self, peer: bytes, message: Message, frames: Sequence[Buffer] = ()) -> bool:
@@ -127,6 +131,9 @@ class MemoryRouter:
         if self._closed:
             return
         self.bytes_received += sum(map(len, frames))
+        if (stopped := self._screen(peer, frames)) is not None:
+            self._rejected(peer, stopped)
+            return
         try:
             envelope = self._decoder.decode(frames)
         except ProtocolError as error:

@@ -18,14 +18,17 @@ import zmq
 from fedemu.protocol.codec import Limits
 from fedemu.protocol.errors import ConfigurationError
 
-_ROUTER_QUEUE: Final = 1000
-"""The most messages that wait for one peer. Most queues are empty; a full queue means that its peer is dead."""
+_ROUTER_QUEUE: Final = 64
+"""The most messages that wait for one peer. Most queues are empty; a full queue means that its peer is dead, or that it
+asks for chunks of blobs and does not read them. A chunk has 1 MiB.
+"""
 _ROUTER_INTAKE: Final = 256
 """The most messages that are read ahead from one peer: enough for a burst, and few enough for 10,000 busy peers."""
 _DEALER_QUEUE: Final = 1000
 """The most messages that wait in each direction at a Dealer."""
 _BACKLOG: Final = 4096
 """The most connections that wait to be accepted. A fleet of thousands connects within a second."""
+_HANDSHAKE_MS: Final = 10_000
 _RECONNECT_MS: Final = 100
 _RECONNECT_MOST_MS: Final = 1000
 _LONGEST_IPC_PATH: Final = 107
@@ -101,6 +104,8 @@ def _socket(
             "this process has no file descriptors or sockets left; raise the limit (ulimit -n) or use more processes"
         ) from None
     socket.setsockopt(zmq.LINGER, linger_ms)
+    # A peer that connects and never finishes its handshake is cut off.
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     # IPv6 needs this option. It is off for IPv4, whose addresses would otherwise be shown in the form of IPv6.
     socket.setsockopt(zmq.IPV6, int(address.startswith("tcp://[")))
     # A larger frame ends the connection before memory is allocated for it.

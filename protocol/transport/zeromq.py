@@ -13,7 +13,7 @@ from fedemu.protocol.codec import Buffer, Decoder, Envelope, encode
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.endpoint import NOBLOCK, Endpoint
-from fedemu.protocol.transport.interface import ReaderLoop
+from fedemu.protocol.transport.interface import ReaderLoop, Screen, let_all_pass
 from fedemu.protocol.transport.sockets import bound, connected, make_context, unbind
 
 logger = logging.getLogger(__name__)
@@ -47,9 +47,10 @@ class ZmqNetwork:
         decoder: Decoder,
         received: Callable[[bytes, Envelope], None],
         rejected: Callable[[bytes, ProtocolError], None],
+        screen: Screen = let_all_pass,
     ) -> ZmqRouter:
         socket = bound(self._context, address, decoder.limits, self._linger)
-        router = ZmqRouter(socket, self._running_loop(), decoder, received, rejected, self._open.discard)
+        router = ZmqRouter(socket, self._running_loop(), decoder, received, rejected, screen, self._open.discard)
         self._open.add(router)
         return router
 
@@ -84,12 +85,14 @@ class ZmqRouter(Endpoint):
         decoder: Decoder,
         received: Callable[[bytes, Envelope], None],
         rejected: Callable[[bytes, ProtocolError], None],
+        screen: Screen,
         closed: Callable[[Endpoint], None],
     ) -> None:
         super().__init__(socket, loop, decoder, closed)
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._received = received
         self._rejected = rejected
+        self._screen = screen
         self._full: set[bytes] = set()
 
     def send(self, peer: bytes, message: Message, frames: Sequence[Buffer] = ()) -> bool:
@@ -120,8 +123,12 @@ class ZmqRouter(Endpoint):
             peer = self._receive(NOBLOCK)
         except zmq.Again:
             return False
+        frames = self._frames()
+        if (stopped := self._screen(peer, frames)) is not None:
+            self._rejected(peer, stopped)
+            return True
         try:
-            envelope = self._decoder.decode(self._frames())
+            envelope = self._decoder.decode(frames)
         except ProtocolError as error:
             self._rejected(peer, error)
         else:

@@ -117,8 +117,14 @@ def test_other_messages_have_no_frames() -> None:
         ([msgpack.packb({1: 2})], "encoding"),
         ([b"\x81\xa1\xff\x01"], "encoding"),
         ([b"\x91" * 2000], "depth"),
-        ([header(t="heartbeat", extra=[[[[[[[[]]]]]]]])], "depth"),
-        ([header(t="heartbeat", extra={"a": {"b": {"c": {"d": {"e": {"f": {"g": {}}}}}}}})], "depth"),
+        ([header(t="enroll", count=[[[[[[[[]]]]]]]])], "depth"),
+        ([header(t="enroll", count={"a": {"b": {"c": {"d": {"e": {"f": {"g": {}}}}}}}})], "depth"),
+        ([header(t="heartbeat", **{str(number): 0 for number in range(100)})], "field"),
+        ([header(t="heartbeat", **{str(number): 0 for number in range(200)})], "size"),
+        (
+            [header(t="result", ask="1.0.0", examples=1, steps=1, metrics={str(number): 0.0 for number in range(65)})],
+            "field",
+        ),
         ([msgpack.packb({"t": "heartbeat"})], "version"),
         ([msgpack.packb({"v": 2, "t": "heartbeat"})], "version"),
         ([msgpack.packb({"v": True, "t": "heartbeat"})], "version"),
@@ -148,7 +154,7 @@ def test_other_messages_have_no_frames() -> None:
             for seconds in (-0.5, float("inf"), float("nan"), 1e10, True, "1")
         ),
         ([header(t="presence", until=1.0, intervals=[["a", "b"]] * 500)], "field"),
-        ([header(t="presence", until=1.0, intervals=[[0.0, 1.0]] * 65537)], "field"),
+        ([header(t="presence", until=1.0, intervals=[[0.0, 1.0]] * 65537)], "size"),
         ([header(t="need", digest="A" * 64, offset=0, length=1)], "field"),
         ([header(t="need", digest="a" * 64, offset=2**53, length=1)], "field"),
         ([header(t="need", digest="a" * 64, offset=0, length=0)], "field"),
@@ -252,5 +258,29 @@ def test_refusals_say_which_value_of_which_field_is_wrong() -> None:
         UP.decode([header(t="need", digest="a" * 64, offset=0, length=0)])
     with pytest.raises(VersionMismatch, match="version 7, this side speaks 1"):
         UP.decode([msgpack.packb({"v": 7})])
-    with pytest.raises(MalformedMessage, match=r"500 values are wrong|1000 values are wrong"):
+    with pytest.raises(MalformedMessage, match=r"presence: 'intervals\.0\.0': Input should be a valid number"):
         UP.decode([header(t="presence", until=1.0, intervals=[["a", "b"]] * 500)])
+    with pytest.raises(MalformedMessage, match="heartbeat has no field 'extra'"):
+        UP.decode([header(t="heartbeat", extra=1)])
+    many = {str(number): 0.0 for number in range(65)}
+    with pytest.raises(MalformedMessage, match="result: metrics has 65 elements, at most 64 are read"):
+        UP.decode([header(t="result", ask="1.0.0", examples=1, steps=1, metrics=many, tensors=[])])
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        header(t="presence", until=1.0, intervals=[[]] * 60_000),
+        header(t="result", ask="1.0.0", examples=1, steps=1, metrics={}, tensors=[{}] * 8000),
+        header(t="result", ask="1.0.0", examples=1, steps=1, metrics={}, label_counts=["x"] * 65_536, tensors=[]),
+        header(t="presence", until=1.0, intervals=[[]] * 1_000_000),
+        header(t="heartbeat", **{str(number): 0 for number in range(150_000)}),
+    ],
+)
+def test_a_message_full_of_mistakes_costs_no_more_memory_than_a_good_one(first: bytes) -> None:
+    tracemalloc.start()
+    try:
+        assert reason(UP, [first]) in ("field", "size")
+        assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+    finally:
+        tracemalloc.stop()

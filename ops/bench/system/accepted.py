@@ -24,7 +24,7 @@ from fedemu.protocol.codec import Buffer, Decoder, Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.ids import AskId
 from fedemu.protocol.messages import Accepted, Hello, Message
-from fedemu.protocol.transport.interface import Dealer, Router
+from fedemu.protocol.transport.interface import Dealer, Router, Screen, let_all_pass
 from fedemu.protocol.transport.memory import MemoryNetwork
 
 
@@ -45,13 +45,14 @@ class Overheard:
         decoder: Decoder,
         received: Callable[[bytes, Envelope], None],
         rejected: Callable[[bytes, ProtocolError], None],
+        screen: Screen = let_all_pass,
     ) -> Router:
         def overhear(peer: bytes, envelope: Envelope) -> None:
             if isinstance(envelope.message, Hello):
                 self._devices[peer] = envelope.message.device
             received(peer, envelope)
 
-        return _OverheardRouter(self._network.bind(address, decoder, overhear, rejected), self._told)
+        return _OverheardRouter(self._network.bind(address, decoder, overhear, rejected, screen), self._told)
 
     def connect(
         self,

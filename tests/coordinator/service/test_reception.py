@@ -10,6 +10,7 @@ from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol import messages as wire
+from fedemu.protocol.codec import DOWN
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 
@@ -48,3 +49,19 @@ async def test_asking_twice_for_places_is_one_event(make_plan: MakePlan, make_fl
         fleet.supervisor.send(wire.Enroll(count=fleet.count, lease=None, host="here"))
     _, left = await play(make_plan(rounds=1))
     assert [event["devices"] for event in left.named("enroll")] == [fleet.count]
+
+
+async def test_long_messages_of_strangers_are_not_read(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
+) -> None:
+    fleet = make_fleet(2)
+    plan = make_plan(devices=2, per_round=2, over_selection=1.0, rounds=1)
+    heard: list[Any] = []
+    stranger = fleet.network.connect(fleet.address, DOWN, lambda envelope: heard.append(envelope.message), print)
+    running = asyncio.create_task(play(plan))
+    intervals = tuple((float(i), i + 0.5) for i in range(1000))
+    stranger.send(wire.Presence(until=9e9, intervals=intervals))
+    await until(lambda: bool(heard))
+    assert [(message.reason, "its message is long" in message.detail) for message in heard] == [("unknown_peer", True)]
+    summary, _ = await running
+    assert (summary.outcome, summary.perturbed) == ("completed", False)
