@@ -17,6 +17,8 @@ POINTS: Final = FuncFormatter(lambda value, _: f"{100 * value:+g}" if value else
 _STEPS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 _LEAST: Final = 0.01
 """An axis of shares is at least this long, one percentage point."""
+_LONG_NAME: Final = 20
+"""After a longer name, the limits of an axis stand in a line of their own."""
 _ROOM: Final = 0.06
 """The room that is left above and below what is drawn, as a share of its height."""
 
@@ -37,7 +39,8 @@ def fit_shares(
     axis.set_major_formatter(SHARES)
     digits = 0 if round(100 * low, 6).is_integer() and round(100 * high, 6).is_integer() else 1
     cut = f"{100 * low:.{digits}f} to {percent(high, digits)}"
-    label = name if low == 0 else f"{name} (axis: {cut})" if name else f"axis: {cut}"
+    gap = "\n" if len(name) > _LONG_NAME else " "
+    label = name if low == 0 else f"{name}{gap}(axis: {cut})" if name else f"axis: {cut}"
     axes.set(**{f"{which}label": label})
 
 

@@ -27,6 +27,8 @@ LOCAL_CURVES: Final = "local_curves.json"
 """The file of a run directory that ``fedemu report --curves`` writes."""
 GENERATED: Final = "Generated samples"
 """The heading of what a method generated."""
+ROUNDS: Final = "Round by round"
+"""The heading of the pictures that every run has."""
 
 
 def figure(directory: Path, name: str) -> Figure:
@@ -65,7 +67,7 @@ def figures(
     return {
         "Periods": bound(PERIOD_PLOTS, results) if results else {},
         "Replay": bound(REPLAY_PLOTS, run.rows),
-        "Round by round": bound(PLOTS, run.rows),
+        ROUNDS: bound(PLOTS, run.rows),
         "Local training": bound(LOCAL_PLOTS, _local_curves(directory)),
         "Diagnosed rounds": bound(DIAGNOSIS_PLOTS, of_rounds(run.diagnosis)),
         GENERATED: bound(generated_plots(generated), generated),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from fedemu.coordinator.record.run import Run, read_generated, read_run
 from fedemu.ops.pages.page import render
-from fedemu.ops.pages.parts import Picture, draw_all
+from fedemu.ops.pages.parts import draw_all
 from fedemu.ops.report.facts import cards, events_table, facts_table, outcomes_table
-from fedemu.ops.report.figures import GENERATED, figures
+from fedemu.ops.report.figures import GENERATED, ROUNDS, figures
 from fedemu.ops.report.generated import generator_table, missing_pictures
 from fedemu.ops.report.head import head, swatches
 from fedemu.ops.report.periods import period_table
@@ -29,19 +28,23 @@ def write_report(directory: Path) -> Path:
     folder.mkdir(exist_ok=True)
     sections = figures(directory, run, made)
     plots = {heading: draw_all(draws, folder) for heading, draws in sections.items()}
-    generated = {
+    above = list(plots)[: list(plots).index(ROUNDS)]
+    pictures = {
         "generated": plots.pop(GENERATED),
+        "rounds": plots.pop(ROUNDS),
+        "before": {heading: plots.pop(heading) for heading in above},
+        "after": plots,
         "generated_is_broad": any(map(is_broad, made.values())),
         "generators": generator_table(run.rows),
         "missing": missing_pictures(run.events),
     }
     page = directory / "report.html"
-    write_whole(page, render("report.html", _context(run, period_results(run), plots) | generated))
+    write_whole(page, render("report.html", _context(run, period_results(run)) | pictures))
     return page
 
 
-def _context(run: Run, results: PeriodResults | None, plots: Mapping[str, list[Picture]]) -> dict[str, object]:
-    """The values that the template shows of every run. ``plots`` are pictures by the heading of their section."""
+def _context(run: Run, results: PeriodResults | None) -> dict[str, object]:
+    """The values that the template shows of every run, apart from its pictures."""
     summary = run.summary or {}
     name = run.path.resolve().name
     return {
@@ -53,7 +56,6 @@ def _context(run: Run, results: PeriodResults | None, plots: Mapping[str, list[P
         "head": head(run),
         "swatches": swatches(run, results is not None),
         "cards": cards(run.rows, summary, results),
-        "plots": plots,
         "periods": period_table(results) if results else None,
         "outcomes": outcomes_table(run.rows),
         "events": events_table(run.events),

@@ -121,7 +121,7 @@ def in_and_out_local(lines: Lines) -> Figure | None:
     drawn = [axes for axes in figure.axes if axes.lines]
     if not drawn:
         return None
-    fit_shares(figure.axes[0], shown, "mean over the round's devices")
+    fit_shares(figure.axes[0], shown, "accuracy, mean over devices")
     return legend_below(figure, drawn[0], 2)
 
 
@@ -151,7 +151,7 @@ def weight_alignment(lines: Lines) -> Figure | None:
         axes.plot(rounds, means, color=ORANGE, linewidth=1.6, marker=dots, label="local models, mean and spread")
         axes.plot(rounds, after, color=BLUE, linewidth=1.6, marker=dots, label="new global model")
         shown += [values for line in axes.lines for values in line.get_ydata()] + [*(means - spread), *(means + spread)]
-    fit_shares(figure.axes[0], shown, "neurons as in the old global model")
+    fit_shares(figure.axes[0], shown, "neurons as in old model")
     return legend_below(figure, figure.axes[0], 2)
 
 

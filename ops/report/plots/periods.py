@@ -14,7 +14,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from fedemu.ops.pages.axes import POINTS, SHARES, fit_shares
+from fedemu.ops.pages.axes import POINTS, SHARES, fit_shares, say_cut
 from fedemu.ops.pages.colours import BLUE, GREEN, GREY, INK, ON_BRIGHT, RED
 from fedemu.ops.pages.style import (
     ACCURACY_COLOURS,
@@ -179,4 +179,5 @@ def _scale(axes: Any, results: PeriodResults) -> None:
     known = known[~np.isnan(known)]
     if len(known) and known.max() > 5 * known.min():
         plain_log_axis(axes, "y")
+    say_cut(axes)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from fedemu.ops.figures import percent, readable_bytes, time_unit
-from fedemu.ops.pages.axes import SHARES, fit_shares, limits
+from fedemu.ops.pages.axes import SHARES, fit_shares, limits, say_cut
 from fedemu.ops.pages.colours import BLUE, GREEN, GREY, ORANGE, PAPER, PURPLE, RED, SKY
 from fedemu.ops.pages.style import (
     Floats,
@@ -57,6 +57,7 @@ def accuracy_and_loss(rows: Rows) -> Figure | None:
         other.set_ylabel("test loss", color=ORANGE)
         if min(loss) < max(loss) / 2:
             other.set_ylim(bottom=0)
+        say_cut(other)
         other.spines[["top"]].set_visible(False)
     return figure
 

@@ -26,7 +26,9 @@ REPORT: dict[str, Any] = {
     "perturbed": False,
     "directory": "run",
     "cards": [("final accuracy", "91.1 %")],
-    "plots": {"Periods": [], "Plots": [Picture("accuracy", Markup("<svg></svg>"), "What it shows.")]},
+    "before": {"Periods": [Picture("matrix", Markup("<svg></svg>"))], "Replay": []},
+    "after": {"Diagnosed rounds": [Picture("path", Markup("<svg></svg>"))]},
+    "rounds": [Picture("accuracy", Markup("<svg></svg>"), "What it shows.")],
     "periods": None,
     "generated": [],
     "generated_is_broad": False,
@@ -79,7 +81,15 @@ def test_a_report_has_its_sections_in_order_and_needs_no_other_file() -> None:
     text = render("report.html", REPORT)
     outline = Outline(text)
     assert text.startswith("<!doctype html>\n")
-    assert outline.headings == ["digits", "Plots", "Outcomes of the selected devices", "Events", "Machine"]
+    assert outline.headings == [
+        "digits",
+        "Periods",
+        "Round by round",
+        "Outcomes of the selected devices",
+        "Events",
+        "Diagnosed rounds",
+        "Machine",
+    ]
     assert outline.addresses == []
     assert outline.open == []
     assert "<title>digits · fedemu</title>" in text
@@ -99,7 +109,7 @@ def test_both_kinds_of_pages_have_the_same_head() -> None:
 
 
 def test_sections_without_pictures_or_tables_are_left_out() -> None:
-    assert "No round has finished yet." in render("report.html", REPORT | {"plots": {"Plots": []}})
+    assert "No round has finished yet." in render("report.html", REPORT | {"rounds": []})
     section = {
         "heading": "Tasks",
         "pictures": [],
