@@ -95,6 +95,8 @@ class Exchange:
         """The emulated bytes of all results that were checked, the rejected ones included."""
         self.failures: Counter[str] = Counter()
         """The reasons of the devices that failed, and not by plan, and how often each was given."""
+        self.rejections: Counter[str] = Counter()
+        """The reasons for which replies were rejected, and how often each was."""
         self._contributions: dict[DeviceId, Contribution] = {}
         self._roster = roster
         self._send = send
@@ -183,6 +185,7 @@ class Exchange:
         except PayloadError as error:
             # A model that diverges step by step exceeds the largest norm before it stops being finite.
             self.exploded += error.reason in ("nonfinite", "norm")
+            self.rejections[error.reason] += 1
             self._observers.rejected(error.reason)
             self._perform(self.machine.rejected(device, error.reason, str(error), now))
             return
@@ -194,6 +197,7 @@ class Exchange:
     def _failed(self, device: DeviceId, message: Failed | Declined, now: float) -> None:
         if isinstance(message, Failed) and message.reason == "malformed" and self.machine.expects(device):
             # Its result could not be decoded. The device was told so, and says here which result that was.
+            self.rejections["malformed"] += 1
             self._perform(self.machine.rejected(device, "malformed", message.detail, now))
             return
         if isinstance(message, Failed) and not message.planned:

@@ -29,6 +29,7 @@ from fedemu.coordinator.fleet.online_times import FARTHEST, horizon
 from fedemu.coordinator.fleet.sampling import draw_cohort
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.rounds.numerics import Numerics
+from fedemu.coordinator.rounds.shortfall import Shortfall
 from fedemu.coordinator.rounds.tally import Tally
 from fedemu.coordinator.service.service import Service
 from fedemu.coordinator.service.shelf import pack_tree
@@ -40,15 +41,15 @@ from fedemu.protocol.ids import AskId, DeviceId
 class TooFewReplies(Exception):
     """Too few replies were accepted. ``diverged`` says that enough came, but not all were finite and within the norm.
 
-    ``failure`` is the reason that devices gave most often for failures that were not planned, None if there were none.
+    ``shortfall`` tells what became of the devices that were asked.
     """
 
-    def __init__(self, accepted: int, needed: int, diverged: bool, failure: str | None = None) -> None:
-        super().__init__(f"{accepted} of at least {needed} replies")
+    def __init__(self, accepted: int, diverged: bool, shortfall: Shortfall) -> None:
+        super().__init__(f"{accepted} of at least {shortfall.needed} replies")
         self.accepted = accepted
-        self.needed = needed
+        self.needed = shortfall.needed
         self.diverged = diverged
-        self.failure = failure
+        self.shortfall = shortfall
 
 
 class Asking:
@@ -102,8 +103,8 @@ class Asking:
             needed = 0 if ask.optional else max(1, ceil_share(settings.quorum, wanted))
             accepted = len(machine.accepted)
             if accepted < needed:
-                said = next((text for text, _ in exchange.failures.most_common(1)), None)
-                raise TooFewReplies(accepted, needed, diverged=accepted + exchange.exploded >= needed, failure=said)
+                diverged = accepted + exchange.exploded >= needed
+                raise TooFewReplies(accepted, diverged, Shortfall.of(exchange, needed))
             if tally.diagnosis is not None:
                 await self._diagnose(exchange, ask, tally.diagnosis)
             return await self._numerics.compute(_fold, exchange, ask)
@@ -154,10 +155,19 @@ class Asking:
             elif service.reception.horizon < FARTHEST:
                 tally.perturbed |= not await service.extend(2 * service.reception.horizon)
             else:
-                raise QuorumError(
-                    "No device is on-line, and none has announced that it will be; make availability last longer, "
-                    "or let the trace wrap."
-                )
+                raise self._nobody()
+
+    def _nobody(self) -> QuorumError:
+        """The error if no device is on-line, now or at any time that is known."""
+        if lost := sum(member.lost for member in self._service.roster.members):
+            return QuorumError(
+                f"No device is left to be asked: {lost} had no connection for {self._settings.give_up:g} s "
+                "(fleet.give_up); start the devices again, and go on with --resume."
+            )
+        return QuorumError(
+            "No device is on-line, and none has announced that it will be; make availability last longer, "
+            "or let the trace wrap."
+        )
 
     async def _connect(self, ask_id: AskId, among: Sequence[DeviceId] | None) -> list[DeviceId]:
         """The connected devices. If there is none, wait for one, ``deadline`` at most."""

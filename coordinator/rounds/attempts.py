@@ -15,6 +15,7 @@ from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.rounds.asking import Asking, TooFewReplies
 from fedemu.coordinator.rounds.numerics import Numerics
 from fedemu.coordinator.rounds.server_job import run_server_job
+from fedemu.coordinator.rounds.shortfall import Shortfall
 from fedemu.coordinator.rounds.tally import Tally
 from fedemu.coordinator.service.service import Service
 from fedemu.coordinator.settings import Settings
@@ -65,7 +66,7 @@ class Attempts(Generic[S]):
         Raises QuorumError if every attempt had too few replies, Diverged if too many replies were not finite.
         """
         roster = self._service.roster
-        own_states = roster.states()
+        own_states, shortfall = roster.states(), Shortfall()
         for attempt in range(self._settings.attempts):
             tally.attempts += 1
             tally.diagnosis = self._open_diagnosis(context.round, state)
@@ -78,18 +79,14 @@ class Attempts(Generic[S]):
                     ) from None
                 roster.restore_states(own_states)
                 last = short
+                shortfall.add(short.shortfall)
                 short_of = {"accepted": short.accepted, "needed": short.needed}
                 self._observers.event("retry", round=context.round, attempt=attempt, **short_of)
-        failure = None if last.failure is None else Elsewhere(last.failure)
+        times = f"{self._settings.attempts} times" if self._settings.attempts > 1 else "in its only try"
         raise QuorumError(
-            f"Round {context.round} got {last.accepted} of the {last.needed} replies that it needs, "
-            f"{self._settings.attempts} times; "
-            + (
-                "ask more devices, lengthen fleet.deadline, or lower fleet.quorum."
-                if last.failure is None
-                else f"devices failed, saying: {last.failure}"
-            )
-        ) from failure
+            f"Round {context.round} got {last.accepted} of the {last.needed} replies that it needs, {times}; "
+            f"{shortfall.advice(self._settings)}"
+        ) from (None if shortfall.failure is None else Elsewhere(shortfall.failure))
 
     async def _script(self, state: S, context: Context, attempt: int, tally: Tally) -> S:
         """One attempt: the script's requests are carried out until it returns the next state."""

@@ -1,0 +1,130 @@
+"""Why a round had too few replies: what became of the devices that were asked, and what to do about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from fedemu.coordinator.asks.exchange import Exchange
+from fedemu.coordinator.settings import Settings
+
+
+@dataclass
+class Shortfall:
+    """What became of the devices that were asked in vain, over all tries of a round.
+
+    ``most_asked`` is the size of the largest cohort. ``given_up`` devices had no connection, or were silent, for
+    ``fleet.give_up``. ``failures`` and ``rejections`` count devices by the reason that was told.
+    """
+
+    needed: int = 0
+    most_asked: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    given_up: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    rejections: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, exchange: Exchange, needed: int) -> Shortfall:
+        """That of one ask, which needed this number of replies."""
+        machine = exchange.machine
+        return cls(
+            needed,
+            len(machine.terms.cohort),
+            Counter(machine.verdicts.values()),
+            len(machine.given_up),
+            Counter(exchange.failures),
+            Counter(exchange.rejections),
+        )
+
+    def add(self, other: Shortfall) -> None:
+        """Count another try, too."""
+        self.needed = other.needed
+        self.most_asked = max(self.most_asked, other.most_asked)
+        self.given_up += other.given_up
+        for mine, more in (
+            (self.outcomes, other.outcomes),
+            (self.failures, other.failures),
+            (self.rejections, other.rejections),
+        ):
+            mine.update(more)
+
+    @property
+    def failure(self) -> str | None:
+        """The reason that devices told most often, if failures are what most of them were lost by. None otherwise."""
+        return self.failures.most_common(1)[0][0] if self._cause == "failures" else None
+
+    def advice(self, settings: Settings) -> str:
+        """What happened to most of the devices, with their numbers, and what to do. A part of a sentence."""
+        asked = self.outcomes.total()
+        match self._cause:
+            case "nobody":
+                return "no device was connected; start devices with fedemu device, and go on with --resume"
+            case "given_up":
+                return (
+                    f"{_of(self.given_up, asked)} had no connection, or were silent, for {settings.give_up:g} s "
+                    "(fleet.give_up); start the devices again, and go on with --resume"
+                )
+            case "failures":
+                reason, count = self.failures.most_common(1)[0]
+                total = self.failures.total()
+                if count == total == asked:
+                    return f"all devices failed, {count} times for one reason: {reason}"
+                often = "for one reason" if count == total else f"{count} of them for this reason"
+                return f"{_of(total, asked)} failed, {often}: {reason}"
+            case "rejected":
+                reason, count = self.rejections.most_common(1)[0] if self.rejections else ("unreadable", 0)
+                return (
+                    f"{_of(self.outcomes['rejected'], asked)} sent replies that were rejected, most often as "
+                    f"{reason!r} ({count}); docs/protocol.md explains the reasons"
+                )
+            case "declined":
+                return (
+                    f"{_of(self._declined, asked)} declined or failed by plan; lower the rates of [faults], ask more "
+                    f"devices (fleet.over_selection = {settings.over_selection:g}), or lower fleet.quorum"
+                )
+            case "few":
+                return (
+                    f"at most {self.most_asked} devices were there to be asked; make [availability] last longer, or "
+                    f"lower fleet.per_round = {settings.per_round} or fleet.quorum = {settings.quorum:g}"
+                )
+            case "late":
+                return (
+                    f"{_of(self.outcomes['late'], asked)} were late; lengthen fleet.deadline = {settings.deadline:g}, "
+                    "or make the devices of [profile] faster"
+                )
+            case "dropped":
+                return (
+                    f"{_of(self.outcomes['dropped'], asked)} dropped out before they replied; ask more devices "
+                    f"(fleet.over_selection = {settings.over_selection:g}), or lower fleet.quorum = {settings.quorum:g}"
+                )
+        return "ask more devices, lengthen fleet.deadline, or lower fleet.quorum"
+
+    @property
+    def _declined(self) -> int:
+        return max(0, self.outcomes["failed"] - self.given_up - self.failures.total())
+
+    @property
+    def _cause(self) -> str:
+        """What most of the devices without an accepted reply were lost by."""
+        if not self.outcomes.total():
+            return "nobody"
+        causes = {
+            "given_up": self.given_up,
+            "failures": self.failures.total(),
+            "rejected": self.outcomes["rejected"],
+            "declined": self._declined,
+            "late": self.outcomes["late"],
+            "dropped": self.outcomes["dropped"],
+        }
+        cause = max(causes, key=lambda name: causes[name])
+        by_accident = cause in ("given_up", "failures", "rejected") and causes[cause] > 0
+        if self.most_asked < self.needed and not by_accident:
+            return "few"
+        return cause if causes[cause] else ""
+
+
+def _of(count: int, asked: int) -> str:
+    return (
+        f"all {asked} devices that were asked" if count == asked else f"{count} of the {asked} devices that were asked"
+    )
