@@ -20,6 +20,9 @@ from fedemu.protocol.transport.interface import Network
 class Evaluates(Protocol):
     """Evaluates a model after a round of a period. ``evaluate.Evaluator`` is one."""
 
+    chance: float | None
+    """The share of the most frequent class among the test samples. None for language data."""
+
     def evaluate(self, variables: Tree, period: int | None = None, on_all: bool = True) -> Evaluation:
         """The results of the model with these variables. The test sets up to ``period`` count as seen.
 

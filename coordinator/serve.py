@@ -175,6 +175,7 @@ class Coordinator:
             seed=self._plan.settings.seed,
             model_digest=model_digest(variables),
             perturbed=self._rounds.perturbed,
+            chance=self._plan.evaluator.chance,
         )
         # Without a fleet there is nothing to summarise.
         if not isinstance(error, UnreachableError):

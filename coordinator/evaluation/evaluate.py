@@ -90,6 +90,9 @@ class Evaluator:
     them have to be used; 0 uses all. ``validation [n]`` are samples that devices hold back, as indices into the
     training split; the model is tested on them, too. Losses are summed in float64, so chunks change a loss by no more
     than the model's own rounding. Raises ValueError if there are no samples.
+
+    ``chance`` is the share of the most frequent class among the samples, None for language data. A model that always
+    answers with this class has this accuracy.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class Evaluator:
         taken = evenly_spaced(len(indices), samples)
         self._indices = indices[taken]
         self._labels = self._split.y[self._indices]
+        self.chance = None if corpus.language else float(np.bincount(self._labels).max() / len(self._labels))
         self._periods = owners_of(tests.offsets)[taken] if tests is not None and len(tests) > 1 else None
         self._period_count = 1 if tests is None else len(tests)
         self._since = None if tests is None else tests.since

@@ -72,6 +72,8 @@ class Summary:
     wall_time: float
     model_digest: str
     seed: int
+    chance_accuracy: float | None = None
+    """The accuracy of always answering with the most frequent class of the test samples. None for language data."""
     periods: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=versions)
     machine: Mapping[str, Any] = field(default_factory=machine)
@@ -86,6 +88,7 @@ def summarize(
     seed: int,
     model_digest: str,
     perturbed: bool = False,
+    chance: float | None = None,
     virtual_time: float | None = None,
     wall_time: float | None = None,
 ) -> Summary:
@@ -107,6 +110,7 @@ def summarize(
         wall_time=last.wall_time or 0.0 if wall_time is None else wall_time,
         model_digest=model_digest,
         seed=seed,
+        chance_accuracy=chance,
         periods=summarize_periods(rows),
     )
 

@@ -13,6 +13,7 @@ from fedemu.ops.report.generated import generator_table, missing_pictures
 from fedemu.ops.report.head import head, swatches
 from fedemu.ops.report.periods import period_table
 from fedemu.ops.report.plots.generated import is_broad
+from fedemu.ops.results.doubts import doubts
 from fedemu.ops.results.periods import PeriodResults, period_results
 from fedemu.protocol.host.files import write_whole
 
@@ -51,6 +52,7 @@ def _context(run: Run, results: PeriodResults | None) -> dict[str, object]:
         "name": str(summary.get("name") or name),
         "outcome": str(summary.get("outcome") or "unfinished"),
         "cause": _cause(run),
+        "doubts": doubts(run.rows, summary),
         "perturbed": bool(summary.get("perturbed")),
         "directory": name,
         "head": head(run),

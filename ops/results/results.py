@@ -12,6 +12,7 @@ from fedemu.coordinator.record.row import Row, updates_per_second
 from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.record.summary import accuracy_of_last
 from fedemu.ops.figures import counted, per_second, percent, span
+from fedemu.ops.results.doubts import doubts
 from fedemu.protocol.messages import OUTCOMES
 
 
@@ -94,6 +95,7 @@ class Results:
         counts = [f"{totals[outcome]:,} {outcome}" for outcome in OUTCOMES if totals.get(outcome)]
         speed = "" if self.speed is None else f"; {per_second(self.speed)} updates/s"
         lines.append(f"  devices   {totals.get('selected', 0):,} asked: {', '.join(counts) or 'none replied'}{speed}")
+        lines += [f"  doubt     {doubt}" for doubt in doubts(self.rows, summary)]
         if summary.get("perturbed"):
             lines.append(
                 "  perturbed: a device was given up or lost its own state, unplanned, so the same run may end otherwise"

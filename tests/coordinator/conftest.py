@@ -101,6 +101,8 @@ class Mean:
 class Judge:
     """An evaluator whose accuracy and loss follow simply from the model's first value."""
 
+    chance: float | None = 0.5
+
     def evaluate(self, variables: Tree, period: int | None = None, on_all: bool = True) -> Evaluation:
         value = float(variables["w"][0])
         return Evaluation(value / 100, value, (value / 100, 0.5), (value, 1.0))

@@ -58,6 +58,10 @@ def test_accuracy_loss_and_class_accuracy_are_exact():
     assert result.class_accuracy[:2] == (2 / 3, 1.0)
 
 
+def test_chance_is_the_share_of_the_most_frequent_class():
+    assert Evaluator(Scaled(), CORPUS).chance == 0.75
+
+
 def test_held_back_samples_are_tested_too_but_not_between_full_evaluations():
     ones = {"scale": torch.ones(())}
     judge = Evaluator(Scaled(), CORPUS, part=2, validation=np.array([1, 3]))

@@ -27,6 +27,8 @@ PAGE = (Path(__file__).parents[3] / "docs" / "run_directory.md").read_text(encod
 class PeriodJudge:
     """An evaluator with an accuracy of 1 on the seen periods, and no loss on them."""
 
+    chance: float | None = None
+
     def __init__(self) -> None:
         self.asked: list[int | None] = []
         self.on_all: list[bool] = []

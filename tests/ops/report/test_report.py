@@ -59,6 +59,14 @@ def test_the_page_of_an_unfinished_run_holds_its_plots_and_numbers(run_directory
     assert "Diagnosed rounds" not in page
 
 
+def test_the_page_of_a_run_that_learnt_nothing_says_so(run_directory: Path) -> None:
+    (run_directory / "summary.json").write_text(json.dumps({"outcome": "completed", "chance_accuracy": 0.31}))
+    learnt = [row | {"test_samples": 1000} for row in rows(3)]
+    (run_directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in learnt))
+    page = write_report(run_directory).read_text()
+    assert '<p class="bad">The model has learnt nothing: with an accuracy of 30.0 %' in page
+
+
 def test_a_diagnosed_run_has_the_papers_pictures_too(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "PLOTS", {})
     model = {"loss": 1.0, "class_accuracy": [0.5, None]}

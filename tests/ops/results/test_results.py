@@ -59,3 +59,12 @@ def test_results_give_what_a_notebook_wants(write_row: Write, write_summary: Wri
     assert results.accuracy == 0.875
     assert [row.round for row in results.rows] == [1]
     assert results.model == directory / "model.safetensors"
+
+
+def test_a_doubt_is_one_of_the_last_lines(write_summary: Write) -> None:
+    directory = claim(EXPERIMENT, None)
+    with RunDirectory(directory) as run:
+        run.metrics(Row(round=1, accuracy=0.1, test_samples=360))
+    write_summary(directory, final_accuracy=0.1, chance_accuracy=0.1)
+    (line,) = [line for line in Results.read(directory).to_text().splitlines() if line.startswith("  doubt")]
+    assert line.startswith("  doubt     the model has learnt nothing: with an accuracy of 10.0 %")

@@ -1,0 +1,51 @@
+"""Sentences for people about a run whose result is to be doubted: it has learnt nothing, or many replies were lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedemu.coordinator.record.row import Row
+from fedemu.ops.figures import percent
+
+ERRORS = 2.0
+"""An accuracy counts as better than chance if it is more than this number of standard errors above it."""
+LOST_SHARE = 0.2
+"""It is told if a larger share than this of the devices that did their work failed or sent what was rejected."""
+
+
+def doubts(rows: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:
+    """The doubts about a run with these rows and this summary, one sentence each. Most runs have none.
+
+    A run has learnt nothing if its last accuracy is not more than two standard errors above the share of the most
+    frequent class among the test samples. Devices that dropped out, were late or were not needed do not count as lost.
+    """
+    return [*_learnt_nothing(rows, summary), *_lost_replies(rows)]
+
+
+def _learnt_nothing(rows: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:
+    last = next((row for row in reversed(rows) if row.accuracy is not None), None)
+    chance = summary.get("chance_accuracy")
+    if last is None or last.accuracy is None or chance is None or not last.test_samples:
+        return []
+    if last.accuracy > chance + ERRORS * math.sqrt(chance * (1 - chance) / last.test_samples):
+        return []
+    return [
+        f"the model has learnt nothing: with an accuracy of {percent(last.accuracy)} it is no better than answering "
+        f"always with the most frequent class, which is right for {percent(chance)} of the test samples"
+    ]
+
+
+def _lost_replies(rows: Sequence[Row]) -> list[str]:
+    accepted, rejected, failed = (
+        sum(row.outcomes[outcome] for row in rows) for outcome in ("accepted", "rejected", "failed")
+    )
+    replies = accepted + rejected + failed
+    if not replies or (rejected + failed) / replies <= LOST_SHARE:
+        return []
+    return [
+        f"many devices are missing from the model: of {replies:,} that did their work {rejected:,} sent replies that "
+        f"were rejected, and {failed:,} failed; that is {percent((rejected + failed) / replies)}, and the events of "
+        "the run say why"
+    ]

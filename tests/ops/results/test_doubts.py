@@ -1,0 +1,55 @@
+"""A run that learnt nothing, or lost many replies, is told to be doubted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedemu.coordinator.record.row import Row
+from fedemu.ops.results.doubts import doubts
+
+
+def rows(*accuracies: float | None, samples: int = 360, **outcomes: int) -> list[Row]:
+    return [
+        Row(round=number, accuracy=accuracy, test_samples=None if accuracy is None else samples, **outcomes)
+        for number, accuracy in enumerate(accuracies, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "samples", "chance", "told"),
+    [
+        (0.1, 360, 0.1, True),
+        (0.131, 360, 0.1, True),  # two standard errors above 10 % are 13.2 %
+        (0.133, 360, 0.1, False),
+        (0.131, 10_000, 0.1, False),
+        (0.0, 360, 0.1, True),
+        (0.9, 100, 0.9, True),
+        (0.1, 360, None, False),
+    ],
+)
+def test_a_last_accuracy_at_chance_is_told(accuracy: float, samples: int, chance: float | None, told: bool) -> None:
+    found = doubts(rows(0.9, accuracy, None, samples=samples), {"chance_accuracy": chance})
+    assert bool(found) == told
+    if told and accuracy == 0.131:
+        assert found == [
+            "the model has learnt nothing: with an accuracy of 13.1 % it is no better than answering always with the "
+            "most frequent class, which is right for 10.0 % of the test samples"
+        ]
+
+
+@pytest.mark.parametrize(("rejected", "failed", "told"), [(1, 1, False), (2, 1, True), (0, 10, True)])
+def test_more_than_a_fifth_of_rejected_and_failed_replies_is_told(rejected: int, failed: int, told: bool) -> None:
+    found = doubts(rows(0.9, 0.9, accepted=8, rejected=rejected, failed=failed, dropped=90, late=90), {})
+    assert bool(found) == told
+    if (rejected, failed) == (2, 1):
+        assert found == [
+            "many devices are missing from the model: of 22 that did their work 4 sent replies that were rejected, and "
+            "2 failed; that is 27.3 %, and the events of the run say why"
+        ]
+
+
+@pytest.mark.parametrize("summary", [{}, {"chance_accuracy": 0.1}])
+def test_a_run_without_rounds_leaves_no_doubt(summary: dict[str, Any]) -> None:
+    assert doubts([], summary) == []
