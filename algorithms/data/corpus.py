@@ -27,7 +27,7 @@ NO_TARGET = -100
 class Split:
     """Samples ``x [n, *input_shape]`` and labels ``y [n]`` int64, both read-only and usually memory-mapped.
 
-    ``x`` is uint8 or float32; for language data it is int16 or int32. ``columns`` are further values per sample,
+    ``x`` is uint8 or float32; tokens are int16, int32 or int64. ``columns`` are further values per sample,
     ``[n]`` each, such as writers. A partition may divide by them.
     """
 
@@ -48,7 +48,8 @@ class Corpus:
     machines can be compared.
 
     A sample of language data is ``[2, length]``, int16 or int32: the tokens that a model reads, and the tokens that it
-    should predict, with ``NO_TARGET`` for none. ``mean`` is then 0 and ``std`` 1.
+    should predict, with ``NO_TARGET`` for none. Other samples of signed whole numbers are tokens too, whose label is to
+    be predicted. For both, ``mean`` is 0 and ``std`` 1.
     """
 
     name: str
@@ -73,6 +74,11 @@ class Corpus:
         return bool(self.vocabulary)
 
     @property
+    def tokens(self) -> bool:
+        """Whether samples are whole numbers that name something, such as tokens. They are never normalised."""
+        return self.train.x.dtype.kind == "i"
+
+    @property
     def outputs(self) -> int:
         """The width of a model's last layer: a logit for each token of the vocabulary, or for each class."""
         return len(self.vocabulary) or self.classes
@@ -91,7 +97,7 @@ class Corpus:
         import torch  # Here, so that light processes, which only look at labels and shapes, do without it.
 
         y = torch.from_numpy(split.y.take(indices, axis=0))
-        if self.language:
+        if self.tokens:
             return torch.from_numpy(split.x.take(indices, axis=0).astype(np.int64)), y
         x = split.x.take(indices, axis=0).astype(np.float32, copy=False)
         np.multiply(x, self._scale, out=x)

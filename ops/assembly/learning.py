@@ -40,6 +40,11 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
             f"model {experiment.model.name!r} tells labels, but the data are texts whose tokens are predicted; "
             "choose model 'gru', 'tinybert' or 'tinybert_small'"
         )
+    if corpus.tokens and not corpus.language and ":" not in experiment.model.name:
+        raise ConfigurationError(
+            f"model {experiment.model.name!r} does not tell labels from tokens, and the samples are whole numbers "
+            f"{list(corpus.input_shape)}; name a model of your own, or give fractions if the numbers are quantities"
+        )
     if experiment.data.text.kind == "next" and experiment.model.name in BIDIRECTIONAL:
         raise ConfigurationError(
             f"model {experiment.model.name!r} reads the tokens that data.text.kind = 'next' has it predict; "

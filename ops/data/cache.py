@@ -41,8 +41,8 @@ ReportShare = Callable[[int, int], None]
 class Samples:
     """One decoded split of ``n`` samples, with labels ``y [n]`` and ``columns`` ``[n]`` by name.
 
-    ``blocks`` are the samples themselves, in order, a few at a time: ``[k, *shape]``, uint8 or float32. Samples of
-    language data are int16 or int32, see ``Corpus``.
+    ``blocks`` are the samples themselves, in order, a few at a time: ``[k, *shape]``, uint8 or float32. Tokens are
+    int16, int32 or int64, see ``Corpus``.
     """
 
     blocks: Iterable[NDArray[Any]]
@@ -127,7 +127,8 @@ def write(entry: Path, name: str, decoded: Decoded, progress: ReportShare | None
         shape = sums["train.x"]["shape"][1:]
         if sums["test.x"]["shape"][1:] != shape:
             raise DataError(f"training samples are of shape {shape}, but test samples {sums['test.x']['shape'][1:]}")
-        mean, std = ([0.0] * 2, [1.0] * 2) if decoded.vocabulary else _moments(_map(folder / "train.x.npy"))
+        stored = _map(folder / "train.x.npy")
+        mean, std = ([0.0] * shape[0], [1.0] * shape[0]) if stored.dtype.kind == "i" else _moments(stored)
         told = {"vocabulary": decoded.vocabulary} if decoded.vocabulary else {}
         content = json.dumps({"arrays": sums, "class_names": decoded.class_names, **told}, sort_keys=True)
         meta = {

@@ -161,24 +161,54 @@ def _images(source: DataSource, split: datasets.Dataset, column: str, grey: bool
 def _numbers(source: DataSource, split: datasets.Dataset, inputs: Sequence[str]) -> Iterator[NDArray[Any]]:
     table = split.select_columns(list(inputs)).with_format("arrow")
     kinds = {_innermost(split.features[name]) for name in inputs}
-    dtype = np.uint8 if kinds == {"uint8"} else np.float32
+    single = len(inputs) == 1 and is_vector(split.features[inputs[0]])
+    # A vector of signed whole numbers holds tokens. Columns of whole numbers are quantities.
+    whole = single and all(kind.startswith("int") for kind in kinds)
+    dtype = np.uint8 if kinds == {"uint8"} else np.int64 if whole else np.float32
     shape: tuple[int, ...] | None = None
     for start in range(0, len(table), _ROWS):
         read = table[start : start + _ROWS]
         columns = [read.column(name).to_pylist() for name in inputs]
         try:
             # A single column of vectors is the sample itself. Several columns of numbers are put side by side.
-            single = len(columns) == 1 and is_vector(split.features[inputs[0]])
-            x = np.asarray(columns[0] if single else list(zip(*columns, strict=True)), dtype=np.float64)
+            x = np.asarray(
+                columns[0] if single else list(zip(*columns, strict=True)), dtype=np.int64 if whole else np.float64
+            )
         except (TypeError, ValueError):
             x = np.full(1, np.nan)
         if not np.isfinite(x).all() or (shape is not None and x.shape[1:] != shape):
-            raise DataError(
-                f"rows {start} to {start + len(read) - 1} of {source.dataset!r} hold an empty cell, a value that "
-                f"is not finite or a vector of another length in {listed(inputs)}"
-            )
+            raise DataError(_wrong(source, inputs, columns, start, shape))
         shape = x.shape[1:]
         yield x.astype(dtype)
+
+
+def _wrong(
+    source: DataSource,
+    inputs: Sequence[str],
+    columns: Sequence[Sequence[Any]],
+    start: int,
+    shape: tuple[int, ...] | None,
+) -> str:
+    """Name the first row that is not like the others. ``columns`` are the cells from the row ``start`` on."""
+    known = shape
+    for row, cells in enumerate(zip(*columns, strict=True), start):
+        for name, cell in zip(inputs, cells, strict=True):
+            try:
+                value = np.asarray(cell, dtype=np.float64)
+            except (TypeError, ValueError):
+                value = np.full(1, np.nan)
+            if cell is None or not np.isfinite(value).all():
+                return (
+                    f"row {row} of {source.dataset!r} has no finite number in the column {name!r}, but {str(cell)[:40]}"
+                )
+            if len(inputs) == 1 and value.ndim:
+                known = known or value.shape
+                if value.shape != known:
+                    return (
+                        f"row {row} of {source.dataset!r} has a vector {list(value.shape)} in the column {name!r}, "
+                        f"where the rows before have {list(known)}; make them equally long"
+                    )
+    return f"rows {start} to {start + len(columns[0]) - 1} of {source.dataset!r} do not fit in {listed(inputs)}"
 
 
 def _innermost(feature: Any) -> str:

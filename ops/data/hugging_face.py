@@ -29,13 +29,13 @@ _CONFIGURATIONS = re.compile(r"available configs: \[(.*?)\]")
 _NO_ROWS = re.compile(r'Instruction "(.*)" corresponds to no data!')
 
 
-def decode_table(source: DataSource, place: Place, scratch: Path, grey: bool) -> Decoded:
-    """Open a data set and choose its columns. Samples are decoded while the blocks of the result are read.
+def decode_table(source: DataSource, opened: datasets.DatasetDict, grey: bool) -> Decoded:
+    """Choose the columns of an opened data set. Samples are decoded while the blocks of the result are read.
 
-    ``scratch`` is the folder for what ``datasets`` writes. With ``grey`` images get one channel, and ``Coloured`` is
-    raised at the first one that needs three. Raises DataError if the data set cannot be read or does not fit.
+    With ``grey`` images get one channel, and ``Coloured`` is raised at the first one that needs three. Raises DataError
+    if the data set does not fit.
     """
-    train, test = _splits(source, _open(source, place, scratch))
+    train, test = _splits(source, opened)
     label = label_column(source, train.features)
     inputs = input_columns(source, train.features, label)
     for column in source.columns:
@@ -57,13 +57,12 @@ def decode_table(source: DataSource, place: Place, scratch: Path, grey: bool) ->
     return divided(source, *regrouped(source, names, *parts))
 
 
-def read_texts(source: DataSource, place: Place, scratch: Path) -> tuple[dict[str, list[Any]], list[str]]:
-    """Read a folder or hub data set as columns of cells. Returns the columns, and the name of each row's split.
+def read_texts(source: DataSource, opened: datasets.DatasetDict) -> tuple[dict[str, list[Any]], list[str]]:
+    """Read an opened data set as columns of cells. Returns the columns, and the name of each row's split.
 
     The rows of all splits follow each other. Only columns of numbers, texts and class labels are kept. A class is
     given by its name, an empty cell is None. Raises DataError if the data set cannot be read.
     """
-    opened = _open(source, place, scratch)
     columns: dict[str, list[Any]] = {}
     rows = 0
     for split in opened.values():
@@ -79,8 +78,11 @@ def read_texts(source: DataSource, place: Place, scratch: Path) -> tuple[dict[st
     return columns, [str(name) for name, split in opened.items() for _ in range(len(split))]
 
 
-def _open(source: DataSource, place: Place, scratch: Path) -> datasets.DatasetDict:
-    """Open a data set with all its splits. Every error of the library becomes a DataError of one sentence."""
+def open_tables(source: DataSource, place: Place, scratch: Path) -> datasets.DatasetDict:
+    """Open a data set with all its splits. ``scratch`` is the folder for what ``datasets`` writes.
+
+    Every error of the library becomes a DataError of one sentence.
+    """
     quiet, verbosity = datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
     # The library logs its errors and raises them too. Once is enough.
@@ -113,6 +115,9 @@ def _open(source: DataSource, place: Place, scratch: Path) -> datasets.DatasetDi
 
 def _open_folder(place: Place, scratch: Path) -> datasets.DatasetDict | datasets.Dataset:
     folder = Path(place.where)
+    if place.kind == "file":
+        kind = "parquet" if folder.suffix == ".parquet" else "json"
+        return datasets.load_dataset(kind, data_files=str(folder), cache_dir=str(scratch))
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         return datasets.load_from_disk(str(folder))
     return datasets.load_dataset(str(folder), place.subset, cache_dir=str(scratch))

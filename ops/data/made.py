@@ -12,8 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.ops.data.cache import Decoded
+from fedemu.ops.data.own import given
+from fedemu.ops.data.own.objects import held_in
 from fedemu.ops.data.source import DataSource, Place
 from fedemu.ops.data.split import Part, divided
+from fedemu.ops.data.texts import decode_columns
 from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.host.named import load
 from fedemu.protocol.host.own_code import account
@@ -70,38 +73,55 @@ def digits() -> Labelled:
     return table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1].astype(np.int64)
 
 
-def own(where: str, source: DataSource) -> Decoded:
-    """Call a user's function ``module:name`` and check what it returns. ``docs/data.md`` shows one.
+def own(place: Place, source: DataSource, grey: bool) -> Decoded:
+    """Read an object that holds a data set: one that ``module:name`` names or returns, or one that was handed over.
 
-    It returns a mapping with ``x [n, ...]``, ``y [n]`` from 0, and perhaps ``test_x``, ``test_y``, ``class_names``,
-    ``columns`` and ``test_columns``. Raises DataError if it fails, or returns anything else.
+    ``docs/data.md`` shows the forms. Raises DataError if the user's code fails, or gives anything else.
     """
+    said = "data" if place.kind == "object" else f"the data set {place.where}"
+    held = given.read(Path(place.where)) if place.kind == "object" else held_in(said, _called(place.where))
+    if isinstance(held, dict) and not hasattr(held, "column_names"):
+        return _of_arrays(said, held, source)
+    # Only a process that reads such tables imports this: it needs datasets and pyarrow.
+    from fedemu.ops.data.hugging_face import decode_table, read_texts
+
+    if source.text is not None:
+        return decode_columns(source, source.text, *read_texts(source, held))
+    return decode_table(source, held, grey)
+
+
+def _called(where: str) -> Any:
+    """What ``module:name`` names, or what it returns if it is a function or a class."""
     try:
-        made = load(where)()
+        found = load(where)
+        return found() if callable(found) and not hasattr(found, "__getitem__") else found
     except DataError:
         raise
     except ConfigurationError as error:
         raise DataError(f"the data set {where} can't be loaded: {error}") from error
     except Exception as error:
         raise DataError(f"the data set {where} failed with {account(error)}") from error
-    if not isinstance(made, Mapping) or not {"x", "y"} <= set(made):
-        raise DataError(f"the data set {where} must return a mapping with at least x and y")
-    extra = set(made) - {"x", "y", "test_x", "test_y", "class_names", "columns", "test_columns"}
-    if extra or ("test_x" in made) != ("test_y" in made):
-        raise DataError(f"the data set {where} returned {', '.join(sorted(made))}; docs/data.md tells the keys")
-    x, y = _checked(where, made["x"], made["y"])
-    columns = _columns(where, source, made.get("columns", {}), len(y))
-    tested = _checked(where, made["test_x"], made["test_y"]) if "test_x" in made else None
+
+
+def _of_arrays(said: str, made: Mapping[str, Any], source: DataSource) -> Decoded:
+    """A data set from a mapping with some of ``KEYS``, see ``held_in``. The labels of arrays may also be texts."""
+    for setting in ("text", "train_split", "image_size"):
+        if getattr(source, setting):
+            raise DataError(f"data.{setting} goes with tables and images of columns, not with arrays; leave it out")
+    names, made = _numbered(made)
+    x, y = _checked(said, made["x"], made["y"])
+    columns = _columns(said, source, made.get("columns", {}), len(y))
+    tested = _checked(f"the test split of {said}", made["test_x"], made["test_y"]) if "test_x" in made else None
     top = int(max(y.max(), tested[1].max() if tested else 0))
-    names = tuple(map(str, made.get("class_names", range(top + 1))))
+    names = names or tuple(map(str, made.get("class_names", range(top + 1))))
     if top >= len(names):
-        raise DataError(f"the data set {where} has the label {top}, but {len(names)} class names")
+        raise DataError(f"{said} has the label {top}, but {len(names)} class names")
     train = _part(x, y, columns)
     if tested is None:
         return divided(source, names, train)
     told = {name: np.asarray(values) for name, values in made.get("test_columns", {}).items() if name in source.columns}
     if wrong := [name for name, values in told.items() if len(values) != len(tested[1])]:
-        raise DataError(f"the data set {where} has no test column {wrong[0]!r} of {len(tested[1])} values")
+        raise DataError(f"{said} has no test column {wrong[0]!r} of {len(tested[1])} values")
     return divided(source, names, train, _part(*tested, told))
 
 
@@ -109,22 +129,37 @@ def _part(x: NDArray[Any], y: NDArray[np.int64], columns: Mapping[str, NDArray[A
     return Part(y, columns, lambda rows: [x[rows]])
 
 
-def _columns(where: str, source: DataSource, made: Mapping[str, Any], samples: int) -> dict[str, NDArray[Any]]:
+def _numbered(made: Mapping[str, Any]) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+    """Number classes that are texts. Returns their sorted names, which are empty if labels are no texts."""
+    labels = {key: made[key] for key in ("y", "test_y") if key in made}
+    if any(part.dtype.kind not in "US" or part.ndim != 1 for part in labels.values()):
+        return (), made
+    names = np.unique(np.concatenate(list(labels.values())))
+    return tuple(map(str, names)), {**made, **{key: np.searchsorted(names, part) for key, part in labels.items()}}
+
+
+def _columns(said: str, source: DataSource, made: Mapping[str, Any], samples: int) -> dict[str, NDArray[Any]]:
     columns = {name: np.asarray(values) for name, values in made.items() if name in source.columns}
     for column in source.columns:
         if len(columns.get(column, ())) != samples:
-            raise DataError(f"the data set {where} has no column {column!r} of {samples} values")
+            known = f"; it has {', '.join(map(str, made))}" if made else ""
+            raise DataError(f"{said} has no column {column!r} of {samples} values{known}")
     return columns
 
 
-def _checked(where: str, x: Any, y: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    x, y = np.asarray(x), np.asarray(y)
+def _checked(said: str, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Samples and labels in the types in which they are stored. Signed whole numbers stay whole, as tokens are."""
     if x.dtype.kind not in "fiub" or x.ndim < 2 or y.dtype.kind not in "iu" or y.shape != x.shape[:1] or not len(y):
         raise DataError(
-            f"the data set {where} returned x of {x.dtype} {list(x.shape)} and y of {y.dtype} {list(y.shape)}; "
+            f"{said} returned x of {x.dtype} {list(x.shape)} and y of {y.dtype} {list(y.shape)}; "
             "x must be numbers [n, ...] and y whole numbers [n]"
         )
-    x = x if x.dtype == np.uint8 else x.astype(np.float32)
-    if y.min() < 0 or not np.isfinite(x).all():
-        raise DataError(f"the data set {where} holds a negative label or a value that is not finite")
+    if x.dtype.kind == "i":
+        x = x.astype(np.int64 if abs(x).max(initial=0) > np.iinfo(np.int32).max else np.int32)
+    elif x.dtype != np.uint8:
+        x = x.astype(np.float32)
+    if y.min() < 0:
+        raise DataError(f"{said} has the negative label {y.min()} in row {int(y.argmin())}; labels count from 0")
+    if len(wrong := np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))):
+        raise DataError(f"{said} holds a value that is not finite in row {wrong[0]} of x")
     return x, y.astype(np.int64)

@@ -14,7 +14,8 @@ from pathlib import Path
 from fedemu.ops.data.cache import Decoded
 from fedemu.ops.data.leaf import decode_leaf, leaf_files
 from fedemu.ops.data.made import built_in, own
-from fedemu.ops.data.source import DataSource, Place
+from fedemu.ops.data.source import CSV_FILES, TABLE_FILES, DataSource, Place
+from fedemu.ops.data.tables import decode_numbers
 from fedemu.ops.data.texts import decode_texts
 from fedemu.protocol.errors import DataError
 
@@ -52,6 +53,8 @@ def reader_of(source: DataSource, place: Place) -> Reader:
 
 
 def _texts(source: DataSource, place: Place, scratch: Path, grey: bool) -> Decoded:
+    if source.text is None and place.where.endswith(CSV_FILES):
+        return decode_numbers(source, place)
     if source.text is None:
         raise DataError(f"{source.dataset!r} is a file of texts; set data.text.kind to what is to be predicted of them")
     return decode_texts(source, source.text, place, scratch)
@@ -64,20 +67,26 @@ def _images(source: DataSource, place: Place, scratch: Path, grey: bool) -> Deco
     folder = imagenet_folder(place)
     if folder is not None:
         return decode_imagenet(source, place, folder, grey)
-    from fedemu.ops.data.hugging_face import decode_table
+    from fedemu.ops.data.hugging_face import decode_table, open_tables
 
-    return decode_table(source, place, scratch, grey)
+    return decode_table(source, open_tables(source, place, scratch), grey)
 
 
 READERS = (
     Reader(lambda source, place: place.kind == "built_in", lambda source, place, *_: built_in(place, source)),
-    Reader(lambda source, place: place.kind == "function", lambda source, place, *_: own(place.where, source)),
+    Reader(
+        lambda source, place: place.kind in ("function", "object"),
+        lambda source, place, _, grey: own(place, source, grey),
+        frozenset({"text", "train_split", "image_size"}),
+    ),
     Reader(
         lambda source, place: bool(leaf_files(place)),
         lambda source, place, scratch, _: decode_leaf(source, leaf_files(place), scratch),
     ),
     Reader(
-        lambda source, place: source.text is not None or place.kind == "file",
+        lambda source, place: (
+            source.text is not None or (place.kind == "file" and not place.where.endswith(TABLE_FILES))
+        ),
         _texts,
         frozenset({"text", "train_split"}),
     ),

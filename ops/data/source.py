@@ -14,14 +14,19 @@ from pathlib import Path
 from typing import Literal
 
 from fedemu.algorithms.data.language import TextKind
-from fedemu.ops.data.cache import FORMAT
+from fedemu.ops.data.cache import FORMAT, cache_folder
+from fedemu.ops.data.own import given
 from fedemu.protocol.errors import DataError
 
 BUILT_IN = ("digits", "synthetic")
 LABEL = "label"
 """The name of the labels among the columns of a corpus, whatever their column was called in the data set."""
-TEXT_FILES = (".csv", ".csv.gz", ".txt", ".txt.gz")
-_ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+SPLIT = "split"
+"""The column of a file that names the split of each row."""
+CSV_FILES = (".csv", ".csv.gz")
+TABLE_FILES = (".parquet", ".jsonl", ".json")
+FILES = (*CSV_FILES, ".txt", ".txt.gz", *TABLE_FILES)
+_ATTRIBUTE = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -29,11 +34,11 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 class TextSource:
     """How samples are made of texts. A sample has ``length`` tokens; some of them, or the next ones, are predicted.
 
-    ``vocabulary`` is the largest number of different tokens. ``column`` is the column of the texts; None means that it
-    is found by its name.
+    With the objective ``labels`` the label of each text is predicted. ``vocabulary`` is the largest number of different
+    tokens. ``column`` is the column of the texts; None means that it is found by its name.
     """
 
-    objective: TextKind
+    objective: TextKind | Literal["labels"]
     length: int
     vocabulary: int
     tokenizer: Literal["wordpiece", "characters"]
@@ -75,11 +80,13 @@ class DataSource:
 class Place:
     """Where a data set is. ``where`` is a folder, a file, an id of the hub or ``module:Name``, as ``kind`` says.
 
+    An ``object`` is one that a program has handed over; ``where`` is its folder in the cache.
+
     ``subset`` is one of the configurations that some Hugging Face data sets come in, or the size of ``synthetic``.
     ``looked_in`` are the folders that do not exist, if the kind is ``hub``.
     """
 
-    kind: Literal["built_in", "function", "folder", "file", "hub"]
+    kind: Literal["built_in", "function", "object", "folder", "file", "hub"]
     where: str
     subset: str | None = None
     looked_in: tuple[str, ...] = field(default=(), compare=False)
@@ -92,6 +99,8 @@ def locate(dataset: str, data: Path | None) -> Place:
     """
     if dataset.partition("#")[0] in BUILT_IN:
         return Place("built_in", *_checked_size(dataset))
+    if dataset.startswith(given.PREFIX):
+        return Place("object", str(given.find(dataset, cache_folder(os.environ))))
     if _ATTRIBUTE.fullmatch(dataset):
         return Place("function", dataset)
     name, _, subset = dataset.partition("#")
@@ -119,6 +128,7 @@ def entry_of(source: DataSource, place: Place, cache: Path) -> Path:
         case "file":
             settings["content"] = _status(Path(place.where))
         case "function":
+            settings["whole_numbers"] = "stay"
             settings["content"] = hashlib.sha256(_module_file(place.where).read_bytes()).hexdigest()
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     return cache / "datasets" / f"{re.sub(r'[^A-Za-z0-9.-]', '_', source.name)}-{key[:16]}"
@@ -152,19 +162,23 @@ def _status(file: str | Path) -> tuple[int, int]:
 
 
 def _checked_ending(file: Path) -> str:
-    if not file.name.endswith(TEXT_FILES):
+    if not file.name.endswith(FILES):
         raise DataError(
-            f"the file {file} is none of {', '.join(TEXT_FILES)}, which hold texts; "
-            "set data.dataset to one of these, or to a folder"
+            f"the file {file} is none of {', '.join(FILES)}; set data.dataset to one of these, or to a folder"
         )
     return str(file.resolve())
 
 
 def _module_file(where: str) -> Path:
+    place = where.rpartition(":")[0]
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise DataError(f"the data set {where} names the file {place!r}, which is not there")
+        return Path(place)
     # Modules in the working folder are found too, but never instead of an installed one.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    module = where.split(":")[0]
+    module = place
     try:
         # Every process has another __main__, so other processes cannot find what a notebook defines.
         found = importlib.util.find_spec(module) if module != "__main__" else None

@@ -12,16 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.algorithms.data.language import masked, windows
+from fedemu.algorithms.data.language import PAD, TextKind, masked, windows
 from fedemu.ops.data.cache import Decoded, Samples
-from fedemu.ops.data.source import DataSource, Place, TextSource
+from fedemu.ops.data.own.text_files import read_file, values
+from fedemu.ops.data.source import SPLIT, TABLE_FILES, DataSource, Place, TextSource
 from fedemu.ops.data.split import Part, chosen_splits, divided
-from fedemu.ops.data.text_files import read_file, values
 from fedemu.ops.data.tokens import Tokenizer, train_tokenizer
 from fedemu.protocol.errors import DataError
 
-SPLIT = "split"
-"""The column of a file that names the split of each row."""
 UNLABELLED = "text"
 """The name of the only class, if texts have no labels."""
 _TEXTS = ("text", "utterance", "sentence", "content", "line")
@@ -39,9 +37,17 @@ def decode_texts(source: DataSource, wanted: TextSource, place: Place, scratch: 
     and its columns. Rows without text are left out. ``scratch`` is a folder for temporary files. Raises DataError if a
     column is missing or nothing is left.
     """
-    columns, splits = _read(source, place, scratch)
+    return decode_columns(source, wanted, *_read(source, place, scratch))
+
+
+def decode_columns(source: DataSource, wanted: TextSource, columns: Columns, splits: Sequence[str]) -> Decoded:
+    """Do the same with texts that are in columns already. ``splits`` names the split of each row."""
     text = _text_column(source, wanted, columns)
     label = _label_column(source, columns, text)
+    if label is None and wanted.objective == "labels":
+        raise DataError(
+            f"the data set {source.dataset!r} has no column of labels among {', '.join(columns)}; set data.label_column"
+        )
     for name in source.columns:
         _require(source, columns, name)
     names, test = chosen_splits(source, list(dict.fromkeys(splits)))
@@ -52,7 +58,7 @@ def decode_texts(source: DataSource, wanted: TextSource, place: Place, scratch: 
         if chosen is not None and not len(found):
             raise DataError(f"the split {chosen} of {source.dataset!r} holds no texts")
     both = np.concatenate(rows)
-    y, classes = _classes(source, columns, label, both)
+    y, classes = classes_of_cells(source, columns, label, both)
     kept = {name: values([columns[name][row] for row in both]) for name in source.columns}
     texts = np.array([str(columns[text][row]) for row in both], dtype=object)
 
@@ -66,13 +72,13 @@ def decode_texts(source: DataSource, wanted: TextSource, place: Place, scratch: 
 
 
 def _read(source: DataSource, place: Place, scratch: Path) -> tuple[Columns, list[str]]:
-    if place.kind == "file":
+    if place.kind == "file" and not place.where.endswith(TABLE_FILES):
         columns = read_file(Path(place.where))
         return columns, columns.get(SPLIT) or ["train"] * len(next(iter(columns.values())))
     # Only a process that reads a folder or the hub imports this: it needs datasets and pyarrow.
-    from fedemu.ops.data.hugging_face import read_texts
+    from fedemu.ops.data.hugging_face import open_tables, read_texts
 
-    return read_texts(source, place, scratch)
+    return read_texts(source, open_tables(source, place, scratch))
 
 
 def _text_column(source: DataSource, wanted: TextSource, columns: Columns) -> str:
@@ -107,7 +113,7 @@ def _require(source: DataSource, columns: Columns, name: str) -> str:
     return name
 
 
-def _classes(
+def classes_of_cells(
     source: DataSource, columns: Columns, label: str | None, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """The labels of some rows, from 0, and the names of the classes: the sorted distinct values of the column."""
@@ -127,6 +133,10 @@ def _classes(
 def _tokenised(decoded: Decoded, wanted: TextSource) -> Decoded:
     train, test = (_texts(samples) for samples in (decoded.train, decoded.test))
     tokenizer = train_tokenizer(wanted, train)
+    if wanted.objective == "labels":
+        # Without a vocabulary: the samples are classified, and no token of them is predicted.
+        parts = [_whole(*pair, tokenizer, wanted) for pair in ((decoded.train, train), (decoded.test, test))]
+        return Decoded(decoded.class_names, *parts)
     return Decoded(
         decoded.class_names,
         _cut(decoded.train, train, tokenizer, wanted, seed=0),
@@ -139,9 +149,19 @@ def _texts(samples: Samples) -> list[str]:
     return [text for block in samples.blocks for text in block]
 
 
+def _whole(samples: Samples, texts: Sequence[str], tokenizer: Tokenizer, wanted: TextSource) -> Samples:
+    """One sample ``[length]`` of tokens for each text, filled up by ``[PAD]``. What is longer is left out."""
+    x = np.full((len(texts), wanted.length), PAD, dtype=np.int32)
+    for row, text in zip(x, texts, strict=True):
+        tokens = tokenizer.encode(text)[: wanted.length]
+        row[: len(tokens)] = tokens
+    return Samples([x], samples.y, samples.columns)
+
+
 def _cut(samples: Samples, texts: Sequence[str], tokenizer: Tokenizer, wanted: TextSource, seed: int) -> Samples:
     """Make the samples of one split. The masking is drawn from ``seed``, and is the same in every experiment."""
-    cut = [windows(tokenizer.encode(text), wanted.length, wanted.objective) for text in texts]
+    kind: TextKind = "masked" if wanted.objective == "masked" else "next"
+    cut = [windows(tokenizer.encode(text), wanted.length, kind) for text in texts]
     counts = [len(part) for part in cut]
     if not sum(counts):
         raise DataError("none of the texts of a split has a token; set data.text.column to that of the texts")

@@ -85,7 +85,8 @@ def run(
 
     ``experiment`` is the name of a preset, a TOML file, a table, or an ``Experiment``. Without it, it is ``digits``.
     ``out`` is the new run directory (``runs/NAME-N`` by default). Every other keyword overrides one setting, with two
-    underscores for the dot.
+    underscores for the dot. The keyword ``data`` is a data set: its name, or an object that holds one, such as a pair
+    ``(x, y)``, a torch ``Dataset``, a pandas frame or a Hugging Face ``Dataset``.
 
     ``seeds`` runs the experiment once for each seed and returns ``SeedResults``: a list as in ``[1, 2, 3]``, a text as
     in ``"0-4"``, or the number of seeds, which are then 1, 2, 3 and so on. ``resume`` is the directory of a run, or of

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedemu.ops.data.cache import cache_folder
+from fedemu.ops.data.own.given import store
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import NOT_SETTINGS, PREFIX, load_experiment, write_frozen
 from fedemu.ops.experiment.toml_text import toml_text
@@ -42,8 +44,20 @@ def named(source: Source) -> Iterator[tuple[str | Path | None, Mapping[str, str]
 
 
 def overrides(values: Mapping[str, Any]) -> list[str]:
-    """Keywords as overrides: ``local__lr=0.05`` becomes ``local.lr=0.05``."""
-    return [f"{key.replace('__', '.')}={toml(value)}" for key, value in values.items()]
+    """Keywords as overrides: ``local__lr=0.05`` becomes ``local.lr=0.05``. An object as ``data`` is stored first."""
+    written = dict(values)
+    if _holds_data(written.get("data")):
+        written["data__dataset"] = written.pop("data")
+    if not isinstance(written.get("data__dataset", ""), str | Path):
+        written["data__dataset"] = store(written["data__dataset"], cache_folder(os.environ))
+    return [f"{key.replace('__', '.')}={toml(value)}" for key, value in written.items()]
+
+
+def _holds_data(data: Any) -> bool:
+    """Whether a keyword ``data`` is a data set or its name, and no table of settings."""
+    if isinstance(data, Mapping) and not hasattr(data, "column_names"):
+        return bool({"x", "train"} & {*data})
+    return data is not None
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:

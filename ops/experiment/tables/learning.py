@@ -77,10 +77,11 @@ class Public(Section):
 class Texts(Section):
     """Which tokens of texts are predicted: ``masked`` ones, the ``next`` one, or none, if the data are no texts.
 
+    With ``labels`` no token is predicted, but the label of each text.
     ``length`` is the number of tokens of a sample, ``vocabulary`` the largest number of different tokens.
     """
 
-    kind: Literal["none", "masked", "next"] = "none"
+    kind: Literal["none", "masked", "next", "labels"] = "none"
     length: Annotated[int, Field(ge=4, le=4096)] = 32
     vocabulary: Annotated[int, Field(ge=16, le=2**20)] = 2000
     tokenizer: Literal["wordpiece", "characters"] = "wordpiece"

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from fedemu.ops.data.corpora import load_corpus
-from fedemu.ops.data.hugging_face import decode_table
+from fedemu.ops.data.hugging_face import open_tables
 from fedemu.ops.data.source import DataSource, entry_of, locate
 from fedemu.protocol.errors import DataError
 
@@ -244,7 +244,11 @@ def test_a_column_of_vectors_is_taken_as_it_is(tmp_path, open_folder):
             {},
             "the column 'label' of 'pets' is empty in row 1",
         ),
-        ({"train": "x,label\n1,a\n,b\n", "test": "x,label\n1,a\n"}, {}, "rows 0 to 1 of 'pets' hold an empty cell"),
+        (
+            {"train": "x,label\n1,a\n,b\n", "test": "x,label\n1,a\n"},
+            {},
+            "row 1 of 'pets' has no finite number in the column 'x', but None",
+        ),
         ({"train": "x,label\n1,a\n", "test": "x,label\n"}, {}, "the split test of 'pets' is empty"),
         ({"test": "x,label\n1,a\n", "validation": "x,label\n1,a\n"}, {}, "has no split train; its splits are"),
         ({"train": "x,label\n1,a\n2,b\n"}, {}, "no test split can be taken from 2 samples of 2 classes"),
@@ -364,7 +368,7 @@ def test_a_hub_id_without_a_network_fails_at_once_in_one_sentence(tmp_path, no_h
 def test_a_data_set_that_is_nowhere_is_told_with_every_folder_that_was_looked_for(tmp_path, no_hub):
     place = locate("no-such-data", tmp_path / "data")
     with pytest.raises(DataError, match=f"there is no folder '{tmp_path}/data/no-such-data' or 'no-such-data', and"):
-        decode_table(DataSource("no-such-data"), place, tmp_path, grey=False)
+        open_tables(DataSource("no-such-data"), place, tmp_path)
 
 
 def test_where_a_data_set_was_looked_for_does_not_change_where_it_is_stored(tmp_path):

@@ -71,7 +71,7 @@ def test_a_function_without_a_test_split_gets_a_stratified_one(own_data):
 @pytest.mark.parametrize(
     ("body", "complaint"),
     [
-        ("return 3", "must return a mapping with at least x and y"),
+        ("return 3", "holds no data set but int; give a pair"),
         ("return dict(x=[[1]], y=[0], z=0)", "returned x, y, z"),
         ("return dict(x=[[1]], y=[0], test_x=[[1]])", "returned test_x, x, y"),
         ("return dict(x=[1], y=[0])", r"x of int64 \[1\]"),
@@ -97,3 +97,33 @@ def test_a_function_or_module_that_does_not_exist_is_named(own_cache):
         corpora.load(experiment(dataset="__main__:make").to_bytes())
     with pytest.raises(DataError, match="no_such_function"):
         corpora.load(experiment(dataset="json:no_such_function").to_bytes())
+
+
+def test_any_object_may_be_named_in_a_module_or_in_a_file(tmp_path, own_cache):
+    file = tmp_path / "forms.py"
+    file.write_text(
+        "import numpy as np\n"
+        "pair = (np.arange(8.0).reshape(4, 2), ['b', 'a', 'b', 'a'])\n"
+        "def tokens():\n    return ((np.array([[7, 9], [8, 7]]), [0, 1]), (np.array([[2**40, 1]]), [0]))\n"
+        "def wrong():\n    return pair[0], [0, -1, 0, 0]\n"
+        "def broken():\n    return [][1]\n"
+    )
+    corpus = corpora.load(experiment(dataset=f"{file}:pair", test_fraction=0.5).to_bytes())
+    assert (corpus.class_names, corpus.input_shape) == (("a", "b"), (2,))
+    assert {
+        tuple(x): corpus.class_names[y] for x, y in zip(corpus.train.x.tolist(), corpus.train.y, strict=True)
+    }.items() <= {
+        (0.0, 1.0): "b",
+        (2.0, 3.0): "a",
+        (4.0, 5.0): "b",
+        (6.0, 7.0): "a",
+    }.items()
+    tokens = corpora.load(experiment(dataset=f"{file}:tokens").to_bytes())
+    assert (tokens.train.x.tolist(), tokens.test.x.tolist()) == ([[7, 9], [8, 7]], [[2**40, 1]])
+    assert tokens.batch(tokens.test, np.array([0]))[0].tolist() == [[2**40, 1]]
+    with pytest.raises(DataError, match="has the negative label -1 in row 1; labels count from 0"):
+        corpora.load(experiment(dataset=f"{file}:wrong").to_bytes())
+    with pytest.raises(
+        DataError, match=r"failed with IndexError: list index out of range, .*forms\.py:8\n.*forms\.py:8 in"
+    ):
+        corpora.load(experiment(dataset=f"{file}:broken").to_bytes())

@@ -17,8 +17,8 @@ import pytest
 from fedemu.algorithms.data.corpus import NO_TARGET, Corpus
 from fedemu.algorithms.data.language import BEGIN, END, MASK, PAD, SPECIAL_TOKENS, UNKNOWN
 from fedemu.ops.data import corpora
+from fedemu.ops.data.own.text_files import values
 from fedemu.ops.data.source import TextSource
-from fedemu.ops.data.text_files import values
 from fedemu.ops.data.tokens import train_tokenizer
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import DataError
@@ -244,12 +244,12 @@ def test_texts_that_cannot_be_read_are_refused_in_one_sentence(
 
 def test_texts_and_other_data_are_not_mixed_up(folder: Path) -> None:
     (folder / "a.txt").write_text("hello\nyou")
-    (folder / "a.json").write_text("{}")
+    (folder / "a.xml").write_text("<a/>")
     (folder / "b.txt.gz").write_text("not gzipped")
     for data, sentence in (
         ({"dataset": "a.txt"}, "is a file of texts; set data.text.kind"),
         ({"dataset": "digits", "text": {"kind": "masked"}}, "holds no texts; set data.text.kind = 'none'"),
-        ({"dataset": "a.json"}, "is none of .csv, .csv.gz, .txt, .txt.gz"),
+        ({"dataset": "a.xml"}, "is none of .csv, .csv.gz, .txt, .txt.gz"),
         ({"dataset": "b.txt.gz", "text": {"kind": "next"}}, "can't be read as UTF-8 text"),
     ):
         with pytest.raises(DataError) as caught:

@@ -136,3 +136,13 @@ def test_an_error_in_somebodys_own_code_is_the_cause(tmp_path: Path) -> None:
     assert str(caught.value).splitlines()[1].endswith("own.py:2 in build: return {}['layers']")
     assert isinstance(caught.value.__cause__, KeyError)
     assert not Path("here").exists()
+
+
+def test_an_object_that_holds_data_becomes_their_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FEDEMU_CACHE", str(tmp_path))
+    pair = ([[0.0], [1.0]], [0, 1])
+    [written] = settings.overrides({"data": pair})
+    assert written.startswith('data.dataset="object#')
+    assert settings.overrides({"data__dataset": pair}) == [written]
+    assert settings.overrides({"data": "digits"}) == ['data.dataset="digits"']
+    assert settings.overrides({"data": {"dataset": "digits"}}) == ['data={ dataset = "digits" }']

@@ -63,7 +63,9 @@ def _number(cell: Any) -> float | None:
 
 
 def _table(path: Path, content: str) -> dict[str, list[str]]:
-    rows = csv.reader(content.splitlines(keepends=True), strict=True)
+    first = content.partition("\n")[0]
+    delimiter = "," if "," in first else next((mark for mark in ";\t" if mark in first), ",")
+    rows = csv.reader(content.splitlines(keepends=True), strict=True, delimiter=delimiter)
     try:
         heading, *body = (row for row in rows if row)
     except (ValueError, csv.Error) as error:

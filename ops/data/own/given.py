@@ -1,0 +1,113 @@
+"""Objects that a program hands over as data: written once into the cache, under the digest of their content.
+
+Every process that opens the data reads them there. Another machine needs a copy of the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedemu.ops.data.own.objects import held_in
+from fedemu.protocol.errors import ConfigurationError, DataError
+
+PREFIX = "object#"
+"""The beginning of the names of such data sets. The digest follows."""
+_ARRAYS = "arrays.json"
+_DIGITS = 16
+
+
+def store(data: Any, cache: Path) -> str:
+    """Write an object into the cache unless it is there. Returns its name for ``data.dataset``.
+
+    Raises DataError if it holds no data set, and ConfigurationError if the cache cannot be written.
+    """
+    held = held_in("data", data() if callable(data) and not hasattr(data, "__getitem__") else data)
+    folder = _folder(cache)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="partial-", dir=folder) as scratch:
+            content = Path(scratch) / "content"
+            _write(held, content)
+            digest = _digest(content)[:_DIGITS]
+            if not (folder / digest).exists():
+                shutil.move(content, folder / digest)
+    except OSError as error:
+        raise ConfigurationError(f"data can't be written into {folder}: {error}; set FEDEMU_CACHE") from error
+    return f"{PREFIX}{digest}"
+
+
+def find(dataset: str, cache: Path) -> Path:
+    """The folder of an object with this name. Raises DataError if it is not there."""
+    folder = _folder(cache) / dataset.removeprefix(PREFIX)
+    if not folder.is_dir():
+        raise DataError(
+            f"the data of {dataset!r}, which a program has handed over, are not in {folder.parent}; "
+            "hand them over again, or copy the folder from the machine that has it"
+        )
+    return folder
+
+
+def read(folder: Path) -> Any:
+    """The object in a folder: a mapping of arrays, or a ``datasets.DatasetDict``."""
+    if (folder / _ARRAYS).is_file():
+        told = json.loads((folder / _ARRAYS).read_text(encoding="utf-8"))
+        arrays = {name: np.load(folder / file, allow_pickle=False) for name, file in told["files"].items()}
+        held: dict[str, Any] = {name: array for name, array in arrays.items() if "/" not in name}
+        for columns in ("columns", "test_columns"):
+            found = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith(f"{columns}/")}
+            if found:
+                held[columns] = found
+        return held | told["plain"]
+    import datasets  # type: ignore[import-untyped]
+
+    return datasets.load_from_disk(str(folder))
+
+
+def _write(held: Any, folder: Path) -> None:
+    if not isinstance(held, dict) or hasattr(held, "save_to_disk"):
+        import datasets
+
+        quiet = datasets.are_progress_bars_disabled()
+        datasets.disable_progress_bars()
+        try:
+            held.save_to_disk(str(folder))
+        finally:
+            if not quiet:
+                datasets.enable_progress_bars()
+        return
+    folder.mkdir()
+    arrays: dict[str, Any] = {}
+    plain: dict[str, Any] = {}
+    for name, value in held.items():
+        if isinstance(value, Mapping):
+            arrays |= {f"{name}/{column}": np.asarray(values) for column, values in value.items()}
+        elif name == "class_names":
+            plain[name] = list(map(str, value))
+        else:
+            arrays[name] = value
+    files = {name: f"{place}.npy" for place, name in enumerate(sorted(arrays))}
+    for name, file in files.items():
+        np.save(folder / file, arrays[name], allow_pickle=False)
+    (folder / _ARRAYS).write_text(json.dumps({"files": files, "plain": plain}, sort_keys=True), encoding="utf-8")
+
+
+def _digest(folder: Path) -> str:
+    """The digest of the content. The bookkeeping of ``datasets`` names fingerprints that differ each time."""
+    sha = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != "state.json":
+            sha.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
+            sha.update(path.read_bytes())
+    return sha.hexdigest()
+
+
+def _folder(cache: Path) -> Path:
+    return cache / "objects"

@@ -1,0 +1,163 @@
+"""Objects that hold a data set: pairs of arrays, torch's data sets, tables of pandas and of Hugging Face.
+
+Neither torch nor pandas nor datasets is imported before an object of theirs comes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedemu.protocol.errors import DataError
+from fedemu.protocol.host.own_code import account
+
+KEYS = ("x", "y", "test_x", "test_y", "class_names", "columns", "test_columns")
+"""The keys of a mapping of arrays. All but the first two may be left out."""
+FORMS = (
+    "a pair (x, y) of arrays, a torch Dataset of pairs (x, y), a pandas DataFrame, a Hugging Face Dataset, a mapping "
+    "with x and y, or two of one kind for training and test"
+)
+
+
+def held_in(said: str, made: Any) -> Any:
+    """What an object holds: a mapping of arrays with some of ``KEYS``, or a ``datasets.DatasetDict``.
+
+    ``said`` names the object in errors. Raises DataError if it holds no data set, or an item of it fails.
+    """
+    train, test = _splits(said, made)
+    if _is_table(train) or _is_table(test):
+        return _tables(said, train, test)
+    if isinstance(train, Mapping):
+        return _mapping(said, train, test)
+    x, y = _labelled(said, train)
+    if test is None:
+        return {"x": x, "y": y}
+    test_x, test_y = _labelled(f"the test split of {said}", test)
+    return {"x": x, "y": y, "test_x": test_x, "test_y": test_y}
+
+
+def array_of(value: Any) -> NDArray[Any]:
+    """A tensor, an image, a list or an array as an array. An image becomes ``[channels, height, width]``."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        return np.asarray(value.float() if str(value.dtype) == "torch.bfloat16" else value)
+    array = np.asarray(value)
+    if hasattr(value, "getbands"):  # an image of Pillow
+        return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+    return array
+
+
+def _splits(said: str, made: Any) -> tuple[Any, Any]:
+    """The training part of an object and its test part, None if it has none."""
+    if isinstance(made, Mapping) and not _is_table(made) and "train" in made:
+        if extra := {*made} - {"train", "test"}:
+            raise DataError(f"{said} has the splits {', '.join(map(str, made))}; leave out {extra.pop()!r}")
+        return made["train"], made.get("test")
+    if isinstance(made, tuple | list) and len(made) == 2 and all(map(_is_whole, made)):
+        return made[0], made[1]
+    return made, None
+
+
+def _is_whole(part: Any) -> bool:
+    """Whether one half of a pair is a data set by itself, and not an array."""
+    return _is_table(part) or _is_items(part) or (isinstance(part, tuple) and len(part) == 2)
+
+
+def _is_table(made: Any) -> bool:
+    return _is(made, "datasets", "Dataset", "DatasetDict") or _is(made, "pandas", "DataFrame")
+
+
+def _is_items(made: Any) -> bool:
+    """Whether an object gives items by their number, as torch's data sets do."""
+    if _is(made, "torch.utils.data", "Dataset"):
+        return True
+    plain = isinstance(made, Mapping | tuple | list | str | bytes | np.ndarray)
+    return not plain and not hasattr(made, "__array__") and hasattr(made, "__getitem__") and hasattr(made, "__len__")
+
+
+def _is(made: Any, module: str, *names: str) -> bool:
+    """Whether an object is of one of these classes. If their module was not imported, it is not."""
+    found = sys.modules.get(module)
+    return found is not None and isinstance(made, tuple(getattr(found, name) for name in names))
+
+
+def _tables(said: str, train: Any, test: Any) -> Any:
+    import datasets  # type: ignore[import-untyped]
+
+    if isinstance(train, datasets.DatasetDict):
+        if test is not None:
+            raise DataError(f"{said} has several data sets of splits; give one DatasetDict")
+        return train
+    parts = {"train": train} if test is None else {"train": train, "test": test}
+    if wrong := [name for name, part in parts.items() if not _is_table(part)]:
+        raise DataError(f"{said} has a {type(parts[wrong[0]]).__name__} for {wrong[0]} beside a table; give two tables")
+    made = {}
+    for name, part in parts.items():
+        try:
+            whole = isinstance(part, datasets.Dataset)
+            made[name] = part if whole else datasets.Dataset.from_pandas(part, preserve_index=False)
+        except Exception as error:
+            raise DataError(f"the table {said} can't be read: {account(error)}") from error
+    return datasets.DatasetDict(made)
+
+
+def _mapping(said: str, made: Mapping[Any, Any], test: Any) -> dict[str, Any]:
+    if not {"x", "y"} <= set(made):
+        raise DataError(f"{said} is a mapping without x and y, but with {', '.join(map(str, made)) or 'nothing'}")
+    extra = set(made) - set(KEYS)
+    if extra or ("test_x" in made) != ("test_y" in made):
+        raise DataError(f"{said} returned {', '.join(sorted(map(str, made)))}; docs/data.md tells the keys")
+    found = {key: array_of(value) if key in KEYS[:4] else value for key, value in made.items()}
+    if test is not None:
+        found["test_x"], found["test_y"] = _labelled(f"the test split of {said}", test)
+    return found
+
+
+def _labelled(said: str, part: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The samples and labels of one part: a pair of arrays, a mapping, or items by number."""
+    if isinstance(part, Mapping) and {"x", "y"} <= set(part):
+        return array_of(part["x"]), array_of(part["y"])
+    if isinstance(part, tuple | list) and len(part) == 2:
+        try:
+            return array_of(part[0]), array_of(part[1])
+        except ValueError as error:
+            raise DataError(f"{said} has samples of different shapes: {error}") from error
+    if _is_items(part):
+        return _items(said, part)
+    many = f" of {len(part)}" if isinstance(part, tuple | list) else ""
+    raise DataError(f"{said} holds no data set but {type(part).__name__}{many}; give {FORMS}")
+
+
+def _items(said: str, data: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """All items ``(x, y)`` of a data set that gives them by their number."""
+    try:
+        count = len(data)
+    except TypeError as error:
+        raise DataError(
+            f"{said} is a {type(data).__name__} without a length; give one whose items have numbers, with __len__"
+        ) from error
+    found: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    for number in range(count):
+        try:
+            item = data[number]
+        except Exception as error:
+            raise DataError(f"item {number} of {said} failed with {account(error)}") from error
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            many = f" of {len(item)}" if isinstance(item, tuple | list | Mapping) else ""
+            raise DataError(f"item {number} of {said} is a {type(item).__name__}{many}; it must be a pair (x, y)")
+        pair = array_of(item[0]), array_of(item[1])
+        if found and pair[0].shape != found[0][0].shape:
+            raise DataError(
+                f"item {number} of {said} has a sample {list(pair[0].shape)}, and item 0 has "
+                f"{list(found[0][0].shape)}; all must have one shape"
+            )
+        if pair[1].size != 1:
+            raise DataError(f"item {number} of {said} has a label {list(pair[1].shape)}; it must be one value")
+        found.append(pair)
+    if not found:
+        raise DataError(f"{said} has no items")
+    return np.stack([x for x, _ in found]), np.array([y.item() for _, y in found])

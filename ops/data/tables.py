@@ -1,0 +1,90 @@
+"""The reader of a CSV file of numbers: one column holds the labels, all others are the sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedemu.ops.data.cache import Decoded
+from fedemu.ops.data.own.text_files import read_file, values
+from fedemu.ops.data.source import SPLIT, DataSource, Place
+from fedemu.ops.data.split import Part, chosen_splits, divided
+from fedemu.ops.data.texts import classes_of_cells
+from fedemu.protocol.errors import DataError
+
+_LABELS = ("label", "labels", "target", "class", "y")
+
+
+def decode_numbers(source: DataSource, place: Place) -> Decoded:
+    """Read a CSV file whose cells are numbers, apart from the labels and the columns that are kept.
+
+    A column ``split`` tells training rows from test rows. Raises DataError, with the row and the column, if a cell is
+    empty or no number, and with all columns if one is missing.
+    """
+    columns = read_file(Path(place.where))
+    label = _label_column(source, columns)
+    for name in source.columns:
+        _require(source, columns, name)
+    apart = {label, *source.columns, SPLIT}
+    inputs = [name for name in columns if name not in apart]
+    if source.image_column is not None:
+        inputs = [_require(source, columns, source.image_column)]
+    if not inputs:
+        raise DataError(f"the file {source.dataset!r} has no column beside {', '.join(columns)} to learn from")
+    rows = np.arange(len(columns[label]))
+    y, classes = classes_of_cells(source, columns, label, rows)
+    x = np.stack([_numbers(source, name, columns[name]) for name in inputs], axis=1)
+    kept = {name: values(columns[name]) for name in source.columns}
+    splits = np.array(columns.get(SPLIT) or ["train"] * len(rows))
+    train, test = chosen_splits(source, list(dict.fromkeys(splits.tolist())))
+
+    def part(chosen: Sequence[str]) -> Part:
+        held = np.flatnonzero(np.isin(splits, chosen))
+        return Part(y[held], {name: column[held] for name, column in kept.items()}, lambda some: [x[held[some]]])
+
+    return divided(source, classes, part(train), None if test is None else part([test]))
+
+
+def _label_column(source: DataSource, columns: dict[str, list[str]]) -> str:
+    if source.label_column is not None:
+        return _require(source, columns, source.label_column)
+    found = next((name for name in _LABELS if name in columns), None)
+    if found is None:
+        raise DataError(
+            f"the file {source.dataset!r} has no column called {', '.join(_LABELS)}; its columns are "
+            f"{', '.join(columns)}; set data.label_column to the one to learn"
+        )
+    return found
+
+
+def _require(source: DataSource, columns: dict[str, list[str]], name: str) -> str:
+    if name not in columns:
+        raise DataError(f"the file {source.dataset!r} has no column {name!r}; its columns are {', '.join(columns)}")
+    return name
+
+
+def _numbers(source: DataSource, name: str, cells: Sequence[str]) -> NDArray[np.float32]:
+    """A column of numbers ``[n]``. Raises DataError with the first cell that is none; rows count from 1."""
+    try:
+        column = np.array(cells, dtype=np.float64)
+    except ValueError:
+        column = np.array([_number(cell) for cell in cells])
+    wrong = np.flatnonzero(~np.isfinite(column))
+    if len(wrong):
+        cell = cells[wrong[0]]
+        what = "an empty cell" if not cell.strip() else f"{cell[:40]!r}"
+        raise DataError(
+            f"row {wrong[0] + 1} of {source.dataset!r} has {what} in the column {name!r}, where a finite number should "
+            "be; mend it, keep the column out by data.id_column, or set data.text.kind = 'labels' to learn from texts"
+        )
+    return column.astype(np.float32)
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return np.nan

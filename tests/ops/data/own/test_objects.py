@@ -1,0 +1,110 @@
+"""Objects that hold a data set become arrays or tables, whatever form they have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from fedemu.ops.data.own.objects import held_in
+from fedemu.protocol.errors import DataError
+
+X, Y = [[0.5, 1.0], [2.0, 3.0], [4.0, 5.5]], [0, 1, 0]
+
+
+class Items(Dataset):
+    def __init__(self, *items: Any) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, number: int) -> Any:
+        if isinstance(self.items[number], Exception):
+            raise self.items[number]
+        return self.items[number]
+
+
+class Endless(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter([(X[0], 0)])
+
+
+def listed(held: Any) -> dict[str, Any]:
+    return {key: value.tolist() for key, value in held.items()}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        (X, Y),
+        [np.array(X), np.array(Y)],
+        (torch.tensor(X), torch.tensor(Y)),
+        (torch.tensor(X, requires_grad=True), Y),
+        {"x": X, "y": torch.tensor(Y)},
+        TensorDataset(torch.tensor(X), torch.tensor(Y)),
+        Items(*zip(X, Y, strict=True)),
+    ],
+)
+def test_a_pair_and_a_torch_data_set_are_arrays(made: Any) -> None:
+    assert listed(held_in("data", made)) == {"x": X, "y": Y}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        ((X, Y), (X[:1], Y[:1])),
+        {"train": (X, Y), "test": (X[:1], Y[:1])},
+        (TensorDataset(torch.tensor(X), torch.tensor(Y)), Items((X[0], 0))),
+        {"train": {"x": X, "y": Y}, "test": (X[:1], Y[:1])},
+    ],
+)
+def test_two_objects_are_the_two_splits(made: Any) -> None:
+    assert listed(held_in("data", made)) == {"x": X, "y": Y, "test_x": X[:1], "test_y": Y[:1]}
+
+
+def test_types_are_those_of_the_object() -> None:
+    tokens = held_in("data", (torch.tensor([[1, 2**40]]), ["word"]))
+    assert (tokens["x"].dtype, tokens["x"].tolist(), tokens["y"].tolist()) == (np.int64, [[1, 2**40]], ["word"])
+    assert held_in("data", Items((torch.tensor([1.5], dtype=torch.bfloat16), 0)))["x"].dtype == np.float32
+    grey, coloured = (Image.fromarray(np.full(shape, 7, np.uint8)) for shape in ((2, 3), (2, 3, 3)))
+    assert held_in("data", Items((grey, 0)))["x"].shape == (1, 1, 2, 3)
+    assert held_in("data", Items((coloured, 0)))["x"].shape == (1, 3, 2, 3)
+
+
+def test_frames_and_tables_stay_tables() -> None:
+    frame = pandas.DataFrame({"a": [1.0, 2.0], "label": ["x", "y"]}, index=[5, 6])
+    table = datasets.Dataset.from_dict({"a": [1.0, 2.0], "label": ["x", "y"]})
+    for made in (frame, table, {"train": frame}, datasets.DatasetDict(train=table)):
+        held = held_in("data", made)
+        assert held["train"].to_dict() == {"a": [1.0, 2.0], "label": ["x", "y"]}
+    both = held_in("data", (frame, table))
+    assert [*both] == ["train", "test"]
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (3, "data holds no data set but int; give a pair (x, y)"),
+        ((X, Y, X, Y), "data holds no data set but tuple of 4; give"),
+        ({"x": X}, "data is a mapping without x and y, but with x"),
+        ({"train": (X, Y), "valid": (X, Y)}, "data has the splits train, valid; leave out 'valid'"),
+        (([[1], [1, 2]], [0, 1]), "data has samples of different shapes"),
+        (Items((X[0], 0), (X[0][:1], 1)), "item 1 of data has a sample [1], and item 0 has [2]; all must have one"),
+        (Items((X[0], [0, 1])), "item 0 of data has a label [2]; it must be one value"),
+        (Items({"x": X[0], "y": 0}), "item 0 of data is a dict of 2; it must be a pair (x, y)"),
+        (Items((X[0], 0), ValueError("torn")), "item 1 of data failed with ValueError: torn"),
+        (Items(), "data has no items"),
+        (Endless(), "data is a Endless without a length; give one whose items have numbers"),
+    ],
+)
+def test_what_holds_no_data_set_is_told_why(made: Any, said: str) -> None:
+    with pytest.raises(DataError) as caught:
+        held_in("data", made)
+    assert said in str(caught.value)

@@ -1,0 +1,102 @@
+"""Files of tables: columns of numbers with labels, and texts with labels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedemu.algorithms.data.corpus import Corpus
+from fedemu.ops.data import corpora
+from fedemu.ops.experiment import Experiment
+from fedemu.protocol.errors import DataError
+
+Load = Callable[..., Corpus]
+TEXTS = {"kind": "labels", "length": 6, "tokenizer": "characters"}
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Write a file and load it."""
+    monkeypatch.setenv("FEDEMU_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FEDEMU_DATA", str(tmp_path))
+
+    def made(content: str, name: str = "t.csv", **data: Any) -> Corpus:
+        (tmp_path / name).write_text(content)
+        return corpora.open_corpus(Experiment.parse({"data": {"dataset": name, **data}}))
+
+    return made
+
+
+def test_columns_of_numbers_are_the_sample_and_words_the_classes(load: Load) -> None:
+    rows = "1,rose,0.5,train\n2,tulip,1e1,train\n3,rose,-7,test\n4,daisy,0,train\n"
+    corpus = load(f"a,kind,b,split\n{rows}", label_column="kind")
+    assert corpus.class_names == ("daisy", "rose", "tulip")
+    assert corpus.train.x.tolist() == [[1, 0.5], [2, 10], [4, 0]]
+    assert (corpus.train.x.dtype, corpus.train.y.tolist()) == (np.float32, [1, 2, 0])
+    assert (corpus.test.x.tolist(), corpus.test.y.tolist()) == ([[3, -7]], [1])
+
+
+def test_without_a_column_of_splits_a_part_of_each_class_is_set_apart(load: Load) -> None:
+    corpus = load("a;y;who\n" + "".join(f"{i};{i % 2};p{i}\n" for i in range(10)), id_column="who")
+    assert (len(corpus.train), len(corpus.test), corpus.input_shape) == (8, 2, (1,))
+    assert sorted(corpus.test.y) == [0, 1]
+    assert {f"p{int(x)}" for x in corpus.test.x[:, 0]} == {*corpus.test.columns["who"]}
+
+
+@pytest.mark.parametrize(
+    ("content", "data", "said"),
+    [
+        ("a,y\n1,0\nx,1\n", {}, "row 2 of 't.csv' has 'x' in the column 'a', where a finite number should be"),
+        ("a,y\n1,0\n,1\n", {}, "row 2 of 't.csv' has an empty cell in the column 'a'"),
+        ("a,b\n1,0\n", {}, "'t.csv' has no column called label, labels, target, class, y; its columns are a, b; set"),
+        ("a,b\n1,0\n", {"label_column": "c"}, "'t.csv' has no column 'c'; its columns are a, b"),
+        ("a,y\n1,0\n", {"id_column": "c"}, "'t.csv' has no column 'c'; its columns are a, y"),
+        ("y\n1\n", {}, "has no column beside y to learn from"),
+        ("a,y\n1,0\n2\n", {}, "row 2 of "),
+        ("a,y\n1,0.5\n2,1\n", {}, "the label column 'y' of 't.csv' holds fractions"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_told_with_its_row_and_columns(
+    content: str, data: dict[str, Any], said: str, load: Load
+) -> None:
+    with pytest.raises(DataError) as caught:
+        load(content, **data)
+    assert said in str(caught.value)
+
+
+def test_texts_with_labels_are_tokens_that_stay_whole(load: Load) -> None:
+    rows = "good,ab,train\nbad,ba,train\nbad,bbbbbbbbbb,train\ngood,az,test\n"
+    corpus = load(f"label,text,split\n{rows}", text=TEXTS)
+    assert (corpus.class_names, corpus.input_shape, corpus.outputs) == (("bad", "good"), (6,), 2)
+    assert (corpus.language, corpus.tokens) == (False, True)
+    assert corpus.train.x.tolist() == [[5, 6, 0, 0, 0, 0], [6, 5, 0, 0, 0, 0], [6] * 6]
+    assert (corpus.test.x.tolist(), corpus.test.y.tolist()) == ([[5, 1, 0, 0, 0, 0]], [1])
+    x, y = corpus.batch(corpus.train, np.array([1, 0]))
+    assert (x.dtype, y.dtype) == (torch.int64, torch.int64)
+    assert x.tolist() == [[6, 5, 0, 0, 0, 0], [5, 6, 0, 0, 0, 0]]
+
+
+def test_texts_without_labels_cannot_be_classified(load: Load) -> None:
+    with pytest.raises(DataError, match="has no column of labels among a, text; set data.label_column"):
+        load("a,text\n1,ab\n2,ba\n", text=TEXTS)
+
+
+def test_lines_of_json_and_parquet_are_tables(load: Load, tmp_path: Path) -> None:
+    rows = [{"a": i / 2, "tokens": [i, i + 1], "label": "no" if i % 2 else "yes"} for i in range(10)]
+    lines = "\n".join(map(json.dumps, rows))
+    corpus = load(lines, "t.jsonl", image_column="a")
+    assert (corpus.class_names, corpus.input_shape, corpus.train.x.dtype) == (("no", "yes"), (1,), np.float32)
+    tokens = load(lines, "t.jsonl", image_column="tokens")
+    assert (tokens.tokens, tokens.input_shape) == (True, (2,))
+    assert all(b == a + 1 for a, b in tokens.train.x.tolist())
+    import datasets
+
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "t.parquet")
+    stored = corpora.open_corpus(Experiment.parse({"data": {"dataset": "t.parquet", "image_column": "tokens"}}))
+    assert stored.train.x.tolist() == tokens.train.x.tolist()
