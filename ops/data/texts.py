@@ -135,8 +135,11 @@ def _tokenised(decoded: Decoded, wanted: TextSource) -> Decoded:
     tokenizer = train_tokenizer(wanted, train)
     if wanted.objective == "labels":
         # Without a vocabulary: the samples are classified, and no token of them is predicted.
-        parts = [_whole(*pair, tokenizer, wanted) for pair in ((decoded.train, train), (decoded.test, test))]
-        return Decoded(decoded.class_names, *parts)
+        return Decoded(
+            decoded.class_names,
+            _whole(decoded.train, train, tokenizer, wanted),
+            _whole(decoded.test, test, tokenizer, wanted),
+        )
     return Decoded(
         decoded.class_names,
         _cut(decoded.train, train, tokenizer, wanted, seed=0),

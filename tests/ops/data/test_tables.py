@@ -83,7 +83,7 @@ def test_texts_with_labels_are_tokens_that_stay_whole(load: Load) -> None:
 
 
 def test_texts_without_labels_cannot_be_classified(load: Load) -> None:
-    with pytest.raises(DataError, match="has no column of labels among a, text; set data.label_column"):
+    with pytest.raises(DataError, match=r"has no column of labels among a, text; set data\.label_column"):
         load("a,text\n1,ab\n2,ba\n", text=TEXTS)
 
 
