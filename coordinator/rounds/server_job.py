@@ -19,6 +19,7 @@ from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.rounds.server_job_worker import Place, run_and_exit
 from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.idleness import Idleness
 from fedemu.protocol.host.own_code import Told, retold
 
 ReportStep = Callable[[int, int], None]
@@ -28,6 +29,8 @@ It is called on the event loop. The last call tells how many steps the job took.
 """
 
 _TRIES = 2
+IDLE_SECONDS = 60.0
+"""A process that uses no processor time for so long does nothing any more, and is killed."""
 _LOOK_MILLISECONDS = 500
 """The time between two looks at a silent child. Normally its end is seen at once, because its pipe ends."""
 
@@ -103,6 +106,7 @@ class _Child:
         self._pid: int | None = None
         self._status = 0
         self._reaping = threading.Lock()
+        self._idleness = Idleness(IDLE_SECONDS)
 
     async def run(self, loop: asyncio.AbstractEventLoop) -> _End:
         """Run the child to its end. A cancellation kills it first."""
@@ -164,6 +168,8 @@ class _Child:
                 yield from lines
             elif self._reap():  # a process that the job started holds the pipe open
                 return
+            elif self._pid is not None and self._idleness.look({0: self._pid}, time.monotonic()):
+                self._kill()
 
     def _reap(self) -> bool:
         """Whether the child has ended. Its process id may belong to another process from then on."""

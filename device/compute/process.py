@@ -19,7 +19,7 @@ from torch import Tensor
 from fedemu.algorithms.interface import Forest, Tree
 from fedemu.algorithms.trees import flatten, from_arrays, to_arrays
 from fedemu.device.bus import INDICES, SEALED, Done, JobFailed, SharedFile, Train, TrainJob
-from fedemu.device.compute.executors.executor import Job, JobResult
+from fedemu.device.compute.executors.executor import Job, JobResult, MachineFault
 from fedemu.device.compute.shell import Answer, run_trainer
 from fedemu.device.memory.replay_buffer import buffer_leaves, split_own
 from fedemu.device.memory.store import read_own, write_own
@@ -93,6 +93,8 @@ class TorchRunner:
         began = self._clock()
         try:
             results = self._trainer.run(train.program, shared, jobs)
+        except MachineFault:
+            raise  # the trainer ends, and another does the jobs
         except Exception as error:
             # The same error would come in any other trainer. So the jobs fail, and the trainer goes on.
             log.exception("program %r failed on %d jobs of ask %s", train.program, len(jobs), train.ask)

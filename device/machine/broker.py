@@ -80,6 +80,11 @@ class Broker:
         """The address at which processes reach the bus."""
         return self._router.address
 
+    @property
+    def busy(self) -> list[int]:
+        """The numbers of the trainers that have jobs."""
+        return self._queue.busy
+
     def needed(self) -> Iterable[Digest]:
         """The blobs of all jobs that are queued or running."""
         return self._queue.needed()

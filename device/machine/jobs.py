@@ -88,6 +88,11 @@ class JobQueue:
         """The number of trainers that have no group."""
         return sum(trainer.group is None for trainer in self._trainers.values())
 
+    @property
+    def busy(self) -> list[int]:
+        """The trainers that have a group."""
+        return [number for number, trainer in self._trainers.items() if trainer.group is not None]
+
     def submit(self, job: QueuedJob, now: float, lacking: Sequence[Digest] = ()) -> None:
         """Queue a job. ``lacking`` are its blobs that are not here yet.
 

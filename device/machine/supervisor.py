@@ -7,6 +7,7 @@ import logging
 import secrets
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Never
 
 from fedemu.device.bus import abstract_address
 from fedemu.device.machine.arrival import Arrival, MachinePlan, arrive
+from fedemu.device.machine.broker import Broker
 from fedemu.device.machine.limits import prepare_machine
 from fedemu.device.machine.link import RunOver
 from fedemu.device.machine.prepare import prepare_data
@@ -23,10 +25,13 @@ from fedemu.device.machine.processors import default_trainers
 from fedemu.device.machine.trainers import Trainers
 from fedemu.device.pipe import Setup
 from fedemu.protocol.errors import Interrupted
+from fedemu.protocol.host.idleness import Idleness
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 log = logging.getLogger(__name__)
 
+LOOK_SECONDS = 5.0
+"""The pause between two looks at what the trainers do."""
 FAREWELL_SECONDS = 3.0
 """The time that device processes have at the end to say goodbye to the coordinator."""
 
@@ -36,12 +41,14 @@ class SupervisorPlan(MachinePlan):
     """What a supervisor is told beyond ``MachinePlan``.
 
     ``trainers = 0`` means one per core or GPU. ``per_process`` devices share a process. ``logs`` is the folder for what
-    device processes log, None for the standard error output.
+    device processes log, None for the standard error output. A trainer that has jobs and uses no processor time for
+    ``idle_seconds`` is killed; another does its jobs.
     """
 
     trainers: int = 0
     per_process: int = 1
     logs: Path | None = None
+    idle_seconds: float = 60.0
 
 
 async def supervise(plan: SupervisorPlan) -> str:
@@ -110,6 +117,8 @@ class Supervision:
             failed=here.fail,
         )
         broker.joined, broker.trainer_ready = processes.joined, trainers.ready
+        watching = asyncio.create_task(self._watch(broker, trainers))
+        stack.callback(watching.cancel)
         stack.push_async_callback(trainers.stop)
         trainers.launch()  # before the devices, as trainers take seconds to import what they need
         stack.push_async_callback(processes.stop, broker.quit_processes, FAREWELL_SECONDS)
@@ -120,6 +129,17 @@ class Supervision:
             log.warning("the run wants %d of this machine's %d devices; the others stay idle", devices, plan.count)
         log.info("%d devices in %d processes, %d trainers", devices, len(processes), self._trainer_count)
         await here.until_over()
+
+    async def _watch(self, broker: Broker, trainers: Trainers) -> None:
+        """Kill the trainers that should compute and do not, such as one that was stopped."""
+        idleness = Idleness(self._plan.idle_seconds)
+        while True:
+            await asyncio.sleep(min(LOOK_SECONDS, self._plan.idle_seconds / 4))
+            pids = trainers.pids
+            busy = {number: pids[number] for number in broker.busy if number in pids}
+            for number in idleness.look(busy, time.monotonic()):
+                log.error("trainer %d has jobs and does nothing; it is killed, and its jobs are done again", number)
+                trainers.kill(number)
 
     def _setup(self, here: Arrival) -> Setup:
         plan, granted = self._plan, here.granted

@@ -61,6 +61,12 @@ class Trainers:
         """Trainer ``number`` can take jobs."""
         self._ready.add(number)
 
+    def kill(self, number: int) -> None:
+        """Kill a trainer. Another takes its place, and does its jobs again."""
+        process = self._processes[number]
+        if process.returncode is None:
+            process.kill()
+
     async def stop(self) -> None:
         """Kill all trainers. What they are computing is lost, and they leave nothing behind."""
         self._stopping = True

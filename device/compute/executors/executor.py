@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -87,11 +87,44 @@ class Source:
         return Planner(self.seed)
 
 
+class MachineFault(Exception):
+    """The machine could not do a job, which another process may be able to do: there was no memory, or a GPU failed."""
+
+
 def failed(device: int, said: str, error: Exception) -> TrainingError:
-    """The error of a device's job: what could not be done, and why. Its cause is ``error``."""
+    """The error of a device's job: what could not be done, and why. Its cause is ``error``.
+
+    Raises MachineFault if it is not the job that is at fault. A device must not fail because a machine is small.
+    """
+    if isinstance(error, MachineFault):
+        raise error
+    if is_machine_fault(error):
+        raise MachineFault(f"device {device}: {said}: {account(error)}") from error
     failure = TrainingError(f"device {device}: {said}: {account(error)}")
     failure.__cause__ = error
     return failure
+
+
+_FAULTS: Final = (
+    "CUDA error",
+    "CUDA out of memory",
+    "CUBLAS_STATUS",
+    "CUDNN_STATUS",
+    "cuDNN error",
+    "can't allocate memory",
+)
+"""What torch says of a machine without memory, and of a GPU that failed. Not all of it has a class of its own."""
+
+
+def is_machine_fault(error: BaseException | None) -> bool:
+    """Whether an error, or its cause, is one of memory or of a GPU."""
+    while error is not None:
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            return True
+        if isinstance(error, RuntimeError) and any(words in str(error) for words in _FAULTS):
+            return True
+        error = error.__cause__
+    return False
 
 
 class Executor(Protocol):

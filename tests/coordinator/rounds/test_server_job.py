@@ -17,6 +17,7 @@ import torch
 from fedemu.algorithms.interface import ServerJob
 from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator.record import checkpoint
+from fedemu.coordinator.rounds import server_job
 from fedemu.coordinator.rounds.server_job import run_server_job
 from fedemu.protocol.errors import FedemuError
 
@@ -109,6 +110,22 @@ async def test_a_killed_job_goes_on_from_its_checkpoint(tmp_path: Path):
 
     await run_server_job(train(hook), tmp_path, 1, 0, ignore)
     assert log.read_text().split() == [*map(str, range(8)), *map(str, range(5, 12))]
+
+
+async def test_a_job_that_was_stopped_is_killed_and_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(server_job, "IDLE_SECONDS", 1.5)
+    stopped = tmp_path / "stopped"
+
+    def hook(index: int) -> None:
+        if index == 7 and not stopped.exists():
+            stopped.touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    undisturbed = await run_server_job(train(), tmp_path / "a", 1, 0, ignore)
+    deaths: list[str] = []
+    result = await run_server_job(train(hook), tmp_path / "b", 1, 0, ignore, died=deaths.append)
+    assert model_digest(result) == model_digest(undisturbed)
+    assert len(deaths) == 1
 
 
 async def test_the_cause_of_every_death_is_told(tmp_path: Path):

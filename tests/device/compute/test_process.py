@@ -16,7 +16,7 @@ import torch
 from fedemu.algorithms.interface import Forest
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.device.bus import Done, JobFailed, SharedFile, Train, TrainJob
-from fedemu.device.compute.executors.executor import Job, JobResult
+from fedemu.device.compute.executors.executor import Job, JobResult, MachineFault, failed
 from fedemu.device.compute.process import TorchRunner
 from fedemu.device.memory.replay_buffer import split_own
 from fedemu.device.memory.store import read_own, write_own
@@ -179,6 +179,23 @@ def test_a_failing_program_is_the_failure_of_its_device_alone(train: Any) -> Non
     first, second = (answer for answer, _ in TorchRunner(recorder).run(*train(3, 5)))
     assert isinstance(first, Done)
     assert second == JobFailed(device=5, ask="4.0.1", reason="training", detail="no samples")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+    ],
+)
+def test_a_machine_that_fails_ends_the_trainer_and_fails_no_device(train: Any, error: Exception) -> None:
+    def crash(job: Job) -> JobResult:
+        raise failed(job.device, "the program failed", error)
+
+    with pytest.raises(MachineFault, match="device 3: the program failed: "):
+        list(TorchRunner(Recorder(crash)).run(*train(3, 5)))
 
 
 def test_a_bug_in_a_program_fails_the_jobs_and_not_the_trainer(train: Any) -> None:

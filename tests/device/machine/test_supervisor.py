@@ -190,6 +190,21 @@ async def test_a_killed_trainer_loses_nothing(coordinator: Any, plan: Any) -> No
         await ended(task)
 
 
+async def test_a_trainer_that_was_stopped_is_killed_and_its_jobs_are_done_again(coordinator: Any, plan: Any) -> None:
+    server = coordinator(slow=0.2)
+    async with supervising(plan(server.address, idle_seconds=2.0)) as task:
+        await server.everyone()
+        ask = server.give(1, range(6))
+        await server.proceed(ask)
+        await server.until(lambda: server.results[ask], "the first result")
+        (trainer,) = named("fedemu-trainer")
+        trainer.send_signal(signal.SIGSTOP)
+        assert await server.finish(ask) == {d: expected(d, 1) for d in range(6)}
+        assert not trainer.is_running()
+        server.stop()
+        await ended(task)
+
+
 async def test_a_job_that_kills_trainers_fails_and_the_others_do_not(coordinator: Any, plan: Any) -> None:
     server = coordinator(devices=3, killer=1)
     async with supervising(plan(server.address, 3)) as task:

@@ -1,0 +1,57 @@
+"""Finds processes that should compute and do not, such as one that was stopped, by the processor time that they use."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Final
+
+LEAST_SHARE: Final = 0.01
+"""A process that uses less than this share of a core does nothing."""
+LONGEST_STEP: Final = 10.0
+"""The most seconds that count between two looks. More have passed if the looking process itself stood still."""
+
+
+def processor_seconds(pid: int) -> float | None:
+    """The processor time that a process has used, in seconds. None if it is gone, or on a system without /proc."""
+    if sys.platform != "linux":
+        return None
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Idleness:
+    """Watches the processes that have work. ``look`` has to be called every few seconds.
+
+    ``seconds`` is how long a process may do nothing. ``used`` tells the processor time of a process.
+    """
+
+    def __init__(self, seconds: float, used: Callable[[int], float | None] = processor_seconds) -> None:
+        self._seconds = seconds
+        self._used = used
+        self._last: dict[int, tuple[float, float, float]] = {}
+
+    def look(self, busy: Mapping[int, int], now: float) -> list[int]:
+        """The keys of those processes in ``busy``, by process id, that have done nothing for too long.
+
+        ``now`` is the monotonic clock in seconds.
+        """
+        seen: dict[int, tuple[float, float, float]] = {}
+        idle: list[int] = []
+        for key, pid in busy.items():
+            used = self._used(pid)
+            if used is None:
+                continue
+            then, before, lost = self._last.get(pid, (now, used, 0.0))
+            passed = min(now - then, LONGEST_STEP)
+            lost = lost + passed if used - before < LEAST_SHARE * passed or not passed else 0.0
+            seen[pid] = now, used, lost
+            if lost >= self._seconds:
+                idle.append(key)
+        self._last = seen
+        return idle

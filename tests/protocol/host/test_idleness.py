@@ -1,0 +1,54 @@
+"""Processes that should compute and do not."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from fedemu.protocol.host.idleness import Idleness, processor_seconds
+
+
+def test_a_process_that_uses_no_processor_is_found_after_its_time() -> None:
+    used = {10: 5.0, 20: 7.0}
+    watch = Idleness(60.0, used.get)
+    found = []
+    for second in range(0, 66, 5):
+        used[20] += 0.2
+        found.append(watch.look({1: 10, 2: 20}, float(second)))
+    assert found == [[]] * 12 + [[1], [1]]
+
+
+def test_a_process_that_works_now_and_then_begins_anew() -> None:
+    used = {10: 5.0}
+    watch = Idleness(20.0, used.get)
+    found = []
+    for second in range(0, 100, 5):
+        used[10] += 0.5 if second % 20 == 15 else 0.0
+        found += watch.look({1: 10}, float(second))
+    assert found == []
+
+
+def test_a_pause_of_the_watcher_is_no_idleness_of_the_watched() -> None:
+    watch = Idleness(60.0, {10: 5.0}.get)
+    assert watch.look({1: 10}, 0.0) == []
+    assert watch.look({1: 10}, 500.0) == []
+    assert watch.look({1: 10}, 505.0) == []
+
+
+def test_a_process_without_work_and_one_that_is_gone_are_not_watched() -> None:
+    used: dict[int, float] = {10: 5.0}
+    watch = Idleness(10.0, used.get)
+    for second in range(0, 30, 5):
+        assert watch.look({} if second == 10 else {1: 10, 2: 99}, float(second)) == ([1] if second >= 25 else [])
+
+
+def test_the_processor_time_is_that_of_the_kernel() -> None:
+    before = processor_seconds(os.getpid())
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    after = processor_seconds(os.getpid())
+    assert before is not None
+    assert after is not None
+    assert 0.05 <= after - before < 30
+    assert processor_seconds(2**22 + 1) is None
