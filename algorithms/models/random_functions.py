@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fedemu.algorithms.models.draws import Draws
+from fedemu.algorithms.models.draws import KEY_SHAPE, Draws
 from fedemu.algorithms.models.keyed_layers import LAYERS
 from fedemu.algorithms.models.private_functions import opened
 
@@ -25,6 +27,15 @@ class Keyed(TorchFunctionMode):
     def __init__(self, draws: Draws) -> None:
         super().__init__()
         self._draws = draws
+
+    def __enter__(self) -> Keyed:
+        _depth.set(_depth.get() + 1)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _depth.set(_depth.get() - 1)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -37,6 +48,15 @@ class Keyed(TorchFunctionMode):
         # The parts of the function may draw too, so they are called in this context.
         with self:
             return body(*args, **kwargs)
+
+
+def repeatable() -> AbstractContextManager[object]:
+    """A context in which nothing is drawn from torch's generators: the present ``Keyed``, or one with a fixed key."""
+    return nullcontext() if _depth.get() else Keyed(Draws(torch.zeros(KEY_SHAPE, dtype=torch.int32)))
+
+
+_depth: ContextVar[int] = ContextVar("_depth", default=0)
+"""How many of these contexts are open."""
 
 
 # The functions below have the signatures of torch's functions, with ``draws`` before their arguments.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.func import functional_call
 from fedemu.algorithms.interface import Outputs, Tree
 from fedemu.algorithms.models.frozen import fixed_tensors, resting_parts, saved_tensors
 from fedemu.algorithms.models.layers import batch_statistics
+from fedemu.algorithms.models.random_functions import repeatable
 from fedemu.algorithms.trees import map_leaves, only
 
 ModuleKind = Literal["dense", "convolutional"]
@@ -30,9 +31,8 @@ class ModuleModel:
     beside them. Of ``module`` only the frozen tensors matter, and ``frozen`` has them. A part whose parameters are all
     frozen is always applied as in evaluation.
 
-    The module returns logits ``[batch, classes]``, or (logits, features), or Outputs. What is trained must not draw
-    random numbers (no dropout), and the module must not branch on values. Raises ConfigurationError if nothing is
-    trained.
+    What the module may return is told by ``outputs_of``. What it draws follows from a key (``random_functions.py``);
+    outside of training it is a fixed one. Raises ConfigurationError if nothing is trained.
     """
 
     def __init__(self, module: nn.Module, kind: ModuleKind, build: Build) -> None:
@@ -45,6 +45,10 @@ class ModuleModel:
         self.frozen: Tree = saved_tensors(module, fixed)
         self._fixed: Tree = map_leaves(Tensor.detach, fixed)
         self._copies: dict[tuple[torch.device, bool], Tree] = {(torch.device("cpu"), False): self._fixed}
+        self._last: tuple[Tensor, Tensor] | None = None
+        """The input and the output of the linear layer that was applied last."""
+        self._after: Tree = {}
+        """The buffers at the end of the last application, of which a module may have replaced some."""
         self._modes = {train: self._skeleton(train, fixed) for train in (True, False)}
 
     def init(self, seed: int) -> Tree:
@@ -55,11 +59,14 @@ class ModuleModel:
     def apply(self, variables: Tree, x: Tensor, train: bool) -> tuple[Outputs, Tree]:
         # A module updates its buffers in place, so it gets copies.
         buffers = {name: leaf.clone() for name, leaf in only(variables, self.buffers).items()}
-        out = functional_call(self._modes[train], {**self._beside(x), **variables, **buffers}, (x,))
-        if isinstance(out, Outputs):
-            return out, buffers
-        logits, features = out if isinstance(out, tuple) else (out, out)
-        return Outputs(logits, features, {}), buffers
+        self._last = None
+        with repeatable():
+            out = functional_call(self._modes[train], {**self._beside(x), **variables, **buffers}, (x,))
+        outputs, after = outputs_of(out), self._after
+        if self._last is not None and self._last[1] is outputs.logits and outputs.features is outputs.logits:
+            outputs = outputs._replace(features=self._last[0])
+        self._last, self._after = None, {}
+        return outputs, {name: after[name] for name in buffers}
 
     def observed(self) -> ModuleModel:
         """The same model with ``Outputs.statistics``: mean and variance of each batch normalisation's input."""
@@ -70,7 +77,18 @@ class ModuleModel:
         made = copy.deepcopy(self._module, {id(leaf): leaf for leaf in fixed.values()}).train(train)
         for name in self._resting:
             made.get_submodule(name).train(False)
+        for part in made.modules():
+            if isinstance(part, nn.Linear):
+                part.register_forward_hook(self._applied)
+        made.register_forward_hook(self._ended)
         return made.requires_grad_(False)
+
+    def _applied(self, part: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+        if given:
+            self._last = given[0], output
+
+    def _ended(self, module: nn.Module, given: tuple[Tensor, ...], output: object) -> None:
+        self._after = dict(module.named_buffers())
 
     def _beside(self, x: Tensor) -> Tree:
         """The frozen tensors on the device of ``x``, and in float64 if ``x`` is. They are copied once."""
@@ -85,6 +103,25 @@ class ModuleModel:
             with ThreadPoolExecutor(1) as thread:
                 self._copies[x.device, exact] = thread.submit(map_leaves, copied, self._fixed).result()
         return self._copies[x.device, exact]
+
+
+def outputs_of(out: Any) -> Outputs:
+    """What a module returned, as Outputs.
+
+    It may be logits ``[batch, classes]``; a tuple whose first part are the logits, and whose second and last part may
+    be the features; a mapping with ``logits`` and perhaps ``features``; or an object with these attributes, such as the
+    outputs of Hugging Face's models. Without features the logits stand in their place.
+    """
+    if isinstance(out, Outputs):
+        return out
+    logits, features = out, None
+    if isinstance(out, Mapping):
+        logits, features = out.get("logits"), out.get("features")
+    elif not isinstance(out, Tensor) and hasattr(out, "logits"):
+        logits, features = out.logits, getattr(out, "features", None)
+    elif isinstance(out, tuple | list) and out:
+        logits, features = out[0], out[1] if len(out) == 2 else None
+    return Outputs(logits, features if isinstance(features, Tensor) else logits, {})
 
 
 class _Observed(ModuleModel):

@@ -33,14 +33,14 @@ from fedemu.algorithms.interface import Kind, OfItsOwnKind
 from fedemu.protocol.errors import ConfigurationError
 
 DeviceType = Literal["cpu", "cuda"]
-ExecutorName = Literal["auto", "serial", "vmapped", "checked"]
+ExecutorName = Literal["auto", "serial", "vmapped", "checked", "plain"]
 """The values of ``local.executor`` in an experiment. ``auto`` follows the table ``RULES``."""
 
 
 class ComputeRule(NamedTuple):
     """An executor and how many devices it stacks. ``serial`` computes one device at a time: its size is 1."""
 
-    executor: Literal["serial", "vmapped", "checked"]
+    executor: Literal["serial", "vmapped", "checked", "plain"]
     stack_size: int
 
 
@@ -66,6 +66,8 @@ def compute_rule(name: str, kind: Kind, device_type: DeviceType, stack_size: int
     if name not in get_args(ExecutorName):
         raise ConfigurationError(f"local.executor = {name!r} is none of {', '.join(get_args(ExecutorName))}")
     rule = RULES[kind, device_type]
+    if name == "plain":
+        return ComputeRule("plain", 1)
     if name == "serial" or (name == "auto" and rule.executor == "serial"):
         return ComputeRule("serial", 1)
     if stack_size is None:

@@ -145,6 +145,8 @@ def open_executor(name: str, kind: Kind, device_type: DeviceType, stack_size: in
     match rule.executor:
         case "serial":
             return Serial()
+        case "plain":
+            return Serial(plain=True)
         case "vmapped":
             return Vmapped(rule.stack_size)
         case "checked":

@@ -51,7 +51,7 @@ def assemble(
         algorithm=parts.algorithm,
         variables=parts.variables,
         evaluator=evaluator,
-        experiment=experiment.to_bytes(),
+        experiment=parts.experiment.to_bytes(),
         partition=encode_tree(stream.to_arrays()),
         data=common(corpus.digest, frozen),
         classes=corpus.classes,

@@ -1,9 +1,13 @@
-"""Tries the model and the program of the first ask on two samples, before any device is started."""
+"""Tries the model and the program of the first ask on two samples, before any device is started.
+
+What is found decides how devices are computed (``computing.py``).
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import warnings
 from collections.abc import Callable
@@ -17,11 +21,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedemu.algorithms.interface import LocalProgram, Plan
+from fedemu.algorithms.models.draws import KEY_SHAPE, Draws
+from fedemu.algorithms.models.random_functions import Keyed
 from fedemu.coordinator.evaluation.evaluate import read
 from fedemu.coordinator.rounds.server_job_worker import settle
 from fedemu.device.compute.executors.executor import Job, Source
-from fedemu.device.compute.rule import kind_of
+from fedemu.device.compute.rule import compute_rule, kind_of
 from fedemu.device.compute.trainer import open_executor
+from fedemu.ops.assembly.computing import Computing, choose
 from fedemu.ops.assembly.learning import first_ask, lacks_memory
 from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.data.apart import decode_apart
@@ -37,19 +44,26 @@ STACK_SIZE = 2
 def tried_parts(experiment: Experiment, say: Callable[[str], None]) -> Parts:
     """Put an experiment together as a coordinator needs it, and try it out.
 
-    ``say`` gets a line for people while data are decoded, which happens in a process of its own. Raises
+    ``say`` gets a line for people while data are decoded, which happens in a process of its own, and one if devices
+    are computed in another way than the experiment says. Its ``local.executor`` is then the one that is taken. Raises
     ConfigurationError or DataError if a part cannot be made, or if the parts do not fit together.
     """
     decode_apart(experiment, say)
     parts = Parts(experiment)
     # These are made first, because a wrong name and an impossible partition are found quickly.
     _ = parts.algorithm, parts.stream
-    try_out(parts)
+    computing = try_out(parts)
+    if computing.why:
+        say(computing.why)
+        local = experiment.local.model_copy(update={"executor": computing.executor})
+        parts.experiment = experiment.model_copy(update={"local": local})
     return parts
 
 
-def try_out(parts: Parts) -> None:
-    """Raise ConfigurationError if the model cannot be evaluated on the data, or fails in its first training step.
+def try_out(parts: Parts) -> Computing:
+    """How devices are computed.
+
+    Raises ConfigurationError if the model cannot be evaluated on the data, or fails in its first training step.
 
     It happens in a forked process, so nothing changes in this process: no random state, and no tensor to which
     somebody's own code writes. No thread of autograd starts here. After such a start, server jobs could not compute
@@ -61,17 +75,18 @@ def try_out(parts: Parts) -> None:
     # The variables and the public data are made before the fork, so that their errors are raised here.
     _ = parts.variables, parts.public
 
-    def problem() -> Told | None:
+    def found() -> Computing | Told:
         torch.set_num_threads(1)
         try:
             _evaluate(parts, samples)
-            _train(parts, samples)
+            return _train(parts, samples)
         except ConfigurationError as error:
             return told(error)
-        return None
 
-    if len(samples) and (found := _apart(problem)):
-        raise retold(found, ConfigurationError)
+    result = _apart(found) if len(samples) else None
+    if isinstance(result, Told):
+        raise retold(result, ConfigurationError)
+    return result or Computing(parts.experiment.local.executor)
 
 
 def _evaluate(parts: Parts, samples: NDArray[np.int64]) -> None:
@@ -99,10 +114,10 @@ def _evaluate(parts: Parts, samples: NDArray[np.int64]) -> None:
         raise ConfigurationError(f"model {name!r} gives logits of {logits.dtype}; they must be floating-point numbers")
 
 
-def _train(parts: Parts, samples: NDArray[np.int64]) -> None:
-    """Take one step of each stage, by the executor that a trainer without a GPU would take. Queries have no steps."""
+def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:
+    """Take one step of each stage, as a trainer without a GPU would. Queries have no steps."""
     experiment, algorithm, model = parts.experiment, parts.algorithm, parts.model
-    name = experiment.algorithm.name
+    name, as_named = experiment.algorithm.name, Computing(experiment.local.executor)
     try:
         ask = first_ask(algorithm, parts.variables, parts.context)
     except ConfigurationError:
@@ -110,22 +125,61 @@ def _train(parts: Parts, samples: NDArray[np.int64]) -> None:
     except Exception as error:
         _refuse(f"algorithm {name!r} fails before its first request", error)
     if ask is None:
-        return
+        return as_named
     program: Any = algorithm.programs.get(ask.program)
     if program is None:
         raise ConfigurationError(f"algorithm {name!r} asks for the program {ask.program!r}, which it does not have")
     if hasattr(program, "ask"):
-        return
+        return as_named
     said = f"{name!r} can't train the model {experiment.model.name!r} by the loss {experiment.algorithm.loss!r}"
     job = Job(device=0, round=1, task=0, indices=samples, each=next(iter((ask.each or {}).values()), {}))
+    source, kind = Source(parts.corpus, experiment.seed, torch.device("cpu")), kind_of(program, model.kind)
+
+    def attempt(executor: str) -> Exception | None:
+        try:
+            opened = open_executor(executor, kind, "cpu", stack_size=STACK_SIZE)
+            [result] = opened.run(cast(LocalProgram, _FirstSteps(program)), ask.shared, [job], source)
+        except Exception as error:
+            return error
+        return result if isinstance(result, TrainingError) else None
+
+    stacked = compute_rule("auto", kind, "cpu").executor == "vmapped"
+    computing = choose(experiment, attempt, stacked=stacked, draws_outside=_draws_outside(parts, samples))
+    if isinstance(computing, Exception):
+        _refuse(said, computing)
+    return computing
+
+
+def _draws_outside(parts: Parts, samples: NDArray[np.int64]) -> bool:
+    """Whether a model of the user's own draws by the generators of Python or numpy in training.
+
+    Raises ConfigurationError if it answers the same question differently when it is asked again.
+    """
+    corpus, model, name = parts.corpus, parts.model, parts.experiment.model.name
+    if ":" not in name:
+        return False
+    [(x, _)] = read(model, corpus, corpus.train, samples)
+
+    def applied() -> Tensor:
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        with torch.no_grad(), Keyed(Draws(torch.zeros(KEY_SHAPE, dtype=torch.int32))):
+            return model.apply(parts.variables, x, True)[0].logits
+
     try:
-        executor = open_executor(experiment.local.executor, kind_of(program, model.kind), "cpu", stack_size=STACK_SIZE)
-        source = Source(parts.corpus, experiment.seed, torch.device("cpu"))
-        [result] = executor.run(cast(LocalProgram, _FirstSteps(program)), ask.shared, [job], source)
-    except Exception as error:
-        _refuse(said, error)
-    if isinstance(result, TrainingError):
-        _refuse(said, result)
+        once, after = applied(), (random.getstate(), str(np.random.get_state()))
+        again = applied()
+    except Exception:  # the training step will tell it better
+        return False
+    if not torch.equal(once.nan_to_num(), again.nan_to_num()):
+        raise ConfigurationError(
+            f"model {name!r} gives other logits when it is applied to the same batch again, because it keeps something "
+            "from one batch to the next; keep it in a buffer (register_buffer), or draw by torch's functions"
+        )
+    random.seed(0)
+    np.random.seed(0)
+    return after != (random.getstate(), str(np.random.get_state()))
 
 
 class _FirstSteps:
@@ -153,16 +207,16 @@ def _refuse(said: str, error: Exception) -> NoReturn:
     raise ConfigurationError(f"{said}: {account(error).removeprefix('device 0: ')}") from error
 
 
-def _apart(problem: Callable[[], Told | None]) -> Told | None:
-    """Call ``problem`` in a forked process, and return what it returns. None if the process dies.
+def _apart(found: Callable[[], Computing | Told]) -> Computing | Told | None:
+    """Call ``found`` in a forked process, and return what it returns. None if the process dies.
 
     ``coordinator/rounds/server_job.py`` tells why a fork is safe in a thread that has never computed.
     """
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_forked, problem).result()
+        return thread.submit(_forked, found).result()
 
 
-def _forked(problem: Callable[[], Told | None]) -> Told | None:
+def _forked(found: Callable[[], Computing | Told]) -> Computing | Told | None:
     reading, writing = os.pipe()
     parent = os.getpid()
     with warnings.catch_warnings():
@@ -172,8 +226,8 @@ def _forked(problem: Callable[[], Told | None]) -> Told | None:
         try:
             settle(writing, parent)
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends what hangs in somebody's own code
-            if (found := problem()) is not None:
-                _write(writing, json.dumps(found).encode())
+            result = found()
+            _write(writing, json.dumps([isinstance(result, Told), *result]).encode())
         finally:
             os._exit(0)
     os.close(writing)
@@ -181,7 +235,8 @@ def _forked(problem: Callable[[], Told | None]) -> Told | None:
         text = said.read()
     os.waitpid(pid, 0)
     try:
-        return Told(*json.loads(text))
+        refused, *fields = json.loads(text)
+        return Told(*fields) if refused else Computing(*fields)
     except ValueError:  # the process died before it said anything, or while it did
         return None
 

@@ -51,7 +51,7 @@ def account(error: BaseException) -> str:
     if not frames:
         return said
     last = frames[-1]
-    lines = [f"{said}, {_place(last)}"]
+    lines = [f"{said}, {place(last)}"]
     if len(frames) > _MOST_FRAMES:
         lines.append(f"{_INDENT}... {len(frames) - _MOST_FRAMES} more of your frames before these")
     return "\n".join([*lines, *(f"{_INDENT}{_told(frame)}" for frame in frames[-_MOST_FRAMES:])])
@@ -141,10 +141,10 @@ def _ours(error: BaseException) -> bool:
 def _told(frame: traceback.FrameSummary) -> str:
     name = "" if frame.name == "<module>" else f" in {frame.name}"
     line = textwrap.shorten(frame.line or "", _LONGEST_LINE, placeholder=" ...")
-    return f"{_place(frame)}{name}: {line}" if line else f"{_place(frame)}{name}"
+    return f"{place(frame)}{name}: {line}" if line else f"{place(frame)}{name}"
 
 
-def _place(frame: traceback.FrameSummary) -> str:
+def place(frame: traceback.FrameSummary) -> str:
     """File and line. A file below the working folder is named from there."""
     file = frame.filename
     here = os.getcwd()

@@ -17,6 +17,7 @@ from fedemu.algorithms.models.draws import Draws
 from fedemu.algorithms.models.random_functions import Keyed
 from fedemu.device.compute.executors.arguments import Arguments, Names
 from fedemu.device.compute.executors.flat_function import Flat
+from fedemu.device.compute.executors.plain import plain
 from fedemu.device.compute.executors.private_torch import TreeSpec, tree_flatten, tree_unflatten, without_compiler
 from fedemu.device.compute.executors.tracing import Untraceable, differentiable, trace
 
@@ -47,10 +48,14 @@ class Lowered:
 
 
 class Lowering:
-    """Lowers programs for one device (``stack`` None) or for a stack, whose tensors have a leading dimension."""
+    """Lowers programs for one device (``stack`` None) or for a stack, whose tensors have a leading dimension.
 
-    def __init__(self, stack: int | None) -> None:
+    If they are ``plain``, they are neither recorded nor differentiated by ``torch.func`` (``plain.py``).
+    """
+
+    def __init__(self, stack: int | None, plain: bool = False) -> None:
         self.stack = stack
+        self.plain = plain
         self._cache: dict[Hashable, tuple[LocalProgram, Lowered]] = {}
 
     def begin(self, program: LocalProgram, names: Names, given: Arguments) -> Lowered:
@@ -138,10 +143,21 @@ class Lowering:
             with torch.inference_mode(False), torch.no_grad(), without_compiler():
                 return laid_out(*differentiable(leaves))
 
-        try:
-            run = trace(laid_out, inputs, spent=len(strides))
-        except Untraceable:
-            run = untraced
+        def by_autograd(*leaves: Tensor) -> list[Tensor]:
+            with torch.inference_mode(False), torch.no_grad():
+                leaves = tuple(differentiable(leaves))
+                with plain(Arguments.cut(leaves, lengths).key[0]):
+                    return laid_out(*leaves)
+
+        run: Flat
+        if self.plain:
+            run = by_autograd
+            run(*inputs)  # it tells the form of the result
+        else:
+            try:
+                run = trace(laid_out, inputs, spent=len(strides))
+            except Untraceable:
+                run = untraced
         assert spec is not None
         return Lowered(run, spec, drawn > 0)
 

@@ -27,6 +27,7 @@ __all__ = [
     "OperationWatcher",
     "TreeSpec",
     "changes_memory",
+    "inside_transform",
     "operator_name",
     "tree_flatten",
     "tree_leaves",
@@ -80,6 +81,11 @@ def written_arguments(operator: Any, args: Sequence[Any]) -> list[Any]:
     """Those of the positional arguments ``args`` that the operator writes to."""
     aliases = [schema.alias_info for schema in operator._schema.arguments]
     return [value for value, alias in zip(args, aliases, strict=False) if alias is not None and alias.is_write]
+
+
+def inside_transform() -> bool:
+    """Whether a transformation of ``torch.func`` is around this call, such as ``vmap``."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 @contextmanager

@@ -24,12 +24,15 @@ _FIRST: Final = np.zeros(1, np.int64)
 
 
 class Serial:
-    """Runs one job at a time. It leaves out the padding of batches where padding cannot change a result."""
+    """Runs one job at a time. It leaves out the padding of batches where padding cannot change a result.
+
+    If it is ``plain``, it runs by torch's ordinary means what ``torch.func`` cannot run (``plain.py``).
+    """
 
     capacity = 1
 
-    def __init__(self) -> None:
-        self._lowering = Lowering(stack=None)
+    def __init__(self, plain: bool = False) -> None:
+        self._lowering = Lowering(stack=None, plain=plain)
 
     def run(
         self, program: LocalProgram, shared: Forest, jobs: Sequence[Job], source: Source
@@ -54,7 +57,8 @@ class Serial:
 
         def keyed(lowered: Lowered, given: Arguments, step: int) -> Arguments:
             """With the key of a step, which is made only if it is read."""
-            return given._replace(key=[cohort.keys(_FIRST, np.array([step]))[0]]) if lowered.draws else given
+            read = lowered.draws or self._lowering.plain
+            return given._replace(key=[cohort.keys(_FIRST, np.array([step]))[0]]) if read else given
 
         given = Arguments(
             shared=[leaf for tree in shared.values() for leaf in tree.values()],

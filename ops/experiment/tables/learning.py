@@ -179,4 +179,4 @@ class Local(Section):
     lr_restart: bool = False
     augment: tuple[Literal["crop", "flip", "cutout", "mask"], ...] = ()
     precision: Literal["float32", "bfloat16"] = "float32"
-    executor: Literal["auto", "serial", "vmapped", "checked"] = "auto"
+    executor: Literal["auto", "serial", "vmapped", "checked", "plain"] = "auto"

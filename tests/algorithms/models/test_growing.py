@@ -124,7 +124,7 @@ def test_the_classifier_of_any_model_is_found(model: Model, head: Head) -> None:
 
 
 def test_a_model_without_a_linear_classifier_is_refused() -> None:
-    bare = from_module(lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 4)))
+    bare = from_module(lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 4), nn.Tanh()))
     with pytest.raises(ConfigurationError, match="this one has no such layer that is trained"):
         growing(bare, TASKS, SHAPE)
 

@@ -31,7 +31,7 @@ def test_strategies_by_class_are_refused_without_labels(strategy: str) -> None:
 
 
 def test_herding_is_refused_without_features() -> None:
-    model = from_module(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(144, 4)))
+    model = from_module(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(144, 4), torch.nn.Tanh()))
     with pytest.raises(ConfigurationError, match="needs a model with features"):
         with_replay(fedavg(ingredients()), ReplaySettings("herding"), ingredients(model=model))
 

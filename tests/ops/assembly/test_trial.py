@@ -152,15 +152,14 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
             CANNOT.format(model="tried:RaisesInTraining", loss="cross_entropy") + "ValueError: not today",
         ),
         (
-            ["model.name=tried:Branches"],
-            CANNOT.format(model="tried:Branches", loss="cross_entropy") + "RuntimeError: vmap: ",
-        ),
-        (
             ["algorithm.loss=tried:vector"],
             CANNOT.format(model="mlp", loss="tried:vector") + "RuntimeError: grad_and_value",
         ),
         (["algorithm.loss=tried:read"], CANNOT.format(model="mlp", loss="tried:read") + "RuntimeError: vmap: "),
-        (["model.name=tried:Branches", "local.executor=checked"], "one executor fails where the other does not"),
+        (
+            ["model.name=tried:Branches", "local.executor=checked"],
+            "model 'tried:Branches' branches on values, so local.executor = 'checked' can't compute it; choose 'auto'",
+        ),
         (["algorithm.name=tried:Begins"], "algorithm 'tried:Begins' fails before its first request: TypeError: no"),
         (["algorithm.name=tried:AsksForAnother"], "asks for the program 'train', which it does not have"),
     ],

@@ -15,6 +15,7 @@ from fedemu.device.compute.executors.private_torch import (
     LOG_SOFTMAX,
     OperationWatcher,
     changes_memory,
+    inside_transform,
     operator_name,
     tree_flatten,
     tree_leaves,
@@ -137,3 +138,17 @@ def test_other_uses_of_the_compiler_get_the_real_one() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
     assert ended.stdout.splitlines() == ["_CompilerStandIn False", "module"], ended.stderr
+
+
+def test_it_can_be_told_whether_a_transformation_is_around() -> None:
+    seen: list[bool] = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append(inside_transform())
+        return x.sum()
+
+    look(torch.ones(2))
+    torch.func.vmap(look)(torch.ones(2, 2))
+    torch.func.grad(look)(torch.ones(2))
+    remedy = f"torch {torch.__version__} keeps its transformations elsewhere. Write inside_transform of {FILE} anew."
+    assert seen == [False, True, True], remedy

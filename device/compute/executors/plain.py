@@ -1,0 +1,67 @@
+"""How programs run by torch's ordinary means, for models that ``torch.func`` cannot differentiate.
+
+Gradients come from ``torch.autograd``, and what draws by itself, in Python, numpy or torch, draws by the key of the
+step. It is the slowest way, and does whatever an ordinary training loop does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedemu.device.compute.executors.private_torch import inside_transform, tree_flatten, tree_map_only, tree_unflatten
+
+
+@contextmanager
+def plain(key: Tensor) -> Iterator[None]:
+    """Let ``torch.func.grad`` differentiate by ``torch.autograd``, and seed all generators by ``key`` ``[2]``, int32.
+
+    At the end the generators are as they were before.
+    """
+    words = [int(word) % 2**32 for word in key.cpu()]
+    python, legacy, original = random.getstate(), np.random.get_state(), torch.func.grad
+    devices = [key.device] if key.is_cuda else []
+    with torch.random.fork_rng(devices=devices):
+        random.seed(words[0] << 32 | words[1])
+        np.random.seed(words)
+        torch.manual_seed(words[0] << 31 | words[1] >> 1)
+        torch.func.grad = _grad_in_place_of(original)
+        try:
+            yield
+        finally:
+            torch.func.grad = original
+            random.setstate(python)
+            np.random.set_state(legacy)
+
+
+def _grad_in_place_of(original: Callable[..., Any]) -> Callable[..., Any]:
+    def grad(function: Callable[..., Any], argnums: Any = 0, has_aux: bool = False) -> Callable[..., Any]:
+        def gradients(*arguments: Any, **keywords: Any) -> Any:
+            if inside_transform() or not isinstance(argnums, int):
+                return original(function, argnums, has_aux)(*arguments, **keywords)
+            leaves, spec = tree_flatten(arguments[argnums])
+            # The gradient of a gradient needs the way back to the outer variables.
+            nested = any(leaf.requires_grad for leaf in leaves)
+            with torch.enable_grad():
+                taken = [leaf.view_as(leaf) if nested else leaf.detach().requires_grad_() for leaf in leaves]
+                given = [*arguments]
+                given[argnums] = tree_unflatten(taken, spec)
+                found = function(*given, **keywords)
+                value, aux = found if has_aux else (found, None)
+                slopes = [torch.zeros_like(leaf) for leaf in leaves]
+                if value.requires_grad:
+                    slopes = [*torch.autograd.grad(value, taken, create_graph=nested, materialize_grads=True)]
+            tree = tree_unflatten(slopes, spec)
+            if not has_aux:
+                return tree
+            return tree, aux if nested else tree_map_only(Tensor, Tensor.detach, aux)
+
+        return gradients
+
+    return grad

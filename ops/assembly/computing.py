@@ -1,0 +1,87 @@
+"""How devices are computed: by the executor that an experiment names, or by one that can run what is the user's own.
+
+The coordinator decides it once, by trying the first step, and all machines are told the result as the experiment's
+``local.executor``. So they all compute in the same way.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from fedemu.ops.experiment import Experiment
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.own_code import cause_of, own_frames, place
+
+Attempt = Callable[[str], Exception | None]
+"""Takes the first step by the executor of this name. Returns what went wrong, or None."""
+
+
+class Computing(NamedTuple):
+    """The executor of a run. If it is not the one that the experiment names, ``why`` tells the reason in a sentence."""
+
+    executor: str
+    why: str = ""
+
+
+def choose(experiment: Experiment, attempt: Attempt, *, stacked: bool, draws_outside: bool) -> Computing | Exception:
+    """The executor that runs the experiment's first step, or the error if none can.
+
+    Code of the user's own is tried in a stack, then one device after the other, then by torch's ordinary means. Other
+    experiments are tried as they are. ``stacked`` says whether a machine without a GPU stacks devices, and
+    ``draws_outside`` whether the model draws by the generators of Python or numpy. Raises ConfigurationError if the
+    experiment names an executor that cannot run what another one can.
+    """
+    named = experiment.local.executor
+    if draws_outside and named in ("auto", "serial"):
+        said = f"model {experiment.model.name!r} draws random numbers by Python or numpy"
+        return attempt("plain") or Computing("plain", f"{said}, so {_PLAIN}")
+    own = any(":" in name for name in (experiment.model.name, experiment.algorithm.name, experiment.algorithm.loss))
+    # A machine with a GPU stacks what others do not, so it has to be known at once whether that works.
+    found = attempt("vmapped" if own and named == "auto" else named)
+    if found is None and own and named == "auto" and not stacked:
+        return attempt("serial") or Computing(named)
+    if found is None or not own or named == "plain":
+        return found or Computing(named)
+    alone = found if named == "serial" else attempt("serial")
+    ordinary = attempt("plain") if alone is not None else None
+    if alone is not None and ordinary is not None:
+        # The ordinary error is the clearest, but the first one tells more if it is of the same kind.
+        return found if type(cause_of(found)) is type(cause_of(ordinary)) else ordinary
+    said = _said(experiment, [found] if alone is None else [alone, found])
+    if named not in ("auto", "serial"):
+        raise ConfigurationError(f"{said}, so local.executor = {named!r} can't compute it; choose 'auto'")
+    return Computing("serial", f"{said}, so {_SERIAL}") if alone is None else Computing("plain", f"{said}, so {_PLAIN}")
+
+
+_SERIAL = "devices are computed one by one"
+_PLAIN = "devices are computed one by one, in torch's ordinary way (executor 'plain')"
+
+_REASONS = {
+    "data-dependent control flow": "branches on values",
+    "dynamic shape": "makes shapes that depend on values",
+    "writes to": "writes in place",
+    "inplace": "writes in place",
+    "in-place": "writes in place",
+    "out=": "writes in place",
+    "randomness": "draws random numbers that no key can make",
+    "draws random numbers": "draws random numbers that no key can make",
+    "setup_context": "has a torch.autograd.Function without setup_context",
+    "data pointer": "hands values to other libraries",
+    "saved tensor hooks": "computes activations again in its backward pass",
+}
+"""What an error of torch means, by a part of its text."""
+
+
+def _said(experiment: Experiment, errors: Sequence[Exception]) -> str:
+    """Which part of the experiment cannot be run in a faster way, why, and where it says so. The first error counts."""
+    causes = [cause_of(error) or error for error in errors]
+    traces = [traceback.extract_tb(cause.__traceback__) for cause in causes]
+    in_model = any(frame.filename.endswith("torch_module.py") for trace in traces for frame in trace)
+    model, method, loss = experiment.model.name, experiment.algorithm.name, experiment.algorithm.loss
+    part = f"loss {loss!r}" if ":" in loss else f"method {method!r}"
+    who = f"model {model!r}" if ":" in model and (in_model or ":" not in part) else part
+    reason = next((said for text, said in _REASONS.items() if text in str(causes[0])), "can't be mapped over devices")
+    frames = [frames[-1] for frames in map(own_frames, causes) if frames]
+    return f"{who} {reason}" + (f" ({place(frames[0])})" if frames else "")

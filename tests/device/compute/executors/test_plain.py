@@ -1,0 +1,52 @@
+"""Programs run by torch's ordinary means: gradients of autograd, and generators that are seeded by the step's key."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedemu.algorithms.models.draws import keys
+from fedemu.device.compute.executors.plain import plain
+
+
+def key(step: int) -> Tensor:
+    return torch.from_numpy(keys(np.zeros(1, np.uint64), np.array([step])))[0]
+
+
+def test_gradients_are_those_of_torch_func() -> None:
+    tree = {"w": torch.tensor([1.0, -2.0]), "unused": torch.ones(3)}
+
+    def value(tree: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return (tree["w"] ** 3).sum(), tree["w"] * 2
+
+    expected, also = torch.func.grad(value, has_aux=True)(tree)
+    with torch.no_grad(), plain(key(0)):
+        found, aux = torch.func.grad(value, has_aux=True)(tree)
+    assert {name: leaf.tolist() for name, leaf in found.items()} == {"w": [3.0, 12.0], "unused": [0.0] * 3}
+    assert all(torch.equal(found[name], leaf) for name, leaf in expected.items())
+    assert torch.equal(aux, also)
+    assert not aux.requires_grad
+
+
+def test_a_gradient_of_a_gradient_and_one_under_vmap_work_too() -> None:
+    def slope(x: Tensor) -> Tensor:
+        return torch.func.grad(lambda x: x**3)(x)  # type: ignore[no-any-return]
+
+    x = torch.tensor([1.0, 2.0])
+    with torch.no_grad(), plain(key(0)):
+        assert torch.func.grad(lambda x: slope(x) * 2)(x[1]).item() == 24.0
+        assert torch.func.vmap(slope)(x).tolist() == [3.0, 12.0]
+
+
+def test_all_generators_follow_the_key_and_are_as_before_afterwards() -> None:
+    def drawn(step: int) -> tuple[float, float, float]:
+        with plain(key(step)):
+            return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    states = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+    assert drawn(1) == drawn(1)
+    assert not {*drawn(1)} & {*drawn(2)}
+    assert states == (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist())

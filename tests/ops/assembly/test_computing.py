@@ -1,0 +1,178 @@
+"""Own models that cannot be stacked are computed in another way, which is told and passed on to all machines."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedemu.device.compute.executors.executor import Job, JobResult
+from fedemu.device.compute.executors.private_torch import tree_leaves
+from fedemu.ops.assembly.parts import Parts
+from fedemu.ops.assembly.trainer import open_trainer
+from fedemu.ops.assembly.trial import tried_parts
+from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment.sources import load_experiment
+from fedemu.protocol.errors import ConfigurationError
+
+OWN = """
+    import random
+
+    import numpy as np
+    import torch
+    from torch import nn
+    from torch.nn.utils.parametrizations import spectral_norm
+
+    class Net(nn.Module):
+        def __init__(self, input_shape, classes):
+            super().__init__()
+            self.first, self.last = nn.Linear(64, 8), nn.Linear(8, classes)
+
+        def forward(self, x):
+            return self.last(self.between(torch.relu(self.first(x.flatten(1)))))
+
+        def between(self, h):
+            return h
+
+    class Dropping(Net):
+        def between(self, h):
+            return torch.dropout(h, 0.2, self.training)
+
+    class Branches(Net):
+        def between(self, h):
+            return h if h.sum() > 0 else -h
+
+    class Scales(Net):
+        def between(self, h):
+            return h / (1 + h.max().item())
+
+    class Selects(Net):
+        def between(self, h):
+            return h + h[h > 0].mean()
+
+    class Writes(Net):
+        def between(self, h):
+            wide = torch.zeros(len(h), 8)
+            wide[:, :4] = h[:, :4]
+            return wide
+
+    class Spectral(Net):
+        def __init__(self, input_shape, classes):
+            super().__init__(input_shape, classes)
+            self.first = spectral_norm(self.first)
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            context.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(context, slope):
+            return 2 * context.saved_tensors[0] * slope
+
+    class OldFunction(Net):
+        def between(self, h):
+            return Square.apply(h)
+
+    class ByNumpy(Net):
+        def between(self, h):
+            return h * float(1 + h.detach().numpy().std())
+
+    class DrawsByPython(Net):
+        def between(self, h):
+            return h * (random.random() + np.random.rand()) if self.training else h
+
+    class Poisson(Net):
+        def between(self, h):
+            return h + torch.poisson(torch.ones_like(h)) if self.training else h
+
+    class Remembers(Net):
+        before = None
+
+        def between(self, h):
+            found = h if self.before is None else h + self.before
+            self.before = h.detach()
+            return found
+
+    class Raises(Net):
+        def between(self, h):
+            raise ZeroDivisionError("loss is lost")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("FEDEMU_CACHE", str(tmp_path_factory.getbasetemp() / "trial-cache"))
+    (tmp_path / "mine.py").write_text(textwrap.dedent(OWN))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("mine", None)
+
+
+def tried(*settings: str) -> tuple[Parts, list[str]]:
+    said: list[str] = []
+    parts = tried_parts(experiment(*settings), said.append)
+    return parts, [line for line in said if "model" in line]
+
+
+def experiment(*settings: str) -> Experiment:
+    return load_experiment("digits-small", list(settings), {})[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "executor", "reason"),
+    [
+        ("Net", "auto", ""),
+        ("Dropping", "auto", ""),
+        ("Branches", "serial", "branches on values"),
+        ("Scales", "serial", "branches on values"),
+        ("Selects", "serial", "makes shapes that depend on values"),
+        ("Writes", "serial", "writes in place"),
+        ("Spectral", "serial", "writes in place"),
+        ("OldFunction", "plain", "has a torch.autograd.Function without setup_context"),
+        ("ByNumpy", "plain", "hands values to other libraries"),
+        ("DrawsByPython", "plain", "draws random numbers by Python or numpy"),
+        ("Poisson", "plain", "draws random numbers that no key can make"),
+    ],
+)
+def test_an_own_model_trains_repeatably_by_the_executor_that_is_told(name: str, executor: str, reason: str) -> None:
+    parts, said = tried(f"model.name=mine:{name}")
+    assert parts.experiment.local.executor == executor
+    ways = {"serial": "devices are computed one by one", "plain": "in torch's ordinary way (executor 'plain')"}
+    assert len(said) == (executor != "auto")
+    for line in said:
+        assert line.startswith(f"model 'mine:{name}' {reason}")
+        assert line.endswith(ways[executor])
+        assert "mine.py:" in line or "Python" in line
+    results = []
+    for round in (1, 1, 2):
+        trainer = open_trainer(parts.experiment.to_bytes(), "cpu")
+        job = Job(device=3, round=round, task=0, indices=np.arange(12))
+        [result] = trainer.run("train", {"model": parts.variables}, [job])
+        assert isinstance(result, JobResult), result
+        results.append([leaf.numpy().tobytes() for leaf in tree_leaves(dict(result.payload["delta"]))])
+    assert results[0] == results[1]
+    assert results[0] != results[2]  # another order of the samples, and other draws
+
+
+def test_a_model_that_keeps_something_from_batch_to_batch_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="'mine:Remembers' gives other logits when it is applied to the same"):
+        tried("model.name=mine:Remembers")
+
+
+def test_an_error_in_every_executor_is_told_as_it_is() -> None:
+    with pytest.raises(ConfigurationError, match=r"ZeroDivisionError: loss is lost, mine.py:\d+"):
+        tried("model.name=mine:Raises")
+
+
+def test_an_executor_that_the_experiment_names_is_taken_or_refused() -> None:
+    assert tried("model.name=mine:Branches", "local.executor=serial")[1] == []
+    assert tried("model.name=mine:OldFunction", "local.executor=plain")[1] == []
+    with pytest.raises(ConfigurationError, match=r"local\.executor = 'vmapped' can't compute it"):
+        tried("model.name=mine:Branches", "local.executor=vmapped")
