@@ -14,9 +14,14 @@ from fedemu.ops.data.own.given import store
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import NOT_SETTINGS, PREFIX, load_experiment, write_frozen
 from fedemu.ops.experiment.toml_text import toml_text
+from fedemu.ops.notebook.cells import name_of
+from fedemu.protocol.errors import ConfigurationError
 
 Source = Experiment | Mapping[str, Any] | str | Path | None
 """An experiment as a program has it: an object, a table, the name of a preset, a file, or None for ``digits``."""
+
+NAMED = frozenset({"model", "algorithm"})
+"""The tables that are chosen by their name."""
 
 
 def load(source: Source, settings: list[str]) -> tuple[Experiment, Runtime]:
@@ -39,18 +44,26 @@ def named(source: Source) -> Iterator[tuple[str | Path | None, Mapping[str, str]
         if isinstance(source, Experiment):
             write_frozen(source, Path(folder))
         else:
-            (Path(folder) / "config.toml").write_text(toml_text(source), encoding="utf-8")
+            (Path(folder) / "config.toml").write_text(toml_text(plain(source, "")), encoding="utf-8")
         yield Path(folder) / "config.toml", without_settings(os.environ)
 
 
 def overrides(values: Mapping[str, Any]) -> list[str]:
-    """Keywords as overrides: ``local__lr=0.05`` becomes ``local.lr=0.05``. An object as ``data`` is stored first."""
-    written = dict(values)
-    if _holds_data(written.get("data")):
-        written["data__dataset"] = written.pop("data")
-    if not isinstance(written.get("data__dataset", ""), str | Path):
-        written["data__dataset"] = store(written["data__dataset"], cache_folder(os.environ))
-    return [f"{key.replace('__', '.')}={toml(value)}" for key, value in written.items()]
+    """Keywords as overrides: ``local__lr=0.05`` becomes ``local.lr=0.05``.
+
+    ``model`` and ``algorithm`` may be names instead of tables. A class or a function becomes the name by which other
+    processes find it, also if a notebook's cell defines it. An object as ``data`` is stored first.
+    """
+    given = dict(values)
+    if _holds_data(given.get("data")):
+        given["data__dataset"] = given.pop("data")
+    if not isinstance(given.get("data__dataset", ""), str | Path):
+        given["data__dataset"] = store(given["data__dataset"], cache_folder(os.environ))
+    written = []
+    for key, value in given.items():
+        named = f"{key}__name" if key in NAMED and not isinstance(value, Mapping) else key
+        written.append(f"{named.replace('__', '.')}={toml(plain(value, named))}")
+    return written
 
 
 def _holds_data(data: Any) -> bool:
@@ -60,6 +73,27 @@ def _holds_data(data: Any) -> bool:
     return data is not None
 
 
+def plain(value: Any, setting: str) -> Any:
+    """A value as TOML knows it, with names in place of classes and functions. ``setting`` is named in errors.
+
+    Raises ConfigurationError for values that no setting can have.
+    """
+    match value:
+        case Mapping():
+            return {key: plain(inner, f"{setting}__{key}" if setting else key) for key, inner in value.items()}
+        case str() | bool() | int() | float():
+            return value
+        case Path():
+            return str(value)
+        case list() | tuple():
+            return [plain(item, setting) for item in value]
+        case _ if hasattr(value, "item") and getattr(value, "shape", None) == ():
+            return value.item()  # a number of numpy
+        case _ if callable(value):
+            return name_of(value, setting)
+    raise ConfigurationError(f"{setting} = {value!r} is no value of a setting; leave it out for the default")
+
+
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without settings of experiments. Variables that name folders stay."""
     return {name: value for name, value in environment.items() if not name.startswith(PREFIX) or name in NOT_SETTINGS}
@@ -67,4 +101,4 @@ def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 def toml(value: Any) -> str:
     """A value as TOML. Tables are written inline."""
-    return toml_text({"": {"v": str(value) if isinstance(value, Path) else value}}).partition("v = ")[2].strip()
+    return toml_text({"": {"v": value}}).partition("v = ")[2].strip()

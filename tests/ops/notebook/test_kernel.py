@@ -64,6 +64,19 @@ def test_a_run_is_one_output_that_changes_and_its_result_a_card(kernel: Kernel) 
     assert len(card["data"]["text/plain"].splitlines()) < 12
 
 
+def test_a_model_of_a_cell_is_trained_by_other_processes(kernel: Kernel) -> None:
+    kernel.run("import math\nfrom torch import nn")
+    outputs = kernel.run(
+        "class Mine(nn.Sequential):\n"
+        "    def __init__(self, input_shape, classes, width: int = 8):\n"
+        "        shape = math.prod(input_shape)\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(shape, width), nn.ReLU(), nn.Linear(width, classes))\n"
+        f"{RUN.replace('**', 'rounds=1, model=Mine, model__width=4, **')}.settings['model']"
+    )
+    chosen = outputs[-1]["data"]["text/plain"]
+    assert re.fullmatch(r"\{'name': 'fedemu-cells/mine_[0-9a-f]+\.py:Mine', 'width': 4\}", chosen)
+
+
 def test_an_interrupt_stops_the_run_and_says_how_to_go_on(kernel: Kernel) -> None:
     interrupts: list[str] = []
 

@@ -1,0 +1,167 @@
+"""Code that a notebook's cell or a script defines, brought to the other processes of a run.
+
+A fleet loads code by its name, and no other process has this one's ``__main__``. So the source of a class or a
+function is written to a file, with the source of everything of ``__main__`` that it uses. Modules are imported by name,
+and plain values are written as they are. What cannot be written so that it means the same there is refused.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import builtins
+import hashlib
+import importlib.util
+import symtable
+import sys
+import textwrap
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from fedemu.ops.notebook.sources import alias_of, codes_of, source_of
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.files import write_whole
+
+FOLDER = Path("fedemu-cells")
+"""The folder, in the working folder, that holds the files."""
+_LONGEST = 20_000
+"""Characters of the longest plain value that is written."""
+_DIGITS = 12
+
+
+def name_of(thing: Any, setting: str) -> str:
+    """The name by which every process finds a class or a function: ``module:Name`` or ``file.py:Name``.
+
+    The file is written if ``thing`` is of ``__main__``; its name has the digest of its content. ``setting`` names the
+    setting in errors. Raises ConfigurationError if other processes cannot have ``thing``.
+    """
+    name = getattr(thing, "__name__", "")
+    if not isinstance(thing, type | FunctionType):
+        raise ConfigurationError(
+            f"{setting} = {_short(thing)} is an object; name a class, or a function that makes such an object"
+        )
+    if not name.isidentifier() or thing.__qualname__ != name:
+        raise ConfigurationError(
+            f"{setting} = {thing.__qualname__} is defined inside of something else, where other processes "
+            "can't find it; define it at the left margin of a cell or a file"
+        )
+    if _is_found(thing.__module__):
+        return f"{thing.__module__}:{name}"
+    text = Written(setting, name, thing.__module__).text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+    path = FOLDER / f"{name.lower()}_{digest}.py"
+    if not path.is_file():
+        FOLDER.mkdir(exist_ok=True)
+        write_whole(path, text)
+    return f"{path}:{name}"
+
+
+class Written:
+    """The text of a module that defines one name of the module ``home``, such as ``__main__``, and all that it uses."""
+
+    def __init__(self, setting: str, name: str, home: str) -> None:
+        self._setting = setting
+        self._name = name
+        self._home = home
+        self._names = vars(sys.modules[home])
+        self._parts: dict[str, str] = {}
+        self._begun: set[str] = set()
+        self._future = False
+
+    @cached_property
+    def text(self) -> str:
+        """The module. Raises ConfigurationError if a part of it cannot be written."""
+        self._add(self._name)
+        imports = [part for part in self._parts.values() if part.startswith(("import ", "from "))]
+        others = [part for part in self._parts.values() if part not in imports]
+        head = f'"""{self._name}, as it was defined in a notebook or a script. Written by fedemu."""'
+        if self._future:
+            head += "\n\nfrom __future__ import annotations"
+        return "\n\n\n".join([head, *(["\n".join(imports)] if imports else []), *others]) + "\n"
+
+    def _add(self, name: str) -> None:
+        """Write the parts that ``name`` needs, and then its own."""
+        if name in self._begun or name not in self._names:
+            return
+        self._begun.add(name)
+        value = self._names[name]
+        if value is getattr(builtins, name, self):
+            return
+        self._parts[name] = self._part(name, value)
+
+    def _part(self, name: str, value: Any) -> str:
+        if isinstance(value, ModuleType) and value.__name__ != self._home:
+            return f"import {value.__name__}" + (f" as {name}" if value.__name__ != name else "")
+        origin, true_name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+        if origin and origin != self._home and true_name and getattr(sys.modules.get(origin), true_name, self) is value:
+            return f"from {origin} import {true_name}" + (f" as {name}" if true_name != name else "")
+        if isinstance(value, type | FunctionType) and origin == self._home:
+            source = source_of(value, self._home)
+            if source is None:
+                raise self._refusal(f"the source of {value.__name__} is not at hand")
+            self._future |= any(code.co_flags & __future__.annotations.compiler_flag for code in codes_of(value))
+            self._add_all(source)
+            return source if value.__name__ == name else f"{source}\n\n\n{name} = {value.__name__}"
+        if _is_plain(value):
+            return f"{name} = {value!r}"
+        alias = alias_of(name, value, self._home)
+        if alias is not None:
+            self._add_all(alias)
+            return alias
+        raise self._refusal(f"it uses {name}, which is {_article(type(value).__name__)} and no code")
+
+    def _add_all(self, source: str) -> None:
+        for name in sorted(_used(source)):
+            self._add(name)
+
+    def _refusal(self, why: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self._setting} = {self._name} can't be brought to other processes: {why}; put {self._name} and all that "
+            f"it uses into a cell that begins with %%writefile mine.py, run that cell, and write "
+            f'{self._setting}="mine:{self._name}"'
+        )
+
+
+def _used(source: str) -> set[str]:
+    """The global names that a source reads, also inside of its functions and classes."""
+
+    def visit(table: symtable.SymbolTable) -> Iterator[str]:
+        top = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (top or symbol.is_global()):
+                yield symbol.get_name()
+        for child in table.get_children():
+            yield from visit(child)
+
+    return set(visit(symtable.symtable(source, "<cell>", "exec")))
+
+
+def _is_found(module: str) -> bool:
+    """Whether other processes find a module by its name."""
+    try:
+        return module != "__main__" and importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value can be written as a literal and means the same."""
+    text = repr(value) if isinstance(value, bool | int | float | str | bytes | tuple | list | dict | set | None) else ""
+    if not text or len(text) > _LONGEST:
+        return False
+    try:
+        read = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return type(read) is type(value) and bool(read == value)
+
+
+def _short(value: Any) -> str:
+    return textwrap.shorten(repr(value), 60, placeholder=" ...")
+
+
+def _article(word: str) -> str:
+    return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"

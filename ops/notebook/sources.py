@@ -1,0 +1,98 @@
+"""The source of what a notebook's cells or a script have defined, as Python keeps it for tracebacks."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import sys
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+_WITHOUT_CALL = (
+    *(ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.BitOr, ast.Tuple, ast.List, ast.Load, ast.Constant),
+)
+"""The parts of an expression that names something and computes nothing."""
+
+
+def source_of(thing: type | FunctionType, home: str) -> str | None:
+    """The source of a class or a function of ``__main__``, with its decorators. None if it is not at hand."""
+    codes = codes_of(thing)
+    for code in codes:
+        for _, place, text in _definitions(linecache.getlines(code.co_filename), thing.__name__):
+            if code.co_firstlineno in place:
+                return text
+    if codes:
+        return None
+    # A class without functions of its own, such as a dataclass. The last definition that fits is the one that ran.
+    fitting = None
+    known = {*vars(thing), *vars(thing).get("__annotations__", {})}
+    for lines in _cells(home):
+        for node, _, text in _definitions(lines, thing.__name__):
+            if isinstance(node, ast.ClassDef) and _attributes(node) <= known:
+                fitting = text
+    return fitting
+
+
+def codes_of(thing: type | FunctionType) -> list[CodeType]:
+    """The code of a function, or of the functions in the body of a class, as far as its source is at hand."""
+    if isinstance(thing, FunctionType):
+        return [inspect.unwrap(thing).__code__]
+    found = []
+    for value in vars(thing).values():
+        inner = getattr(value, "__func__", getattr(value, "fget", value))
+        inner = inspect.unwrap(inner) if callable(inner) else None
+        if isinstance(inner, FunctionType) and inner.__qualname__.startswith(f"{thing.__qualname__}."):
+            found.append(inner.__code__)
+    return [code for code in found if linecache.getlines(code.co_filename)]
+
+
+def _cells(home: str) -> Iterator[list[str]]:
+    """The lines of the script, or of every cell that was run, in their order."""
+    main = getattr(sys.modules[home], "__file__", None)
+    if main:
+        yield linecache.getlines(main)
+    for name in list(linecache.cache):
+        if "ipykernel" in name or "ipython-input" in name:
+            yield linecache.getlines(name)
+
+
+def _definitions(lines: list[str], name: str) -> Iterator[tuple[ast.stmt, range, str]]:
+    """The definitions of ``name`` at the left margin, each with the numbers of its lines and its text."""
+    for node in _statements(lines):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            last = node.end_lineno or first
+            yield node, range(first, last + 1), "".join(lines[first - 1 : last]).rstrip()
+
+
+def _statements(lines: list[str]) -> list[ast.stmt]:
+    try:
+        return ast.parse("".join(lines)).body
+    except SyntaxError:
+        return []
+
+
+def _attributes(node: ast.ClassDef) -> set[str]:
+    """The names that the body of a class gives values or types."""
+    return {
+        item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    }
+
+
+def alias_of(name: str, value: Any, home: str) -> str | None:
+    """The last statement of a cell that gives ``name`` its value by an import, or without a call. None without one."""
+    found = None
+    for lines in _cells(home):
+        for node in _statements(lines):
+            match node:
+                case ast.ImportFrom(module=str(module), names=names, level=0):
+                    for imported in names:
+                        same = getattr(sys.modules.get(module), imported.name, home) is value
+                        if same and (imported.asname or imported.name) == name:
+                            found = f"from {module} import {imported.name} as {name}"
+                case ast.Assign(targets=[ast.Name(id=target)], value=expression) if target == name:
+                    plain = all(isinstance(part, _WITHOUT_CALL) for part in ast.walk(expression))
+                    found = ast.unparse(node) if plain else None
+    return found

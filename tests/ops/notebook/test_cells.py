@@ -1,0 +1,120 @@
+"""Code of a notebook's cells becomes a file that other processes load."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fedemu.ops.notebook import settings
+from fedemu.ops.notebook.cells import name_of
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.named import load
+
+Cell = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture
+def cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cell:
+    """Runs cells as a kernel does, in a ``__main__`` of their own. Returns its names."""
+    monkeypatch.chdir(tmp_path)
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    count = 0
+
+    def run(text: str) -> dict[str, Any]:
+        nonlocal count
+        count += 1
+        name = f"/tmp/ipykernel_1/{count}.py"
+        monkeypatch.setitem(linecache.cache, name, (len(text), None, text.splitlines(keepends=True), name))
+        exec(compile(text, name, "exec"), vars(main))
+        return vars(main)
+
+    return run
+
+
+def test_a_class_takes_along_what_it_uses_and_nothing_else(cell: Cell) -> None:
+    cell("import math\nfrom os.path import join as put\nWIDTH = 4\nHUGE = open\nroot = math.sqrt\nx = object()\n")
+    cell("def twice(n):\n    return 2 * n\n")
+    cell("class Base:\n    width = WIDTH\n")
+    names = cell(
+        "print('not this')\nclass Mine(Base):\n    def total(self, x):\n        return twice(root(x)) + self.width\n"
+        "    def place(self): return put('a', 'b')\n"
+    )
+    name = name_of(names["Mine"], "model__name")
+    place, _, attribute = name.rpartition(":")
+    assert attribute == "Mine"
+    text = Path(place).read_text()
+    assert "print" not in text
+    assert "HUGE" not in text
+    loaded = load(name)()
+    assert loaded.total(9) == 10
+    assert loaded.place() == "a/b"
+    assert name_of(names["Mine"], "model__name") == name, "the same code has the same name"
+
+
+def test_what_ran_last_counts(cell: Cell) -> None:
+    first = cell("from dataclasses import dataclass\n@dataclass\nclass State:\n    a: int = 1\n")["State"]
+    before = name_of(first, "model__name")
+    names = cell("@dataclass\nclass State:\n    a: int = 2\n    b: int = 3\n")
+    assert name_of(names["State"], "model__name") != before
+    assert load(name_of(names["State"], "model__name"))().b == 3
+    cell("LIMIT = 1\ndef most():\n    return LIMIT\n")
+    names = cell("LIMIT = 7\n")
+    assert load(name_of(names["most"], "algorithm__loss"))() == 7
+
+
+def test_annotations_of_a_script_that_are_never_read_stay_unread(cell: Cell) -> None:
+    names = cell("from __future__ import annotations\ndef f(x: Unknown) -> Tree:\n    return x\n")
+    assert load(name_of(names["f"], "model__name"))(3) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "import numpy\nt = numpy.ones(3)\nclass A:\n    def f(self): return t\n",
+            "it uses t, which is a ndarray and no",
+        ),
+        ("class A: ...\nA = A()\n", "is an object; name a class"),
+        ("def outer():\n    class A: ...\n    return A\nA = outer()\n", "defined inside of something else"),
+        ("A = lambda: 3\n", "defined inside of something else"),
+        ("A = type('A', (), {'__module__': '__main__'})\n", "the source of A is not at hand; .*%%writefile mine.py"),
+    ],
+)
+def test_what_cannot_be_brought_over_is_refused_in_one_sentence(cell: Cell, text: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        name_of(cell(text)["A"], "model__name")
+    assert not Path("fedemu-cells").exists()
+
+
+def test_code_of_a_module_is_named_by_it() -> None:
+    assert name_of(ConfigurationError, "model__name") == "fedemu.protocol.errors:ConfigurationError"
+
+
+def test_keywords_may_be_names_code_and_numbers_of_numpy() -> None:
+    import numpy as np
+
+    written = settings.overrides(
+        {
+            "model": "cnn",
+            "algorithm": load,
+            "local__lr": np.float32(0.5),
+            "rounds": np.int64(3),
+            "fleet": {"devices": 4},
+        }
+    )
+    assert written == [
+        'model.name="cnn"',
+        'algorithm.name="fedemu.protocol.host.named:load"',
+        "local.lr=0.5",
+        "rounds=3",
+        "fleet={ devices = 4 }",
+    ]
+    with pytest.raises(ConfigurationError, match="seed = None is no value of a setting"):
+        settings.overrides({"seed": None})
