@@ -151,7 +151,7 @@ def _checked(said: str, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any],
     """Samples and labels in the types in which they are stored. Signed whole numbers stay whole, as tokens are."""
     if x.dtype.kind not in "fiub" or x.ndim < 2 or y.dtype.kind not in "iu" or y.shape != x.shape[:1] or not len(y):
         raise DataError(
-            f"{said} returned x of {x.dtype} {list(x.shape)} and y of {y.dtype} {list(y.shape)}; "
+            f"{said} has x of {x.dtype} {list(x.shape)} and y of {y.dtype} {list(y.shape)}; "
             "x must be numbers [n, ...] and y whole numbers [n]"
         )
     if x.dtype.kind == "i":

@@ -29,16 +29,23 @@ MAX_CACHED = 512
 class Lowered:
     """A function of flat lists of tensors. ``spec`` is the form of what the program's own function returns.
 
-    ``draws`` says whether it draws random numbers. If not, its key does not matter.
+    ``draws`` says whether it draws random numbers. If not, its key does not matter. ``untraced`` does the same without
+    recorded operations; its errors have the frames of the program.
     """
 
     function: Flat
     spec: TreeSpec
     draws: bool
+    untraced: Flat
 
     def run(self, given: Arguments) -> Sequence[Tensor]:
         """The leaves of the result."""
-        return self.function(*given.flat())
+        try:
+            return self.function(*given.flat())
+        except Exception:
+            # The recorded operations do not know which line of the program they come from. The program itself does.
+            self.untraced(*given.flat())
+            raise
 
     @property
     def metrics(self) -> dict[str, int]:
@@ -159,7 +166,7 @@ class Lowering:
             except Untraceable:
                 run = untraced
         assert spec is not None
-        return Lowered(run, spec, drawn > 0)
+        return Lowered(run, spec, drawn > 0, untraced)
 
 
 def _with_stride(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ from fedemu.device.compute.executors.executor import Executor, Job, JobResult, S
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.protocol.errors import TrainingError
+from fedemu.protocol.host.named import load
 from fedemu.protocol.ids import Digest
 
 SAMPLES = 400
@@ -357,6 +359,38 @@ def test_a_plan_that_fails_for_one_device_fails_it_alone(source: Source) -> None
         assert isinstance(results[0], JobResult)
         assert "device 1: planning its batches failed: RuntimeError: three is too few" in str(results[1])
         assert "device 2: planning its batches failed" in str(results[2])
+
+
+OWN_TABLE = """
+from torch import nn
+
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(100, 2)
+        self.top = nn.Linear(288, 4)
+
+    def forward(self, x):
+        return self.top(self.rows(x.round().long()).flatten(1))
+"""
+
+
+@pytest.mark.parametrize("executor", [Serial(), Vmapped(2)])
+def test_a_step_that_fails_after_it_was_recorded_is_told_with_the_programs_line(
+    executor: Executor, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(OWN_TABLE)
+    model = from_module(load(f"{tmp_path / 'own.py'}:Table"))
+    x = np.zeros((8, *SHAPE), np.float32)
+    x[6] = 10_000
+    split = Split(x, np.zeros(8, np.int64), {})
+    names, one = tuple("abcd"), np.ones(1)
+    source = Source(Corpus("table", split, split, names, SHAPE, 0 * one, one, Digest("0" * 64)), 5, torch.device("cpu"))
+    program, shared = local(model, batch_size=2), {"model": model.init(1)}
+    assert isinstance(executor.run(program, shared, [Job(0, 1, 0, np.arange(4))], source)[0], JobResult)
+    [failed] = executor.run(program, shared, [Job(1, 1, 0, np.arange(4, 8))], source)
+    assert isinstance(failed, TrainingError)
+    assert f"IndexError: index out of range in self, {tmp_path / 'own.py'}:11" in str(failed)
 
 
 class _Poisson(torch.nn.Linear):
