@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fedemu.coordinator.observer import Absence
+from fedemu.coordinator.record.row import Row
 from fedemu.ops.watching.logs import LogFile, LogObserver
 
 
@@ -52,6 +54,19 @@ def test_the_reason_of_failed_devices_is_a_warning_once(caplog: pytest.LogCaptur
         for device in (3, 4):
             observer.event("failure", device=device, ask="1.0.0", reason="training", detail="ValueError: no, own.py:2")
     assert [record.getMessage() for record in caplog.records] == ["device 3 failed: ValueError: no, own.py:2"]
+
+
+def test_a_resumed_run_and_missing_devices_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    observer = LogObserver()
+    with caplog.at_level(logging.INFO, "fedemu.coordinator"):
+        observer.resumed([Row(round=1), Row(round=2)], 12.5)
+        for absence in (Absence(30, 0, 60.0, "they count as failed"), Absence(30, 0, 59.0), None, None):
+            observer.waiting(absence)
+    assert [record.getMessage() for record in caplog.records] == [
+        "resumed at round 3, after 12.500 s of real time so far",
+        "30 devices have no connection, 0 have one",
+        "the missing devices are back, or are not waited for any more",
+    ]
 
 
 def test_a_log_on_a_full_disk_is_told_once_and_without_a_traceback(
