@@ -50,7 +50,7 @@ def pictures_of_first_run(folder: Path) -> None:
     frames = NEXT_FRAME.split(on_terminal(folder, "fedemu run digits"))
     middle = next(frame for frame in frames if re.search(r"round 2\d/40", frame))
     terminal(middle, "first_run.svg", title="fedemu run digits")
-    page(folder / "runs/digits-1/report.html", "report.png", width=1000, height=930)
+    page(folder / "runs/digits-1/report.html", "report.png", width=1200, height=1120)
     plot(folder / "runs/digits-1/plots/class_accuracy.png", "class_accuracy.png")
     plot(folder / "runs/digits-1/plots/outcomes.png", "outcomes.png")
 
@@ -59,7 +59,7 @@ def pictures_of_seeds(folder: Path) -> None:
     run(folder, "fedemu run fleet.toml --seeds 0-2 --transport memory --out five-epochs")
     run(folder, "fedemu run fleet.toml --seeds 0-2 --transport memory --set local.epochs=1 --out one-epoch")
     run(folder, "fedemu compare five-epochs one-epoch --out epochs")
-    page(folder / "epochs/compare.html", "comparison.png", width=1200, height=880)
+    page(folder / "epochs/compare.html", "comparison.png", width=1200, height=1010)
 
 
 def pictures_of_accidents(folder: Path) -> None:
@@ -167,12 +167,12 @@ def page(html: Path, name: str, *, width: int, height: int) -> None:
 
 
 def plot(source: Path, name: str) -> None:
-    """Keep a picture with a palette of 128 colours, at most 1,000 pixels wide."""
+    """Keep a picture with a palette of 256 colours, at most 1,000 pixels wide."""
     with Image.open(source) as image:
         picture = image.convert("RGB")
     if picture.width > 1000:
         picture = picture.resize((1000, round(picture.height * 1000 / picture.width)), Image.Resampling.LANCZOS)
-    picture.quantize(128, dither=Image.Dither.NONE).save(HERE / name, optimize=True)
+    picture.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(HERE / name, optimize=True)
 
 
 if __name__ == "__main__":

@@ -29,13 +29,12 @@ def render(template: str, context: Mapping[str, object]) -> str:
     )
     shown: dict[str, Measure] = {}
 
-    def explained(title: str) -> str:
-        """The id of the explanation of a measure, empty if there is none. The page shows it at its end."""
+    def explained(title: str) -> Measure | None:
+        """The measure of a title, None if there is none. The page explains it at its end."""
         measure = measure_of(title)
-        if measure is None:
-            return ""
-        shown[measure.id] = measure
-        return measure.id
+        if measure is not None:
+            shown[measure.id] = measure
+        return measure
 
     environment.filters["unbroken"] = unbroken
     environment.filters["explained"] = explained

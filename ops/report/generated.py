@@ -54,6 +54,7 @@ def missing_pictures(events: Sequence[Line]) -> list[str]:
 
 
 def _of_task(task: int, generated: ByTask) -> Figure | None:
+    """On top a real sample of each class, and below it the images of that class that the generator made."""
     return samples_of_task(task, generated[task])
 
 

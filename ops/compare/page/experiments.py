@@ -154,7 +154,7 @@ def round_forgetting_ecdf(comparison: Comparison) -> Figure | None:
 
 
 def round_forgetting(comparison: Comparison) -> Figure | None:
-    """Round forgetting by round (Aljahdali et al., figure 14)."""
+    """The accuracy that classes lost in each round (Aljahdali et al., figure 14). Jagged curves are running means."""
     curves = [(curve(entry, "round_forgetting"), look) for entry, look in _looks(comparison)]
     longest = max(len(drawn.rounds) for drawn, _ in curves)
     window = 1 if longest < _SMOOTH_FROM else max(3, longest // 20)

@@ -41,17 +41,17 @@ _APART = 0.02
 
 
 def perplexity_by_size(studies: Studies) -> Figure | None:
-    """The perplexity over all periods by N."""
+    """The perplexity over all periods by N, the number of samples that a device keeps for replay."""
     return _by_size(studies, {PERPLEXITY})
 
 
 def accuracy_by_size(studies: Studies) -> Figure | None:
-    """The accuracy by N."""
+    """The average accuracy by N, the number of samples that a device keeps for replay."""
     return _by_size(studies, {ACCURACY})
 
 
 def loss_by_size(studies: Studies) -> Figure | None:
-    """The loss over all periods by N."""
+    """The loss over all periods by N, the number of samples that a device keeps for replay."""
     return _by_size(studies, {LOSS})
 
 
@@ -66,7 +66,7 @@ def objective_by_size(studies: Studies) -> Figure | None:
 
 
 def change_by_period(studies: Studies) -> Figure | None:
-    """A panel for each N: the latest model on each period, with a line per strategy.
+    """A panel for each number N of kept samples: the latest model on each period, with a line per strategy.
 
     It shows the first study whose stream has more than one period.
     """

@@ -77,17 +77,21 @@ def samples_of_task(task: int, generated: Generated) -> Figure | None:
 
 
 def _mosaic(generated: Generated, band: NDArray[Any], columns: int, rows: int) -> Image:
-    """The band's images on white ``[pixels, pixels, 3]``: on top of each column a real one, below it generated ones."""
+    """The band's images, on top of each column a real one and below it generated ones: ``[pixels, pixels, rgba]``.
+
+    What lies between them can be seen through.
+    """
     height, width = generated["x"].shape[2:]
     gap = max(1, round(0.06 * width))
-    cells = np.full(((rows + 1), columns, height + 2 * gap, width + 2 * gap, 3), 255, dtype=np.uint8)
+    cells = np.zeros(((rows + 1), columns, height + 2 * gap, width + 2 * gap, 4), dtype=np.uint8)
     for column, label in enumerate(band):
         real = generated["real"][generated["real_y"] == label][:1]
         made = generated["x"][generated["y"] == label][:rows]
         for first, images in ((0, real), (1, made)):
             pixels = np.broadcast_to(images.transpose(0, 2, 3, 1), (len(images), height, width, 3))
-            cells[first : first + len(images), column, gap:-gap, gap:-gap] = pixels
-    return cells.transpose(0, 2, 1, 3, 4).reshape((rows + 1) * (height + 2 * gap), -1, 3)
+            cells[first : first + len(images), column, gap:-gap, gap:-gap, :3] = pixels
+            cells[first : first + len(images), column, gap:-gap, gap:-gap, 3] = 255
+    return cells.transpose(0, 2, 1, 3, 4).reshape((rows + 1) * (height + 2 * gap), -1, 4)
 
 
 def _interpolation(generated: Generated) -> str:

@@ -160,7 +160,7 @@ def fleet_online(rows: Rows) -> Figure | None:
 
 
 def traffic(rows: Rows) -> Figure | None:
-    """The bytes up to each round: emulated, as real devices would have moved them, and on the wire of this machine."""
+    """All bytes until each round's end: emulated, as real devices would move them, and on the wire of this machine."""
     figure, axes = new_figure("Bytes, cumulative")
     drawn = False
     for key, label, colour, style in (

@@ -50,12 +50,12 @@ def test_every_class_has_its_column_with_a_real_sample_on_top() -> None:
     (image,) = axes.images
     assert image.get_interpolation() == "none"
     pixels = image.get_array()
-    assert pixels.shape == (3 * 10, 10 * 10, 3)  # a row and a column are 8 pixels and a gap of one on either side
-    assert pixels[1:9, 1:9].tolist() == [[[200] * 3] * 8] * 8
-    assert (pixels[11:19, 1:9] == 1).all()
-    assert (pixels[21:29, 11:19] == 4).all()
-    assert (pixels[[0, 9, 10, 19, 20, 29]] == 255).all()
-    assert (pixels[:, 20:] == 255).all()
+    assert pixels.shape == (3 * 10, 10 * 10, 4)  # a row and a column are 8 pixels and a gap of one on either side
+    assert pixels[1:9, 1:9].tolist() == [[[200, 200, 200, 255]] * 8] * 8
+    assert (pixels[11:19, 1:9, :3] == 1).all()
+    assert (pixels[21:29, 11:19, :3] == 4).all()
+    assert (pixels[[0, 9, 10, 19, 20, 29], :, 3] == 0).all()  # the page is seen between the images
+    assert (pixels[:, 20:, 3] == 0).all()
 
 
 def test_colours_stay_colours() -> None:
@@ -63,7 +63,7 @@ def test_colours_stay_colours() -> None:
     colourful["x"][:, 1], colourful["x"][:, 2] = 20, 30
     figure = samples_of_task(1, colourful)
     assert figure is not None
-    assert figure.axes[0].images[0].get_array()[15, 5].tolist() == [2, 20, 30]
+    assert figure.axes[0].images[0].get_array()[15, 5].tolist() == [2, 20, 30, 255]
 
 
 def test_a_hundred_classes_stand_in_bands_of_twenty_each_with_its_name() -> None:
@@ -75,7 +75,7 @@ def test_a_hundred_classes_stand_in_bands_of_twenty_each_with_its_name() -> None
     assert labels(figure.axes[4])[-1] == "a very long n…"
     boxes = [axes.get_position() for axes in figure.axes]
     assert all(upper.y0 > lower.y1 for upper, lower in itertools.pairwise(boxes))
-    assert figure.axes[0].images[0].get_array().shape == (4 * 10, 20 * 10, 3)
+    assert figure.axes[0].images[0].get_array().shape == (4 * 10, 20 * 10, 4)
 
 
 def test_columns_may_lack_samples_where_noise_tells_no_class() -> None:
@@ -85,8 +85,8 @@ def test_columns_may_lack_samples_where_noise_tells_no_class() -> None:
     assert figure is not None
     pixels = figure.axes[0].images[0].get_array()
     assert pixels.shape[0] == 4 * 10
-    assert (pixels[:10] == 255).all()
-    assert [(pixels[10 * row + 5, 5] == 7).all() for row in (1, 2, 3)] == [True, False, False]
+    assert (pixels[:10, :, 3] == 0).all()
+    assert [(pixels[10 * row + 5, 5, :3] == 7).all() for row in (1, 2, 3)] == [True, False, False]
 
 
 def test_a_long_stream_shows_a_dozen_tasks_and_among_them_the_last() -> None:
