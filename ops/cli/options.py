@@ -88,6 +88,15 @@ MetricsPort = Annotated[
     int | None,
     typer.Option(metavar="PORT", help="Serve Prometheus metrics on this port.", min=1, max=65535, show_default=False),
 ]
+MetricsAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="The address of this machine at which metrics are served. Default: 127.0.0.1, which only this machine "
+        "reaches. 0.0.0.0 is reached from everywhere.",
+        show_default=False,
+    ),
+]
 LogLevelOption = Annotated[
     LogLevel | None,
     typer.Option(

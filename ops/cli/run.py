@@ -48,6 +48,7 @@ def run(
     settings: options.Settings = None,
     bind: Bind = None,
     metrics_port: options.MetricsPort = None,
+    metrics_address: options.MetricsAddress = None,
     transport: Annotated[
         options.Transport | None,
         typer.Option(
@@ -74,6 +75,7 @@ def run(
         fleet__devices=devices,
         runtime__bind=bind,
         runtime__metrics_port=metrics_port,
+        runtime__metrics_address=metrics_address,
         runtime__transport=transport,
         runtime__trainers=trainers,
         runtime__per_process=per_process,
@@ -100,6 +102,7 @@ def coordinator(
     settings: options.Settings = None,
     bind: Bind = None,
     metrics_port: options.MetricsPort = None,
+    metrics_address: options.MetricsAddress = None,
     log_level: options.LogLevelOption = None,
     format: options.FormatOption = Format.TEXT,
 ) -> int:
@@ -114,6 +117,7 @@ def coordinator(
         fleet__devices=devices,
         runtime__bind=bind,
         runtime__metrics_port=metrics_port,
+        runtime__metrics_address=metrics_address,
         runtime__log_level=log_level,
     )
     directory, checked, runtime = _open(experiment, out, resume, overrides)
@@ -152,6 +156,7 @@ def device(
     per_process: options.PerProcess = None,
     device_type: options.DeviceTypeOption = None,
     metrics_port: options.MetricsPort = None,
+    metrics_address: options.MetricsAddress = None,
     log_level: options.LogLevelOption = None,
 ) -> int:
     """Start the devices of one machine, each in a process of its own.
@@ -168,6 +173,7 @@ def device(
         runtime__per_process=per_process,
         runtime__device_type=device_type,
         runtime__metrics_port=metrics_port,
+        runtime__metrics_address=metrics_address,
         runtime__log_level=log_level,
     )
     _, runtime = load_experiment(None, overrides, os.environ)

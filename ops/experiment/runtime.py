@@ -15,8 +15,9 @@ from fedemu.ops.experiment.tables.section import Section, Text
 class Runtime(Section):
     """How this machine takes part in a run. Each machine has settings of its own. A resumed run may have others.
 
-    ``trainers = 0`` means one trainer per core, or per GPU. ``metrics_port = 0`` means no metrics. ``report`` says
-    whether a run draws its plots and writes its page when it ends.
+    ``trainers = 0`` means one trainer per core, or per GPU. ``metrics_port = 0`` means no metrics. ``metrics_address``
+    is the address of this machine at which they are served. ``report`` says whether a run draws its plots and writes
+    its page when it ends.
     """
 
     bind: Text = "tcp://127.0.0.1:5577"
@@ -26,6 +27,7 @@ class Runtime(Section):
     per_process: Annotated[int, Field(ge=1, le=100_000)] = 1
     device_type: Literal["auto", "cpu", "cuda"] = "auto"
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    metrics_address: Text = "127.0.0.1"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     report: bool = True
 

@@ -88,6 +88,7 @@ _KEYS = {
     "runtime.device_type": "auto, cpu or cuda",
     "runtime.trainers": "processes that compute; 0: one per core, or per GPU",
     "runtime.metrics_port": "port for Prometheus; 0: none",
+    "runtime.metrics_address": "0.0.0.0: other machines may read them, too",
     "runtime.report": "whether a run ends with plots and a page",
 }
 _HEAD = """\

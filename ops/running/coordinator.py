@@ -65,7 +65,7 @@ def coordinate(directory: Path, experiment: Experiment, runtime: Runtime, opened
     open_log(directory / "logs" / "coordinator.log", runtime.log_level)
     allow_files(experiment.fleet.devices + SPARE_FILES)
     state = Progress(experiment.name, experiment.rounds, experiment.fleet.devices, time.monotonic)
-    with _metrics(runtime.metrics_port, experiment.rounds) as metrics:
+    with _metrics(runtime, experiment.rounds) as metrics:
         try:
             with contextlib.ExitStack() as shown:
                 display = open_display(state, Console(stderr=True))
@@ -157,12 +157,12 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _metrics(port: int, rounds: int) -> Iterator[ServedMetrics]:
-    """The metrics of a run with ``rounds`` rounds, served on ``port``. Port 0 serves nothing.
+def _metrics(runtime: Runtime, rounds: int) -> Iterator[ServedMetrics]:
+    """The metrics of a run with ``rounds`` rounds, served as ``runtime`` says. Port 0 serves nothing.
 
     How the run ended is served until a monitor has read it, for a second at most.
     """
-    served = ServedMetrics(port, rounds)
+    served = ServedMetrics(runtime.metrics_port, rounds, runtime.metrics_address)
     try:
         yield served
     finally:

@@ -84,7 +84,7 @@ def require_host(address: str) -> None:
 def run_devices(count: int, runtime: Runtime, state: Path, logs: Path, told: Told) -> str:
     """Supervise ``count`` devices to the end of the run, and return its outcome. Raises the errors of ``supervise``."""
     open_log(logs / "devices.log", runtime.log_level)
-    with _observed(runtime.metrics_port) as metrics:
+    with _observed(runtime) as metrics:
         plan = SupervisorPlan(
             address=runtime.connect,
             count=count,
@@ -169,12 +169,12 @@ def state_folder(environment: Mapping[str, str]) -> Path:
 
 
 @contextmanager
-def _observed(port: int) -> Iterator[MachineObserver]:
-    if not port:
+def _observed(runtime: Runtime) -> Iterator[MachineObserver]:
+    if not runtime.metrics_port:
         yield Silent()
         return
     registry = CollectorRegistry()
-    exporter = Exporter(registry, port)
+    exporter = Exporter(registry, runtime.metrics_port, runtime.metrics_address)
     try:
         yield SupervisorMetrics(registry)
     finally:

@@ -18,12 +18,13 @@ class Exporter:
     """Serves one registry over HTTP until it is closed."""
 
     def __init__(self, registry: CollectorRegistry, port: int, address: str = "127.0.0.1") -> None:
-        """Begin to serve. Port 0 takes a free port, see ``port``. Raises ConfigurationError if the port is in use."""
+        """Begin to serve. Port 0 takes a free port, see ``port``. Raises ConfigurationError if that is impossible."""
         try:
             self._server, self._thread = start_http_server(port, addr=address, registry=registry)
         except (OSError, OverflowError) as error:
             raise ConfigurationError(
-                f"the metrics port {port} can't be used ({error}); choose a free one with --metrics-port"
+                f"the metrics port {port} can't be used at {address} ({error}); choose a free one with --metrics-port, "
+                "or another address of this machine with --metrics-address"
             ) from error
         self.port: int = self._server.server_port
         self._page: Callable[[Any, Any], Iterable[bytes]] = self._server.get_app()  # type: ignore[assignment]

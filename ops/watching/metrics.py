@@ -133,13 +133,13 @@ class CoordinatorMetrics:
 class ServedMetrics:
     """The metrics of one coordinator, and the port that serves them. With port 0 there are none."""
 
-    def __init__(self, port: int, rounds: int) -> None:
-        """``rounds`` is the number of the run's last round. Raises ConfigurationError if the port is in use."""
+    def __init__(self, port: int, rounds: int, address: str = "127.0.0.1") -> None:
+        """``rounds`` is the number of the run's last round. Raises ConfigurationError if the port can't be used."""
         self.observers: list[CoordinatorMetrics] = []
         self._exporters: list[Exporter] = []
         if port:
             registry = CollectorRegistry()
-            self._exporters.append(Exporter(registry, port))
+            self._exporters.append(Exporter(registry, port, address))
             self.observers.append(CoordinatorMetrics(registry, rounds))
 
     def ended(self, outcome: RunOutcome) -> None:

@@ -30,6 +30,8 @@ def test_a_port_in_use_is_one_clear_sentence() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"the metrics port {port} can't be used .*--metrics-port"):
             Exporter(CollectorRegistry(), port)
+    with pytest.raises(ConfigurationError, match=r"port \d+ can't be used at 203\.0\.113\.1 .*--metrics-address"):
+        Exporter(CollectorRegistry(), port, "203.0.113.1")
 
 
 def test_the_end_waits_for_the_scrape_of_the_last_values(monkeypatch: pytest.MonkeyPatch) -> None:
