@@ -102,14 +102,14 @@ def validate(
 def _facts(experiment: Experiment, runtime: Runtime) -> dict[str, Any]:
     """What an experiment is, for people, by subject."""
     fleet, replay, local = experiment.fleet, experiment.replay, experiment.local
-    amount = f"{local.steps} steps" if local.steps else f"{local.epochs} epochs"
+    amount = counted(local.steps, "step") if local.steps else counted(local.epochs, "epoch")
     return {
         "rounds": f"{experiment.rounds}, seed {experiment.seed}, {experiment.clock.kind} clock",
-        "fleet": f"{fleet.devices} devices, {fleet.per_round} a round, over-selection {fleet.over_selection:g}, "
-        f"deadline {fleet.deadline:g} s, quorum {fleet.quorum:g}",
+        "fleet": f"{counted(fleet.devices, 'device')}, {fleet.per_round} a round, "
+        f"over-selection {fleet.over_selection:g}, deadline {fleet.deadline:g} s, quorum {fleet.quorum:g}",
         "partition": _kind(experiment.data.partition.model_dump()),
         "stream": _kind(experiment.stream.model_dump()),
-        "replay": f"{replay.strategy}, {replay.kept} samples a device" if replay.kept else "none",
+        "replay": f"{replay.strategy}, {counted(replay.kept, 'sample')} a device" if replay.kept else "none",
         "model": _kind({"kind": experiment.model.name, **experiment.model.options}),
         "algorithm": _kind({"kind": experiment.algorithm.name, **experiment.algorithm.options})
         + f", loss {experiment.algorithm.loss}",

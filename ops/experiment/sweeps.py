@@ -102,5 +102,5 @@ def planned(sweep: Sweep, only: str | None = None) -> list[Planned]:
         raise ConfigurationError(f"two runs of the sweep would be written to {twice}; name every run once")
     chosen = [run for run in runs if wanted.search(str(run.folder))]
     if not chosen:
-        raise ConfigurationError(f"--only {only} fits none of the {len(runs)} runs of the sweep, such as {folders[0]}")
+        raise ConfigurationError(f"--only {only} fits no run of the sweep, such as {folders[0]}")
     return chosen

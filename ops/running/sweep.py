@@ -20,7 +20,7 @@ from typing import Any
 from fedemu.coordinator.record.run import read_run
 from fedemu.ops.experiment.sources import CONFIG_FILE, read_frozen
 from fedemu.ops.experiment.sweeps import Planned
-from fedemu.ops.figures import percent, span
+from fedemu.ops.figures import counted, percent, span
 from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.launch import last_words
 from fedemu.ops.running.words import is_complete, say
@@ -51,7 +51,10 @@ def run_sweep(
     the command of a run from its directory; ``resume`` is the command that goes on with the sweep, for people.
     """
     left = [run for run in runs if not _is_over(folder / run.folder)]
-    say(f"sweep: {len(runs)} runs, {len(runs) - len(left)} of them done already, {at_once} at a time, in {folder}")
+    say(
+        f"sweep: {counted(len(runs), 'run')}, {len(runs) - len(left)} of them done already, "
+        f"{at_once} at a time, in {folder}"
+    )
     total, took, code, began = len(left), list[float](), 0, time.monotonic()
     running: list[_Running] = []
     try:
@@ -63,7 +66,8 @@ def run_sweep(
             for one in [one for one in running if one.process.poll() is not None]:
                 running.remove(one)
                 took.append(time.monotonic() - one.began)
-                code = code or one.process.returncode
+                # A run that was killed has a negative code, which no command ends with.
+                code = code or (one.process.returncode if one.process.returncode >= 0 else INTERRUPTED)
                 pace = (time.monotonic() - began) / len(took)
                 _say_ended(folder, one, took[-1], f"{len(took)} of {total}", pace * (total - len(took)))
     except KeyboardInterrupt:

@@ -213,8 +213,12 @@ def in_words(stream: Stream, rounds: int) -> str:
     if stream.period_count == 1:
         return "1 period"
     reached = min(-(-rounds // stream.rounds_each), stream.period_count)
-    text = f"{stream.period_count} periods of {stream.rounds_each} rounds"
-    return text if reached == stream.period_count else f"{text}, of which {rounds} rounds reach {reached}"
+    each = f"{stream.rounds_each} round{'' if stream.rounds_each == 1 else 's'}"
+    text = f"{stream.period_count} periods of {each}"
+    if reached == stream.period_count:
+        return text
+    played = "1 round reaches" if rounds == 1 else f"{rounds} rounds reach"
+    return f"{text}, of which {played} {reached}"
 
 
 class Replay(Section):

@@ -45,7 +45,7 @@ def test_every_experiment_is_run_with_every_seed_the_first_seeds_first(tmp_path:
 def test_a_pattern_chooses_among_the_folders(tmp_path: Path) -> None:
     sweep = load_sweep(written(tmp_path, TWO))
     assert [str(run.folder) for run in planned(sweep, "fedntd.*4")] == ["one/digits+fedntd/seed-4"]
-    with pytest.raises(ConfigurationError, match=r"--only moon fits none of the 5 runs .*one/digits/seed-3"):
+    with pytest.raises(ConfigurationError, match=r"--only moon fits no run .*one/digits/seed-3"):
         planned(sweep, "moon")
     with pytest.raises(ConfigurationError, match="is no regular expression"):
         planned(sweep, "(")
