@@ -21,6 +21,7 @@ REPORT: dict[str, Any] = {
     "name": "digits",
     "outcome": "completed",
     "cause": "",
+    "doubts": ["nothing was learnt"],
     "head": [Fact("method", "fedavg"), Fact("again", "fedemu run digits", "code")],
     "swatches": [Swatch(("#0072b2",), "accuracy")],
     "perturbed": False,
@@ -93,6 +94,7 @@ def test_a_report_has_its_sections_in_order_and_needs_no_other_file() -> None:
     assert outline.addresses == []
     assert outline.open == []
     assert "<title>digits · fedemu</title>" in text
+    assert '<p class="bad">Nothing was learnt.</p>' in text
     assert (TEMPLATES / "style.css").read_text() in text
 
 
