@@ -6,17 +6,22 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from fedemu.coordinator.record.run import read_run
 from fedemu.ops.figures import counted, percent, span
 from fedemu.ops.notebook.card import card, link
 from fedemu.ops.notebook.frames import Rows
+from fedemu.ops.results.doubts import doubts
 from fedemu.ops.results.results import Results
+from fedemu.ops.results.words import settings_in_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_LONGEST = 100
+"""Characters of the longest description of a method, of data or of a model."""
 _DIGITS = 16
 """The number of hexadecimal digits of a model's digest that are shown."""
 
@@ -73,16 +78,18 @@ class Result(Results):
         known = [row.accuracy for row in self.rows if row.accuracy is not None]
         last = self.accuracy if self.accuracy is not None else known[-1] if known else None
         took = self.summary.get("wall_time")
+        words = settings_in_words(self.settings)
         return {
-            "method": str(self.settings.get("algorithm", {}).get("name", "")),
-            "data": str(self.settings.get("data", {}).get("dataset", "")),
-            "model": str(self.settings.get("model", {}).get("name", "")),
+            **{
+                name: shorten(words.get(name, ""), _LONGEST, placeholder=" ...") for name in ("method", "data", "model")
+            },
             "rounds": (f"{rounds} of " if rounds != planned else "")
             + counted(planned, "round")
             + ("" if took is None else f" in {span(took)}"),
             "accuracy": "" if last is None else f"{percent(last)}, best {percent(max(known, default=last))}",
             "perplexity": "" if self.perplexity is None else f"{self.perplexity:.2f}",
             "cause": self.cause,
+            "doubt": "; ".join(doubts(self.rows, self.summary)),
             "model digest": str(self.summary.get("model_digest") or "")[:_DIGITS],
             "folder": str(self.directory),
         }

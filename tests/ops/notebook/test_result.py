@@ -55,6 +55,16 @@ def test_an_unfinished_run_says_how_far_it_is(directory: Path) -> None:
     assert "report" not in repr(result)
 
 
+def test_a_card_tells_that_a_run_has_learnt_nothing(directory: Path, write_summary: Callable[..., None]) -> None:
+    assert "doubt" not in repr(fedemu.open_run(directory))
+    with RunDirectory(directory) as run:
+        run.metrics(Row(round=4, accuracy=0.1, test_samples=360, accepted=5))
+    write_summary(directory, rounds=4, chance_accuracy=0.1, final_accuracy=0.1)
+    result = fedemu.open_run(directory)
+    assert "the model has learnt nothing" in repr(result)
+    assert "the model has learnt nothing" in result._repr_html_()
+
+
 def test_text_of_an_experiment_is_no_html(directory: Path) -> None:
     config = directory / "config.toml"
     config.write_text(config.read_text().replace('"digits"', '"<b>digits</b>"'))
