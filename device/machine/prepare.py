@@ -11,7 +11,7 @@ from pathlib import Path
 from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError
 from fedemu.protocol.host.kernel import end_with_parent
 from fedemu.protocol.host.named import load
-from fedemu.protocol.host.own_code import Told, retold, told
+from fedemu.protocol.host.own_code import Told, account, own_frames, retold, told
 
 SAID = 1
 """The exit code after an error that is on the last line of stdout: a ``Told`` as JSON."""
@@ -74,7 +74,10 @@ def main(arguments: list[str]) -> int:
     except FedemuError as error:
         print(json.dumps(told(error)))
         return SAID
-    except Exception:
+    except Exception as error:
+        if own_frames(error):
+            print(json.dumps(told(error, f"the data can't be prepared: {account(error)}")))
+            return SAID
         sys.excepthook(*sys.exc_info())
         return _NOTHING_TO_SAY
     return 0

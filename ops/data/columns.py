@@ -61,8 +61,14 @@ def input_columns(source: DataSource, features: datasets.Features, label: str) -
     what = f"several columns of vectors, {listed(vectors)}" if vectors else f"no such column among {listed(features)}"
     raise DataError(
         f"the data set {source.dataset!r} should have a column of images or numbers, but has {what}; "
-        "set data.image_column"
+        f"set data.image_column{_or_texts(features, others)}"
     )
+
+
+def _or_texts(features: datasets.Features, names: Sequence[str]) -> str:
+    """What else to do if there are columns of texts."""
+    texts = [name for name in names if isinstance(features[name], datasets.Value) and features[name].dtype == "string"]
+    return f", or data.text.kind = 'labels' to learn from the texts in {texts[0]!r}" if texts else ""
 
 
 def require(source: DataSource, features: Mapping[str, Any], name: str) -> str:

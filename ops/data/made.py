@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedemu.ops.data.cache import Decoded
 from fedemu.ops.data.own import given
-from fedemu.ops.data.own.objects import held_in
+from fedemu.ops.data.own.objects import called, held_in
 from fedemu.ops.data.source import DataSource, Place
 from fedemu.ops.data.split import Part, divided
 from fedemu.ops.data.texts import decode_columns
@@ -93,8 +93,7 @@ def own(place: Place, source: DataSource, grey: bool) -> Decoded:
 def _called(where: str) -> Any:
     """What ``module:name`` names, or what it returns if it is a function or a class."""
     try:
-        found = load(where)
-        return found() if callable(found) and not hasattr(found, "__getitem__") else found
+        return called(load(where))
     except DataError:
         raise
     except ConfigurationError as error:
@@ -149,6 +148,7 @@ def _columns(said: str, source: DataSource, made: Mapping[str, Any], samples: in
 
 def _checked(said: str, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Samples and labels in the types in which they are stored. Signed whole numbers stay whole, as tokens are."""
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if x.dtype.kind not in "fiub" or x.ndim < 2 or y.dtype.kind not in "iu" or y.shape != x.shape[:1] or not len(y):
         raise DataError(
             f"{said} has x of {x.dtype} {list(x.shape)} and y of {y.dtype} {list(y.shape)}; "

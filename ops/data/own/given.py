@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedemu.ops.data.own.objects import held_in
+from fedemu.ops.data.own.objects import called, held_in
 from fedemu.protocol.errors import ConfigurationError, DataError
 
 PREFIX = "object#"
@@ -29,7 +29,7 @@ def store(data: Any, cache: Path) -> str:
 
     Raises DataError if it holds no data set, and ConfigurationError if the cache cannot be written.
     """
-    held = held_in("data", data() if callable(data) and not hasattr(data, "__getitem__") else data)
+    held = held_in("data", called(data))
     folder = _folder(cache)
     try:
         folder.mkdir(parents=True, exist_ok=True)

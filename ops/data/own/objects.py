@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedemu.protocol.errors import DataError
-from fedemu.protocol.host.own_code import account
+from fedemu.protocol.host.own_code import account, own_frames
 
 KEYS = ("x", "y", "test_x", "test_y", "class_names", "columns", "test_columns")
 """The keys of a mapping of arrays. All but the first two may be left out."""
@@ -38,6 +38,12 @@ def held_in(said: str, made: Any) -> Any:
         return {"x": x, "y": y}
     test_x, test_y = _labelled(f"the test split of {said}", test)
     return {"x": x, "y": y, "test_x": test_x, "test_y": test_y}
+
+
+def called(found: Any) -> Any:
+    """What a function or a class gives without arguments; any other object as it is."""
+    plain = isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__"))
+    return found() if plain else found
 
 
 def array_of(value: Any) -> NDArray[Any]:
@@ -136,10 +142,12 @@ def _items(said: str, data: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """All items ``(x, y)`` of a data set that gives them by their number."""
     try:
         count = len(data)
-    except TypeError as error:
-        raise DataError(
-            f"{said} is a {type(data).__name__} without a length; give one whose items have numbers, with __len__"
-        ) from error
+    except Exception as error:
+        if isinstance(error, TypeError | AttributeError) and not own_frames(error):
+            raise DataError(
+                f"{said} is a {type(data).__name__} without a length; give one whose items have numbers, with __len__"
+            ) from error
+        raise DataError(f"the length of {said} failed with {account(error)}") from error
     found: list[tuple[NDArray[Any], NDArray[Any]]] = []
     for number in range(count):
         try:

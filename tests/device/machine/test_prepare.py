@@ -28,6 +28,8 @@ def code(tmp_path: Path) -> str:
                 raise ConfigurationError("There is no column 'writer',\\nso nothing can be read.")
             if experiment == b"bug":
                 raise ZeroDivisionError
+            if experiment == b"ended":
+                os._exit(70)
             if experiment == b"killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             return {HERE!r}
@@ -59,7 +61,15 @@ async def test_an_error_that_is_meant_for_people_comes_back_as_it_was_said(
         await prepare_data(code, experiment(b"one sentence"), HERE)
 
 
-@pytest.mark.parametrize(("content", "exit_code"), [(b"bug", 70), (b"killed", -9)])
+async def test_a_bug_in_somebodys_own_code_comes_back_with_its_file_and_line(
+    code: str, experiment: Callable[[bytes], Path]
+) -> None:
+    with pytest.raises(DataError, match=r"can't be prepared: ZeroDivisionError, .*preparing\.py:\d+\n") as caught:
+        await prepare_data(code, experiment(b"bug"), HERE)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(("content", "exit_code"), [(b"ended", 70), (b"killed", -9)])
 async def test_every_other_end_tells_its_exit_code(
     code: str, experiment: Callable[[bytes], Path], content: bytes, exit_code: int
 ) -> None:

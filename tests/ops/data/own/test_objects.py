@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from fedemu.ops.data.own.objects import held_in
+from fedemu.ops.data.own.objects import called, held_in
 from fedemu.protocol.errors import DataError
 
 X, Y = [[0.5, 1.0], [2.0, 3.0], [4.0, 5.5]], [0, 1, 0]
@@ -29,6 +29,11 @@ class Items(Dataset):
         if isinstance(self.items[number], Exception):
             raise self.items[number]
         return self.items[number]
+
+
+class Torn(Items):
+    def __len__(self) -> int:
+        raise RuntimeError("no length today")
 
 
 class Endless(IterableDataset):
@@ -78,6 +83,13 @@ def test_types_are_those_of_the_object() -> None:
     assert held_in("data", Items((coloured, 0)))["x"].shape == (1, 3, 2, 3)
 
 
+def test_a_function_and_a_class_are_called_and_other_objects_are_not() -> None:
+    items = Items((X[0], 0))
+    assert called(items) is items
+    assert called(lambda: items) is items
+    assert isinstance(called(Items), Items)
+
+
 def test_frames_and_tables_stay_tables() -> None:
     frame = pandas.DataFrame({"a": [1.0, 2.0], "label": ["x", "y"]}, index=[5, 6])
     table = datasets.Dataset.from_dict({"a": [1.0, 2.0], "label": ["x", "y"]})
@@ -101,6 +113,7 @@ def test_frames_and_tables_stay_tables() -> None:
         (Items({"x": X[0], "y": 0}), "item 0 of data is a dict of 2; it must be a pair (x, y)"),
         (Items((X[0], 0), ValueError("torn")), "item 1 of data failed with ValueError: torn"),
         (Items(), "data has no items"),
+        (Torn(), "the length of data failed with RuntimeError: no length today"),
         (Endless(), "data is a Endless without a length; give one whose items have numbers"),
     ],
 )
