@@ -7,8 +7,8 @@ in one piece, such as attention with dropout.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -51,12 +51,29 @@ class Keyed(TorchFunctionMode):
 
 
 def repeatable() -> AbstractContextManager[object]:
-    """A context in which nothing is drawn from torch's generators: the present ``Keyed``, or one with a fixed key."""
-    return nullcontext() if _depth.get() else Keyed(Draws(torch.zeros(KEY_SHAPE, dtype=torch.int32)))
+    """A context in which a model draws nothing from torch's generators.
+
+    It is the present ``Keyed``, or one with the draws of ``models_draw_by``, or one with a fixed key.
+    """
+    if _depth.get():
+        return nullcontext()
+    return Keyed(_draws.get() or Draws(torch.zeros(KEY_SHAPE, dtype=torch.int32)))
+
+
+@contextmanager
+def models_draw_by(draws: Draws) -> Iterator[None]:
+    """A context in which models draw by ``draws``. All other code draws by torch's generators, as it always does."""
+    token = _draws.set(draws)
+    try:
+        yield
+    finally:
+        _draws.reset(token)
 
 
 _depth: ContextVar[int] = ContextVar("_depth", default=0)
-"""How many of these contexts are open."""
+"""How many contexts ``Keyed`` are open."""
+_draws: ContextVar[Draws | None] = ContextVar("_draws", default=None)
+"""What models draw by outside of ``Keyed``."""
 
 
 # The functions below have the signatures of torch's functions, with ``draws`` before their arguments.

@@ -127,9 +127,16 @@ class Attempts(Generic[S]):
         def died(cause: str) -> None:
             self._observers.event("server_job_died", job=job.name, round=round, cause=cause)
 
-        threads = self._settings.threads
         carry = await run_server_job(
-            job, self._checkpoint, round, ordinal, stepped, attempt=attempt, threads=threads, died=died
+            job,
+            self._checkpoint,
+            round,
+            ordinal,
+            stepped,
+            attempt=attempt,
+            threads=self._settings.threads,
+            seed=self._settings.seed,
+            died=died,
         )
         seconds = self._service.timeline.spent - began
         tally.server_seconds += seconds

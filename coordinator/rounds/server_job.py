@@ -44,6 +44,7 @@ async def run_server_job(
     *,
     attempt: int = 0,
     threads: int = 1,
+    seed: int = 0,
     died: Callable[[str], None] = lambda cause: None,
 ) -> Tree:
     """Run the job to its end, from its beginning or from where an earlier process left it in ``directory``.
@@ -51,7 +52,7 @@ async def run_server_job(
     The result is the job's last carry. A finished job is not run again. A process that dies is replaced once.
     Raises FedemuError if the second one dies too, or if the job raises. ``died`` gets the cause of each
     death. Cancellation kills the process and keeps its checkpoint. ``threads`` is the number of torch's threads in that
-    process.
+    process, and ``seed`` that of the run.
 
     The process is forked, because a job is made of closures, which no other start method can carry over. This is safe
     beside the threads of ZeroMQ and OpenMP for three reasons. The thread that forks has never computed, so OpenMP finds
@@ -59,7 +60,7 @@ async def run_server_job(
     socket and ends by ``_exit``, so no inherited object is torn down. The child can use CUDA only if the coordinator
     has not used it.
     """
-    place = Place(directory, round, attempt, ordinal)
+    place = Place(directory, round, attempt, ordinal, seed)
     loop = asyncio.get_running_loop()
 
     def stepped(step: int) -> None:

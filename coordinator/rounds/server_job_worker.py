@@ -13,24 +13,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
 import torch
 
 from fedemu.algorithms.interface import ServerJob
+from fedemu.algorithms.models.draws import Draws, keys
+from fedemu.algorithms.models.random_functions import models_draw_by
 from fedemu.coordinator.record import checkpoint
 from fedemu.protocol.host.kernel import end_with_parent
 from fedemu.protocol.host.own_code import account, told
+from fedemu.protocol.seeds import integer
 
 _REPORT_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a server job in a run, by which its checkpoint is named."""
+    """The place of a server job in a run, by which its checkpoint is named, and the seed of the run."""
 
     directory: Path
     round: int
     attempt: int
     ordinal: int
+    seed: int = 0
+
+    def draws(self, step: int) -> Draws:
+        """What models draw by in a step, such as their dropout: a function of seed, round, job and step."""
+        seed = integer(self.seed, round=self.round, purpose=f"draws/{self.ordinal}")
+        return Draws(torch.from_numpy(keys(np.array([seed], np.uint64), np.array([step])))[0])
 
 
 def run_and_exit(job: ServerJob, place: Place, threads: int, pipe: int, parent: int) -> NoReturn:
@@ -66,7 +76,8 @@ def run(job: ServerJob, place: Place, stepped: Callable[[int], None]) -> None:
         step, carry, finished = 0, checkpoint.canonical(job.init()), False
     reported = 0.0
     while not finished and step < job.steps:
-        carry, finished = job.step(carry, step)
+        with models_draw_by(place.draws(step)):
+            carry, finished = job.step(carry, step)
         step += 1
         if not finished and step < job.steps and step % job.checkpoint_every == 0:
             keep(False)

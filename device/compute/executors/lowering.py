@@ -5,6 +5,7 @@ Each function is traced once per set of input layouts.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -162,7 +163,10 @@ class Lowering:
             run(*inputs)  # it tells the form of the result
         else:
             try:
-                run = trace(laid_out, inputs, spent=len(strides))
+                with warnings.catch_warnings():
+                    # vmap tells that it computes some operation, such as an LSTM, device by device.
+                    warnings.filterwarnings("ignore", "There is a performance drop")
+                    run = trace(laid_out, inputs, spent=len(strides))
             except Untraceable:
                 run = untraced
         assert spec is not None

@@ -1,0 +1,219 @@
+"""Ordinary modules learn: a recurrent network, a small ViT, and models of Hugging Face from configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedemu.algorithms.data.corpus import Corpus
+from fedemu.algorithms.interface import Outputs
+from fedemu.algorithms.models.random_functions import models_draw_by
+from fedemu.algorithms.models.torch_module import from_module, outputs_of
+from fedemu.algorithms.training.local_sgd import LocalSGD
+from fedemu.algorithms.training.objective import Objective
+from fedemu.algorithms.trees import add, scale
+from fedemu.coordinator.evaluation.evaluate import answer, read
+from fedemu.coordinator.rounds.server_job_worker import Place
+from fedemu.device.compute.executors.checked import Checked
+from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source
+from fedemu.device.compute.executors.serial import Serial
+from fedemu.device.compute.executors.vmapped import Vmapped
+from fedemu.ops.data.corpora import open_corpus
+from fedemu.ops.experiment.sources import load_experiment
+
+DEVICES = 4
+
+
+class Recurrent(nn.Module):
+    """Reads an image line by line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 32, 2, batch_first=True, dropout=0.1)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.lstm(x[:, 0])[0][:, -1])
+        return out
+
+
+class SmallViT(nn.Module):
+    """Sixteen patches of 2 x 2 pixels, and one layer of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, 32, 2, 2)
+        self.positions = nn.Parameter(torch.randn(16, 32) * 0.02)
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True, norm_first=True)
+        self.head = nn.Linear(512, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.layer(self.patches(x).flatten(2).mT + self.positions).flatten(1))
+        return out
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDEMU_CACHE", str(tmp_path_factory.getbasetemp() / "digits-cache"))
+        return open_corpus(load_experiment("digits-small", [], {})[0])
+
+
+def averaged(build: Callable[[], nn.Module], digits: Corpus, rounds: int, **settings: Any) -> float:
+    """The accuracy on the test split after rounds of FedAvg."""
+    torch.set_num_threads(1)
+    model = from_module(build)
+    program = LocalSGD(model, Objective(model), **{"epochs": 2, "batch_size": 10, "momentum": 0.9, **settings})
+    source, executor = Source(digits, 1, torch.device("cpu")), Vmapped(DEVICES)
+    parts = np.array_split(np.random.default_rng(0).permutation(len(digits.train)), DEVICES)
+    variables = model.init(0)
+    for round in range(1, rounds + 1):
+        jobs = [Job(device, round, 0, indices) for device, indices in enumerate(parts)]
+        results = run(executor, program, {"model": variables}, jobs, source)
+        for result in results:
+            variables = add(variables, scale(result.payload["delta"], 1 / DEVICES))
+    found = answer(model, variables, read(model, digits, digits.test, np.arange(len(digits.test))))
+    return float(found.hits.mean())
+
+
+def run(executor: Executor, program: Any, shared: Any, jobs: list[Job], source: Source) -> list[JobResult]:
+    results = executor.run(program, shared, jobs, source)
+    assert all(isinstance(result, JobResult) for result in results), results
+    return results  # type: ignore[return-value]
+
+
+def test_an_lstm_with_dropout_learns_the_digits(digits: Corpus) -> None:
+    assert averaged(Recurrent, digits, rounds=5, lr=0.1) > 0.85
+
+
+def test_a_small_vit_with_dropout_learns_the_digits(digits: Corpus) -> None:
+    assert averaged(SmallViT, digits, rounds=3, lr=0.05) > 0.92
+
+
+@pytest.mark.parametrize("build", [Recurrent, SmallViT])
+def test_serial_and_stacked_agree(build: Callable[[], nn.Module], digits: Corpus) -> None:
+    model = from_module(build)
+    program = LocalSGD(model, Objective(model), epochs=1, batch_size=5, lr=0.1)
+    jobs = [Job(device, 1, 0, np.arange(device, device + size)) for device, size in ((3, 7), (9, 10))]
+    source = Source(digits, 1, torch.device("cpu"))
+    run(Checked(Serial(), Vmapped(2)), program, {"model": model.init(0)}, jobs, source)
+
+
+def vit(attention: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers", reason="Hugging Face's models are no dependency")
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    settings = transformers.ViTConfig(
+        **shape, image_size=8, patch_size=4, num_channels=1, num_labels=10, hidden_dropout_prob=0.1
+    )
+    settings._attn_implementation = attention
+    model: nn.Module = transformers.ViTForImageClassification(settings)
+    return model
+
+
+class Bert(nn.Module):
+    """A BERT whose encoder is frozen. It reads pixels as tokens."""
+
+    def __init__(self, attention: str) -> None:
+        super().__init__()
+        transformers = pytest.importorskip("transformers", reason="Hugging Face's models are no dependency")
+        shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        settings = transformers.BertConfig(**shape, vocab_size=20, max_position_embeddings=64, num_labels=10)
+        settings._attn_implementation = attention
+        self.bert = transformers.BertForSequenceClassification(settings)
+        self.bert.bert.encoder.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.bert(((x.flatten(1) + 2) * 4).long().clamp(0, 19))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("build", [vit, Bert])
+def test_models_of_hugging_face_train_alike_in_both_executors(
+    build: Callable[[str], nn.Module], attention: str, digits: Corpus
+) -> None:
+    model = from_module(lambda: build(attention))
+    program = LocalSGD(model, Objective(model), epochs=1, batch_size=5, lr=0.1)
+    source, shared = Source(digits, 1, torch.device("cpu")), {"model": model.init(0)}
+    jobs = [Job(device, 1, 0, np.arange(device, device + 7)) for device in (3, 9)]
+    results = run(Checked(Serial(), Vmapped(2)), program, shared, jobs, source)
+    delta = results[0].payload["delta"]
+    assert any(float(leaf.abs().max()) > 0 for leaf in delta.values())
+    if build is Bert:
+        assert not [name for name in delta if "encoder" in name]
+        assert [name for name in model.frozen if "encoder" in name]
+
+
+def test_every_form_of_outputs_is_understood() -> None:
+    class WithLogits:
+        logits, features = torch.ones(2, 3), torch.zeros(2, 5)
+
+    logits, features = WithLogits.logits, WithLogits.features
+    for out in (
+        (logits, features),
+        {"logits": logits, "features": features, "loss": None},
+        WithLogits(),
+        Outputs(logits, features, {}),
+    ):
+        found = outputs_of(out)
+        assert found.logits is logits
+        assert found.features is features
+    for out in (logits, (logits,), (logits, (features, features)), (logits, None, features), {"logits": logits}):
+        found = outputs_of(out)
+        assert found.logits is logits
+        assert found.features is logits
+
+
+def test_features_are_the_input_of_the_last_linear_layer() -> None:
+    model = from_module(lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+    variables, x = model.init(0), torch.ones(5, 4)
+    outputs, _ = model.apply(variables, x, True)
+    assert outputs.features.shape == (5, 3)
+    assert torch.equal(outputs.features @ variables["2.weight"].T + variables["2.bias"], outputs.logits)
+
+
+def test_a_buffer_that_a_module_replaces_is_kept() -> None:
+    class Counting(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(2, 2)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = self.seen + len(x)
+            return super().forward(x)
+
+    model = from_module(Counting)
+    variables = model.init(0)
+    _, buffers = model.apply(variables, torch.ones(3, 2), True)
+    assert float(buffers["seen"]) == 3
+    assert float(variables["seen"]) == 0
+
+
+def test_noise_in_evaluation_is_always_the_same() -> None:
+    class Noisy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x + torch.randn_like(x))
+
+    model = from_module(lambda: Noisy(2, 2))
+    variables, x = model.init(0), torch.ones(3, 2)
+    assert torch.equal(model.apply(variables, x, False)[0].logits, model.apply(variables, x, False)[0].logits)
+
+
+def test_training_at_the_coordinator_draws_by_round_job_and_step(tmp_path: Path) -> None:
+    model = from_module(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(20, 2)))
+    variables, x = model.init(0), torch.ones(4, 20)
+
+    def logits(place: Place, step: int) -> Tensor:
+        with models_draw_by(place.draws(step)):
+            return model.apply(variables, x, True)[0].logits
+
+    place = Place(tmp_path, 3, 0, 1, seed=7)
+    assert torch.equal(logits(place, 0), logits(place, 0))
+    for other, step in ((place, 1), (replace(place, round=4), 0), (replace(place, seed=8), 0)):
+        assert not torch.equal(logits(place, 0), logits(other, step))
