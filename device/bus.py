@@ -6,7 +6,6 @@ and its payload travel as frames. The supervisor ignores a process until it has 
 
 from __future__ import annotations
 
-import secrets
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
@@ -36,11 +35,6 @@ Such a tensor holds the indices of the samples of that period, from which the de
 tensors are the device's own part of the ask."""
 LIMITS = Limits(header_bytes=64 * 2**20, frames=2**17, frame_bytes=2**40, message_bytes=2**40)
 """Only the supervisor's own processes are heard on the bus, so these limits only have to exceed the largest group."""
-
-
-def abstract_address() -> str:
-    """A new ipc address in the kernel's abstract namespace. It leaves no file behind, however its owner ends."""
-    return f"ipc://@fedemu-{secrets.token_hex(12)}"
 
 
 class SharedFile(Message):

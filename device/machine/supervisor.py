@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Never
 
-from fedemu.device.bus import abstract_address
 from fedemu.device.machine.arrival import Arrival, MachinePlan, arrive
 from fedemu.device.machine.broker import Broker
 from fedemu.device.machine.limits import prepare_machine
@@ -26,6 +25,7 @@ from fedemu.device.machine.trainers import Trainers
 from fedemu.device.pipe import Setup
 from fedemu.protocol.errors import Interrupted
 from fedemu.protocol.host.idleness import Idleness
+from fedemu.protocol.host.private import private_folder
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 log = logging.getLogger(__name__)
@@ -85,13 +85,14 @@ class Supervision:
         self._plan = plan
         self._trainer_count = trainers
         self._stack = stack
-        self._bus, self._token = abstract_address(), secrets.token_hex(16)
+        self._bus, self._token = "", secrets.token_hex(16)
 
     async def run(self) -> Never:
         """Arrive, start all processes, and wait for the end. Raises RunOver or an error, never returns."""
         plan, stack = self._plan, self._stack
         if plan.logs is not None:
             plan.logs.mkdir(parents=True, exist_ok=True)
+        self._bus = f"ipc://{stack.enter_context(private_folder())}/bus"
         network = ZmqNetwork(max_sockets=4096)
         stack.callback(network.close)
         here = await arrive(plan, network, socket.gethostname()[:256], stack)

@@ -65,8 +65,8 @@ def run(
 ) -> int:
     """Run an experiment on this machine: coordinator, devices, progress, report. Ctrl-C stops it with a checkpoint.
 
-    The address is a free port of this machine, or the one of --bind. With --seeds there is one run for each seed, one
-    after another, and --resume continues those that are not done.
+    No port is opened unless --bind names an address. With --seeds there is one run for each seed, one after another,
+    and --resume continues those that are not done.
     """
     overrides = overrides_of(
         settings,

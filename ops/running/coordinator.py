@@ -34,6 +34,7 @@ from fedemu.ops.watching.logs import LogObserver, open_log
 from fedemu.ops.watching.metrics import ServedMetrics
 from fedemu.ops.watching.progress import Progress
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError
+from fedemu.protocol.host.private import leave_private
 from fedemu.protocol.transport.memory import MemoryNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
@@ -179,6 +180,9 @@ def main(words: Sequence[str]) -> int:
 
     def action() -> int:
         runtime = Runtime.model_validate_json(words[1])
-        return coordinate(directory, read_frozen(directory), runtime, lambda: announce(line))
+        try:
+            return coordinate(directory, read_frozen(directory), runtime, lambda: announce(line))
+        finally:
+            leave_private(runtime.bind)
 
     return exit_code_of(action)

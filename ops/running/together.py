@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedemu.ops.experiment import Experiment, Runtime
-from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
-from fedemu.ops.running.exits import exit_code_of
-from fedemu.ops.running.launch import child_command, free_address, last_words, launch
+from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE
+from fedemu.ops.running.exits import complain, exit_code_of
+from fedemu.ops.running.launch import child_command, last_words, launch
 from fedemu.ops.running.launch_rules import Child
 from fedemu.ops.running.words import conclude, per_process, say, title
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.private import private_folder
 
 _SHOW_CURSOR = "\x1b[?25h"
 
@@ -42,14 +44,19 @@ def run_together(
             place = f"{begins}\n  everything in process {os.getpid()}\n  results      {directory}"
             code = exit_code_of(lambda: coordinate(directory, experiment, runtime, lambda: say(place)))
         else:
-            code = _launch_both(directory, experiment, runtime, begins)
+            with private_folder() as folder:
+                code = _launch_both(directory, experiment, runtime, begins, f"ipc://{folder}/coordinator")
+    except ConfigurationError as error:
+        complain(str(error))
+        code = USAGE
     except KeyboardInterrupt:
         code = INTERRUPTED
     return conclude(directory, code, "run", new=new, print_summary=print_summary)
 
 
-def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begins: str) -> int:
-    chosen = runtime.bind if runtime.bind != Runtime().bind else free_address()
+def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begins: str, private: str) -> int:
+    """Run coordinator and devices. They meet at the address ``private``, unless the user has named another one."""
+    chosen = runtime.bind if "bind" in runtime.model_fields_set else private
     runtime = runtime.model_copy(update={"bind": chosen, "connect": reachable(chosen)})
     logs = directory / "logs"
     devices_terminal = logs / "devices.out"

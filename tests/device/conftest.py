@@ -8,6 +8,7 @@ import socket
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ import pytest
 from fedemu.algorithms.data.partition import Partition
 from fedemu.algorithms.streams.periods import static
 from fedemu.algorithms.streams.plan import StreamPlan
-from fedemu.device.bus import abstract_address
 from fedemu.device.machine.arrival import ExperimentCode
 from fedemu.device.machine.supervisor import SupervisorPlan
 from fedemu.device.pipe import TrainerSetup
@@ -27,6 +27,7 @@ from fedemu.ops.bench.fleet.scripted import ScriptedCoordinator, Terms
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.host.named import load
+from fedemu.protocol.host.private import private_folder
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.messages import (
     Accepted,
@@ -258,22 +259,23 @@ def plan(tmp_path: Path) -> Callable[..., SupervisorPlan]:
 
 @pytest.fixture
 def leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Puts toy trainers in place of real ones. At the end no child and no socket of a bus may be left."""
-    buses: list[str] = []
+    """Puts toy trainers in place of real ones. At the end no child and no folder of a bus may be left."""
+    folders: list[Path] = []
 
-    def address() -> str:
-        buses.append(abstract_address())
-        return buses[-1]
+    @contextmanager
+    def noted() -> Iterator[Path]:
+        with private_folder() as folder:
+            folders.append(folder)
+            yield folder
 
     monkeypatch.setattr("fedemu.device.machine.trainers.COMMAND", (str(HERE / "toy_trainer.py"),))
-    monkeypatch.setattr("fedemu.device.machine.supervisor.abstract_address", address)
+    monkeypatch.setattr("fedemu.device.machine.supervisor.private_folder", noted)
     (tmp_path / "logs").mkdir()
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield
     left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
     assert left == []
-    sockets = Path("/proc/net/unix").read_text()
-    assert [bus for bus in buses if bus.removeprefix("ipc://") in sockets] == []
+    assert [folder for folder in folders if folder.exists()] == []
 
 
 @pytest.fixture

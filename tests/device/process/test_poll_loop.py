@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedemu.device.bus import abstract_address
 from fedemu.device.process.poll_loop import PollLoop
 from fedemu.protocol.codec import DOWN, UP, Envelope
 from fedemu.protocol.messages import Beat, Heartbeat, Message
@@ -99,7 +98,7 @@ def test_a_network_that_is_given_the_loop_needs_no_asyncio(loop: PollLoop, error
         heard.append(envelope.message)
         loop.stop()
 
-    router = network.bind(abstract_address(), UP, greeted, lambda peer, error: errors.append(error))
+    router = network.bind("tcp://127.0.0.1:*", UP, greeted, lambda peer, error: errors.append(error))
     network.connect(router.address, DOWN, answered, errors.append).send(Heartbeat())
     loop.call_later(10.0, loop.stop)
     loop.run()

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fedemu.device.bus import TO_SUPERVISOR, Attach, Quit, abstract_address
+from fedemu.device.bus import TO_SUPERVISOR, Attach, Quit
 from fedemu.device.machine.lease import LIFE_BITS
 from fedemu.device.machine.observer import Silent
 from fedemu.device.machine.processes import DeviceProcesses
@@ -37,7 +37,7 @@ class Nursery:
         self.deaths: list[tuple[int, int]] = []
         self.failures: list[FedemuError] = []
         self.router: Router = self.network.bind(
-            abstract_address(), TO_SUPERVISOR, self._received, lambda peer, error: None
+            "tcp://127.0.0.1:*", TO_SUPERVISOR, self._received, lambda peer, error: None
         )
         store = BlobStore(folder / "blobs")
         self.processes = DeviceProcesses(

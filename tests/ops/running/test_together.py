@@ -1,8 +1,14 @@
 """How the processes of one machine find each other."""
 
+import re
+from pathlib import Path
+
 import pytest
 
-from fedemu.ops.running.together import reachable
+from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.running import together
+from fedemu.ops.running.launch_rules import Launch
+from fedemu.ops.running.together import reachable, run_together
 
 
 @pytest.mark.parametrize(
@@ -16,3 +22,23 @@ from fedemu.ops.running.together import reachable
 )
 def test_devices_of_this_machine_reach_a_wildcard_address_by_loopback(bind: str, connect: str) -> None:
     assert reachable(bind) == connect
+
+
+@pytest.mark.parametrize(
+    ("asked", "address"),
+    [({}, r"ipc://.+/fedemu-private-.+/coordinator"), ({"bind": Runtime().bind}, r"tcp://127\.0\.0\.1:5577")],
+)
+def test_a_run_opens_a_port_only_if_an_address_is_asked_for(
+    asked: dict[str, str], address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, list[str]] = {}
+
+    def launch(commands: dict[str, list[str]], *rest: object) -> Launch:
+        given.update(commands)
+        return Launch(exit_code=2)
+
+    monkeypatch.setattr(together, "launch", launch)
+    run_together(tmp_path, Experiment.parse({}), Runtime.parse(asked), new=False, print_summary=False)
+    serving, training = (Runtime.model_validate_json(given[child][-1]) for child in ("coordinator", "devices"))
+    assert re.fullmatch(address, serving.bind)
+    assert training.connect == serving.bind

@@ -1,0 +1,115 @@
+"""A short-lived folder for sockets, which only this user can enter.
+
+It is not in the run directory: the path of a socket has at most 107 bytes, and not every file system has sockets.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from fedemu.protocol.errors import ConfigurationError
+
+PREFIX: Final = "fedemu-private-"
+"""The beginning of the names of these folders."""
+_LONGEST_NAME: Final = 16
+"""The most bytes of the name of a socket in such a folder."""
+_LONGEST_PATH: Final = 107
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A new folder of mode 0700 with a short path, in which sockets can be made. It is removed at the end.
+
+    It is in ``XDG_RUNTIME_DIR`` or in the folder for temporary files. A process that is killed leaves its folder; the
+    next call of this function removes it, which a lock on the folder tells from those in use. Raises
+    ConfigurationError if there is no place for such a folder.
+    """
+    folder, lock = _make()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def leave_private(address: str) -> None:
+    """Remove the private folder of an ipc address if it is empty. Its maker may have been killed."""
+    folder = Path(address.removeprefix("ipc://")).parent
+    if folder.name.startswith(PREFIX):
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _make() -> tuple[Path, int]:
+    """A new folder, and a descriptor that locks it. Folders that killed processes have left are removed."""
+    for place in _places():
+        _remove_leftovers(place)
+        try:
+            made = _make_in(place)
+        except OSError:
+            continue
+        if made is not None:
+            return made
+    raise ConfigurationError(
+        f"no folder for the sockets of this run: neither {' nor '.join(map(str, _places()))} takes a socket; "
+        "set XDG_RUNTIME_DIR to a folder with a short path"
+    )
+
+
+def _make_in(place: Path) -> tuple[Path, int] | None:
+    """A new locked folder in ``place``. None if paths in it are too long. Raises OSError if it takes no sockets."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+        if len(os.fsencode(folder)) + 1 + _LONGEST_NAME > _LONGEST_PATH:
+            folder.rmdir()
+            return None
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _try_socket(folder / "try")
+        except OSError:
+            # Another process may have taken the folder for a leftover, before it was locked.
+            gone = not folder.exists()
+            shutil.rmtree(folder, ignore_errors=True)
+            if gone:
+                continue
+            raise
+        return folder, lock
+
+
+def _try_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.bind(os.fspath(path))
+    path.unlink()
+
+
+def _places() -> list[Path]:
+    """Where such folders may be, the best place first."""
+    named = os.environ.get("XDG_RUNTIME_DIR")
+    return [Path(place).absolute() for place in dict.fromkeys([named, tempfile.gettempdir(), "/tmp"]) if place]
+
+
+def _remove_leftovers(place: Path) -> None:
+    """Remove this user's folders whose process has ended."""
+    with suppress(OSError):
+        for folder in place.glob(PREFIX + "*"):
+            if folder.lstat().st_uid == os.getuid() and not folder.is_symlink():
+                _remove_unless_locked(folder)
+
+
+def _remove_unless_locked(folder: Path) -> None:
+    with suppress(OSError):
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)

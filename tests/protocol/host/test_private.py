@@ -1,0 +1,71 @@
+"""The folder for sockets: who may enter it, where it is, and what becomes of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host import private
+from fedemu.protocol.host.private import PREFIX, leave_private, private_folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The first place in which folders are made."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_only_this_user_can_enter_and_it_is_removed_at_the_end(place: Path) -> None:
+    with private_folder() as folder:
+        assert folder.parent == place
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "socket").touch()
+    assert list(place.iterdir()) == []
+
+
+def test_what_a_killed_process_has_left_is_removed_and_what_is_in_use_stays(place: Path) -> None:
+    script = (
+        "import os; from fedemu.protocol.host.private import private_folder\n"
+        "with private_folder(): os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=False, env=os.environ | {"XDG_RUNTIME_DIR": str(place)})
+    (left,) = place.glob(PREFIX + "*")
+    with private_folder() as first, private_folder() as second:
+        assert not left.exists()
+        assert {first, second} == set(place.iterdir())
+
+
+def test_a_place_with_a_long_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    far = tmp_path / ("long" * 25)
+    far.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(far))
+    with private_folder() as folder:
+        assert folder.parent != far
+        assert len(str(folder / "coordinator")) <= 107
+    assert list(far.iterdir()) == []
+
+
+def test_a_machine_without_a_place_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "_places", lambda: [tmp_path / "nowhere"])
+    with (
+        pytest.raises(ConfigurationError, match=r"nowhere takes a socket; set XDG_RUNTIME_DIR to a folder"),
+        private_folder(),
+    ):
+        pass
+
+
+def test_the_last_to_leave_removes_the_folder_of_a_maker_that_is_gone(tmp_path: Path) -> None:
+    orphan = tmp_path / f"{PREFIX}x"
+    orphan.mkdir()
+    (orphan / "other").touch()
+    leave_private(f"ipc://{orphan}/coordinator")
+    assert orphan.exists()
+    (orphan / "other").unlink()
+    leave_private(f"ipc://{orphan}/coordinator")
+    assert not orphan.exists()
