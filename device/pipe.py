@@ -19,13 +19,15 @@ _LENGTH = 4
 class Setup(Message):
     """What all device processes of a machine need to know; the first message to a zygote.
 
-    ``coordinator`` and ``bus`` are addresses. ``behaviours`` names a function that opens the devices' behaviours.
+    ``coordinator`` and ``bus`` are addresses. ``keys`` are the public and the secret key of this machine and the public
+    key of the coordinator, None without keys. ``behaviours`` names a function that opens the devices' behaviours.
     ``experiment`` and ``partition`` are the files of blobs, ``devices`` is the folder of the devices' own folders.
     ``logs`` is the folder for log files, None for the standard error output.
     """
 
     type: Literal["setup"] = "setup"
     coordinator: Name
+    keys: tuple[Name, Name, Name] | None = None
     bus: Name
     token: Name
     lease: Name

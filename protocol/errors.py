@@ -5,7 +5,9 @@ FedemuError
 │   └── DataError           exit 2: a data set, a column or a partition is wrong
 ├── ProtocolError           a message that cannot be used; it is counted, answered and dropped
 │   ├── MalformedMessage    not decodable, of the wrong type, too large, too deep
-│   └── VersionMismatch     the peer speaks another protocol version
+│   ├── VersionMismatch     the peer speaks another protocol version
+│   ├── HandshakeFailed     the two sides of a connection do not accept each other's keys
+│   └── KeyRevoked          the peer's key was approved, and is not any more
 ├── BlobError               a blob is missing or does not match its digest
 ├── RefusedError            exit 3: the coordinator refused a peer, with a named reason
 ├── QuorumError             exit 3: too few replies in every attempt of a round
@@ -56,6 +58,25 @@ class VersionMismatch(ProtocolError):
     """The peer speaks another version of the protocol."""
 
     reason = "version"
+
+
+class HandshakeFailed(ProtocolError):
+    """The two sides of a connection do not accept each other's keys. ``final``: it needs a new connection."""
+
+    reason = "handshake"
+
+    def __init__(self, detail: str, final: bool = False) -> None:
+        super().__init__(detail)
+        self.final = final
+
+
+class KeyRevoked(ProtocolError):
+    """A message came from a peer whose key was approved when it connected, and is not any more."""
+
+    reason = "revoked"
+
+    def __init__(self) -> None:
+        super().__init__("The key of this connection is not approved any more; ask whoever runs the coordinator.")
 
 
 class BlobError(FedemuError):

@@ -30,7 +30,7 @@ ORDER = {
     "coordinator": ("settings timeline | fleet record | observer | asks | evaluation service | plan | rounds | serve"),
     "ops": (
         "figures | pages experiment/tables | experiment watching | data/own | data results "
-        "| assembly compare report/plots | report compare/page | doctor running | stress bench/measuring "
+        "| assembly compare keys report/plots | report compare/page | doctor running | stress bench/measuring "
         "| bench/aggregation bench/fleet bench/selection bench/system bench/training bench/wire | bench notebook | cli"
     ),
 }

@@ -7,6 +7,7 @@ here: ``send`` is given.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
@@ -20,7 +21,7 @@ from fedemu.coordinator.settings import Settings
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import Buffer, Envelope
-from fedemu.protocol.errors import BlobError, ProtocolError, RefusedError
+from fedemu.protocol.errors import BlobError, KeyRevoked, ProtocolError, RefusedError
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Message
 
@@ -95,11 +96,14 @@ class Reception:
         return UnknownPeer("This connection is not known, and its message is long; enrol, or say Hello, first.")
 
     def rejected(self, peer: bytes, error: ProtocolError) -> None:
-        """Refuse a message that could not be decoded, or was not."""
+        """Refuse a message that could not be decoded, or was not. A peer whose key is not approved any more has left."""
         now = self.timeline.now()
-        reason = error.reason if error.reason in ("version", "unknown_peer") else "malformed"
+        reason = error.reason if error.reason in ("version", "unknown_peer", "revoked") else "malformed"
         try:
-            self.roster.heard(peer, now)
+            if isinstance(error, KeyRevoked):
+                self._revoked(peer, now)
+            else:
+                self.roster.heard(peer, now)
             self._refuse(peer, reason, str(error), now, counted_as=error.reason)
         except Exception as fault:
             self.fail(fault)
@@ -196,6 +200,11 @@ class Reception:
             exchange.receive(device, message, frames, now)
         elif isinstance(message, wire.Result):
             self._send(peer, self.verdicts.answer(message.ask, device), ())
+
+    def _revoked(self, peer: bytes, now: float) -> None:
+        if self.roster.knows(peer):
+            # Nobody waits for it, so others may have its places at once.
+            self._gone(peer, self.roster.leave(peer, -math.inf), "revoked", now)
 
     def _gone(self, peer: bytes, device: DeviceId | None, event: str, now: float, **fields: Any) -> None:
         self.refusals.forget(peer)

@@ -19,6 +19,7 @@ from fedemu.device.machine.observer import MachineObserver, Silent
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.messages import Granted
+from fedemu.protocol.transport.curve import ClientKeys
 from fedemu.protocol.transport.interface import Network
 
 
@@ -41,7 +42,8 @@ class MachinePlan:
     """What every machine is told. The experiment itself comes from the coordinator. Times are real seconds.
 
     ``address`` is the coordinator's, ``count`` the number of devices. ``state`` is the folder for leases, blobs and
-    the devices' own states. ``connect_seconds`` bounds the first enrolment, ``lost_seconds`` a later silence.
+    the devices' own states. ``connect_seconds`` bounds the first enrolment, ``lost_seconds`` a later silence. ``keys``
+    are those of all connections to the coordinator.
     """
 
     address: str
@@ -52,6 +54,7 @@ class MachinePlan:
     connect_seconds: float = 60.0
     lost_seconds: float = 120.0
     observer: MachineObserver = field(default_factory=Silent)
+    keys: ClientKeys | None = None
 
 
 class Arrival:

@@ -50,7 +50,8 @@ class Enrolment:
         self._lost_seconds = lost_seconds
         self._began = self._heard = self._asked = self._connected = self._sought = -math.inf
         self._beat_due = math.inf
-        self._taken = ""
+        self._taken = self._barred = ""
+        self._anew = False
         self.idle = False
         """Whether all devices of the run are taken. This machine then waits until one is free, or the run ends."""
 
@@ -81,7 +82,7 @@ class Enrolment:
 
     def heard(self, now: float) -> None:
         """A message came from the coordinator, of whatever kind."""
-        self._heard = now
+        self._heard, self._barred = now, ""
 
     def accept(self, granted: Granted, now: float) -> bool:
         """Take a grant. Returns whether it is the first one. Raises RefusedError if another run granted it."""
@@ -91,6 +92,10 @@ class Enrolment:
         self.granted = granted
         self._beat_due = now + granted.heartbeat_seconds
         return first
+
+    def bar(self, reason: str, final: bool) -> None:
+        """The connection does not come about, for ``reason``. If it is ``final``, the next try needs a new one."""
+        self._barred, self._anew = reason, self._anew or final
 
     def refuse(self, refused: Refused, now: float) -> list[EnrolAction]:
         """React to a refusal. Raises RefusedError if asking again would not help."""
@@ -130,7 +135,9 @@ class Enrolment:
         if self.granted is None and not self.idle:
             if now >= self._began + self._connect_seconds:
                 raise self._never_enrolled()
-            return self._enroll(now) if now >= self._asked + AGAIN else []
+            if now < self._asked + AGAIN:
+                return []
+            return self._reconnect(now) if self._anew else self._enroll(now)
         if now >= self._lost:
             raise UnreachableError(
                 f"The coordinator at {self._address} has been away for {self._lost_seconds:g} s, so this machine's "
@@ -162,7 +169,7 @@ class Enrolment:
         return self.granted.heartbeat_seconds * self.granted.patience
 
     def _reconnect(self, now: float) -> list[EnrolAction]:
-        self._connected = now
+        self._connected, self._anew = now, False
         return [Connect(), *self._enroll(now)]
 
     def _enroll(self, now: float) -> list[EnrolAction]:
@@ -175,6 +182,8 @@ class Enrolment:
             return RefusedError(
                 "lease_taken", f"The coordinator at {self._address} refused this machine: {self._taken}"
             )
+        if self._barred:
+            return RefusedError("keys", f"No way in within {self._connect_seconds:g} s: {self._barred}.")
         return UnreachableError(
             f"No coordinator answered at {self._address} within {self._connect_seconds:g} s; "
             "start one there, or give the right address with --connect."

@@ -13,7 +13,7 @@ from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.runtime.actions import Connect
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import DOWN, Envelope
-from fedemu.protocol.errors import BlobError, FedemuError, ProtocolError, VersionMismatch
+from fedemu.protocol.errors import BlobError, FedemuError, HandshakeFailed, ProtocolError, VersionMismatch
 from fedemu.protocol.ids import Digest
 from fedemu.protocol.messages import Blob, BlobRef, Bye, Died, Granted, Offer, Refused, Stop
 from fedemu.protocol.transport.interface import Dealer, Network
@@ -44,6 +44,7 @@ class CoordinatorLink:
         self._enrolment = enrolment
         self._observer = observer
         self._sought = self._idle = False
+        self._told: set[str] = set()
         self._dealer: Dealer | None = None
         self._store: BlobStore | None = None
         self._fetches: Fetches | None = None
@@ -148,6 +149,11 @@ class CoordinatorLink:
         self._arm()
 
     def _rejected(self, error: ProtocolError) -> None:
+        if isinstance(error, HandshakeFailed):
+            self._enrolment.bar(str(error), error.final)
+            if str(error) not in self._told:
+                self._told.add(str(error))
+                self._observer.barred(str(error))
         if isinstance(error, VersionMismatch) and self._enrolment.granted is None:
             self._fail(error)
 

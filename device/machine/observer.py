@@ -12,6 +12,9 @@ class MachineObserver(Protocol):
     def placed(self, places: int) -> None:
         """The run has places for so many of the machine's devices. 0: all are taken, and some may get free."""
 
+    def barred(self, reason: str) -> None:
+        """The coordinator does not let this machine in, because of keys. The machine goes on trying for a while."""
+
     def lost(self, seconds: float) -> None:
         """The coordinator is silent. This machine looks for it for ``seconds`` more of real time."""
 
@@ -38,6 +41,8 @@ class Silent:
     """A ``MachineObserver`` that does nothing."""
 
     def placed(self, places: int) -> None: ...
+
+    def barred(self, reason: str) -> None: ...
 
     def lost(self, seconds: float) -> None: ...
 

@@ -93,7 +93,7 @@ class Supervision:
         if plan.logs is not None:
             plan.logs.mkdir(parents=True, exist_ok=True)
         self._bus = f"ipc://{stack.enter_context(private_folder())}/bus"
-        network = ZmqNetwork(max_sockets=4096)
+        network = ZmqNetwork(max_sockets=4096, keys=plan.keys, watched=True)
         stack.callback(network.close)
         here = await arrive(plan, network, socket.gethostname()[:256], stack)
         link = here.link
@@ -144,8 +144,10 @@ class Supervision:
 
     def _setup(self, here: Arrival) -> Setup:
         plan, granted = self._plan, here.granted
+        keys = None if plan.keys is None else (plan.keys.public, plan.keys.secret, plan.keys.server)
         return Setup(
             coordinator=plan.address,
+            keys=keys,
             bus=self._bus,
             token=self._token,
             lease=granted.lease,

@@ -22,6 +22,7 @@ from fedemu.device.runtime.actions import Crash, Leave, Retire
 from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
+from fedemu.protocol.transport.curve import ClientKeys
 from fedemu.protocol.transport.interface import Network
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
@@ -143,7 +144,8 @@ def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple
         end(FAILED)
 
     loop = PollLoop(fail)
-    network = ZmqNetwork(max_sockets=64 + 4 * len(lives), loop=loop)
+    keys = None if setup.keys is None else ClientKeys(setup.coordinator, *setup.keys)
+    network = ZmqNetwork(max_sockets=64 + 4 * len(lives), loop=loop, keys=keys)
     attach = Attach(token=setup.token, role="process", number=number)
     DeviceProcess(loop, network, setup.coordinator, network, setup.bus, attach, birthplace, lives, end)
     loop.run()

@@ -13,6 +13,7 @@ import typer
 
 from fedemu.ops.cli import bench as cli_bench
 from fedemu.ops.cli import compare as cli_compare
+from fedemu.ops.cli import keys as cli_keys
 from fedemu.ops.cli import look as cli_look
 from fedemu.ops.cli import presets as cli_presets
 from fedemu.ops.cli import run as cli_run
@@ -89,13 +90,16 @@ _COMMANDS = (
         "coordinator",
         cli_run.coordinator,
         "Run a coordinator, and wait for devices.",
-        ("fedemu coordinator digits --bind tcp://0.0.0.0:5577",),
+        ("fedemu coordinator digits", "fedemu coordinator digits --bind tcp://0.0.0.0:5577   # after fedemu keys new"),
     ),
     (
         "device",
         cli_run.device,
         "Run the devices of one machine.",
-        ("fedemu device --n 300", "fedemu device --n 150 --connect tcp://192.168.0.7:5577"),
+        (
+            "fedemu device --n 300",
+            "fedemu device --n 150 --connect tcp://192.168.0.7:5577 --server-key lab1.key",
+        ),
     ),
     (
         "sweep",
@@ -147,3 +151,15 @@ for _name, _command, _summary, _examples in _COMMANDS:
     app.command(_name, cls=Command, short_help=_summary, epilog=_epilog(IN_WORDS, *_examples), context_settings=_HELP)(
         _command
     )
+_keys = typer.Typer(
+    cls=Commands,
+    help="Let machines join your coordinators, and keep strangers out.",
+    context_settings=_HELP,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+for _name, _command, _summary, _examples in cli_keys.COMMANDS:
+    _keys.command(
+        _name, cls=Command, short_help=_summary, epilog=_epilog(IN_WORDS, *_examples), context_settings=_HELP
+    )(_command)
+app.add_typer(_keys, name="keys", short_help="Make keys, and say which machines may join.")

@@ -134,6 +134,24 @@ DeviceTypeOption = Annotated[
 ]
 
 
+Keys = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="The folder of keys. Default: FEDEMU_KEYS, or fedemu/keys in the user's configuration folder.",
+        show_default=False,
+    ),
+]
+Insecure = Annotated[
+    bool | None,
+    typer.Option(
+        "--insecure",
+        help="Listen where other machines can reach it, without keys: whoever does can read, join and disturb the run.",
+        show_default=False,
+    ),
+]
+
+
 def overrides_of(settings: list[str] | None, **options: object) -> list[str]:
     """The overrides ``key=value`` of a command: first those of ``--set``, then the other options, which win.
 

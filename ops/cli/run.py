@@ -47,6 +47,8 @@ def run(
     resume: options.Resume = None,
     settings: options.Settings = None,
     bind: Bind = None,
+    keys: options.Keys = None,
+    insecure: options.Insecure = None,
     metrics_port: options.MetricsPort = None,
     metrics_address: options.MetricsAddress = None,
     transport: Annotated[
@@ -74,6 +76,8 @@ def run(
         rounds=rounds,
         fleet__devices=devices,
         runtime__bind=bind,
+        runtime__keys=None if keys is None else str(keys),
+        runtime__insecure=insecure,
         runtime__metrics_port=metrics_port,
         runtime__metrics_address=metrics_address,
         runtime__transport=transport,
@@ -101,6 +105,8 @@ def coordinator(
     resume: options.Resume = None,
     settings: options.Settings = None,
     bind: Bind = None,
+    keys: options.Keys = None,
+    insecure: options.Insecure = None,
     metrics_port: options.MetricsPort = None,
     metrics_address: options.MetricsAddress = None,
     log_level: options.LogLevelOption = None,
@@ -108,7 +114,7 @@ def coordinator(
 ) -> int:
     """Run a coordinator and wait for devices, which `fedemu device` starts.
 
-    Listens on tcp://127.0.0.1:5577 by default.
+    Listens on tcp://127.0.0.1:5577 by default. An address that other machines can reach needs keys (`fedemu keys`).
     """
     overrides = overrides_of(
         settings,
@@ -116,6 +122,8 @@ def coordinator(
         rounds=rounds,
         fleet__devices=devices,
         runtime__bind=bind,
+        runtime__keys=None if keys is None else str(keys),
+        runtime__insecure=insecure,
         runtime__metrics_port=metrics_port,
         runtime__metrics_address=metrics_address,
         runtime__log_level=log_level,
@@ -143,6 +151,15 @@ def device(
             metavar="ADDRESS", help="The coordinator's address. Default: tcp://127.0.0.1:5577.", show_default=False
         ),
     ] = None,
+    server_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY|FILE",
+            help="The public key that the coordinator must have. Then this machine's keys are used.",
+            show_default=False,
+        ),
+    ] = None,
+    keys: options.Keys = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -169,6 +186,8 @@ def device(
     overrides = overrides_of(
         None,
         runtime__connect=connect,
+        runtime__server_key=server_key,
+        runtime__keys=None if keys is None else str(keys),
         runtime__trainers=trainers,
         runtime__per_process=per_process,
         runtime__device_type=device_type,

@@ -93,7 +93,7 @@ def _plain(text: str) -> str:
 def _tell(error: Any) -> int:
     """Tell what was wrong with the arguments, and return the exit code. Without any arguments, show the help."""
     said = error.format_message().strip().rstrip(".")
-    if not sys.argv[1:] and said.startswith("Usage:"):
+    if said.startswith("Usage:"):
         error.show()
         return int(error.exit_code)
     command = error.ctx.command_path if error.ctx else "fedemu"

@@ -17,11 +17,15 @@ class Runtime(Section):
 
     ``trainers = 0`` means one trainer per core, or per GPU. ``metrics_port = 0`` means no metrics. ``metrics_address``
     is the address of this machine at which they are served. ``report`` says whether a run draws its plots and writes
-    its page when it ends.
+    its page when it ends. ``keys`` is a folder of keys, ``server_key`` the coordinator's public key or its file; empty
+    means that none is named.
     """
 
     bind: Text = "tcp://127.0.0.1:5577"
     connect: Text = "tcp://127.0.0.1:5577"
+    keys: Annotated[str, Field(max_length=4096)] = ""
+    server_key: Annotated[str, Field(max_length=4096)] = ""
+    insecure: bool = False
     transport: Literal["zmq", "memory"] = "zmq"
     trainers: Annotated[int, Field(ge=0, le=1024)] = 0
     per_process: Annotated[int, Field(ge=1, le=100_000)] = 1

@@ -23,8 +23,8 @@ from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
 
 PREFIX = "FEDEMU_"
-NOT_SETTINGS = ("FEDEMU_DATA", "FEDEMU_CACHE", "FEDEMU_STATE")
-"""Environment variables that are no settings. They name the folders of data, of the cache and of the devices' state."""
+NOT_SETTINGS = ("FEDEMU_DATA", "FEDEMU_CACHE", "FEDEMU_STATE", "FEDEMU_KEYS")
+"""Environment variables that are no settings. They name folders: data, cache, the devices' state, keys."""
 CONFIG_FILE = "config.toml"
 
 _ROUNDS = "rounds"

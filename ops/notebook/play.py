@@ -54,7 +54,7 @@ def play(folder: Path, runtime: Runtime, shown: Shown) -> Ended:
 def _play(folder: Path, runtime: Runtime, shown: Shown, told: Path) -> tuple[int, str]:
     """Play the run as ``play`` does. An error of somebody's own code goes to the file ``told``."""
     command = [sys.executable, "-m", "fedemu.ops.cli", "run", "--resume", str(folder)]
-    for key, value in runtime.model_dump().items():
+    for key, value in runtime.model_dump(exclude_unset=True).items():
         command += ["--set", f"runtime.{key}={toml(value)}"]
     process = subprocess.Popen(
         command,

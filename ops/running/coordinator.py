@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 
@@ -24,6 +25,8 @@ from fedemu.coordinator.serve import serve
 from fedemu.ops.assembly.coordinator import assemble
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import read_frozen
+from fedemu.ops.keys.choice import in_words as keys_in_words
+from fedemu.ops.keys.choice import reachable_elsewhere, server_keys
 from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.embedded import serve_embedded
 from fedemu.ops.running.exits import complain, exit_code_of
@@ -46,13 +49,20 @@ def coordinate_alone(
     directory: Path, experiment: Experiment, runtime: Runtime, *, new: bool, print_summary: bool
 ) -> int:
     """Run a coordinator until the experiment is over, as ``fedemu coordinator`` does. Returns the exit code."""
-    begins = (
-        f"{title(experiment)}\n"
-        f"  process  {os.getpid()}\n"
-        f"  address  {runtime.bind}   (fedemu device --n {experiment.fleet.devices} --connect {runtime.bind})\n"
-        f"  results  {directory}"
-    )
-    code = exit_code_of(lambda: coordinate(directory, experiment, runtime, lambda: say(begins)))
+
+    def action() -> int:
+        keys = server_keys(runtime, os.environ)
+        connect = f"fedemu device --n {experiment.fleet.devices} --connect {reachable_elsewhere(runtime.bind)}"
+        begins = (
+            f"{title(experiment)}\n"
+            f"  process  {os.getpid()}\n"
+            f"  address  {runtime.bind}   ({connect}{f' --server-key {quote(keys.public)}' if keys else ''})\n"
+            f"  keys     {keys_in_words(runtime, os.environ, keys)}\n"
+            f"  results  {directory}"
+        )
+        return coordinate(directory, experiment, runtime, lambda: say(begins))
+
+    code = exit_code_of(action)
     return conclude(directory, code, "coordinator", new=new, print_summary=print_summary)
 
 
@@ -101,10 +111,11 @@ async def _serve(
     observers: Sequence[RunObserver],
     opened: Callable[[], None],
 ) -> Summary:
-    network = MemoryNetwork() if runtime.transport == "memory" else ZmqNetwork()
+    in_memory = runtime.transport == "memory"
+    network = MemoryNetwork() if in_memory else ZmqNetwork(keys=server_keys(runtime, os.environ))
     try:
         plan = replace(assemble(directory, experiment, network, runtime.bind, observers), opened=opened)
-        return await (serve_embedded(plan, runtime) if runtime.transport == "memory" else serve(plan))
+        return await (serve_embedded(plan, runtime) if in_memory else serve(plan))
     finally:
         network.close()
 

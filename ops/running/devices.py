@@ -19,6 +19,7 @@ from fedemu.device.machine.observer import MachineObserver, Silent
 from fedemu.device.machine.supervisor import SupervisorPlan, supervise
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.figures import counted
+from fedemu.ops.keys.choice import client_keys
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
 from fedemu.ops.running.device_code import DEVICE_CODE
 from fedemu.ops.running.exits import exit_code_of
@@ -95,6 +96,7 @@ def run_devices(count: int, runtime: Runtime, state: Path, logs: Path, told: Tol
             device_type=runtime.device_type,
             logs=logs,
             observer=told.beside(metrics),
+            keys=client_keys(runtime, os.environ),
         )
         return asyncio.run(supervise(plan))
 
@@ -124,6 +126,10 @@ class Told(MachineObserver):
             say("all places of the run are taken; these devices wait until some are free, or the run is over")
         elif places < self._count:
             say(f"the run wants {places:,} of these {counted(self._count, 'device')}; the others stay idle")
+
+    def barred(self, reason: str) -> None:
+        self._metrics.barred(reason)
+        say(f"{reason}; these devices go on trying")
 
     def lost(self, seconds: float) -> None:
         self._metrics.lost(seconds)

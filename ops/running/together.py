@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.keys.choice import in_words, server_keys
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE
 from fedemu.ops.running.exits import complain, exit_code_of
 from fedemu.ops.running.launch import child_command, last_words, launch
@@ -62,7 +63,14 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
     devices_terminal = logs / "devices.out"
     serving = runtime.model_dump_json()
     # The supervisor serves its metrics on the port after the coordinator's.
-    training = runtime.model_copy(update={"metrics_port": runtime.metrics_port and runtime.metrics_port + 1})
+    keys = server_keys(runtime, os.environ)
+    training = runtime.model_copy(
+        update={
+            "metrics_port": runtime.metrics_port and runtime.metrics_port + 1,
+            "server_key": "" if keys is None else keys.public,
+            "keys": "" if keys is None else runtime.keys,
+        }
+    )
     commands: dict[Child, list[str]] = {
         "coordinator": child_command("fedemu-coordinator", "fedemu.ops.running.coordinator", str(directory), serving),
         "devices": child_command(
@@ -77,12 +85,13 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
 
     def started(pids: Mapping[Child, int]) -> None:
         say(
-            f"{begins}\n"
+            f"{begins}\n{warning}"
             f"  coordinator  process {pids['coordinator']} at {chosen}\n"
             f"  devices      process {pids['devices']}, {per_process(runtime)}\n"
             f"  results      {directory}"
         )
 
+    warning = f"  keys         {in_words(runtime, os.environ, keys)}\n" if "bind" in runtime.model_fields_set else ""
     terminal = sys.stderr.isatty()
 
     def interject(text: str) -> None:

@@ -181,6 +181,9 @@ class SupervisorMetrics:
     def placed(self, places: int) -> None:
         """Nothing is kept: ``fedemu_devices`` counts the devices of this machine."""
 
+    def barred(self, reason: str) -> None:
+        """Nothing is kept, as for ``lost``."""
+
     def lost(self, seconds: float) -> None:
         """Nothing is kept: the metrics of the coordinator tell whether it is there."""
 

@@ -1,7 +1,6 @@
 """ZeroMQ sockets with the options of this protocol, and their errors in plain words.
 
-Nothing is encrypted, and any peer may connect. Keys (CURVE) and a list of allowed peers would be options that are set
-here, before bind and connect.
+Without keys nothing is encrypted, and any peer may connect.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import zmq
 
 from fedemu.protocol.codec import Limits
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.transport.curve import ClientKeys, ServerKeys, connect_with, serve_with
 
 _ROUTER_QUEUE: Final = 64
 """The most messages that wait for one peer. Most queues are empty; a full queue means that its peer is dead, or that it
@@ -56,7 +56,9 @@ def make_context(io_threads: int, max_sockets: int) -> zmq.Context[zmq.Socket[by
     return context
 
 
-def bound(context: zmq.Context[zmq.Socket[bytes]], address: str, limits: Limits, linger_ms: int) -> zmq.Socket[bytes]:
+def bound(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, limits: Limits, linger_ms: int, keys: ServerKeys | None
+) -> zmq.Socket[bytes]:
     """A ROUTER at ``address``, which reports peers that it cannot reach."""
     _check(address, listening=True)
     _refuse_taken(address)
@@ -65,6 +67,8 @@ def bound(context: zmq.Context[zmq.Socket[bytes]], address: str, limits: Limits,
     socket.setsockopt(zmq.SNDHWM, _ROUTER_QUEUE)
     socket.setsockopt(zmq.RCVHWM, _ROUTER_INTAKE)
     socket.setsockopt(zmq.BACKLOG, _BACKLOG)
+    if keys is not None:
+        serve_with(socket, keys)
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
@@ -74,7 +78,7 @@ def bound(context: zmq.Context[zmq.Socket[bytes]], address: str, limits: Limits,
 
 
 def connected(
-    context: zmq.Context[zmq.Socket[bytes]], address: str, limits: Limits, linger_ms: int
+    context: zmq.Context[zmq.Socket[bytes]], address: str, limits: Limits, linger_ms: int, keys: ClientKeys | None
 ) -> zmq.Socket[bytes]:
     """A DEALER that connects to ``address`` as soon as somebody listens there."""
     _check(address, listening=False)
@@ -83,6 +87,8 @@ def connected(
     socket.setsockopt(zmq.RCVHWM, _DEALER_QUEUE)
     socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MOST_MS)
+    if keys is not None:
+        connect_with(socket, keys)
     try:
         socket.connect(address)
     except zmq.ZMQError as error:

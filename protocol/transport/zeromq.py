@@ -10,9 +10,11 @@ from typing import Final
 import zmq
 
 from fedemu.protocol.codec import Buffer, Decoder, Envelope, encode
-from fedemu.protocol.errors import ProtocolError
+from fedemu.protocol.errors import KeyRevoked, ProtocolError
 from fedemu.protocol.messages import Message
+from fedemu.protocol.transport.curve import ClientKeys, KeyGate, ServerKeys
 from fedemu.protocol.transport.endpoint import NOBLOCK, Endpoint
+from fedemu.protocol.transport.handshakes import HandshakeWatch
 from fedemu.protocol.transport.interface import ReaderLoop, Screen, let_all_pass
 from fedemu.protocol.transport.sockets import bound, connected, make_context, unbind
 
@@ -26,7 +28,9 @@ class ZmqNetwork:
     """Routers and Dealers over ZeroMQ, made and used on one event loop. Make none before a fork.
 
     ``loop`` is that loop; None means the asyncio loop that runs when a Router or a Dealer is made.
-    ``close`` waits at most ``linger_seconds`` until the last messages are sent.
+    ``close`` waits at most ``linger_seconds`` until the last messages are sent. ``keys`` are those of all Routers, or
+    those of the Dealers to one address. If ``watched``, a Dealer that cannot come in is told to its ``rejected``, as a
+    HandshakeFailed.
     """
 
     def __init__(
@@ -35,7 +39,12 @@ class ZmqNetwork:
         max_sockets: int = 4096,
         linger_seconds: float = 1.0,
         loop: ReaderLoop | None = None,
+        keys: ServerKeys | ClientKeys | None = None,
+        watched: bool = False,
     ) -> None:
+        self._keys = keys
+        self._watched = watched
+        self._gate: KeyGate | None = None
         self._context = make_context(io_threads, max_sockets)
         self._loop = loop
         self._linger = int(linger_seconds * 1000)
@@ -49,8 +58,13 @@ class ZmqNetwork:
         rejected: Callable[[bytes, ProtocolError], None],
         screen: Screen = let_all_pass,
     ) -> ZmqRouter:
-        socket = bound(self._context, address, decoder.limits, self._linger)
-        router = ZmqRouter(socket, self._running_loop(), decoder, received, rejected, screen, self._open.discard)
+        keys = self._keys if isinstance(self._keys, ServerKeys) else None
+        if keys is not None and self._gate is None:
+            self._gate = KeyGate(self._context, self._running_loop(), keys)
+        socket = bound(self._context, address, decoder.limits, self._linger, keys)
+        approved = keys.approved if keys is not None else None
+        closed = self._open.discard
+        router = ZmqRouter(socket, self._running_loop(), decoder, received, rejected, screen, closed, approved)
         self._open.add(router)
         return router
 
@@ -61,14 +75,19 @@ class ZmqNetwork:
         received: Callable[[Envelope], None],
         rejected: Callable[[ProtocolError], None],
     ) -> ZmqDealer:
-        socket = connected(self._context, address, decoder.limits, self._linger)
-        dealer = ZmqDealer(socket, self._running_loop(), decoder, received, rejected, self._open.discard)
+        keys = self._keys if isinstance(self._keys, ClientKeys) and self._keys.address == address else None
+        socket = connected(self._context, address, decoder.limits, self._linger, keys)
+        loop = self._running_loop()
+        watch = HandshakeWatch(socket, loop, address, keys, rejected) if self._watched else None
+        dealer = ZmqDealer(socket, loop, decoder, received, rejected, self._open.discard, watch)
         self._open.add(dealer)
         return dealer
 
     def close(self) -> None:
         for endpoint in list(self._open):
             endpoint.close()
+        if self._gate is not None:
+            self._gate.close()
         self._context.term()
 
     def _running_loop(self) -> ReaderLoop:
@@ -76,7 +95,10 @@ class ZmqNetwork:
 
 
 class ZmqRouter(Endpoint):
-    """A ROUTER socket, whose ``send`` returns False if a peer cannot be reached."""
+    """A ROUTER socket, whose ``send`` returns False if a peer cannot be reached.
+
+    ``approved`` is asked about the key of every message. A message whose key is not approved any more is not read.
+    """
 
     def __init__(
         self,
@@ -87,8 +109,10 @@ class ZmqRouter(Endpoint):
         rejected: Callable[[bytes, ProtocolError], None],
         screen: Screen,
         closed: Callable[[Endpoint], None],
+        approved: Callable[[str], bool] | None = None,
     ) -> None:
         super().__init__(socket, loop, decoder, closed)
+        self._approved = approved
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._received = received
         self._rejected = rejected
@@ -119,11 +143,19 @@ class ZmqRouter(Endpoint):
         super().close()
 
     def _take(self) -> bool:
+        key = ""
         try:
-            peer = self._receive(NOBLOCK)
+            if self._approved is None:
+                peer = self._receive(NOBLOCK)
+            else:
+                frame = self._receive(NOBLOCK, False)
+                peer, key = frame.bytes, str(frame.get("User-Id"))
         except zmq.Again:
             return False
         frames = self._frames()
+        if self._approved is not None and not self._approved(key):
+            self._rejected(peer, KeyRevoked())
+            return True
         if (stopped := self._screen(peer, frames)) is not None:
             self._rejected(peer, stopped)
             return True
@@ -147,10 +179,12 @@ class ZmqDealer(Endpoint):
         received: Callable[[Envelope], None],
         rejected: Callable[[ProtocolError], None],
         closed: Callable[[Endpoint], None],
+        watch: HandshakeWatch | None = None,
     ) -> None:
         super().__init__(socket, loop, decoder, closed)
         self._received = received
         self._rejected = rejected
+        self._watch = watch
 
     def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         if self._socket.closed:
@@ -170,6 +204,8 @@ class ZmqDealer(Endpoint):
     def close(self) -> None:
         if not self._socket.closed:
             self._flush()
+            if self._watch is not None:
+                self._watch.close()
         super().close()
 
     def _take(self) -> bool:

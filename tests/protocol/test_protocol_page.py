@@ -69,8 +69,8 @@ def test_every_dtype_is_listed_with_its_size() -> None:
 def test_every_choice_is_listed() -> None:
     for choice in (*typing.get_args(wire.Verdict), *typing.get_args(wire.DropCause)):
         assert f"`{choice}`" in PAGE
-    [reasons] = re.findall(r"``reason`` is (.*)\.", wire.Refused.__doc__ or "")
-    assert set(rows(section("Refusals and reasons"))) >= set(re.split(", | or ", reasons))
+    [reasons] = re.findall(r"``reason`` is (.*?)\.", wire.Refused.__doc__ or "", re.DOTALL)
+    assert set(rows(section("Refusals and reasons"))) >= set(re.split(r",\s+|\s+or\s+", reasons))
 
 
 def test_links_within_the_page_lead_somewhere() -> None:

@@ -1,0 +1,51 @@
+"""Who is approved at this moment, while a coordinator runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Final
+
+from fedemu.ops.keys.store import KeyFolder
+
+logger = logging.getLogger(__name__)
+
+AGAIN_SECONDS: Final = 1.0
+"""The longest time after which a change of the approved keys counts."""
+
+
+class Approval:
+    """Whether a public key is approved: the files are read again when they change."""
+
+    def __init__(self, folder: KeyFolder, own: str) -> None:
+        self._folder = folder
+        self._own = own
+        self._keys: frozenset[str] = frozenset()
+        self._seen: object = None
+        self._looked = -AGAIN_SECONDS
+
+    def __call__(self, key: str) -> bool:
+        now = time.monotonic()
+        if now >= self._looked + AGAIN_SECONDS:
+            self._looked = now
+            self._look()
+        return key in self._keys or key == self._own
+
+    def _look(self) -> None:
+        seen = self._signature()
+        if seen != self._seen:
+            self._keys = frozenset(self._folder.approved().values())
+            self._seen = seen
+
+    def _signature(self) -> object:
+        """What changes when the files change."""
+        try:
+            with os.scandir(self._folder.approved_folder) as entries:
+                stats = [(entry.name, entry.stat()) for entry in entries]
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            logger.warning("can't read %s (%s); no machine is approved", self._folder.approved_folder, error.strerror)
+            return None
+        return sorted((name, found.st_mtime_ns, found.st_size, found.st_ino) for name, found in stats)

@@ -1,0 +1,72 @@
+"""Which keys a coordinator and a machine use, by their settings."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Mapping
+
+from fedemu.ops.experiment import Runtime
+from fedemu.ops.figures import counted
+from fedemu.ops.keys.approval import Approval
+from fedemu.ops.keys.store import KeyFolder, read_public
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.transport.curve import ClientKeys, ServerKeys
+
+
+def server_keys(runtime: Runtime, environment: Mapping[str, str]) -> ServerKeys | None:
+    """The keys of a coordinator that listens at ``runtime.bind``, or None if it needs and uses none.
+
+    Raises ConfigurationError if other machines can reach the address, and there are no keys.
+    """
+    if runtime.insecure and runtime.keys:
+        raise ConfigurationError("--keys and --insecure exclude each other; leave one out")
+    private = is_private(runtime.bind)
+    if runtime.insecure or (private and not runtime.keys):
+        return None
+    folder = KeyFolder.of(runtime.keys, environment)
+    if not private and not folder.secret_file.exists():
+        raise ConfigurationError(
+            f"other machines can reach {runtime.bind}, and there are no keys in {folder.path}; make them with "
+            "`fedemu keys new`, let machines in with `fedemu keys approve NAME KEY`, or say --insecure to let "
+            "everybody in"
+        )
+    public, secret = folder.pair()
+    return ServerKeys(public, secret, Approval(folder, public))
+
+
+def client_keys(runtime: Runtime, environment: Mapping[str, str]) -> ClientKeys | None:
+    """The keys of a machine that connects to ``runtime.connect``, or None without ``runtime.server_key``."""
+    if not runtime.server_key:
+        if runtime.keys:
+            raise ConfigurationError("--keys needs --server-key, the public key of the coordinator")
+        return None
+    public, secret = KeyFolder.of(runtime.keys, environment).pair()
+    return ClientKeys(runtime.connect, public, secret, read_public(runtime.server_key))
+
+
+def in_words(runtime: Runtime, environment: Mapping[str, str], keys: ServerKeys | None) -> str:
+    """What people are told about the keys of a coordinator."""
+    if keys is not None:
+        folder = KeyFolder.of(runtime.keys, environment)
+        return f"{counted(len(folder.approved()), 'machine')} approved in {folder.approved_folder}"
+    if is_private(runtime.bind):
+        return "none; only this machine reaches the address"
+    return "none (--insecure): whoever reaches the address can read, join and disturb this run"
+
+
+def reachable_elsewhere(bind: str) -> str:
+    """The address by which other machines may reach ``bind``: a wildcard becomes the name of this machine."""
+    host, _, port = bind.rpartition(":")
+    return f"tcp://{socket.gethostname()}:{port}" if host in ("tcp://*", "tcp://0.0.0.0", "tcp://[::]") else bind
+
+
+def is_private(address: str) -> bool:
+    """Whether only this machine reaches an address: a socket in its file system, or the loopback interface."""
+    if address.startswith("ipc://"):
+        return True
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in ("localhost", "lo")

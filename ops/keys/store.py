@@ -1,0 +1,178 @@
+"""The keys of a machine: its own pair, and the public keys of the machines that may join its coordinator.
+
+They are pyzmq's certificate files. The secret part never leaves the machine that made it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+import struct
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from zmq.auth import create_certificates, load_certificate
+from zmq.utils import z85
+
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.transport.curve import require_curve
+
+logger = logging.getLogger(__name__)
+
+_OWN: Final = "machine"
+_PUBLIC, _SECRET = ".key", ".key_secret"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_KEY_CHARACTERS: Final = 40
+
+
+@dataclass(frozen=True)
+class KeyFolder:
+    """A folder with the pair ``machine.key`` and ``machine.key_secret``, and ``approved/NAME.key`` for each machine."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, named: str, environment: Mapping[str, str]) -> KeyFolder:
+        """The folder that is ``named``; else that of ``FEDEMU_KEYS``; else one in the user's configuration."""
+        if chosen := named or environment.get("FEDEMU_KEYS"):
+            return cls(Path(chosen).expanduser())
+        base = environment.get("XDG_CONFIG_HOME")
+        return cls((Path(base) if base else Path.home() / ".config") / "fedemu" / "keys")
+
+    @property
+    def public_file(self) -> Path:
+        """The file that other machines may have."""
+        return self.path / (_OWN + _PUBLIC)
+
+    @property
+    def secret_file(self) -> Path:
+        """The file that stays on this machine."""
+        return self.path / (_OWN + _SECRET)
+
+    @property
+    def approved_folder(self) -> Path:
+        """The folder with the public keys of other machines."""
+        return self.path / "approved"
+
+    def new(self) -> str:
+        """Make this machine's pair of keys, and return the public key. Raises ConfigurationError if there is one."""
+        require_curve()
+        if self.secret_file.exists() or self.public_file.exists():
+            raise ConfigurationError(
+                f"there is a key in {self.path} already (`fedemu keys list` shows it); "
+                f"remove {self.public_file.name} and {self.secret_file.name} to make another"
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.TemporaryDirectory(dir=self.path, prefix=".new-") as private:  # its mode is 0700
+                while True:
+                    public, secret = map(Path, create_certificates(private, _OWN))
+                    key = _load(public)[0]
+                    if key[0].isalnum():  # so that no command takes it for an option
+                        break
+                secret.chmod(0o600)
+                public.chmod(0o644)
+                os.rename(secret, self.secret_file)
+                os.rename(public, self.public_file)
+        except OSError as error:
+            raise ConfigurationError(f"can't write keys to {self.path}: {error.strerror}") from error
+        return key
+
+    def pair(self) -> tuple[str, str]:
+        """The public and the secret key of this machine. Raises ConfigurationError if they cannot be used."""
+        require_curve()
+        if not self.secret_file.exists():
+            raise ConfigurationError(f"there is no key in {self.path}; make one with `fedemu keys new`")
+        public, secret = _load(self.secret_file)
+        if secret is None:
+            raise ConfigurationError(f"{self.secret_file} has no secret key; make a new pair with `fedemu keys new`")
+        mode = stat.S_IMODE(self.secret_file.stat().st_mode)
+        if mode & 0o077:
+            raise ConfigurationError(
+                f"other users can read {self.secret_file} (its mode is {mode:04o}); chmod 600 it, "
+                "or make a new pair if somebody may have"
+            )
+        return public, secret
+
+    def approve(self, name: str, key: str) -> None:
+        """Let the machine ``name`` with the public key ``key`` join, also a run that is on."""
+        _check_name(name)
+        if others := [other for other, known in self.approved().items() if known == key and other != name]:
+            raise ConfigurationError(f"this key is approved already, as {others[0]}")
+        file = self.approved_folder / (name + _PUBLIC)
+        try:
+            self.approved_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            partial = file.with_name(f".{file.name}.{os.getpid()}")
+            partial.write_text(f'metadata\n    name = {name}\ncurve\n    public-key = "{key}"\n', encoding="utf-8")
+            os.replace(partial, file)
+        except OSError as error:
+            raise ConfigurationError(f"can't write {file}: {error.strerror}") from error
+
+    def revoke(self, name: str) -> str:
+        """Take the approval of the machine ``name`` back, also in a run that is on. Returns its key."""
+        approved = self.approved()
+        if name not in approved:
+            known = f"only {', '.join(sorted(approved))}" if approved else "no machine at all"
+            raise ConfigurationError(f"no machine {name!r} is approved in {self.path}; there is {known}")
+        (self.approved_folder / (name + _PUBLIC)).unlink(missing_ok=True)
+        return approved[name]
+
+    def approved(self) -> dict[str, str]:
+        """The approved public keys by the names of their machines. A file that cannot be read approves nobody."""
+        keys = {}
+        for file in sorted(self.approved_folder.glob("*" + _PUBLIC)):
+            try:
+                keys[file.name.removesuffix(_PUBLIC)] = _load(file)[0]
+            except ConfigurationError as error:
+                logger.warning("%s; it approves nobody", error)
+        return keys
+
+
+def read_public(text: str) -> str:
+    """The public key that ``text`` is, or that is in the file ``text``. Raises ConfigurationError if there is none."""
+    if len(text) == _KEY_CHARACTERS and not Path(text).exists():
+        _check_key(text, "this")
+        return text
+    path = Path(text).expanduser()
+    if path.suffix == _SECRET:
+        raise ConfigurationError(
+            f"{path} has a secret key, which stays on its machine; give the file {path.with_suffix(_PUBLIC).name}"
+        )
+    return _load(path)[0]
+
+
+def _load(path: Path) -> tuple[str, str | None]:
+    """The public and, if there is one, the secret key of a certificate file."""
+    try:
+        public, secret = load_certificate(path)
+    except (OSError, ValueError) as error:
+        if not path.exists():
+            raise ConfigurationError(f"{str(path)!r} is neither a public key of 40 characters nor a file") from error
+        raise ConfigurationError(f"{path} has no public key") from error
+    texts = [None if key is None else key.decode("ascii", "replace") for key in (public, secret)]
+    for key in texts:
+        if key is not None:
+            _check_key(key, f"what {path} has")
+    assert texts[0] is not None
+    return texts[0], texts[1]
+
+
+def _check_key(key: str, what: str) -> None:
+    try:
+        if len(key) == _KEY_CHARACTERS and len(z85.decode(key.encode("ascii"))) == 32:
+            return
+    except (ValueError, KeyError, UnicodeError, struct.error):
+        pass
+    raise ConfigurationError(f"{what} is no key: it must be 40 characters of Z85, as `fedemu keys list` shows them")
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"{name!r} is no name for a machine; take letters, digits, dots, dashes and underscores, at most 64"
+        )

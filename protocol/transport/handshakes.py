@@ -1,0 +1,87 @@
+"""Why a Dealer does not come in. ZeroMQ itself tries again for ever, or stops without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from fedemu.protocol.errors import HandshakeFailed, ProtocolError
+from fedemu.protocol.transport.curve import ClientKeys
+from fedemu.protocol.transport.interface import ReaderLoop
+
+_EVENTS: Final = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+_FAILURES: Final = 3
+"""Failures in a row without a reason from the other side. Fewer may be a coordinator that ends just now."""
+_INTERNAL_ERROR: Final = 500
+
+
+class HandshakeWatch:
+    """Listens to the handshakes of one Dealer, and calls ``failed`` when it cannot come in, with the reason."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        loop: ReaderLoop,
+        address: str,
+        keys: ClientKeys | None,
+        failed: Callable[[ProtocolError], None],
+    ) -> None:
+        self._socket = socket
+        self._loop = loop
+        self._address = address
+        self._keys = keys
+        self._failed = failed
+        self._failures = 0
+        self._monitor = socket.get_monitor_socket(_EVENTS)
+        self._descriptor = int(self._monitor.getsockopt(zmq.FD))
+        loop.add_reader(self._descriptor, self._drain)
+        loop.call_soon(self._drain)
+
+    def close(self) -> None:
+        """Stop listening. Must be called before the Dealer is closed."""
+        if not self._monitor.closed:
+            self._loop.remove_reader(self._descriptor)
+            self._socket.disable_monitor()
+            self._monitor.close()
+
+    def _drain(self) -> None:
+        while not self._monitor.closed:
+            try:
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._failures = 0
+            elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self._failed(HandshakeFailed(self._refused(int(event["value"])), final=True))
+            else:
+                self._failures += 1
+                if self._failures == _FAILURES:
+                    self._failed(HandshakeFailed(self._broken_off()))
+
+    def _refused(self, status: int) -> str:
+        if status == _INTERNAL_ERROR or self._keys is None:
+            return f"the coordinator at {self._address} could not check this machine's key; its log says why"
+        return (
+            f"the coordinator at {self._address} has not approved this machine's key; "
+            f"say there: fedemu keys approve NAME '{self._keys.public}'"
+        )
+
+    def _broken_off(self) -> str:
+        if self._keys is None:
+            return (
+                f"the coordinator at {self._address} breaks off the connection, most likely because it wants keys; "
+                "give its public key with --server-key (`fedemu keys list` shows it there)"
+            )
+        return (
+            f"the coordinator at {self._address} breaks off the connection: its key is not the one of --server-key "
+            "(`fedemu keys list` shows it there), or it runs without keys"
+        )
