@@ -107,7 +107,10 @@ def _torch() -> Finding:
 
 def _messaging() -> Finding:
     most = zmq.Context.instance().get(zmq.SOCKET_LIMIT)
-    return Finding("ok", "zeromq", f"libzmq {zmq.zmq_version()}, pyzmq {zmq.pyzmq_version()}, {most} sockets at most")
+    have = f"libzmq {zmq.zmq_version()}, pyzmq {zmq.pyzmq_version()}, {most} sockets at most"
+    if not zmq.has("curve"):
+        return Finding("note", "zeromq", f"{have}, but no CURVE: machines cannot use keys")
+    return Finding("ok", "zeromq", have)
 
 
 def _limits() -> list[Finding]:

@@ -96,7 +96,7 @@ class Reception:
         return UnknownPeer("This connection is not known, and its message is long; enrol, or say Hello, first.")
 
     def rejected(self, peer: bytes, error: ProtocolError) -> None:
-        """Refuse a message that could not be decoded, or was not. A peer whose key is not approved any more has left."""
+        """Refuse a message that could not be decoded, or was not. A peer whose key was revoked has left."""
         now = self.timeline.now()
         reason = error.reason if error.reason in ("version", "unknown_peer", "revoked") else "malformed"
         try:

@@ -158,8 +158,8 @@ _keys = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-for _name, _command, _summary, _examples in cli_keys.COMMANDS:
+for _name, _of_keys, _summary, _examples in cli_keys.COMMANDS:
     _keys.command(
         _name, cls=Command, short_help=_summary, epilog=_epilog(IN_WORDS, *_examples), context_settings=_HELP
-    )(_command)
+    )(_of_keys)
 app.add_typer(_keys, name="keys", short_help="Make keys, and say which machines may join.")

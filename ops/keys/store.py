@@ -153,6 +153,8 @@ def _load(path: Path) -> tuple[str, str | None]:
     except (OSError, ValueError) as error:
         if not path.exists():
             raise ConfigurationError(f"{str(path)!r} is neither a public key of 40 characters nor a file") from error
+        if path.is_dir():
+            raise ConfigurationError(f"{str(path)!r} is a folder; give the file in it, such as machine.key") from error
         raise ConfigurationError(f"{path} has no public key") from error
     texts = [None if key is None else key.decode("ascii", "replace") for key in (public, secret)]
     for key in texts:

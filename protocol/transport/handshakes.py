@@ -1,4 +1,8 @@
-"""Why a Dealer does not come in. ZeroMQ itself tries again for ever, or stops without a word."""
+"""Why a Dealer does not come in.
+
+ZeroMQ itself tells nobody. If the other side has refused the key or speaks otherwise, it stops for good; if the other
+side has only closed the connection, it tries again for ever.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +66,8 @@ class HandshakeWatch:
                 self._failures = 0
             elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._failed(HandshakeFailed(self._refused(int(event["value"])), final=True))
+            elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                self._failed(HandshakeFailed(self._broken_off(), final=True))
             else:
                 self._failures += 1
                 if self._failures == _FAILURES:

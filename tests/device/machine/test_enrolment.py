@@ -148,3 +148,25 @@ def test_a_coordinator_that_forgot_the_lease_is_an_error() -> None:
     machine.refuse(refused("unknown_peer"), 1.0)
     with pytest.raises(RefusedError, match="start them again"):
         machine.refuse(refused("lease_unknown"), 1.0)
+
+
+def test_a_machine_that_is_not_let_in_tries_on_new_connections_and_says_why_in_the_end() -> None:
+    machine = an_enrolment()
+    machine.start(0.0)
+    machine.bar("its key is not approved", final=True)
+    assert machine.tick(1.0) == []
+    assert machine.tick(2.0) == [Connect(), ENROLL]
+    assert machine.tick(4.0) == [ENROLL], "the new connection may come about"
+    machine.bar("its key is not approved", final=False)
+    assert machine.tick(6.0) == [ENROLL]
+    with pytest.raises(RefusedError, match=r"^No way in within 60 s: its key is not approved\.$"):
+        machine.tick(60.0)
+
+
+def test_a_machine_that_was_let_in_at_last_forgets_why_it_was_not() -> None:
+    machine = an_enrolment()
+    machine.start(0.0)
+    machine.bar("its key is not approved", final=False)
+    machine.heard(3.0)
+    with pytest.raises(UnreachableError, match="No coordinator answered"):
+        machine.tick(60.0)

@@ -111,3 +111,8 @@ def test_state_is_kept_where_the_environment_says_or_where_the_user_keeps_state(
     environment: dict[str, str], folder: Path
 ) -> None:
     assert state_folder(environment) == folder
+
+
+def test_a_coordinator_that_wants_keys_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    Told(2).barred("the coordinator wants keys")
+    assert capsys.readouterr().err == "the coordinator wants keys; these devices go on trying\n"

@@ -1,0 +1,43 @@
+"""Approvals are read again while a coordinator runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedemu.ops.keys import approval
+from fedemu.ops.keys.approval import AGAIN_SECONDS, Approval
+from fedemu.ops.keys.store import KeyFolder
+
+FIRST, SECOND = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7", "JTKVSB%%)wK0E.X)V>+}o?pNmC{O&4W4b!Ni{Lh6"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(approval.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_change_counts_after_a_second_at_most(tmp_path: Path, clock: list[float]) -> None:
+    folder = KeyFolder(tmp_path)
+    approved = Approval(folder, own=SECOND)
+    assert [approved(FIRST), approved(SECOND)] == [False, True]
+    folder.approve("lab", FIRST)
+    assert not approved(FIRST), "the files are not looked at for every message"
+    clock[0] += AGAIN_SECONDS
+    assert approved(FIRST)
+    folder.revoke("lab")
+    clock[0] += AGAIN_SECONDS
+    assert not approved(FIRST)
+
+
+def test_a_file_that_is_changed_in_its_place_counts(tmp_path: Path, clock: list[float]) -> None:
+    folder = KeyFolder(tmp_path)
+    folder.approve("lab", FIRST)
+    approved = Approval(folder, own="")
+    assert approved(FIRST)
+    (folder.approved_folder / "lab.key").write_text(f'curve\n  public-key = "{SECOND}"\n\n')
+    clock[0] += AGAIN_SECONDS
+    assert [approved(FIRST), approved(SECOND)] == [False, True]

@@ -1,0 +1,70 @@
+"""When keys are used, and when a coordinator refuses to start without them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedemu.ops.experiment import Runtime
+from fedemu.ops.keys.choice import client_keys, in_words, is_private, server_keys
+from fedemu.ops.keys.store import KeyFolder
+from fedemu.protocol.errors import ConfigurationError
+
+OPEN = "tcp://0.0.0.0:5577"
+
+
+@pytest.mark.parametrize(
+    ("address", "private"),
+    [
+        ("ipc:///tmp/x", True),
+        ("tcp://127.0.0.1:5577", True),
+        ("tcp://127.9.9.9:5577", True),
+        ("tcp://[::1]:5577", True),
+        ("tcp://localhost:5577", True),
+        (OPEN, False),
+        ("tcp://*:5577", False),
+        ("tcp://[::]:5577", False),
+        ("tcp://10.0.0.7:5577", False),
+        ("tcp://eth0:5577", False),
+        ("tcp://localhost.example.org:5577", False),
+    ],
+)
+def test_only_loopback_and_the_file_system_are_private(address: str, private: bool) -> None:
+    assert is_private(address) is private
+
+
+def test_an_open_address_needs_keys_or_an_explicit_word(tmp_path: Path) -> None:
+    environment = {"FEDEMU_KEYS": str(tmp_path)}
+    with pytest.raises(
+        ConfigurationError, match=r"^other machines can reach tcp://0\.0\.0\.0:5577, and there are no keys"
+    ):
+        server_keys(Runtime(bind=OPEN), environment)
+    insecure = Runtime(bind=OPEN, insecure=True)
+    assert server_keys(insecure, environment) is None
+    assert in_words(insecure, environment, None).startswith("none (--insecure): whoever reaches the address can")
+    public = KeyFolder(tmp_path).new()
+    keys = server_keys(Runtime(bind=OPEN), environment)
+    assert keys is not None
+    assert keys.public == public
+    assert keys.approved(public), "the devices of the coordinator's own machine"
+    assert in_words(Runtime(bind=OPEN), environment, keys) == f"0 machines approved in {tmp_path}/approved"
+
+
+def test_a_private_address_uses_keys_only_if_they_are_named(tmp_path: Path) -> None:
+    KeyFolder(tmp_path).new()
+    environment = {"FEDEMU_KEYS": str(tmp_path)}
+    assert server_keys(Runtime(), environment) is None
+    assert server_keys(Runtime(keys=str(tmp_path)), {}) is not None
+    with pytest.raises(ConfigurationError, match="--keys and --insecure exclude each other"):
+        server_keys(Runtime(keys=str(tmp_path), insecure=True), {})
+
+
+def test_a_machine_uses_its_keys_if_it_knows_that_of_the_coordinator(tmp_path: Path) -> None:
+    public = KeyFolder(tmp_path).new()
+    assert client_keys(Runtime(), {"FEDEMU_KEYS": str(tmp_path)}) is None
+    with pytest.raises(ConfigurationError, match="--keys needs --server-key"):
+        client_keys(Runtime(keys=str(tmp_path)), {})
+    keys = client_keys(Runtime(connect="tcp://a:1", keys=str(tmp_path), server_key=public), {})
+    assert keys is not None
+    assert (keys.address, keys.public, keys.server) == ("tcp://a:1", public, public)

@@ -1,0 +1,173 @@
+"""Keys of connections, over real sockets: who comes in, who does not, and what each of them is told."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+import zmq
+
+from fedemu.protocol.codec import DOWN, UP, Envelope, Limits
+from fedemu.protocol.errors import ConfigurationError, HandshakeFailed, KeyRevoked, ProtocolError
+from fedemu.protocol.messages import Beat, Heartbeat, Message
+from fedemu.protocol.transport import curve
+from fedemu.protocol.transport.curve import ClientKeys, ServerKeys
+from fedemu.protocol.transport.sockets import bound, make_context
+from fedemu.protocol.transport.zeromq import ZmqNetwork
+
+Eventually = Callable[[Callable[[], object]], Awaitable[None]]
+Pair = tuple[str, str]
+
+
+def a_pair() -> Pair:
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+class Place:
+    """A coordinator with keys, and machines that connect to it. ``approved`` may change at any time."""
+
+    def __init__(self) -> None:
+        self.public, secret = a_pair()
+        self.approved: set[str] = set()
+        self.broken = False
+        self.heard: list[tuple[bytes, Message]] = []
+        self.rejected: list[ProtocolError] = []
+        self._networks = [ZmqNetwork(keys=ServerKeys(self.public, secret, self._approve), linger_seconds=0.1)]
+        self.router = self._networks[0].bind(
+            "tcp://127.0.0.1:*",
+            UP,
+            lambda peer, envelope: self.heard.append((peer, envelope.message)),
+            lambda peer, error: self.rejected.append(error),
+        )
+
+    def _approve(self, key: str) -> bool:
+        if self.broken:
+            raise OSError("the disk is gone")
+        return key in self.approved
+
+    def join(self, pair: Pair | None, server: str | None = None) -> Machine:
+        machine = Machine(self.router.address, pair, server or self.public)
+        self._networks.append(machine.network)
+        return machine
+
+    def close(self) -> None:
+        for network in self._networks:
+            network.close()
+
+
+class Machine:
+    """A connection that has said a heartbeat."""
+
+    def __init__(self, address: str, pair: Pair | None, server: str) -> None:
+        self.heard: list[Message] = []
+        self.told: list[ProtocolError] = []
+        keys = None if pair is None else ClientKeys(address, *pair, server)
+        self.network = ZmqNetwork(keys=keys, watched=True, linger_seconds=0.1)
+        self.dealer = self.network.connect(address, DOWN, self._received, self.told.append)
+        self.dealer.send(Heartbeat())
+
+    def _received(self, envelope: Envelope) -> None:
+        self.heard.append(envelope.message)
+
+
+@pytest.fixture
+async def place() -> Iterator[Place]:
+    made = Place()
+    yield made
+    made.close()
+
+
+async def test_an_approved_key_comes_in(place: Place, eventually: Eventually) -> None:
+    pair = a_pair()
+    place.approved.add(pair[0])
+    machine = place.join(pair)
+    await eventually(lambda: place.heard)
+    assert place.heard[0][1] == Heartbeat()
+    place.router.send(place.heard[0][0], Beat())
+    await eventually(lambda: machine.heard)
+    assert machine.told == []
+
+
+async def test_a_key_that_is_not_approved_is_told_how_to_get_in(place: Place, eventually: Eventually) -> None:
+    pair = a_pair()
+    machine = place.join(pair)
+    await eventually(lambda: machine.told)
+    [error] = machine.told
+    assert isinstance(error, HandshakeFailed)
+    assert error.final, "ZeroMQ does not try again by itself"
+    assert str(error).endswith(f"has not approved this machine's key; say there: fedemu keys approve NAME '{pair[0]}'")
+    place.approved.add(pair[0])
+    place.join(pair)
+    await eventually(lambda: place.heard)
+
+
+async def test_without_keys_nobody_comes_in(place: Place, eventually: Eventually) -> None:
+    machine = place.join(None)
+    await eventually(lambda: machine.told)
+    assert "wants keys; give its public key with --server-key" in str(machine.told[0])
+    assert place.heard == []
+
+
+async def test_another_key_of_the_coordinator_is_not_accepted(place: Place, eventually: Eventually) -> None:
+    pair = a_pair()
+    place.approved.add(pair[0])
+    machine = place.join(pair, server=a_pair()[0])
+    await eventually(lambda: machine.told)
+    assert "its key is not the one of --server-key" in str(machine.told[0])
+    assert place.heard == []
+
+
+async def test_a_key_that_is_revoked_is_not_heard_any_more(place: Place, eventually: Eventually) -> None:
+    pairs = [a_pair(), a_pair()]
+    place.approved.update(public for public, _ in pairs)
+    machines = [place.join(pair) for pair in pairs]
+    await eventually(lambda: len(place.heard) == 2)
+    place.approved.remove(pairs[0][0])
+    for _ in range(3):
+        machines[0].dealer.send(Heartbeat())
+    await eventually(lambda: len(place.rejected) == 3)
+    revoked = place.rejected[0]
+    assert isinstance(revoked, KeyRevoked)
+    assert revoked.peer in {peer for peer, _ in place.heard}
+    machines[1].dealer.send(Heartbeat())
+    await eventually(lambda: len(place.heard) == 3)
+    assert place.heard[2][0] != revoked.peer
+
+
+async def test_an_error_while_a_key_is_looked_up_refuses_it_and_the_next_one_is_looked_up(
+    place: Place, eventually: Eventually
+) -> None:
+    pair = a_pair()
+    place.approved.add(pair[0])
+    place.broken = True
+    machine = place.join(pair)
+    await eventually(lambda: machine.told)
+    assert "could not check this machine's key" in str(machine.told[0])
+    place.broken = False
+    place.join(pair)
+    await eventually(lambda: place.heard)
+
+
+async def test_nobody_comes_in_while_nobody_answers_for_keys(eventually: Eventually) -> None:
+    context = make_context(1, 16)
+    public, secret = a_pair()
+    socket = bound(context, "tcp://127.0.0.1:*", Limits(), 0, ServerKeys(public, secret, lambda key: True))
+    machine = Machine(socket.getsockopt_string(zmq.LAST_ENDPOINT), a_pair(), public)
+    await eventually(lambda: machine.told)
+    assert not socket.poll(0)
+    machine.network.close()
+    socket.close(0)
+    context.term()
+
+
+def test_a_library_without_curve_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curve.zmq, "has", lambda capability: False)
+    with pytest.raises(ConfigurationError, match="was built without CURVE, so it cannot use keys; install pyzmq's own"):
+        curve.require_curve()
+
+
+def test_secret_keys_are_not_shown() -> None:
+    public, secret = a_pair()
+    assert secret not in repr(ServerKeys(public, secret, lambda key: True))
+    assert secret not in repr(ClientKeys("tcp://here:1", public, secret, public))
