@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 
 from fedemu.coordinator.record.run import Run
@@ -10,13 +9,13 @@ from fedemu.ops.pages.colours import BLUE, GREY, ORANGE, RED
 from fedemu.ops.pages.head import Fact, Swatch
 from fedemu.ops.pages.style import ACCURACY_COLOURS, ORDERED, tones
 from fedemu.ops.report.plots.rounds import OUTCOME_COLOURS
-from fedemu.ops.results.words import command_again, date_of, settings_in_words
+from fedemu.ops.results.words import command_again, date_of, settings_in_words, table_of
 
 
 def head(run: Run) -> list[Fact]:
     """The facts of a run, finished or not. What its files do not tell is left out."""
     summary = run.summary or {}
-    table = tomllib.loads(run.config)
+    table = table_of(run)
     seed = summary.get("seed", table.get("seed"))
     told = [
         *settings_in_words(table).items(),

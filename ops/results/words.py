@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
+import tomllib
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,6 +51,14 @@ def shown(value: Any) -> str:
         case list() | tuple():
             return "[" + ", ".join(map(shown, value)) + "]"
     return str(value)
+
+
+def table_of(run: Run) -> Table:
+    """The experiment's table as ``config.toml`` holds it, empty if there is none that can be read."""
+    try:
+        return tomllib.loads(run.config)
+    except tomllib.TOMLDecodeError:
+        return {}
 
 
 def settings_in_words(table: Table) -> dict[str, str]:
@@ -140,8 +149,10 @@ def _replay(replay: Table) -> str:
 
 
 def _devices(fleet: Table) -> str:
-    each = fleet.get("per_round")
-    return f"{fleet['devices']:,}{f', of which {each:,} take part in a round' if each else ''}" if fleet else ""
+    all_of_them, each = fleet.get("devices"), fleet.get("per_round")
+    if not all_of_them:
+        return ""
+    return f"{all_of_them:,}{f', of which {each:,} take part in a round' if each else ''}"
 
 
 def _local(local: Table) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from fedemu.ops.compare.page.tasks import WIDE_TASK_PLOTS
 from fedemu.ops.compare.text import TO_THE_LEFT, columns, explanation, replay_tables, task_table
 from fedemu.ops.pages.page import render
 from fedemu.ops.pages.parts import Kind, Table, bound, draw_all
-from fedemu.ops.results.words import command_again, date_of
+from fedemu.ops.results.words import command_again, date_of, table_of
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
 
@@ -105,7 +104,7 @@ def _runs(comparison: Comparison) -> Table:
             f"{len(run.rows):,}",
             outcome_of(run),
             date_of(run),
-            command_again(tomllib.loads(run.config), run.path) if run.config else "–",
+            command_again(table_of(run), run.path) if run.config else "–",
             str((run.summary or {}).get("model_digest") or "–")[:16],
             str(run.path),
         )

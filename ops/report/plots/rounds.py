@@ -54,7 +54,7 @@ def accuracy_and_loss(rows: Rows) -> Figure | None:
         other = axes.twinx()
         other.grid(False)
         other.plot(rounds, loss, color=ORANGE, linewidth=1.6, linestyle="--", marker=dots, label="loss")
-        other.set_ylabel("test loss", color=ORANGE)
+        other.set_ylabel("test loss (dashed)")
         if min(loss) < max(loss) / 2:
             other.set_ylim(bottom=0)
         say_cut(other)

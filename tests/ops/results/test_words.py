@@ -13,7 +13,7 @@ from fedemu.coordinator.record.run import Run
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.presets import preset
 from fedemu.ops.experiment.sources import load_experiment
-from fedemu.ops.results.words import command_again, date_of, settings_in_words
+from fedemu.ops.results.words import command_again, date_of, settings_in_words, table_of
 
 
 def experiment(name: str, *overrides: str) -> Experiment:
@@ -31,6 +31,11 @@ def test_an_experiment_is_told_in_words() -> None:
         "devices": "20, of which 10 take part in a round",
         "local training": "1 step, batches of 10, learning rate 0.1",
     }
+
+
+def test_a_file_that_cannot_be_read_is_no_table() -> None:
+    assert table_of(Run(Path(), 'name = "mine"', (), [], None)) == {"name": "mine"}
+    assert table_of(Run(Path(), "name = ", (), [], None)) == {}
 
 
 def test_an_old_file_without_settings_tells_nothing_of_them() -> None:
