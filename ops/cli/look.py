@@ -49,6 +49,8 @@ def report(
     from fedemu.ops.report.report import write_report
 
     if runs := runs_below(directory):
+        if len(runs) == 1:
+            raise ConfigurationError(f"{directory} is no run directory, but holds one; write fedemu report {runs[0]}")
         raise ConfigurationError(
             f"{directory} holds {counted(len(runs), 'run')}; compare them with fedemu compare {directory}, "
             f"or write the report of one with fedemu report {runs[0]}"

@@ -32,7 +32,7 @@ class Shell(StrEnum):
 
 @guarded
 def completion(
-    shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", help="The shell.")],
+    shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
 ) -> int:
     """Print a script for a shell, which then completes commands, options, presets, parts and run directories.
 

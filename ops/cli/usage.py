@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from fedemu.ops.cli.shell import offer
 from fedemu.ops.experiment.near import did_you_mean, near
-from fedemu.ops.experiment.presets import DEFAULT, JOINT, is_preset, part_names
+from fedemu.ops.experiment.presets import DEFAULT, JOINT, example_of, is_preset, kind_of, part_names
 from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.exits import complain
 from fedemu.protocol.wording import demand
@@ -140,6 +140,8 @@ def _must(detail: dict[str, Any], parameter: Any) -> str:
 def _no_command(given: str, commands: list[str]) -> str:
     if is_preset(given) or given.endswith(".toml"):
         return f"{given} is an experiment: write fedemu run {given}"
+    if given in part_names():
+        return f"{given} is a {kind_of(given)}, which follows a preset: write fedemu run {example_of(given)}"
     hint = did_you_mean(f"fedemu {given}", [f"fedemu {name}" for name in commands]) if near(given, commands) else ""
     return f"there is no command {given}{hint}"
 

@@ -57,6 +57,8 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("nonsense",), "there is no command nonsense; see"),
         (("runn",), "there is no command runn; did you mean fedemu run?"),
+        (("moon",), "moon is a method, which follows a preset: write fedemu run digits+moon"),
+        (("completion",), "SHELL is missing"),
         (("digits",), "digits is an experiment: write fedemu run digits"),
         (("run", "--nonsense"), "--nonsense"),
         (("run", "--rounds", "many"), "--rounds"),

@@ -104,6 +104,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["device", "--n", "-1"], "--n -1 must be at least 1"),
     (["compare", "group", "--target", "nan"], "--target nan must be from 1e-06 to 1"),
     (["report", "group"], "group holds 2 runs; compare them with fedemu compare group"),
+    (["report", "group/.."], "holds 3 runs"),
     (["report", "damaged"], "round is 'x', and must be a whole number"),
     (["sweep", "sweep.toml", "--out", "x"], "sweep.toml: parts[0].experiments is missing"),
     (["sweep", "seeds.toml", "--out", "x"], 'seeds.toml: parts[0].seeds[0] = "a" must be a whole number'),
