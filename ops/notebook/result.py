@@ -13,6 +13,7 @@ from fedemu.coordinator.record.run import read_run
 from fedemu.ops.figures import counted, percent, span
 from fedemu.ops.notebook.card import card, link
 from fedemu.ops.notebook.frames import Rows
+from fedemu.ops.notebook.shown import show_figures
 from fedemu.ops.results.doubts import doubts
 from fedemu.ops.results.results import Results
 from fedemu.ops.results.words import settings_in_words
@@ -45,12 +46,16 @@ class Result(Results):
     def figure(self, name: str) -> Figure:
         """One figure of the report as a matplotlib figure, such as ``accuracy``. The run may be unfinished.
 
+        A notebook shows the picture if this is the last line of a cell.
+
         Raises ConfigurationError, which lists the names, if there is no figure of this name or the run has nothing to
         show in it.
         """
         # Importing matplotlib takes a second, for which nobody else should have to wait.
+        from fedemu.ops.pages.style import saved
         from fedemu.ops.report.figures import figure
 
+        show_figures(lambda drawn: saved(drawn, "png"))
         return figure(self.directory, name)
 
     @property

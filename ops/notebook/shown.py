@@ -99,3 +99,19 @@ def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook. A terminal with IPython is none."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and getattr(shell, "kernel", None) is not None
+
+
+def show_figures(to_png: Callable[[Any], bytes]) -> None:
+    """Let a notebook show matplotlib figures as pictures, made by ``to_png``, unless it does so already.
+
+    Without ``%matplotlib inline`` it would show their names alone.
+    """
+    if not in_notebook():
+        return
+    from matplotlib.figure import Figure
+
+    formatter = sys.modules["IPython"].get_ipython().display_formatter.formatters["image/png"]
+    try:
+        formatter.lookup_by_type(Figure)
+    except KeyError:
+        formatter.for_type(Figure, to_png)

@@ -62,6 +62,8 @@ def test_a_run_is_one_output_that_changes_and_its_result_a_card(kernel: Kernel) 
     assert "4 rounds" in card["data"]["text/html"]
     assert len(card["data"]["text/html"]) < 3000
     assert len(card["data"]["text/plain"].splitlines()) < 12
+    (picture,) = kernel.run("result.figure('accuracy')")
+    assert "image/png" in picture["data"]
 
 
 def test_a_model_of_a_cell_is_trained_by_other_processes(kernel: Kernel) -> None:
