@@ -127,7 +127,7 @@ class Decoder:
             unknown = next(key for key in header if key not in fields)
             raise MalformedMessage("field", f"{tag} has no field {_shown(unknown)}")
         for name, most in bounded:
-            value = header.get(name)
+            value: Any = header.get(name)
             if type(value) in _CONTAINERS and len(value) > most:
                 raise MalformedMessage("field", f"{tag}: {name} has {len(value)} elements, at most {most} are read")
         try:
