@@ -110,6 +110,8 @@ def locate(dataset: str, data: Path | None) -> Place:
             return Place("folder", str(folder.resolve()), subset or None)
         if folder.is_file():
             return Place("file", _checked_ending(folder))
+    if name.endswith(FILES):
+        raise DataError(f"there is no file {' or '.join(map(str, folders))}; check data.dataset")
     if _HUB_ID.fullmatch(name):
         return Place("hub", name, subset or None, tuple(map(str, folders)))
     raise DataError(

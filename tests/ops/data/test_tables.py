@@ -13,6 +13,7 @@ import torch
 
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.ops.data import corpora
+from fedemu.ops.data.source import locate
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import DataError
 
@@ -68,6 +69,11 @@ def test_a_table_that_does_not_fit_is_told_with_its_row_and_columns(
     with pytest.raises(DataError) as caught:
         load(content, **data)
     assert said in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_no_data_set_of_the_hub(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no file .*/none\.csv or none\.csv; check data\.dataset"):
+        locate("none.csv", tmp_path)
 
 
 def test_texts_with_labels_are_tokens_that_stay_whole(load: Load) -> None:
