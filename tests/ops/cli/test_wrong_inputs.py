@@ -100,6 +100,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["run", "--banana"], "there is no option --banana; see fedemu run --help"),
     (["run", "--seeds", "3-1"], "--seeds 3-1 is no list of seeds"),
     (["run", "--metrics-port", "70000"], "--metrics-port 70000 must be from 1 to 65535"),
+    (["coordinator", "--bind", "localhost:5577"], "the address 'localhost:5577' is not of the form tcp://HOST:PORT"),
     (["run", "--log-level", "loud"], "--log-level loud must be one of debug, info, warning, error; see"),
     (["device", "--n", "-1"], "--n -1 must be at least 1"),
     (["compare", "group", "--target", "nan"], "--target nan must be from 1e-06 to 1"),
