@@ -65,3 +65,36 @@ def _grad_in_place_of(original: Callable[..., Any]) -> Callable[..., Any]:
         return gradients
 
     return grad
+
+
+@contextmanager
+def looping() -> Iterator[None]:
+    """Let ``torch.func.vmap`` call a function that it cannot map once for each row, and stack the results."""
+    original = torch.func.vmap
+    torch.func.vmap = _vmap_in_place_of(original)
+    try:
+        yield
+    finally:
+        torch.func.vmap = original
+
+
+def _vmap_in_place_of(original: Callable[..., Any]) -> Callable[..., Any]:
+    def vmap(function: Callable[..., Any], *settings: Any, **keywords: Any) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            try:
+                return original(function, *settings, **keywords)(*arguments)
+            except RuntimeError:
+                leaves, spec = tree_flatten(arguments)
+                if settings or keywords or not len(leaves[0]):
+                    raise
+            rows = [
+                tree_flatten(function(*tree_unflatten([leaf[row] for leaf in leaves], spec)))
+                for row in range(len(leaves[0]))
+            ]
+            return tree_unflatten(
+                [torch.stack(column) for column in zip(*(row for row, _ in rows), strict=True)], rows[0][1]
+            )
+
+        return run
+
+    return vmap

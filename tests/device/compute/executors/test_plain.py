@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedemu.algorithms.models.draws import keys
-from fedemu.device.compute.executors.plain import plain
+from fedemu.device.compute.executors.plain import looping, plain
 
 
 def key(step: int) -> Tensor:
@@ -50,3 +50,17 @@ def test_all_generators_follow_the_key_and_are_as_before_afterwards() -> None:
     assert drawn(1) == drawn(1)
     assert not {*drawn(1)} & {*drawn(2)}
     assert states == (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist())
+
+
+def test_what_cannot_be_mapped_is_called_row_by_row() -> None:
+    def branching(x: Tensor) -> dict[str, Tensor]:
+        return {"y": x * 2 if x.sum() > 0 else x}
+
+    x = torch.tensor([[1.0, 2.0], [-1.0, -2.0]], requires_grad=True)
+    original = torch.func.vmap
+    with looping():
+        found = torch.func.vmap(branching)(x)["y"]
+        assert torch.func.vmap(torch.sin)(x).shape == (2, 2)
+    assert torch.func.vmap is original
+    assert found.tolist() == [[2.0, 4.0], [-1.0, -2.0]]
+    assert torch.autograd.grad(found.sum(), x)[0].tolist() == [[2.0, 2.0], [1.0, 1.0]]
