@@ -37,7 +37,8 @@ class LiveFleet:
         self.run_directory = directory / "run"
         self.logs = directory / "terminal"
         self.logs.mkdir(parents=True, exist_ok=True)
-        self._state = directory / "state"
+        self.state = directory / "state"
+        """The folder of the machines' state."""
         self.address = address
         self._experiment = experiment
         self._overrides = list(overrides)
@@ -66,7 +67,7 @@ class LiveFleet:
         """
         supervisor = self._spawn(
             f"device-{state}",
-            ["device", "--n", str(count), "--connect", self.address, "--state", str(self._state / state), *options],
+            ["device", "--n", str(count), "--connect", self.address, "--state", str(self.state / state), *options],
         )
         self.supervisors.append(supervisor)
         return supervisor
