@@ -62,6 +62,14 @@ def read_object(text: bytes, place: Path | str) -> dict[str, Any]:
     return value
 
 
+def is_object(line: bytes) -> bool:
+    """Whether a line, with its line break, holds a JSON object."""
+    try:
+        return line.endswith(b"\n") and isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
 def damaged(place: Path | str, cause: str) -> ConfigurationError:
     """The error for a part of a run directory that cannot be read."""
     return ConfigurationError(f"{place} cannot be read: {cause}; mend the file or leave out the run")

@@ -51,18 +51,23 @@ def read_run(path: Path) -> Run:
     config = path / "config.toml"
     if not config.is_file() and not (path / "metrics.jsonl").is_file():
         raise ConfigurationError(f"{path} holds no run: it has neither config.toml nor metrics.jsonl.")
-    summary = path / "summary.json"
     try:
         return Run(
             path=path,
             config=config.read_text(encoding="utf-8") if config.is_file() else "",
             rows=read_rows(path),
             events=read_lines(path / "events.jsonl"),
-            summary=read_object(summary.read_bytes(), summary) if summary.is_file() else None,
+            summary=read_summary(path),
             diagnosis=read_lines(path / "diagnosis.jsonl"),
         )
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"The run in {path} cannot be read: {error}") from error
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """The summary of a run; None while it is unfinished. Raises ConfigurationError if it is damaged."""
+    file = path / "summary.json"
+    return read_object(file.read_bytes(), file) if file.is_file() else None
 
 
 def read_generated(path: Path) -> dict[int, dict[str, NDArray[Any]]]:

@@ -13,6 +13,7 @@ import io
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.coordinator.record.json_lines import plain, to_line
+from fedemu.coordinator.record.json_lines import is_object, plain, to_line
 from fedemu.coordinator.record.row import Row, read_rows
 from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol.errors import ConfigurationError
@@ -140,25 +141,40 @@ class RunDirectory:
             path = self.path / f"{log}.jsonl"
             size, digest = _place(cursor.get(log, 0))
             held = os.fstat(file.fileno()).st_size
-            if size > held:
-                raise ConfigurationError(
-                    f"{path} has {held} bytes where the checkpoint knows of {size}: it was "
-                    "changed, so the run cannot be resumed."
-                )
             sums[log] = _sum_of(path, size)
-            if digest is not None and sums[log].hexdigest() != digest:
-                sentence = f"{path} was changed or is damaged: its checksum is wrong"
-                if log == "metrics":
-                    raise ConfigurationError(
-                        f"{sentence}, so the run cannot be resumed; put the file back, or start the run anew."
-                    )
-                damage.append(sentence)
-        for log, file in self._logs.items():
-            os.ftruncate(file.fileno(), _place(cursor.get(log, 0))[0])
+            fault = ""
+            if size > held:
+                fault = f"{path} has {held} bytes where the checkpoint knows of {size}"
+            elif digest is not None and sums[log].hexdigest() != digest:
+                fault = f"{path} was changed or is damaged: its checksum is wrong"
+            if fault and log == "metrics":
+                raise ConfigurationError(
+                    f"{fault}, so the run cannot be resumed; put the file back, or start the run anew."
+                )
+            if fault:
+                kept = path.with_name(f"{log}.damaged.jsonl")
+                damage.append(f"{fault}; it is kept as {kept.name}")
+                sums[log], size = self._mend(log, size, kept)
+            with named_failure(path):
+                os.ftruncate(file.fileno(), size)
         self._sums = sums
         for name in ("summary.json", "model.safetensors"):
             (self.path / name).unlink(missing_ok=True)
         return damage
+
+    def _mend(self, log: str, size: int, kept: Path) -> tuple[hashlib._Hash, int]:
+        """Keep a damaged log as ``kept``, and leave only lines of its first ``size`` bytes that can be read.
+
+        Returns the checksum and the size of what is left.
+        """
+        path, file = self.path / f"{log}.jsonl", self._logs[log]
+        with named_failure(kept):
+            shutil.copyfile(path, kept)
+        lines = b"".join(line for line in path.read_bytes()[:size].splitlines(keepends=True) if is_object(line))
+        with named_failure(path):
+            os.ftruncate(file.fileno(), 0)
+            file.write(lines)
+        return hashlib.sha256(lines), len(lines)
 
     def finish(self, summary: Summary, variables: Tree) -> None:
         """Write ``model.safetensors``, then ``summary.json``, so that the model is there once the summary is."""

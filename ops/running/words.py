@@ -6,7 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from fedemu.coordinator.record.run import read_run
+from fedemu.coordinator.record.run import read_summary
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.tables.stream import in_words
 from fedemu.ops.figures import counted
@@ -33,7 +33,7 @@ def title(experiment: Experiment) -> str:
 
 def is_complete(directory: Path, experiment: Experiment) -> bool:
     """Whether a run has completed all rounds of its experiment, so that there is nothing to resume."""
-    summary = read_run(directory).summary or {}
+    summary = read_summary(directory) or {}
     return summary.get("outcome") == "completed" and summary.get("rounds") == experiment.rounds
 
 

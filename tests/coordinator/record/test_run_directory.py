@@ -3,6 +3,7 @@
 import json
 import math
 import multiprocessing
+import os
 import re
 from pathlib import Path
 
@@ -97,18 +98,34 @@ def test_rows_that_were_changed_are_not_gone_on_with(tmp_path: Path):
 
 def test_events_that_were_changed_are_told_and_the_log_goes_on(tmp_path: Path):
     with opened(tmp_path) as first:
-        first.event("join", 1.0, 2.0, device=3)
+        for device in (3, 4):
+            first.event("join", 1.0, 2.0, device=device)
         cursor = first.cursor()
     log = tmp_path / "events.jsonl"
-    log.write_bytes(log.read_bytes().replace(b"join", b"joim"))
+    harmed = log.read_bytes().replace(b":3}", b";3}")
+    log.write_bytes(harmed)
     with RunDirectory(tmp_path) as second:
         [sentence] = second.rewind(cursor)
         assert "events.jsonl was changed or is damaged" in sentence
-        second.event("join", 3.0, 4.0, device=4)
+        second.event("join", 3.0, 4.0, device=5)
         cursor = second.cursor()
+    assert [event["device"] for event in read_run(tmp_path).events] == [4, 5]
+    assert (tmp_path / "events.damaged.jsonl").read_bytes() == harmed
     with RunDirectory(tmp_path) as third:
         assert third.rewind(cursor) == []
         assert third.rewind({"metrics": 0, "events": 0}) == []  # the cursor of an earlier version has no checksums
+
+
+def test_events_that_were_cut_are_told_and_the_log_goes_on(tmp_path: Path):
+    with opened(tmp_path) as first:
+        for device in (3, 4):
+            first.event("join", 1.0, 2.0, device=device)
+        cursor = first.cursor()
+    os.truncate(tmp_path / "events.jsonl", cursor["events"]["bytes"] - 5)
+    with RunDirectory(tmp_path) as second:
+        [sentence] = second.rewind(cursor)
+        assert "where the checkpoint knows of" in sentence
+    assert [event["device"] for event in read_run(tmp_path).events] == [3]
 
 
 def test_a_resumed_run_goes_on_where_its_cursor_is(tmp_path: Path):
