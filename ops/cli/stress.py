@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedemu.ops.cli.campaign import play_campaign
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, FormatOption
 from fedemu.ops.stress.play import ScenarioResult, play
@@ -21,12 +22,19 @@ from fedemu.ops.stress.scenarios import FULL, SHORT, Scale, Scenario, scenarios
 from fedemu.protocol.errors import ConfigurationError
 
 FAILED = 1
+CAMPAIGN = "campaign"
+"""The word that plays a campaign in place of scenarios."""
 
 
 @guarded
 def stress(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="SCENARIO...", help="The scenarios to play. Default: all of them.")
+        list[str] | None,
+        typer.Argument(
+            metavar="SCENARIO...",
+            help="The scenarios to play. Default: all of them. The word campaign plays random accidents at random "
+            "moments of runs of random methods instead, case after case.",
+        ),
     ] = None,
     short: Annotated[
         bool, typer.Option("--short", help="Use 20 devices and 25 rounds instead of 300 and 120.")
@@ -38,12 +46,27 @@ def stress(
     seed: Annotated[
         int, typer.Option(metavar="N", help="The seed of the disturber, which decides what it disturbs, and when.")
     ] = 1,
+    minutes: Annotated[
+        float, typer.Option(min=0, metavar="N", help="campaign: begin no case after so many minutes.")
+    ] = 10.0,
+    cases: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="campaign: play so many cases, however long they take.")
+    ] = None,
+    case: Annotated[
+        int | None, typer.Option(min=0, metavar="NUMBER", help="campaign: play the case of this number alone.")
+    ] = None,
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Try to break a real fleet, scenario by scenario, and check that the invariants held.
 
     The exit code is 0 if all scenarios passed, and 1 if one failed.
     """
+    if names == [CAMPAIGN]:
+        with _folder(out) as folder:
+            played = play_campaign(folder, seed, minutes=minutes, cases=cases, number=case)
+        if format is Format.JSON:
+            print(json.dumps([asdict(result) | {"passed": result.passed} for result in played], indent=1))
+        return 0 if all(result.passed for result in played) else FAILED
     scale = SHORT if short else FULL
     known = scenarios(scale)
     if list_:
@@ -52,7 +75,9 @@ def stress(
         return 0
     for name in names or ():
         if name not in known:
-            raise ConfigurationError(f"there is no scenario {name!r}; choose from {', '.join(known)}")
+            raise ConfigurationError(
+                f"there is no scenario {name!r}; choose from {', '.join(known)}, or {CAMPAIGN} alone"
+            )
     with _folder(out) as folder:
         results = _play_all([known[name] for name in names or known], scale, folder, seed)
     if format is Format.JSON:

@@ -1,4 +1,7 @@
-"""Every stress scenario in its short form. ``test_tasks_generator.py`` has the scenario that trains generators."""
+"""Every stress scenario in its short form, but for those of single kills: ``test_campaign.py`` plays more of these.
+
+``test_tasks_generator.py`` has the scenario that trains generators.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,15 @@ import pytest
 from fedemu.ops.stress.play import play
 from fedemu.ops.stress.scenarios import SHORT, scenarios
 
-SCENARIOS = {name: scenario for name, scenario in scenarios(SHORT).items() if name != "training-kills"}
+ELSEWHERE = {
+    "training-kills",
+    "coordinator-restarts",
+    "trainer-kills",
+    "device-kills",
+    "zygote-kills",
+    "supervisor-restarts",
+}
+SCENARIOS = {name: scenario for name, scenario in scenarios(SHORT).items() if name not in ELSEWHERE}
 
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
