@@ -18,7 +18,7 @@ from fedemu.ops.stress.campaign import Case, CaseResult, case, play_case, undist
 def play_campaign(
     folder: Path, seed: int, *, minutes: float, cases: int | None, number: int | None
 ) -> list[CaseResult]:
-    """Play cases until ``minutes`` are over, or ``cases`` have been played; with ``number`` only the case of that number.
+    """Play cases until ``minutes`` are over, or ``cases`` have been played. With ``number`` play that case alone.
 
     Each case has a folder of its own below ``folder``. People read on stderr how it goes.
     """
