@@ -14,11 +14,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedemu.ops.cli.campaign import play_campaign
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, FormatOption
 from fedemu.ops.stress.play import ScenarioResult, play
 from fedemu.ops.stress.scenarios import FULL, SHORT, Scale, Scenario, scenarios
+from fedemu.ops.stress.telling import play_campaign
 from fedemu.protocol.errors import ConfigurationError
 
 FAILED = 1

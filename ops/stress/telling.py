@@ -1,4 +1,4 @@
-"""``fedemu stress campaign``: plays case after case, tells each as it ends, and at last what happened how often."""
+"""Plays the cases of a campaign: case after case, tells each as it ends, and at last what happened how often."""
 
 from __future__ import annotations
 
