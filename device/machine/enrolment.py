@@ -139,6 +139,8 @@ class Enrolment:
                 return []
             return self._reconnect(now) if self._anew else self._enroll(now)
         if now >= self._lost:
+            if self._barred:
+                raise self._shut_out(self._lost_seconds)
             raise UnreachableError(
                 f"The coordinator at {self._address} has been away for {self._lost_seconds:g} s, so this machine's "
                 "devices have stopped; start them again once it is back."
@@ -183,11 +185,14 @@ class Enrolment:
                 "lease_taken", f"The coordinator at {self._address} refused this machine: {self._taken}"
             )
         if self._barred:
-            return RefusedError("keys", f"No way in within {self._connect_seconds:g} s: {self._barred}.")
+            return self._shut_out(self._connect_seconds)
         return UnreachableError(
             f"No coordinator answered at {self._address} within {self._connect_seconds:g} s; "
             "start one there, or give the right address with --connect."
         )
+
+    def _shut_out(self, seconds: float) -> RefusedError:
+        return RefusedError("keys", f"No way in within {seconds:g} s: {self._barred}.")
 
     def _other_run(self, run: str) -> RefusedError:
         mine = self.granted.run if self.granted else ""

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 
 from prometheus_client import CollectorRegistry
 
@@ -19,7 +20,7 @@ from fedemu.device.machine.observer import MachineObserver, Silent
 from fedemu.device.machine.supervisor import SupervisorPlan, supervise
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.figures import counted
-from fedemu.ops.keys.choice import client_keys
+from fedemu.ops.keys.choice import client_keys, is_private
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
 from fedemu.ops.running.device_code import DEVICE_CODE
 from fedemu.ops.running.exits import exit_code_of
@@ -27,11 +28,13 @@ from fedemu.ops.watching.exporter import Exporter
 from fedemu.ops.watching.logs import open_log
 from fedemu.ops.watching.metrics import SupervisorMetrics
 from fedemu.protocol.errors import ConfigurationError, QuorumError, UnreachableError
+from fedemu.protocol.transport.curve import ClientKeys
 
 
 def supervise_alone(count: int, runtime: Runtime, state: Path | None) -> int:
     """Run devices until the coordinator says that the run is over, as ``fedemu device`` does. Returns the exit code."""
     require_host(runtime.connect)
+    keys = client_keys(runtime, os.environ)
     folder = state if state is not None else state_folder(os.environ)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +45,7 @@ def supervise_alone(count: int, runtime: Runtime, state: Path | None) -> int:
     say(
         f"{counted(count, 'device')} for the coordinator at {runtime.connect}; "
         f"{'it waits' if count == 1 else 'they wait'} {SupervisorPlan.connect_seconds:g} s for it\n"
-        f"  process  {os.getpid()}\n  state    {folder}"
+        f"  process  {os.getpid()}\n{keys_line(runtime, keys)}  state    {folder}"
     )
     told = Told(count)
     outcome = run_devices(count, runtime, folder, folder / "logs", told)
@@ -66,6 +69,15 @@ ENDS: Mapping[str, tuple[int, str]] = {
     "failed": (INTERNAL_ERROR, "an error ended the coordinator; its terminal and its log say which"),
 }
 """By the reason of the coordinator's farewell: the exit code of the devices, and words for people."""
+
+
+def keys_line(runtime: Runtime, keys: ClientKeys | None) -> str:
+    """What people are told about the keys of devices. Nothing is told if they need none."""
+    if keys is not None:
+        return f"  keys     this machine is {quote(keys.public)}\n"
+    if is_private(runtime.connect):
+        return ""
+    return "  keys     none: these devices do what whoever answers there says (--server-key KEY)\n"
 
 
 def require_host(address: str) -> None:
