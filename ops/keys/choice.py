@@ -36,6 +36,7 @@ def server_keys(runtime: Runtime, environment: Mapping[str, str]) -> ServerKeys 
             "`fedemu keys new`, let machines in with `fedemu keys approve NAME KEY`, or say --insecure to let "
             "everybody in"
         )
+    folder.require_own()
     public, secret = folder.pair()
     return ServerKeys(public, secret, Approval(folder, public))
 

@@ -99,6 +99,14 @@ class KeyFolder:
             )
         return public, secret
 
+    def require_own(self) -> None:
+        """Raise ConfigurationError if other users can write here: they could approve machines."""
+        for folder in (self.path, self.approved_folder):
+            if folder.exists() and folder.stat().st_mode & 0o022:
+                raise ConfigurationError(
+                    f"other users can write to {folder}, so they could let machines in; chmod go-w it"
+                )
+
     def approve(self, name: str, key: str) -> None:
         """Let the machine ``name`` with the public key ``key`` join, also a run that is on."""
         _check_name(name)

@@ -1,4 +1,4 @@
-"""Why a Dealer does not come in.
+"""Why a Dealer does not come in, and how many did not.
 
 ZeroMQ itself tells nobody. If the other side has refused the key or speaks otherwise, it stops for good; if the other
 side has only closed the connection, it tries again for ever.
@@ -6,6 +6,7 @@ side has only closed the connection, it tries again for ever.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -16,6 +17,8 @@ from fedemu.protocol.errors import HandshakeFailed, ProtocolError
 from fedemu.protocol.transport.curve import ClientKeys
 from fedemu.protocol.transport.interface import ReaderLoop
 
+logger = logging.getLogger(__name__)
+
 _EVENTS: Final = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -25,6 +28,32 @@ _EVENTS: Final = (
 _FAILURES: Final = 3
 """Failures in a row without a reason from the other side. Fewer may be a coordinator that ends just now."""
 _INTERNAL_ERROR: Final = 500
+
+
+class BrokenHandshakes:
+    """Counts the connections to a Router with keys that broke off in the handshake, and logs the 1st, 10th, 100th...
+
+    A key that is refused is not counted, as ``KeyGate`` logs it by name.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], loop: ReaderLoop) -> None:
+        self._count = 0
+        self._ear = _Ear(socket, loop, _EVENTS, self._heard)
+
+    def close(self) -> None:
+        """Stop listening. Must be called before the Router is closed."""
+        self._ear.close()
+
+    def _heard(self, event: int, value: int) -> None:
+        if event not in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
+            return
+        self._count += 1
+        if set(str(self._count)[1:]) <= {"0"} and str(self._count)[0] == "1":
+            logger.warning(
+                "connections that broke off in the handshake so far: %d (they had no keys, or another key of this "
+                "coordinator, or were no devices)",
+                self._count,
+            )
 
 
 class HandshakeWatch:
@@ -38,40 +67,27 @@ class HandshakeWatch:
         keys: ClientKeys | None,
         failed: Callable[[ProtocolError], None],
     ) -> None:
-        self._socket = socket
-        self._loop = loop
         self._address = address
         self._keys = keys
         self._failed = failed
         self._failures = 0
-        self._monitor = socket.get_monitor_socket(_EVENTS)
-        self._descriptor = int(self._monitor.getsockopt(zmq.FD))
-        loop.add_reader(self._descriptor, self._drain)
-        loop.call_soon(self._drain)
+        self._ear = _Ear(socket, loop, _EVENTS, self._heard)
 
     def close(self) -> None:
         """Stop listening. Must be called before the Dealer is closed."""
-        if not self._monitor.closed:
-            self._loop.remove_reader(self._descriptor)
-            self._socket.disable_monitor()
-            self._monitor.close()
+        self._ear.close()
 
-    def _drain(self) -> None:
-        while not self._monitor.closed:
-            try:
-                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
-            except zmq.Again:
-                return
-            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._failures = 0
-            elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self._failed(HandshakeFailed(self._refused(int(event["value"])), final=True))
-            elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-                self._failed(HandshakeFailed(self._broken_off(), final=True))
-            else:
-                self._failures += 1
-                if self._failures == _FAILURES:
-                    self._failed(HandshakeFailed(self._broken_off()))
+    def _heard(self, event: int, value: int) -> None:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._failures = 0
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._failed(HandshakeFailed(self._refused(value), final=True))
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self._failed(HandshakeFailed(self._broken_off(), final=True))
+        else:
+            self._failures += 1
+            if self._failures == _FAILURES:
+                self._failed(HandshakeFailed(self._broken_off()))
 
     def _refused(self, status: int) -> str:
         if status == _INTERNAL_ERROR or self._keys is None:
@@ -91,3 +107,33 @@ class HandshakeWatch:
             f"the coordinator at {self._address} breaks off the connection: its key is not the one of --server-key "
             "(`fedemu keys list` shows it there), or it runs without keys"
         )
+
+
+class _Ear:
+    """Hears the events of one socket, and calls ``heard`` with the event and its value."""
+
+    def __init__(
+        self, socket: zmq.Socket[bytes], loop: ReaderLoop, events: int, heard: Callable[[int, int], None]
+    ) -> None:
+        self._socket = socket
+        self._loop = loop
+        self._heard = heard
+        self._monitor = socket.get_monitor_socket(events)
+        self._descriptor = int(self._monitor.getsockopt(zmq.FD))
+        loop.add_reader(self._descriptor, self._drain)
+        loop.call_soon(self._drain)
+
+    def close(self) -> None:
+        if not self._monitor.closed:
+            self._loop.remove_reader(self._descriptor)
+            self._socket.disable_monitor()
+            self._monitor.close()
+
+    def _drain(self) -> None:
+        """Hear everything that has come. The descriptor reports changes, so nothing may be left."""
+        while not self._monitor.closed:
+            try:
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            self._heard(int(event["event"]), int(event["value"]))

@@ -14,7 +14,7 @@ from fedemu.protocol.errors import KeyRevoked, ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.curve import ClientKeys, KeyGate, ServerKeys
 from fedemu.protocol.transport.endpoint import NOBLOCK, Endpoint
-from fedemu.protocol.transport.handshakes import HandshakeWatch
+from fedemu.protocol.transport.handshakes import BrokenHandshakes, HandshakeWatch
 from fedemu.protocol.transport.interface import ReaderLoop, Screen, let_all_pass
 from fedemu.protocol.transport.sockets import bound, connected, make_context, unbind
 
@@ -63,8 +63,9 @@ class ZmqNetwork:
             self._gate = KeyGate(self._context, self._running_loop(), keys)
         socket = bound(self._context, address, decoder.limits, self._linger, keys)
         approved = keys.approved if keys is not None else None
-        closed = self._open.discard
-        router = ZmqRouter(socket, self._running_loop(), decoder, received, rejected, screen, closed, approved)
+        closed, loop = self._open.discard, self._running_loop()
+        broken = BrokenHandshakes(socket, loop) if keys is not None else None
+        router = ZmqRouter(socket, loop, decoder, received, rejected, screen, closed, approved, broken)
         self._open.add(router)
         return router
 
@@ -110,9 +111,11 @@ class ZmqRouter(Endpoint):
         screen: Screen,
         closed: Callable[[Endpoint], None],
         approved: Callable[[str], bool] | None = None,
+        broken: BrokenHandshakes | None = None,
     ) -> None:
         super().__init__(socket, loop, decoder, closed)
         self._approved = approved
+        self._broken = broken
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._received = received
         self._rejected = rejected
@@ -140,6 +143,8 @@ class ZmqRouter(Endpoint):
     def close(self) -> None:
         if not self._socket.closed:
             unbind(self._socket, self.address)
+            if self._broken is not None:
+                self._broken.close()
         super().close()
 
     def _take(self) -> bool:

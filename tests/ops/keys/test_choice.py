@@ -60,6 +60,16 @@ def test_a_private_address_uses_keys_only_if_they_are_named(tmp_path: Path) -> N
         server_keys(Runtime(keys=str(tmp_path), insecure=True), {})
 
 
+def test_a_folder_in_which_others_could_approve_machines_is_refused(tmp_path: Path) -> None:
+    folder = KeyFolder(tmp_path / "keys")
+    public = folder.new()
+    folder.approve("lab2", KeyFolder(tmp_path / "other").new())
+    folder.approved_folder.chmod(0o770)
+    with pytest.raises(ConfigurationError, match=r"other users can write to .*approved, so they could let machines in"):
+        server_keys(Runtime(keys=str(folder.path)), {})
+    assert client_keys(Runtime(keys=str(folder.path), server_key=public), {}) is not None
+
+
 def test_a_machine_uses_its_keys_if_it_knows_that_of_the_coordinator(tmp_path: Path) -> None:
     public = KeyFolder(tmp_path).new()
     assert client_keys(Runtime(), {"FEDEMU_KEYS": str(tmp_path)}) is None

@@ -94,7 +94,9 @@ async def test_an_approved_key_comes_in(place: Place, eventually: Eventually) ->
     assert machine.told == []
 
 
-async def test_a_key_that_is_not_approved_is_told_how_to_get_in(place: Place, eventually: Eventually) -> None:
+async def test_a_key_that_is_not_approved_is_told_how_to_get_in(
+    place: Place, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
     pair = a_pair()
     machine = place.join(pair)
     await eventually(lambda: machine.told)
@@ -102,14 +104,19 @@ async def test_a_key_that_is_not_approved_is_told_how_to_get_in(place: Place, ev
     assert isinstance(error, HandshakeFailed)
     assert error.final, "ZeroMQ does not try again by itself"
     assert str(error).endswith(f"has not approved this machine's key; say there: fedemu keys approve NAME '{pair[0]}'")
+    assert f"a machine with the key {pair[0]} was refused" in caplog.text
+    assert "broke off" not in caplog.text
     place.approved.add(pair[0])
     place.join(pair)
     await eventually(lambda: place.heard)
 
 
-async def test_without_keys_nobody_comes_in(place: Place, eventually: Eventually) -> None:
+async def test_without_keys_nobody_comes_in(
+    place: Place, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
     machine = place.join(None)
     await eventually(lambda: machine.told)
+    await eventually(lambda: "connections that broke off in the handshake so far: 1 (they had no keys" in caplog.text)
     assert "wants keys; give its public key with --server-key" in str(machine.told[0])
     assert place.heard == []
 
