@@ -31,7 +31,7 @@ from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.embedded import serve_embedded
 from fedemu.ops.running.exits import complain, exit_code_of
 from fedemu.ops.running.processes import STOP_SIGNALS, announce
-from fedemu.ops.running.words import conclude, say, title
+from fedemu.ops.running.words import at_address, conclude, say, title
 from fedemu.ops.watching.display import open_display
 from fedemu.ops.watching.logs import LogObserver, open_log
 from fedemu.ops.watching.metrics import ServedMetrics
@@ -63,7 +63,7 @@ def coordinate_alone(
         return coordinate(directory, experiment, runtime, lambda: say(begins))
 
     code = exit_code_of(action)
-    return conclude(directory, code, "coordinator", new=new, print_summary=print_summary)
+    return conclude(directory, code, at_address("coordinator", runtime), new=new, print_summary=print_summary)
 
 
 def coordinate(directory: Path, experiment: Experiment, runtime: Runtime, opened: Callable[[], None]) -> int:

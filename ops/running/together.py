@@ -13,7 +13,7 @@ from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE
 from fedemu.ops.running.exits import complain, exit_code_of
 from fedemu.ops.running.launch import child_command, last_words, launch
 from fedemu.ops.running.launch_rules import Child
-from fedemu.ops.running.words import conclude, per_process, say, title
+from fedemu.ops.running.words import at_address, conclude, per_process, say, title
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.private import private_folder
 
@@ -52,7 +52,7 @@ def run_together(
         code = USAGE
     except KeyboardInterrupt:
         code = INTERRUPTED
-    return conclude(directory, code, "run", new=new, print_summary=print_summary)
+    return conclude(directory, code, at_address("run", runtime), new=new, print_summary=print_summary)
 
 
 def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begins: str, private: str) -> int:

@@ -64,6 +64,16 @@ def conclude(directory: Path, code: int, command: str, *, new: bool, print_summa
     return code
 
 
+def at_address(command: str, runtime: Runtime) -> str:
+    """The command that resumes a run at the same address, and with the same keys, as far as they were named."""
+    words = [command]
+    if "bind" in runtime.model_fields_set:
+        words += ["--bind", shlex.quote(runtime.bind)]
+    if runtime.keys:
+        words += ["--keys", shlex.quote(runtime.keys)]
+    return " ".join([*words, "--insecure"] if runtime.insecure else words)
+
+
 def per_process(runtime: Runtime) -> str:
     """How many devices share a process, in words."""
     return "one process each" if runtime.per_process == 1 else f"{runtime.per_process} devices per process"

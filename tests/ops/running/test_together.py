@@ -9,6 +9,7 @@ from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.running import together
 from fedemu.ops.running.launch_rules import Launch
 from fedemu.ops.running.together import reachable, run_together
+from fedemu.ops.running.words import at_address
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,10 @@ def test_a_run_opens_a_port_only_if_an_address_is_asked_for(
     serving, training = (Runtime.model_validate_json(given[child][-1]) for child in ("coordinator", "devices"))
     assert re.fullmatch(address, serving.bind)
     assert training.connect == serving.bind
+
+
+def test_the_command_that_resumes_names_the_address_and_the_keys_that_were_named() -> None:
+    assert at_address("run", Runtime()) == "run"
+    asked = Runtime(bind="tcp://*:5577", keys="my keys")
+    assert at_address("coordinator", asked) == "coordinator --bind 'tcp://*:5577' --keys 'my keys'"
+    assert at_address("run", Runtime(insecure=True)) == "run --insecure"
