@@ -25,6 +25,8 @@ MAX_INTERVALS = 65_536
 """The largest number of on-line intervals in one Presence."""
 REMEMBERED = 64
 """The number of asks that are remembered because their Proceed has come before their Work."""
+MOST_PAUSE = 8
+"""The longest wait before an unanswered result is sent again, in multiples of the time after which a peer is dead."""
 
 
 class DeviceRuntime:
@@ -124,6 +126,7 @@ class DeviceRuntime:
             if now >= self._wall.end_of_presence(now):
                 return actions + self._go_offline(self._wall.seconds_to_return(now), now)
         for held in self._in_hand.values():
+            held.pause = 0.0
             if held.phase == "trained" and self._over(held, now):
                 actions += self._send(held, now)
         return actions
@@ -204,7 +207,10 @@ class DeviceRuntime:
         return self._wall is None or now >= self._wall.real(held.schedule.at)
 
     def _send(self, held: WorkInHand, now: float) -> list[Action]:
-        held.due = now + self.member.expiry
+        """Send the result. Each time that it is not answered the wait until it is sent again doubles."""
+        expiry = self.member.expiry
+        held.pause = min(2 * held.pause, MOST_PAUSE * expiry) if held.pause else expiry
+        held.due = now + held.pause
         self.member.said(now)
         return list(held.replies)
 

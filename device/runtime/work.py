@@ -36,6 +36,8 @@ class WorkInHand:
     phase: Literal["scheduled", "training", "trained"] = "scheduled"
     replies: list[Send] = field(default_factory=list)
     """The messages that are sent when the work is done, and again until the coordinator gives its verdict."""
+    pause: float = 0.0
+    """The seconds until the result is sent again if it is not answered; 0 before it was sent on this connection."""
     due: float = math.inf
     """The time on the monotonic clock at which to do the next thing: drop out as planned, or send the result."""
 

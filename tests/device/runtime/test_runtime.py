@@ -295,17 +295,17 @@ def test_proceed_or_work_again_brings_the_kept_result_again(new: Callable[..., D
     assert device.get(Proceed(ask="3.0.0")) == [Send(RESULT, PAYLOAD)]
 
 
-def test_a_result_that_nobody_answers_is_sent_again_after_patience(new: Callable[..., Device]) -> None:
+def test_a_result_that_nobody_answers_is_sent_again_after_ever_longer_waits(new: Callable[..., Device]) -> None:
     device = new()
     device.join()
     device.get(a_work())
     device.get(Proceed(ask="3.0.0"))
     device.trained()
-    sent = []
-    while not sent:
+    times: list[float] = []
+    while len(times) < 6:
         device.get(Beat())
-        sent = [action for action in device.wait_until_due() if action == Send(RESULT, PAYLOAD)]
-    assert device.now == 10.0
+        times += [device.now for action in device.wait_until_due() if action == Send(RESULT, PAYLOAD)]
+    assert times == [10.0, 30.0, 70.0, 150.0, 230.0, 310.0]
 
 
 def test_after_a_reconnection_the_kept_result_is_sent_under_a_new_incarnation(new: Callable[..., Device]) -> None:
