@@ -231,7 +231,7 @@ def _usable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {refusal_of(error)}, or choose another --out.") from error
+        raise ConfigurationError(f"{path} cannot be written: {refusal_of(error)}; choose another --out.") from error
 
 
 def _locked(path: Path) -> BinaryIO:

@@ -130,7 +130,10 @@ def _must(detail: dict[str, Any], parameter: Any) -> str:
     """What a value must be. The choices of an option come in a sentence of typer's own."""
     if found := re.search(r"is not one of (.*)", str(detail["msg"])):
         choices = found[1].replace("'", "").rstrip(".")
-        return f"one of {choices}{did_you_mean(str(detail['input']), choices.split(', '))}"
+        given = str(detail["input"])
+        # Two short words, such as gpu and cpu, are alike in their letters only.
+        near_by = did_you_mean(given, choices.split(", ")) if len(given) > 3 else ""
+        return f"one of {choices}{near_by}"
     least, most = getattr(parameter, "min", None), getattr(parameter, "max", None)
     if detail["type"].startswith(("greater", "less")) and None not in (least, most):
         return f"from {least} to {most}"

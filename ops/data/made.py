@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedemu.ops.data.cache import Decoded
 from fedemu.ops.data.own import given
 from fedemu.ops.data.own.objects import called, held_in
-from fedemu.ops.data.source import DataSource, Place
+from fedemu.ops.data.source import LABEL, DataSource, Place
 from fedemu.ops.data.split import Part, divided
 from fedemu.ops.data.texts import decode_columns
 from fedemu.protocol.errors import ConfigurationError, DataError
@@ -33,10 +33,11 @@ def built_in(place: Place, source: DataSource) -> Decoded:
 
     It has samples and labels, and no other columns.
     """
-    if source.columns:
+    wrong = [*source.columns, *({source.label_column} - {None, LABEL}), *filter(None, [source.image_column])]
+    if wrong:
         raise DataError(
-            f"the data set {source.dataset!r} has no column {source.columns[0]!r}; "
-            "name its labels by 'label', for it has no other column"
+            f"the data set {source.dataset!r} has no column {wrong[0]!r}; "
+            f"name its labels by {LABEL!r}, for it has no other column"
         )
     if place.where == "digits":
         x, y = digits()

@@ -75,7 +75,13 @@ def coordinate(directory: Path, experiment: Experiment, runtime: Runtime, opened
     """
     open_log(directory / "logs" / "coordinator.log", runtime.log_level)
     allow_files(experiment.fleet.devices + SPARE_FILES)
-    state = Progress(experiment.name, experiment.rounds, experiment.fleet.devices, time.monotonic)
+    state = Progress(
+        experiment.name,
+        experiment.rounds,
+        experiment.fleet.devices,
+        time.monotonic,
+        virtual=experiment.clock.kind == "virtual",
+    )
     with _metrics(runtime, experiment.rounds) as metrics:
         try:
             with contextlib.ExitStack() as shown:

@@ -61,7 +61,7 @@ def parse_seeds(text: str) -> list[int]:
         found = _SEEDS.fullmatch(part.strip())
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
         if last < first:
-            raise ConfigurationError(f"--seeds {text} is no list of seeds; write it as in 0,1,2 or 0-4")
+            raise ConfigurationError(f"--seeds {text or repr(text)} is no list of seeds; write it as in 0,1,2 or 0-4")
         if len(seeds) + last - first >= _MOST_SEEDS:
             raise ConfigurationError(f"--seeds {text} names more than {_MOST_SEEDS:,} seeds; name fewer")
         seeds += range(first, last + 1)

@@ -111,7 +111,7 @@ class PlainDisplay:
         ):
             self._enrolled = enrolled
             self._last_line = self._clock()
-            self._print(f"devices {enrolled}/{self.progress.devices}")
+            self._print(f"devices enrolled {enrolled}/{self.progress.devices}")
 
     def server_job(self, name: str, round: int, step: int, steps: int) -> None:
         self.progress.server_job(name, round, step, steps)
@@ -209,7 +209,8 @@ def round_line(progress: Progress) -> str:
     parts.append(", ".join(counts) or "nobody replied")
     if progress.updates_per_second is not None:
         parts.append(f"{per_second(progress.updates_per_second)} updates/s")
-    parts.append(f"virtual {span(progress.virtual_time)}")
+    if progress.virtual:
+        parts.append(f"virtual {span(progress.virtual_time)}")
     if progress.seconds_left is not None and progress.round < progress.rounds:
         parts.append(f"{span(progress.seconds_left)} left")
     return "  ".join(parts)
@@ -250,7 +251,8 @@ def draw(progress: Progress) -> RenderableType:
     rate = progress.updates_per_second
     if begun:
         speed = "" if rate is None else f"   {per_second(rate)} device updates/s"
-        facts.add_row("time", Text(f"virtual {span(progress.virtual_time)}   real {span(progress.elapsed)}{speed}"))
+        virtual = f"virtual {span(progress.virtual_time)}   " if progress.virtual else ""
+        facts.add_row("time", Text(f"{virtual}real {span(progress.elapsed)}{speed}"))
     return Group(head, facts)
 
 

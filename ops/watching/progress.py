@@ -57,7 +57,10 @@ class JobProgress:
 
 @dataclass
 class Progress:
-    """How far a run is. The methods are those of a ``RunObserver``. ``clock`` gives real seconds, monotonic."""
+    """How far a run is. The methods are those of a ``RunObserver``.
+
+    ``clock`` gives real seconds, monotonic. ``virtual`` says whether the experiment has a clock of its own.
+    """
 
     name: str
     rounds: int
@@ -83,6 +86,7 @@ class Progress:
     """The first round of this part of the run. None for a run that has begun with its first round."""
     round_seconds: float = 0.0
     """The real time of all finished rounds, those before a resume included."""
+    virtual: bool = True
 
     def __post_init__(self) -> None:
         self.began = self.clock()

@@ -32,7 +32,9 @@ def read_file(path: Path) -> dict[str, list[str]]:
         raise DataError(f"{path} can't be read as UTF-8 text: {error}") from error
     columns = _table(path, content) if ".csv" in path.suffixes else _play(content) or {TEXT: _lines(content)}
     if not any(columns.values()):
-        raise DataError(f"{path} holds no texts")
+        raise DataError(
+            f"{path} holds no row below its heading" if ".csv" in path.suffixes else f"{path} holds no texts"
+        )
     return columns
 
 

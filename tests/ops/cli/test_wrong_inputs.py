@@ -99,6 +99,8 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["run", "--round", "3"], "there is no option --round; did you mean --rounds"),
     (["run", "--banana"], "there is no option --banana; see fedemu run --help"),
     (["run", "--seeds", "3-1"], "--seeds 3-1 is no list of seeds"),
+    (["run", "--seeds", ""], "--seeds '' is no list of seeds"),
+    (["run", "--device-type", "gpu"], "--device-type gpu must be one of auto, cpu, cuda; see fedemu run --help"),
     (["run", "--metrics-port", "70000"], "--metrics-port 70000 must be from 1 to 65535"),
     (["coordinator", "--bind", "localhost:5577"], "the address 'localhost:5577' is not of the form tcp://HOST:PORT"),
     (["run", "--log-level", "loud"], "--log-level loud must be one of debug, info, warning, error; see"),

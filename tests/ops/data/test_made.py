@@ -122,3 +122,11 @@ def test_any_object_may_be_named_in_a_module_or_in_a_file(tmp_path, own_cache):
         DataError, match=r"failed with IndexError: list index out of range, .*forms\.py:8\n.*forms\.py:8 in"
     ):
         corpora.load(experiment(dataset=f"{file}:broken").to_bytes())
+
+
+@pytest.mark.parametrize("setting", ["label_column", "image_column", "id_column"])
+def test_a_column_that_a_built_in_data_set_has_not_is_refused(setting, tmp_path):
+    with pytest.raises(DataError, match="the data set 'digits' has no column 'nope'; name its labels by 'label'"):
+        corpora.load_corpus(corpora.source_of(experiment(dataset="digits", **{setting: "nope"}).data), cache=tmp_path)
+    named = corpora.source_of(experiment(dataset="synthetic#100", label_column="label").data)
+    assert len(corpora.load_corpus(named, cache=tmp_path).train) == 80

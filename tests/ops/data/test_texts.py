@@ -227,7 +227,7 @@ def test_a_folder_is_read_by_hugging_face(folder: Path) -> None:
         ("a.csv", "text,label\nhello,\nyou,b", {}, "the column 'label' of 'a.csv' is empty in row 0"),
         ("a.csv", "text,label\nhello", {}, "has 1 cells where the heading has 2"),
         ("a.csv", "text,text\nhello,you", {}, "names a column twice"),
-        ("a.csv", "text\n", {}, "holds no texts"),
+        ("a.csv", "text\n", {}, "holds no row below its heading"),
         ("a.csv", "", {}, "is no table of comma-separated values: it is empty"),
         ("a.txt", "\n\n", {}, "holds no texts"),
         ("a.txt", "a\na\na\na", {}, "fewer than two different tokens"),

@@ -192,12 +192,20 @@ def test_a_failure_to_keep_pictures_is_told(progress: Progress, clock: Clock) ->
     assert written.getvalue() == "task 2: no pictures of what is generated (the disk is full)\n"
 
 
+def test_under_the_wall_clock_no_virtual_time_is_told(progress: Progress, clock: Clock) -> None:
+    for virtual in (True, False):
+        progress.virtual = virtual
+        display, written = plain(progress, clock)
+        display.round_finished(row(1))
+        assert ("virtual" in written.getvalue()) is virtual
+
+
 def test_the_arrival_of_the_fleet_is_counted_until_it_is_complete(progress: Progress, clock: Clock) -> None:
     display, written = plain(progress, clock)
     for enrolled in (0, 100, 150, 300, 300):
         display.fleet({"enrolled": enrolled, "connected": enrolled})
         clock.now += 0.25
-    assert written.getvalue().splitlines() == ["devices 0/300", "devices 300/300"]
+    assert written.getvalue().splitlines() == ["devices enrolled 0/300", "devices enrolled 300/300"]
 
 
 AWAY = Absence(devices=30, connected=0, seconds=31.0, then="they count as failed (try 1 of 3)")
