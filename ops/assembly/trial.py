@@ -29,6 +29,7 @@ from fedemu.device.compute.executors.executor import Job, Source
 from fedemu.device.compute.rule import compute_rule, kind_of
 from fedemu.device.compute.trainer import open_executor
 from fedemu.ops.assembly.computing import Computing, choose
+from fedemu.ops.assembly.extremes import extremes
 from fedemu.ops.assembly.learning import first_ask, lacks_memory
 from fedemu.ops.assembly.parts import Parts
 from fedemu.ops.data.apart import decode_apart
@@ -92,6 +93,11 @@ def try_out(parts: Parts) -> Computing:
 def _evaluate(parts: Parts, samples: NDArray[np.int64]) -> None:
     """Apply the model to some training samples, and look at the shape and type of its logits."""
     corpus, model, name = parts.corpus, parts.model, parts.experiment.model.name
+    if not (corpus.language or corpus.labelled):
+        raise ConfigurationError(
+            f"all labels of the data set {parts.experiment.data.dataset!r} are {corpus.class_names[0]!r}; "
+            "there is nothing to learn from one class"
+        )
     [(x, _)] = read(model, corpus, corpus.train, samples)
     try:
         with torch.inference_mode():
@@ -112,6 +118,15 @@ def _evaluate(parts: Parts, samples: NDArray[np.int64]) -> None:
         )
     if not logits.is_floating_point():
         raise ConfigurationError(f"model {name!r} gives logits of {logits.dtype}; they must be floating-point numbers")
+    for split in (corpus.train, corpus.test):
+        for x, _ in read(model, corpus, split, extremes(corpus, split)):
+            try:
+                with torch.inference_mode():
+                    model.apply(parts.variables, x, False)
+            except IndexError as error:
+                _refuse(
+                    f"model {name!r} can't be applied to all samples, with values from {x.min()} to {x.max()}", error
+                )
 
 
 def _train(parts: Parts, samples: NDArray[np.int64]) -> Computing:

@@ -101,7 +101,7 @@ def values_of(source: DataSource, split: datasets.Dataset, name: str) -> NDArray
     require(source, split.features, name)
     values = split.select_columns([name]).with_format("arrow")[:].column(0).to_pylist()
     if None in values:
-        raise DataError(f"the column {name!r} of {source.dataset!r} is empty in row {values.index(None)}")
+        raise DataError(f"the column {name!r} of {source.dataset!r} is empty in row {values.index(None) + 1}")
     try:
         array = np.asarray(values)
     except ValueError:
@@ -204,17 +204,16 @@ def _wrong(
             except (TypeError, ValueError):
                 value = np.full(1, np.nan)
             if cell is None or not np.isfinite(value).all():
-                return (
-                    f"row {row} of {source.dataset!r} has no finite number in the column {name!r}, but {str(cell)[:40]}"
-                )
+                where = f"row {row + 1} of {source.dataset!r}"
+                return f"{where} has no finite number in the column {name!r}, but {str(cell)[:40]}"
             if len(inputs) == 1 and value.ndim:
                 known = known or value.shape
                 if value.shape != known:
                     return (
-                        f"row {row} of {source.dataset!r} has a vector {list(value.shape)} in the column {name!r}, "
+                        f"row {row + 1} of {source.dataset!r} has a vector {list(value.shape)} in the column {name!r}, "
                         f"where the rows before have {list(known)}; make them equally long"
                     )
-    return f"rows {start} to {start + len(columns[0]) - 1} of {source.dataset!r} do not fit in {listed(inputs)}"
+    return f"rows {start + 1} to {start + len(columns[0])} of {source.dataset!r} do not fit in {listed(inputs)}"
 
 
 def _innermost(feature: Any) -> str:

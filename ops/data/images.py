@@ -67,7 +67,7 @@ def _named(source: DataSource, row: int, cell: Cell, grey: bool) -> NDArray[np.u
 def _where(source: DataSource, row: int, cell: Cell) -> str:
     if cell is not None and cell["bytes"] is None and cell["path"] is not None:
         return str(cell["path"])
-    return f"row {row} of {source.dataset!r}"
+    return f"row {row + 1} of {source.dataset!r}"
 
 
 def _pixels(cell: Cell, grey: bool, side: int) -> NDArray[np.uint8]:

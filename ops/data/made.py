@@ -23,6 +23,8 @@ from fedemu.protocol.host.own_code import account
 
 SYNTHETIC_SAMPLES = 20_000
 """The number of samples of ``synthetic``. ``synthetic#N`` has N."""
+MOST_CLASSES = 10_000
+"""A larger label than this, and than the number of samples, is no number of a class but a name."""
 
 Labelled = tuple[NDArray[Any], NDArray[np.int64]]
 """Samples ``[n, ...]`` and their labels ``[n]``."""
@@ -113,6 +115,11 @@ def _of_arrays(said: str, made: Mapping[str, Any], source: DataSource) -> Decode
     columns = _columns(said, source, made.get("columns", {}), len(y))
     tested = _checked(f"the test split of {said}", made["test_x"], made["test_y"]) if "test_x" in made else None
     top = int(max(y.max(), tested[1].max() if tested else 0))
+    if not names and "class_names" not in made and top >= max(MOST_CLASSES, len(y)):
+        raise DataError(
+            f"{said} has the label {top}, so it would have {top + 1} classes; "
+            f"number the {len(np.unique(y))} that it has from 0, or give words"
+        )
     names = names or tuple(map(str, made.get("class_names", range(top + 1))))
     if top >= len(names):
         raise DataError(f"{said} has the label {top}, but {len(names)} class names")
@@ -150,6 +157,7 @@ def _columns(said: str, source: DataSource, made: Mapping[str, Any], samples: in
 def _checked(said: str, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Samples and labels in the types in which they are stored. Signed whole numbers stay whole, as tokens are."""
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    y = y.astype(np.int64) if y.dtype == bool else y
     if x.dtype.kind not in "fiub" or x.ndim < 2 or y.dtype.kind not in "iu" or y.shape != x.shape[:1] or not len(y):
         raise DataError(
             f"{said} has x of {x.dtype} {list(x.shape)} and y of {y.dtype} {list(y.shape)}; "

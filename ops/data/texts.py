@@ -122,7 +122,7 @@ def classes_of_cells(
     cells = [columns[label][row] for row in rows]
     empty = [row for row, cell in zip(rows.tolist(), cells, strict=True) if cell is None or cell == ""]
     if empty:
-        raise DataError(f"the column {label!r} of {source.dataset!r} is empty in row {empty[0]}")
+        raise DataError(f"the column {label!r} of {source.dataset!r} is empty in row {empty[0] + 1}")
     found = values(cells)
     if found.dtype.kind == "f":
         raise DataError(f"the label column {label!r} of {source.dataset!r} holds fractions, not classes")

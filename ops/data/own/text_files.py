@@ -16,6 +16,8 @@ from fedemu.protocol.errors import DataError
 
 TEXT, SPEAKER = "text", "speaker"
 """The columns of a file that names none."""
+EXACT = 2**53
+"""From this size on float64 does not have all whole numbers."""
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 
 
@@ -49,7 +51,19 @@ def values(cells: Sequence[Any]) -> NDArray[Any]:
         return np.array(["" if cell is None else str(cell) for cell in cells])
     array = np.array(numbers, dtype=np.float64)
     whole = np.isfinite(array).all() and (array == np.floor(array)).all()
+    if whole and np.abs(array).max() >= EXACT:
+        return _long_numbers(cells, array)
     return array.astype(np.int64) if whole else array
+
+
+def _long_numbers(cells: Sequence[Any], array: NDArray[np.float64]) -> NDArray[Any]:
+    """Long identifiers and times, exactly; as texts if they are too long for int64."""
+    try:
+        numbers = [min(map(int, str(cell).split())) for cell in cells]
+    except ValueError:  # such as 1e20
+        return array
+    long = max(map(abs, numbers)) >= 2**63
+    return np.array([str(cell) for cell in cells]) if long else np.array(numbers, dtype=np.int64)
 
 
 def _number(cell: Any) -> float | None:

@@ -79,6 +79,23 @@ OWN = """
         def forward(self, x):
             raise MemoryError
 
+    class Table(nn.Module):
+        def __init__(self, input_shape, classes, rows: int = 40):
+            super().__init__()
+            self.table = nn.Embedding(rows, 4)
+            self.top = nn.Linear(4, classes)
+
+        def forward(self, x):
+            return self.top(self.table(x).mean(1))
+
+    def tokens():
+        x = (torch.arange(300).reshape(100, 3) * 7) % 40
+        x[70, 1] = 40
+        return x, torch.arange(100) % 2
+
+    def one_class():
+        return torch.ones(50, 3), torch.zeros(50, dtype=torch.int64)
+
     def vector(logits, batch, facts):
         return logits.logsumexp(-1)
 
@@ -184,6 +201,18 @@ def test_an_error_in_somebodys_own_code_is_told_with_its_file_and_its_lines(tmp_
     assert frames == [f'    {file}:{number} in forward: raise ValueError("not today. Tomorrow perhaps.")']
     assert isinstance(caught.value.__cause__, ValueError)
     assert "vmapped.py" in str(caught.value.__cause__.__cause__)
+
+
+def test_a_table_that_has_no_row_for_a_token_of_any_sample_is_refused() -> None:
+    fleet = "data.dataset=tried:tokens", "fleet.devices=4", "fleet.per_round=2"
+    with pytest.raises(ConfigurationError, match=r"all samples, with values from 0 to 40: IndexError: .*tried\.py:\d+"):
+        tried("model={name='tried:Table',rows=40}", *fleet)
+    tried("model={name='tried:Table',rows=41}", *fleet)
+
+
+def test_data_of_one_class_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"all labels of the data set 'tried:one_class' are '0'; there is"):
+        tried("data.dataset=tried:one_class", "fleet.devices=4", "fleet.per_round=2")
 
 
 def test_a_model_that_only_one_executor_can_compute_is_tried_with_that_executor() -> None:

@@ -242,12 +242,12 @@ def test_a_column_of_vectors_is_taken_as_it_is(tmp_path, open_folder):
         (
             {"train": "x,label\n1,a\n2,\n", "test": "x,label\n1,a\n"},
             {},
-            "the column 'label' of 'pets' is empty in row 1",
+            "the column 'label' of 'pets' is empty in row 2",
         ),
         (
             {"train": "x,label\n1,a\n,b\n", "test": "x,label\n1,a\n"},
             {},
-            "row 1 of 'pets' has no finite number in the column 'x', but None",
+            "row 2 of 'pets' has no finite number in the column 'x', but None",
         ),
         ({"train": "x,label\n1,a\n", "test": "x,label\n"}, {}, "the split test of 'pets' is empty"),
         ({"test": "x,label\n1,a\n", "validation": "x,label\n1,a\n"}, {}, "has no split train; its splits are"),
@@ -267,7 +267,7 @@ def test_an_image_that_cannot_be_decoded_is_named_by_its_row(tmp_path, open_fold
     for split, cells in (("train", [image(RED), b"not an image"]), ("test", [image(RED)])):
         columns = {"img": cells, "label": [0, 1][: len(cells)]}
         write_parquet(tmp_path / "pets" / f"{split}.parquet", columns, {"img": IMAGE, "label": LABEL})
-    with pytest.raises(DataError, match=r"the image in row 1 of 'pets' can't be decoded: cannot identify image file$"):
+    with pytest.raises(DataError, match=r"the image in row 2 of 'pets' can't be decoded: cannot identify image file$"):
         open_folder()
     assert not list((tmp_path / "cache" / "datasets").glob("*partial*"))
 
@@ -275,11 +275,11 @@ def test_an_image_that_cannot_be_decoded_is_named_by_its_row(tmp_path, open_fold
 @pytest.mark.parametrize(
     ("cell", "complaint"),
     [
-        (None, "the image in row 1 of 'pets' can't be decoded: there is none"),
-        (image(RED)[:50], "the image in row 1 of 'pets' can't be decoded"),
+        (None, "the image in row 2 of 'pets' can't be decoded: there is none"),
+        (image(RED)[:50], "the image in row 2 of 'pets' can't be decoded"),
         (
             image(RED, size=(5, 2)),
-            "the images of 'pets' differ in size: 3 x 2 first, 5 x 2 in row 1 of 'pets'; set data.image_size",
+            "the images of 'pets' differ in size: 3 x 2 first, 5 x 2 in row 2 of 'pets'; set data.image_size",
         ),
         (image(RED, mode="I;16"), "pixels of mode I;16 don't fit eight bits"),
     ],

@@ -107,6 +107,7 @@ def test_any_object_may_be_named_in_a_module_or_in_a_file(tmp_path, own_cache):
         "def tokens():\n    return ((np.array([[7, 9], [8, 7]]), [0, 1]), (np.array([[2**40, 1]]), [0]))\n"
         "def wrong():\n    return pair[0], [0, -1, 0, 0]\n"
         "def broken():\n    return [][1]\n"
+        "def long():\n    return pair[0], [0, 10**15, 0, 0]\n"
     )
     corpus = corpora.load(experiment(dataset=f"{file}:pair", test_fraction=0.5).to_bytes())
     assert (corpus.class_names, corpus.input_shape) == (("a", "b"), (2,))
@@ -118,6 +119,8 @@ def test_any_object_may_be_named_in_a_module_or_in_a_file(tmp_path, own_cache):
     assert tokens.batch(tokens.test, np.array([0]))[0].tolist() == [[2**40, 1]]
     with pytest.raises(DataError, match="has the negative label -1 in row 1; labels count from 0"):
         corpora.load(experiment(dataset=f"{file}:wrong").to_bytes())
+    with pytest.raises(DataError, match=r"has the label 10{15}, .* number the 2 that it has from 0, or give words"):
+        corpora.load(experiment(dataset=f"{file}:long").to_bytes())
     with pytest.raises(
         DataError, match=r"failed with IndexError: list index out of range, .*forms\.py:8\n.*forms\.py:8 in"
     ):

@@ -43,6 +43,12 @@ def test_columns_of_numbers_are_the_sample_and_words_the_classes(load: Load) -> 
     assert (corpus.test.x.tolist(), corpus.test.y.tolist()) == ([[3, -7]], [1])
 
 
+@pytest.mark.parametrize("first", [2**60, 10**30])
+def test_labels_that_differ_in_the_last_digit_of_a_long_number_are_different_classes(load: Load, first: int) -> None:
+    corpus = load("a,label\n" + "".join(f"{i},{first + i % 3}\n" for i in range(12)))
+    assert corpus.class_names == (str(first), str(first + 1), str(first + 2))
+
+
 def test_without_a_column_of_splits_a_part_of_each_class_is_set_apart(load: Load) -> None:
     corpus = load("a;y;who\n" + "".join(f"{i};{i % 2};p{i}\n" for i in range(10)), id_column="who")
     assert (len(corpus.train), len(corpus.test), corpus.input_shape) == (8, 2, (1,))

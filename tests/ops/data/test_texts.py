@@ -224,7 +224,7 @@ def test_a_folder_is_read_by_hugging_face(folder: Path) -> None:
         ("a.csv", "text\nhello", {"label_column": "mood"}, "has no column 'mood'; its columns are text"),
         ("a.csv", "text\nhello", {"id_column": "who"}, "has no column 'who'; its columns are text"),
         ("a.csv", "text,label\nhello,1.5\nyou,2", {}, "holds fractions, not classes"),
-        ("a.csv", "text,label\nhello,\nyou,b", {}, "the column 'label' of 'a.csv' is empty in row 0"),
+        ("a.csv", "text,label\nhello,\nyou,b", {}, "the column 'label' of 'a.csv' is empty in row 1"),
         ("a.csv", "text,label\nhello", {}, "has 1 cells where the heading has 2"),
         ("a.csv", "text,text\nhello,you", {}, "names a column twice"),
         ("a.csv", "text\n", {}, "holds no row below its heading"),
