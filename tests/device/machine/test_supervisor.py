@@ -176,21 +176,10 @@ async def test_a_silent_device_comes_back_by_itself(coordinator: Any, plan: Any)
     assert server.heard_of(Died) == []
 
 
-async def test_a_killed_trainer_loses_nothing(coordinator: Any, plan: Any) -> None:
-    server = coordinator(slow=0.2)
-    async with supervising(plan(server.address)) as task:
-        await server.everyone()
-        ask = server.give(1, range(6))
-        await server.proceed(ask)
-        await server.until(lambda: server.results[ask], "the first result")
-        (trainer,) = named("fedemu-trainer")
-        trainer.send_signal(signal.SIGKILL)
-        assert await server.finish(ask) == {d: expected(d, 1) for d in range(6)}
-        server.stop()
-        await ended(task)
-
-
-async def test_a_trainer_that_was_stopped_is_killed_and_its_jobs_are_done_again(coordinator: Any, plan: Any) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_trainer_that_is_killed_or_stands_still_loses_nothing(
+    coordinator: Any, plan: Any, number: signal.Signals
+) -> None:
     server = coordinator(slow=0.2)
     async with supervising(plan(server.address, idle_seconds=2.0)) as task:
         await server.everyone()
@@ -198,7 +187,7 @@ async def test_a_trainer_that_was_stopped_is_killed_and_its_jobs_are_done_again(
         await server.proceed(ask)
         await server.until(lambda: server.results[ask], "the first result")
         (trainer,) = named("fedemu-trainer")
-        trainer.send_signal(signal.SIGSTOP)
+        trainer.send_signal(number)
         assert await server.finish(ask) == {d: expected(d, 1) for d in range(6)}
         assert not trainer.is_running()
         server.stop()
