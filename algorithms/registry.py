@@ -142,8 +142,10 @@ def build_model(
     """
     builder = find("model", name, MODELS)
 
+    arguments = (input_shape, outputs) if _takes_arguments(builder) else ()
+
     def build() -> Any:
-        return _call("model", name, builder, (input_shape, outputs), options)
+        return _call("model", name, builder, arguments, options)
 
     model = under_seed(build, seed)
     if isinstance(model, nn.Module):
@@ -220,6 +222,19 @@ def find(what: str, name: str, known: Mapping[str, Any]) -> Any:
     return found
 
 
+def _takes_arguments(builder: Callable[..., Any]) -> bool:
+    """Whether a builder needs arguments. An ordinary module with sizes of its own is built without any."""
+    try:
+        parameters = inspect.signature(builder).parameters.values()
+    except ValueError:
+        return True
+    return any(
+        parameter.kind is parameter.VAR_POSITIONAL
+        or (parameter.kind is not parameter.VAR_KEYWORD and parameter.default is parameter.empty)
+        for parameter in parameters
+    )
+
+
 def _call(
     table: str, name: str, builder: Callable[..., Any], arguments: tuple[Any, ...], options: Mapping[str, Any]
 ) -> Any:
@@ -242,9 +257,16 @@ def _call(
     except Exception as error:
         if isinstance(error, TypeError) and not own_frames(error):
             raise ConfigurationError(
-                f"{name!r} can't be built from {len(arguments)} arguments and its options: {error}"
+                f"{name!r} can't be built: {error}; it is called with {_words_of(table)}"
             ) from error
         raise ConfigurationError(f"{name!r} can't be built: {account(error)}") from error
+
+
+def _words_of(table: str) -> str:
+    """The arguments with which a builder is called, in words."""
+    if table == "model":
+        return "(input_shape, classes) and the options of [model], or without the two if it needs no arguments"
+    return f"(ingredients) and the options of [{table}]"
 
 
 def _checked(table: str, name: str, builder: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,10 @@ class Shortfall:
 
     def advice(self, settings: Settings) -> str:
         """What happened to most of the devices, with their numbers, and what to do. A part of a sentence."""
+        advice = self._advice(settings)
+        return advice if self._cause in _BY_ACCIDENT else f"{advice} (in a new run: a resumed one keeps its settings)"
+
+    def _advice(self, settings: Settings) -> str:
         asked = self.outcomes.total()
         match self._cause:
             case "nobody":
@@ -118,13 +122,18 @@ class Shortfall:
             "dropped": self.outcomes["dropped"],
         }
         cause = max(causes, key=lambda name: causes[name])
-        by_accident = cause in ("given_up", "failures", "rejected") and causes[cause] > 0
+        by_accident = cause in _BY_ACCIDENT and causes[cause] > 0
         if self.most_asked < self.needed and not by_accident:
             return "few"
         return cause if causes[cause] else ""
 
 
+_BY_ACCIDENT = ("nobody", "given_up", "failures", "rejected")
+"""What no setting of the experiment is to blame for."""
+
+
 def _of(count: int, asked: int) -> str:
-    return (
-        f"all {asked} devices that were asked" if count == asked else f"{count} of the {asked} devices that were asked"
-    )
+    """How many devices of all that were asked. A device that was asked in several tries counts in each."""
+    if count == asked:
+        return "all devices that were asked"
+    return f"{count} of {asked} devices that were asked (all tries)"

@@ -37,6 +37,11 @@ def network(input_shape, classes, width: int = 4):
     return nn.Sequential(nn.Flatten(), nn.Linear(input_shape[0], width), nn.ReLU(), nn.Linear(width, classes))
 
 
+class OfItsOwnSizes(nn.Linear):
+    def __init__(self, bias: bool = True):
+        super().__init__(4, 3, bias)
+
+
 def nothing(ingredients):
     return 3
 
@@ -118,6 +123,11 @@ def test_an_own_torch_module_becomes_a_model(own: str) -> None:
     assert model.init(0)["1.weight"].shape == (6, 4)
 
 
+def test_a_module_that_needs_no_arguments_is_built_without_any(own: str) -> None:
+    assert build_model(f"{own}:OfItsOwnSizes", {}, (4,), 3).init(0).keys() == {"weight", "bias"}
+    assert build_model(f"{own}:OfItsOwnSizes", {"bias": False}, (4,), 3).init(0).keys() == {"weight"}
+
+
 def test_an_own_criterion_and_a_file_by_its_path(own: str, tmp_path: Path) -> None:
     assert find_criterion("cross_entropy") is cross_entropy
     criterion = find_criterion(f"{tmp_path / 'registry_example.py'}:double")
@@ -133,7 +143,7 @@ def test_an_own_criterion_and_a_file_by_its_path(own: str, tmp_path: Path) -> No
         ("nowhere.py:FedProx", "there is no Python file nowhere.py"),
         ("registry_example:broken", "is int; it must be a function or a class"),
         ("registry_example:nothing", "made a int, which lacks programs, init, round, variables"),
-        ("registry_example:network", "can't be built from 1 arguments and its options"),
+        ("registry_example:network", "it is called with (ingredients) and the options of [algorithm.options]"),
         ("registry_example:refuses", "can't be built: ValueError: mu and nu exclude each other"),
         ("fedavgg", "did you mean 'fedavg'?"),
     ],
