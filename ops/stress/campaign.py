@@ -105,7 +105,7 @@ def case(seed: int, number: int) -> Case:
         seed,
         number,
         method,
-        tuple(Accident(chance.choice(list(ACCIDENTS)), after, chance.uniform(0.0, 0.3)) for after in moments),
+        tuple(Accident(chance.choice(list(ACCIDENTS)), after, chance.uniform(0.0, 0.1)) for after in moments),
     )
 
 
@@ -166,12 +166,29 @@ def _end(fleet: LiveFleet, seconds: float) -> list[str]:
             break
         if code not in (4, -signal.SIGKILL):
             return [f"the coordinator ended with exit {code}: {fleet.tail(4)}"]
-        _with_devices(fleet)
-        fleet.start_coordinator()
+        _restart(fleet)
     else:
         return [f"the run did not end after {RESUMES} starts of its coordinator"]
-    code = fleet.supervisors[-1].wait(30)
-    return [f"the supervisor ended with exit {code}: {fleet.tail(4)}"] if code != 0 else []
+    return [
+        f"a supervisor ended with exit {code}: {fleet.tail(4)}"
+        for code in map(_farewell, fleet.supervisors)
+        if code not in (0, 3, 4)
+    ]
+
+
+def _farewell(supervisor: psutil.Popen) -> int:
+    """The exit code of a supervisor when the run is over. One that came after the end still looks for a coordinator."""
+    try:
+        return int(supervisor.wait(10))
+    except psutil.TimeoutExpired:
+        supervisor.send_signal(signal.SIGTERM)
+        return int(supervisor.wait(20))
+
+
+def _is_over(fleet: LiveFleet) -> bool:
+    """Whether the run has completed all its rounds."""
+    file = fleet.run_directory / "summary.json"
+    return file.is_file() and json.loads(file.read_text())["outcome"] == "completed"
 
 
 def _examine(fleet: LiveFleet, digest: str) -> list[str]:
@@ -198,16 +215,27 @@ def _end_process(fleet: LiveFleet, process: psutil.Popen, number: int) -> None:
 
 
 def _stop_everything(fleet: LiveFleet) -> None:
-    for process in (_coordinator(fleet), fleet.supervisors[-1]):
+    ended = [_coordinator(fleet), fleet.supervisors.pop()]
+    for process in ended:
         fleet.signal(process, signal.SIGKILL)
-    for process in (_coordinator(fleet), fleet.supervisors[-1]):
+    for process in ended:
         process.wait(30)
 
 
-def _with_devices(fleet: LiveFleet) -> None:
-    """Start the machine again if it has ended with the coordinator's run."""
-    if fleet.supervisors[-1].poll() is not None:
+def _start_everything(fleet: LiveFleet) -> None:
+    if not _is_over(fleet):
         fleet.start_devices(DEVICES)
+    fleet.start_coordinator()
+
+
+def _restart(fleet: LiveFleet) -> None:
+    """Start all again after a coordinator that has told its machine that the run is over for now."""
+    _farewell(fleet.supervisors.pop())
+    _start_everything(fleet)
+
+
+def _supervisor(fleet: LiveFleet) -> psutil.Popen:
+    return fleet.supervisors[-1]
 
 
 def _kill_coordinator(fleet: LiveFleet, chance: random.Random) -> str:
@@ -218,21 +246,19 @@ def _kill_coordinator(fleet: LiveFleet, chance: random.Random) -> str:
 
 def _interrupt_coordinator(fleet: LiveFleet, chance: random.Random) -> str:
     _end_process(fleet, _coordinator(fleet), signal.SIGTERM)
-    fleet.start_coordinator()
-    _with_devices(fleet)
+    _restart(fleet)
     return "coordinator interrupted by SIGTERM"
 
 
 def _kill_supervisor(fleet: LiveFleet, chance: random.Random) -> str:
-    _end_process(fleet, fleet.supervisors[-1], chance.choice((signal.SIGKILL, signal.SIGTERM)))
+    _end_process(fleet, fleet.supervisors.pop(), chance.choice((signal.SIGKILL, signal.SIGTERM)))
     fleet.start_devices(DEVICES)
     return "supervisor ended"
 
 
 def _kill_all(fleet: LiveFleet, chance: random.Random) -> str:
     _stop_everything(fleet)
-    fleet.start_devices(DEVICES)
-    fleet.start_coordinator()
+    _start_everything(fleet)
     return "coordinator and machine killed"
 
 
@@ -244,8 +270,7 @@ def _fill_disk(fleet: LiveFleet, chance: random.Random) -> str:
     code = coordinator.wait(120)
     if code == 0:
         return "the run ended before the disk was full"
-    fleet.start_coordinator()
-    _with_devices(fleet)
+    _restart(fleet)
     return f"coordinator on a full disk ended with exit {code}"
 
 
@@ -280,9 +305,8 @@ def _pause_one(of: Callable[[LiveFleet], psutil.Popen], name: str) -> Play:
 def _damage(target: str, harm: str) -> Play:
     def play(fleet: LiveFleet, chance: random.Random) -> str:
         _stop_everything(fleet)
-        did = damage(fleet, target, harm, chance)
-        fleet.start_devices(DEVICES)
-        fleet.start_coordinator()
+        did = "the run was over" if _is_over(fleet) else damage(fleet, target, harm, chance)
+        _start_everything(fleet)
         return f"all killed, then {did}"
 
     return play
@@ -293,7 +317,7 @@ def _accidents() -> Iterator[tuple[str, Play]]:
     yield "interrupt coordinator", _interrupt_coordinator
     yield "stop coordinator", _pause_one(_coordinator, "coordinator")
     yield "end supervisor", _kill_supervisor
-    yield "stop supervisor", _pause_one(lambda fleet: fleet.supervisors[-1], "supervisor")
+    yield "stop supervisor", _pause_one(_supervisor, "supervisor")
     yield "kill everything", _kill_all
     yield "full disk", _fill_disk
     for kind in ("device", "trainer", "zygote"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,12 @@ def test_keys_admit_and_shut_out_machines_in_a_run_and_do_not_change_its_result(
     assert fleet.rounds() == 0
     here.approve("first", key)
     fleet.wait_until(lambda: fleet.rounds() >= 3, "three rounds", 60)
+    # The coordinator looks at its list once a second. It stands still meanwhile, so that the run is not over before.
+    fleet.signal(fleet.coordinator, signal.SIGSTOP)
     here.approve("second", second.new())
     here.revoke("first")
+    fleet.pause(1.2)
+    fleet.signal(fleet.coordinator, signal.SIGCONT)
     assert shut_out.wait(30) == 3
     fleet.start_devices(20, "--keys", str(second.path), "--server-key", str(here.public_file), state="second")
     assert fleet.wait_for_end() == 0, fleet.tail()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fedemu.coordinator.record.records import newest_record
 from fedemu.coordinator.record.row import read_rows
 from fedemu.coordinator.record.summary import Summary
 from fedemu.device.memory.store import read_own
@@ -115,8 +115,9 @@ def test_devices_that_come_with_the_third_task_take_part_in_its_first_round(
     assert not summary.perturbed
     each = [(row.bytes_down or 0) / (row.accepted or 1) for row in rows]
     assert each[1] == each[2], "as a task begins everything is new, to whoever was there before as well"
-    [record] = (tmp_path / "run" / "checkpoint").glob("record-*.json")
-    sent = json.loads(record.read_text())["record"]["roster"]["charged"]
+    newest = newest_record(tmp_path / "run" / "checkpoint")
+    assert newest is not None
+    sent = newest["record"]["roster"]["charged"]
     assert [device.keys() for device in sent] == [{"model", *REMEMBERED[name]}] * DEVICES
     own = {device: read_own(path) for device, path in newest_versions(tmp_path / "run").items()}
     if name == "fedlwf_2t":

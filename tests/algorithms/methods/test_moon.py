@@ -146,7 +146,7 @@ def test_running_statistics_belong_to_the_kept_model(little_fleet: Callable[...,
 
 
 def test_a_model_without_features_is_refused() -> None:
-    model = from_module(lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 4)))
+    model = from_module(lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 4), nn.Tanh()))
     with pytest.raises(ConfigurationError, match="the method 'moon' needs a model with features"):
         moon(ingredients(model))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,11 @@ from fedemu.protocol.host.private import PREFIX, leave_private, private_folder
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The first place in which folders are made."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return tmp_path
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The first place in which folders are made. Its path is short, as those of sockets have to be."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
 
 
 def test_only_this_user_can_enter_and_it_is_removed_at_the_end(place: Path) -> None:
