@@ -54,11 +54,12 @@ FILE_BYTES = 2_000
 """The largest file that a coordinator may write on a disk that is full."""
 
 Play = Callable[[LiveFleet, random.Random], str]
+"""Makes an accident happen to a fleet, and says what it did."""
 
 
 @dataclass(frozen=True)
 class Accident:
-    """What happens after round ``after`` and ``pause`` seconds. ``play`` does it, and says what it did."""
+    """The accident of this ``name`` in ``ACCIDENTS``. It happens ``pause`` seconds after the end of round ``after``."""
 
     name: str
     after: int
