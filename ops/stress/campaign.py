@@ -153,10 +153,9 @@ def play_case(case: Case, folder: Path, digest: str, seconds: float = 180.0) -> 
 
 def _reached(fleet: LiveFleet, round: int, seconds: float) -> bool:
     """Wait until a round is over. False if the run has ended before."""
-    coordinator = fleet.coordinator
-    assert coordinator is not None
+    coordinator = _coordinator(fleet)
     fleet.wait_until(lambda: fleet.rounds() >= round or coordinator.poll() is not None, f"round {round}", seconds)
-    return coordinator.poll() is None
+    return coordinator.poll() is None and not _is_over(fleet)
 
 
 def _end(fleet: LiveFleet, seconds: float) -> list[str]:
@@ -216,7 +215,8 @@ def _end_process(fleet: LiveFleet, process: psutil.Popen, number: int) -> None:
 
 
 def _stop_everything(fleet: LiveFleet) -> None:
-    ended = [_coordinator(fleet), fleet.supervisors.pop()]
+    ended = [_coordinator(fleet), *fleet.supervisors]
+    fleet.supervisors.clear()
     for process in ended:
         fleet.signal(process, signal.SIGKILL)
     for process in ended:
@@ -231,7 +231,8 @@ def _start_everything(fleet: LiveFleet) -> None:
 
 def _restart(fleet: LiveFleet) -> None:
     """Start all again after a coordinator that has told its machine that the run is over for now."""
-    _farewell(fleet.supervisors.pop())
+    while fleet.supervisors:
+        _farewell(fleet.supervisors.pop())
     _start_everything(fleet)
 
 
