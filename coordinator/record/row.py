@@ -49,10 +49,12 @@ class Row:
     aggregation_forgetting: float | None = None
     local_alignment: float | None = None
     global_alignment: float | None = None
+    joined: int | None = None
     online: int | None = None
     selected: int | None = None
     accepted: int | None = None
     dropped: int | None = None
+    crashed: int | None = None
     late: int | None = None
     cancelled: int | None = None
     failed: int | None = None

@@ -126,7 +126,9 @@ class Asking:
         virtual = self._settings.clock == "virtual"
         eligible = await (self._arrive(among, tally) if virtual else self._connect(ask_id, among))
         if tally.online is None:
-            tally.online = len(self._service.roster.online(self._service.timeline.time))
+            roster = self._service.roster
+            tally.joined = len(roster.members) - len(roster.missing())
+            tally.online = len(roster.online(self._service.timeline.time))
         if among is not None:
             there = set(eligible)
             cohort = tuple(device for device in among if device in there)
@@ -232,6 +234,7 @@ class Asking:
             self._observers.device_result(verdict)
             if verdict == "dropped":
                 cause, back = machine.causes.get(device), machine.away.get(device)
+                tally.crashed += cause == "crash"
                 self._observers.event("dropout", device=device, ask=exchange.text, cause=cause, back=back)
         for contribution in exchange.contributions:
             tally.count(contribution)

@@ -45,7 +45,10 @@ class Tally:
 
     began: float = 0.0
     wire: tuple[int, int] = (0, 0)
+    joined: int | None = None
     online: int | None = None
+    """Like ``joined``, the number of these devices when the first cohort was drawn. None before that."""
+    crashed: int = 0
     attempts: int = 0
     announced: int = -1
     """The attempt that observers know of."""
@@ -110,9 +113,11 @@ class Tally:
             aggregation_forgetting=found.get("aggregation_forgetting"),
             local_alignment=found.get("local_alignment"),
             global_alignment=found.get("global_alignment"),
+            joined=self.joined,
             online=self.online,
             selected=self.outcomes.total(),
             **counts,
+            crashed=self.crashed,
             attempts=self.attempts,
             bytes_down=self.bytes_down,
             bytes_up=self.bytes_up,

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter
 
 from fedemu.ops.figures import percent, readable_bytes, time_unit
 from fedemu.ops.pages.axes import SHARES, fit_shares, limits, say_cut
-from fedemu.ops.pages.colours import BLUE, GREEN, GREY, ORANGE, PAPER, PURPLE, RED, SKY
+from fedemu.ops.pages.colours import BLUE, GREEN, GREY, ORANGE, PAPER, PURPLE, RED, SKY, SLATE
 from fedemu.ops.pages.style import (
     Floats,
     Rows,
@@ -140,23 +140,37 @@ def outcomes(rows: Rows) -> Figure | None:
     return legend_below(figure, axes)
 
 
-def fleet_online(rows: Rows) -> Figure | None:
-    """How many devices were on-line when each round began, by the experiment's clock."""
+def fleet_over_time(rows: Rows) -> Figure | None:
+    """The devices that had joined, were on-line and were away at the start of each round, by the experiment's clock.
+
+    A line shows how many devices have crashed so far.
+    """
     known = [row for row in rows if row.online is not None and row.virtual_time is not None]
     if not known:
         return None
-    times, online = numbers([(row.virtual_time, row.online) for row in known]).T
+    times, online, joined, crashed = numbers(
+        [(row.virtual_time, row.online, row.joined or row.online, row.crashed or 0) for row in known]
+    ).T
     divisor, unit = time_unit(float(times[-1]))
-    figure, axes = new_figure("Fleet on-line")
+    times = times / divisor
+    figure, axes = new_figure("Fleet")
     axes.xaxis.set_major_locator(round_ticks())
-    axes.step(times / divisor, online, where="post", color=GREEN, linewidth=1.8, marker=marker(8 * len(times)))
-    axes.fill_between(times / divisor, online, step="post", color=GREEN, alpha=0.15)
+    dots = marker(8 * len(times))
+    axes.step(times, joined, where="post", color=SLATE, linewidth=1.8, marker=dots, label="joined")
+    if (joined > online).any():
+        axes.fill_between(times, online, joined, step="post", color=GREY, alpha=0.25, linewidth=0, label="away")
+    axes.step(times, online, where="post", color=GREEN, linewidth=1.8, marker=dots, label="on-line")
+    axes.fill_between(times, online, step="post", color=GREEN, alpha=0.15, linewidth=0)
+    if crashed.any():
+        axes.step(
+            times, np.cumsum(crashed), where="post", color=RED, linewidth=1.8, marker=dots, label="crashed so far"
+        )
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(round_ticks(integer=True))
     axes.set_xlabel(f"time of the experiment [{unit}]")
     axes.set_ylabel("devices")
-    return figure
+    return legend_below(figure, axes)
 
 
 def traffic(rows: Rows) -> Figure | None:
@@ -201,7 +215,7 @@ PLOTS: Mapping[str, Callable[[Rows], Figure | None]] = {
     "round_forgetting_ecdf": round_forgetting_ecdf,
     "consistency": consistency,
     "outcomes": outcomes,
-    "fleet": fleet_online,
+    "fleet": fleet_over_time,
     "bytes": traffic,
     "duration": duration,
 }

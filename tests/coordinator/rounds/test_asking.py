@@ -58,6 +58,7 @@ async def test_every_outcome_is_counted_where_it_belongs(
     }  # fmt: skip
     assert row.virtual_time == 15.0
     assert not summary.perturbed
+    assert row.crashed == 0, "the dropout was none of its process"
     first = {index: device.answers[0] for index, device in fleet.devices.items() if device.answers}
     assert [first[index].type for index in (0, 2, 7, 8)] == ["invalid", "accepted", "cancel", "cancel"]
     assert [first[index].reason for index in (0, 5)] == ["nonfinite", "shape"]
@@ -84,6 +85,7 @@ async def test_a_dropped_device_is_not_asked_before_it_is_back(
     _, left = await play(make_plan(devices=3, per_round=2, over_selection=2.0, rounds=5))
     assert asked == {0: [0.0, 40.0], 1: [0.0, 10.0, 20.0, 30.0, 40.0], 2: [0.0, 10.0, 20.0, 30.0, 40.0]}
     assert len(left.named("death")) == 1
+    assert [(row.joined, row.dropped, row.crashed) for row in left.rows] == [(3, 1, 1), *[(3, 0, 0)] * 4]
 
 
 async def test_with_nobody_on_line_the_clock_jumps_and_presence_is_asked_for_ever_further(

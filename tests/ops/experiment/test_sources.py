@@ -109,7 +109,7 @@ def test_a_table_that_becomes_another_kind_starts_from_its_defaults() -> None:
         "scale_offline": 1800.0,
     }
     same, _ = load_experiment("digits", ["availability.kind=exponential", "availability.mean_online=9"], {})
-    assert same.availability == Exponential(mean_online=9.0, mean_offline=1800.0)
+    assert same.availability == Exponential(mean_online=9.0, mean_offline=90.0)
     assert load_experiment("digits", ["data.partition.kind=iid"], {})[0].data.partition.kind == "iid"
     assert load_experiment("digits", ["profile.seconds_per_sample=0.5"], {})[0].profile.seconds_per_sample == 0.5
 
