@@ -150,13 +150,14 @@ class Roster:
         come once. After an absence of the coordinator, a device that is off-line by its plan need not know of the
         absence, so it is enough that its supervisor is back.
         """
+        return [member.device for member in self.members if self.is_missing(member.device)]
+
+    def is_missing(self, device: DeviceId) -> bool:
+        """Whether a device is among ``missing``."""
+        member = self.members[device]
         if self._virtual:
-            return [member.device for member in self.members if member.online_times is None]
-        return [
-            member.device
-            for member in self.members
-            if member.incarnation < 0 and not (self._resumed and self.leases.holder_present(member.device))
-        ]
+            return member.online_times is None
+        return member.incarnation < 0 and not (self._resumed and self.leases.holder_present(device))
 
     def lacking(self, until: float) -> list[Member]:
         """The members whose announced on-line times do not reach ``until``. Lost members do not count."""

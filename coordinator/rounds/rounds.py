@@ -27,6 +27,7 @@ from fedemu.coordinator.rounds.numerics import Numerics
 from fedemu.coordinator.rounds.tally import Tally
 from fedemu.coordinator.service.service import Service
 from fedemu.protocol.host.own_code import account
+from fedemu.protocol.host.phases import part
 
 S = TypeVar("S")
 
@@ -139,7 +140,8 @@ class Rounds(Generic[S]):
         )
         if not on_all and not settings.due(context.round, settings.evaluate_every):
             return settled, None
-        return settled, self._plan.evaluator.evaluate(variables, context.task, on_all)
+        with part("evaluation"):
+            return settled, self._plan.evaluator.evaluate(variables, context.task, on_all)
 
     def _untrained(self) -> tuple[float, ...] | None:
         """The initial model's accuracy on each period's test set. None unless there are periods that it can know.

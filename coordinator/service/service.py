@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.fleet.roster import Roster
@@ -146,7 +147,10 @@ class Service:
     async def gather(self) -> bool:
         """Wait for the whole fleet, ``start_timeout`` at most. Returns whether it came."""
         settings = self._settings
-        return await self._announced(self.roster.missing, settings.start_timeout, "the run gives up", START_SECONDS)
+        missing, roster = self.roster.missing, self.roster
+        return await self._announced(
+            missing, roster.is_missing, settings.start_timeout, "the run gives up", START_SECONDS
+        )
 
     async def extend(self, until: float) -> bool:
         """Ask every device to announce its on-line times up to ``until``, and wait ``give_up`` at most.
@@ -161,9 +165,12 @@ class Service:
         before = {member.device: member.online_times for member in self.roster.lacking(until)}
 
         def silent() -> list[DeviceId]:
-            return [device for device, times in before.items() if members[device].online_times is times]
+            return [device for device in before if is_silent(device)]
 
-        if await self._announced(silent, self._settings.give_up, "they count as lost"):
+        def is_silent(device: DeviceId) -> bool:
+            return members[device].online_times is before[device]
+
+        if await self._announced(silent, is_silent, self._settings.give_up, "they count as lost"):
             return True
         for device in silent():
             members[device].lost = True
@@ -207,7 +214,12 @@ class Service:
         }
 
     async def _announced(
-        self, silent: Callable[[], list[DeviceId]], seconds: float, then: str, moment: float = MOMENT_SECONDS
+        self,
+        silent: Callable[[], list[DeviceId]],
+        is_silent: Callable[[DeviceId], bool],
+        seconds: float,
+        then: str,
+        moment: float = MOMENT_SECONDS,
     ) -> bool:
         """Ask the silent devices for their on-line times until none is silent. False if the time ran out.
 
@@ -224,7 +236,7 @@ class Service:
                 pause = min(self._settings.heartbeat_seconds, end + self._stalls - self.timeline.now())
                 if pause <= 0:
                     return False
-                await self.until(lambda: not silent(), pause)
+                await self.until(partial(_none_left, left, is_silent), pause)
             return True
         finally:
             self._wait = None
@@ -259,3 +271,13 @@ class Service:
         if int(now) != int(self._ticked):
             self._observers.fleet(self.counts())
             self._observers.waiting(self.absence(now))
+
+
+def _none_left(devices: list[DeviceId], is_silent: Callable[[DeviceId], bool]) -> bool:
+    """Whether no device is silent any more. Those at the end of ``devices`` that are not silent are removed.
+
+    So many calls together look at each device once, and not each call at all of them.
+    """
+    while devices and not is_silent(devices[-1]):
+        devices.pop()
+    return not devices

@@ -28,6 +28,7 @@ from fedemu.protocol.blobs.tree_file import decode_tree
 from fedemu.protocol.errors import BlobError, ConfigurationError, FedemuError, TrainingError
 from fedemu.protocol.host.named import load
 from fedemu.protocol.host.own_code import account, own_frames
+from fedemu.protocol.host.phases import mark
 from fedemu.protocol.ids import AskId, digest_of_file
 from fedemu.protocol.tensors import pack, unpack
 
@@ -194,8 +195,12 @@ def open_runner(setup: TrainerSetup) -> TorchRunner:
     """The experiment's trainer, ready for its first job. Raises FedemuError if the experiment cannot be run."""
     torch.set_num_threads(1)
     try:
-        trainer: RunsPrograms = load(setup.trainer)(Path(setup.experiment).read_bytes(), setup.device_type)
+        make = load(setup.trainer)
+        mark("trainer", "imports")
+        trainer: RunsPrograms = make(Path(setup.experiment).read_bytes(), setup.device_type)
+        mark("trainer", "data and method")
         trainer.warm_up()
+        mark("trainer", "first step")
     except FedemuError:
         raise
     except Exception as error:

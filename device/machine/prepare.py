@@ -12,6 +12,7 @@ from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError
 from fedemu.protocol.host.kernel import end_with_parent
 from fedemu.protocol.host.named import load
 from fedemu.protocol.host.own_code import Told, account, own_frames, retold, told
+from fedemu.protocol.host.phases import mark
 
 SAID = 1
 """The exit code after an error that is on the last line of stdout: a ``Told`` as JSON."""
@@ -70,7 +71,10 @@ def main(arguments: list[str]) -> int:
     prepare, experiment, parent = arguments
     end_with_parent(int(parent))
     try:
-        print(load(prepare)(Path(experiment).read_bytes()))
+        check = load(prepare)
+        mark("data check", "imports")
+        print(check(Path(experiment).read_bytes()))
+        mark("data check", "data")
     except FedemuError as error:
         print(json.dumps(told(error)))
         return SAID

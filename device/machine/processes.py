@@ -19,6 +19,7 @@ from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.pipe import FROM_ZYGOTE, Broken, Ended, Fork, Forked, Setup, Unpacker, ZygoteReady, pack_message
 from fedemu.device.process.process import RETIRED
 from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.host.phases import mark, used, used_by_ended
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,8 @@ class DeviceProcesses:
         self._following: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._joined = self._retired = 0
+        self._attached = False
         self._stopping = False
         self._all_ended = asyncio.Event()
         self._timers: set[asyncio.TimerHandle] = set()
@@ -87,6 +90,11 @@ class DeviceProcesses:
     def pids(self) -> Mapping[int, int]:
         """The process ids of the living device processes, by their number."""
         return {number: p.pid for number, p in enumerate(self._processes) if p.pid is not None}
+
+    def used(self) -> float:
+        """The CPU that all device processes have used so far, those that have ended included, in seconds."""
+        ended = used_by_ended(self._zygote.pid) if self._zygote is not None else 0.0
+        return used(self.pids.values()) + ended
 
     async def prepare(self) -> None:
         """Start the zygote and wait until it can fork. Raises ConfigurationError if it cannot."""
@@ -118,6 +126,7 @@ class DeviceProcesses:
         """The coordinator has made the device a member."""
         process = self._processes[self._number_of[device]]
         process.incarnations[device] = max(incarnation, process.incarnations[device])
+        self._joined += device not in process.joined
         process.joined.add(device)
         process.failures = 0
         self._count()
@@ -222,6 +231,7 @@ class DeviceProcesses:
     def _bury(self, number: int) -> None:
         process = self._processes[number]
         process.pid = None
+        self._joined -= len(process.joined)
         process.joined.clear()
         self._process_ended(number)
         if not process.retired:  # a retired process has said goodbye itself
@@ -232,6 +242,7 @@ class DeviceProcesses:
     def _ended(self, number: int, code: int) -> None:
         process = self._processes[number]
         as_planned = code in (0, -signal.SIGKILL) and bool(process.joined)
+        self._retired += len(process.devices) * ((code == RETIRED) - process.retired)
         process.retired = code == RETIRED
         self._bury(number)
         if not self.pids:
@@ -253,7 +264,8 @@ class DeviceProcesses:
         self._timers.add(self._loop.call_later(0.05 * 2**process.failures, self._fork, number))
 
     def _count(self) -> None:
-        joined = sum(len(process.joined) for process in self._processes)
-        retired = sum(len(process.devices) for process in self._processes if process.retired)
-        total = len(self._number_of)
+        joined, retired, total = self._joined, self._retired, len(self._number_of)
         self._observer.devices({"connected": joined, "starting": total - joined - retired, "stopped": retired})
+        if joined == total and not self._attached:
+            self._attached = True
+            mark("devices", "attach", lambda: {"devices": self.used()})

@@ -25,6 +25,7 @@ from fedemu.device.machine.trainers import Trainers
 from fedemu.device.pipe import Setup
 from fedemu.protocol.errors import Interrupted
 from fedemu.protocol.host.idleness import Idleness
+from fedemu.protocol.host.phases import mark, used
 from fedemu.protocol.host.private import private_folder
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
@@ -97,7 +98,9 @@ class Supervision:
         stack.callback(network.close)
         here = await arrive(plan, network, socket.gethostname()[:256], stack)
         link = here.link
+        mark("devices", "arrival")
         await link.unless_ended(prepare_data(plan.code.prepare, here.experiment, here.granted.data))
+        mark("devices", "data check")
 
         broker = here.open_broker(network, self._bus, self._token, stack)
         trainers = Trainers(
@@ -124,11 +127,17 @@ class Supervision:
         trainers.launch()  # before the devices, as trainers take seconds to import what they need
         stack.push_async_callback(processes.stop, broker.quit_processes, FAREWELL_SECONDS)
         await link.unless_ended(processes.prepare())
+        mark("devices", "zygote")
         processes.launch()
         devices = len(here.devices)
         if devices < plan.count:
             log.warning("the run wants %d of this machine's %d devices; the others stay idle", devices, plan.count)
         log.info("%d devices in %d processes, %d trainers", devices, len(processes), self._trainer_count)
+
+        def cpu() -> dict[str, float]:
+            return {"devices": processes.used(), "trainers": used(trainers.pids.values())}
+
+        stack.callback(mark, "devices", "rounds", cpu)
         await here.until_over()
 
     async def _watch(self, broker: Broker, trainers: Trainers) -> None:

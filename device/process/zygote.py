@@ -24,6 +24,7 @@ from fedemu.device.process import process
 from fedemu.device.process.birth import Birthplace
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.kernel import end_with_parent, name_process
+from fedemu.protocol.host.phases import mark
 from fedemu.protocol.messages import Message
 
 READ_BYTES = 2**16
@@ -89,6 +90,7 @@ class Zygote:
             self._say(Broken(detail=str(error)[:2000]))
             return
         self._setup = setup
+        mark("zygote", "behaviours")
         # All children share the memory of what exists now, as long as the garbage collector does not write into it.
         gc.collect()
         gc.freeze()
@@ -146,10 +148,12 @@ def main(arguments: list[str]) -> int:
     end_with_parent(parent)
     name_process("fedemu-zygote")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    mark("zygote", "imports")
     with socket.socket(fileno=descriptor) as pipe:
         zygote = Zygote(pipe)
         try:
             zygote.serve()
+            mark("zygote", "forks")
         except Exception:
             traceback.print_exc()
             return 1

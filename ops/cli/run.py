@@ -63,6 +63,10 @@ def run(
     per_process: options.PerProcess = None,
     device_type: options.DeviceTypeOption = None,
     log_level: options.LogLevelOption = None,
+    timing: Annotated[
+        bool,
+        typer.Option("--timing", help="At the end, show where each second went, by process, and keep it in the run."),
+    ] = False,
     format: options.FormatOption = Format.TEXT,
 ) -> int:
     """Run an experiment on this machine: coordinator, devices, progress, report. Ctrl-C stops it with a checkpoint.
@@ -87,12 +91,16 @@ def run(
         runtime__log_level=log_level,
     )
     if seeds is not None or (resume is not None and is_group(resume)):
+        if timing:
+            raise ConfigurationError("--timing is for one run, and here are several seeds; leave out --timing")
         group = _open_group(experiment, out, resume, seeds, seed, overrides)
         return run_group(group, print_summaries=format is Format.JSON)
     directory, checked, runtime = _open(experiment, out, resume, overrides)
     if resume is not None and is_complete(directory, checked):
         return conclude(directory, 0, "run", new=False, print_summary=format is Format.JSON)
-    return run_together(directory, checked, runtime, new=resume is None, print_summary=format is Format.JSON)
+    return run_together(
+        directory, checked, runtime, new=resume is None, print_summary=format is Format.JSON, timed=timing
+    )
 
 
 @guarded

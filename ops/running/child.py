@@ -6,6 +6,7 @@ import importlib
 import sys
 
 from fedemu.ops.running.processes import begin_child
+from fedemu.protocol.host.phases import mark
 
 
 def main(words: list[str]) -> int:
@@ -15,7 +16,9 @@ def main(words: list[str]) -> int:
     """
     parent, name, module, *arguments = words
     begin_child(name, int(parent))
-    return int(importlib.import_module(module).main(arguments))
+    action = importlib.import_module(module).main
+    mark(name.removeprefix("fedemu-"), "imports")
+    return int(action(arguments))
 
 
 if __name__ == "__main__":

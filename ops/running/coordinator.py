@@ -31,12 +31,14 @@ from fedemu.ops.running.codes import INTERRUPTED
 from fedemu.ops.running.embedded import serve_embedded
 from fedemu.ops.running.exits import complain, exit_code_of
 from fedemu.ops.running.processes import STOP_SIGNALS, announce
+from fedemu.ops.running.timing import timed
 from fedemu.ops.running.words import at_address, conclude, say, title
 from fedemu.ops.watching.display import open_display
 from fedemu.ops.watching.logs import LogObserver, open_log
 from fedemu.ops.watching.metrics import ServedMetrics
 from fedemu.ops.watching.progress import Progress
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError
+from fedemu.protocol.host.phases import mark, part
 from fedemu.protocol.host.private import leave_private
 from fedemu.protocol.transport.memory import MemoryNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
@@ -91,7 +93,7 @@ def coordinate(directory: Path, experiment: Experiment, runtime: Runtime, opened
                     opened()
                     shown.enter_context(display)
 
-                observers: list[RunObserver] = [LogObserver(), *metrics.observers, display]
+                observers: list[RunObserver] = [LogObserver(), *metrics.observers, display, *timed(experiment.rounds)]
                 summary = asyncio.run(_serve(directory, experiment, runtime, observers, begin))
         except QuorumError:
             metrics.ended("quorum")
@@ -107,7 +109,10 @@ def coordinate(directory: Path, experiment: Experiment, runtime: Runtime, opened
             metrics.ended("failed")
             raise
         metrics.ended(summary.outcome)
-        return _report(directory) if runtime.report else 0
+        mark("coordinator", "farewell")
+        code = _report(directory) if runtime.report else 0
+        mark("coordinator", "report")
+        return code
 
 
 async def _serve(
@@ -121,6 +126,7 @@ async def _serve(
     network = MemoryNetwork() if in_memory else ZmqNetwork(keys=server_keys(runtime, os.environ))
     try:
         plan = replace(assemble(directory, experiment, network, runtime.bind, observers), opened=opened)
+        mark("coordinator", "data and method")
         return await (serve_embedded(plan, runtime) if in_memory else serve(plan))
     finally:
         network.close()
@@ -149,7 +155,8 @@ def _report(directory: Path) -> int:
     try:
         with _interruptible():
             # Importing matplotlib takes a second, for which a run that fails before its first round need not wait.
-            from fedemu.ops.report.report import write_report
+            with part("imports of the report"):
+                from fedemu.ops.report.report import write_report
 
             write_report(directory)
     except KeyboardInterrupt:

@@ -28,6 +28,7 @@ from fedemu.ops.watching.exporter import Exporter
 from fedemu.ops.watching.logs import open_log
 from fedemu.ops.watching.metrics import SupervisorMetrics
 from fedemu.protocol.errors import ConfigurationError, QuorumError, UnreachableError
+from fedemu.protocol.host.phases import mark
 from fedemu.protocol.transport.curve import ClientKeys
 
 
@@ -209,6 +210,7 @@ def main(words: Sequence[str]) -> int:
     def action() -> int:
         told = Told(int(count))
         run_devices(int(count), Runtime.model_validate_json(runtime), Path(state), Path(logs), told)
+        mark("devices", "end")
         return 0  # the coordinator of the same command tells how the run ended
 
     return exit_code_of(action)

@@ -13,6 +13,7 @@ from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE
 from fedemu.ops.running.exits import complain, exit_code_of
 from fedemu.ops.running.launch import child_command, last_words, launch
 from fedemu.ops.running.launch_rules import Child
+from fedemu.ops.running.timing import read_timing, table, timing
 from fedemu.ops.running.words import at_address, conclude, per_process, say, title
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.private import private_folder
@@ -28,31 +29,39 @@ def run_together(
     new: bool,
     print_summary: bool,
     heading: str | None = None,
+    timed: bool = False,
 ) -> int:
     """Run an experiment to its end and tell people the results. Returns the exit code.
 
     ``new`` says that the directory was claimed just now. ``heading`` is a line for people that is shown when the run
-    begins.
+    begins. ``timed`` tells where each second went when the run has ended.
     """
     begins = title(experiment)
     if heading is not None:
         begins = f"{heading}\n{begins}"
     try:
-        if runtime.transport == "memory":
-            # Only the process that computes imports torch. Here it is this process.
-            from fedemu.ops.running.coordinator import coordinate
-
-            place = f"{begins}\n  everything in process {os.getpid()}\n  results      {directory}"
-            code = exit_code_of(lambda: coordinate(directory, experiment, runtime, lambda: say(place)))
-        else:
-            with private_folder() as folder:
-                code = _launch_both(directory, experiment, runtime, begins, f"ipc://{folder}/coordinator")
+        with timing(directory, timed):
+            code = _play(directory, experiment, runtime, begins)
     except ConfigurationError as error:
         complain(str(error))
         code = USAGE
     except KeyboardInterrupt:
         code = INTERRUPTED
-    return conclude(directory, code, at_address("run", runtime), new=new, print_summary=print_summary)
+    code = conclude(directory, code, at_address("run", runtime), new=new, print_summary=print_summary)
+    if timed and (found := read_timing(directory)):
+        say(table(found))
+    return code
+
+
+def _play(directory: Path, experiment: Experiment, runtime: Runtime, begins: str) -> int:
+    if runtime.transport == "memory":
+        # Only the process that computes imports torch. Here it is this process.
+        from fedemu.ops.running.coordinator import coordinate
+
+        place = f"{begins}\n  everything in process {os.getpid()}\n  results      {directory}"
+        return exit_code_of(lambda: coordinate(directory, experiment, runtime, lambda: say(place)))
+    with private_folder() as folder:
+        return _launch_both(directory, experiment, runtime, begins, f"ipc://{folder}/coordinator")
 
 
 def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begins: str, private: str) -> int:
