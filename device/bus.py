@@ -62,6 +62,14 @@ class Joined(Message):
     incarnation: Index
 
 
+class Crashed(Message):
+    """A life of a device has crashed as planned. Its process goes on, because it holds other devices, too."""
+
+    type: Literal["crashed"] = "crashed"
+    device: Index
+    incarnation: Index
+
+
 class Submit(Message):
     """A job: run ``program`` on the device's samples.
 
@@ -186,7 +194,7 @@ class Quit(Message):
     reason: Name = ""
 
 
-ToSupervisor = Attach | Joined | Submit | Withdraw | Ready | Unusable | Finished | Done | JobFailed
+ToSupervisor = Attach | Joined | Crashed | Submit | Withdraw | Ready | Unusable | Finished | Done | JobFailed
 ToProcess = Done | JobFailed | Quit
 ToTrainer = Train | Quit
 

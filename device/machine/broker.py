@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fedemu.device.bus import (
     TO_SUPERVISOR,
     Attach,
+    Crashed,
     Done,
     Finished,
     JobFailed,
@@ -57,6 +58,8 @@ class Broker:
     ) -> None:
         self.joined: Callable[[int, int], None] = lambda device, incarnation: None
         """Called with a device and its incarnation when the coordinator has made it a member."""
+        self.crashed: Callable[[int, int], None] = lambda device, incarnation: None
+        """Called with a device and its incarnation when it has crashed as planned, but its process has not."""
         self.trainer_ready: Callable[[int], None] = lambda number: None
         """Called with the number of a trainer that can take jobs."""
         self._router = network.bind(address, TO_SUPERVISOR, self._received, self._rejected)
@@ -140,6 +143,8 @@ class Broker:
                 self._submit(peer, message, envelope.frames)
             case Joined() if role == "process":
                 self.joined(message.device, message.incarnation)
+            case Crashed() if role == "process":
+                self.crashed(message.device, message.incarnation)
             case Withdraw() if role == "process":
                 self._queue.withdraw((message.device, message.ask))
             case Ready() if role == "trainer":

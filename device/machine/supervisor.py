@@ -120,7 +120,7 @@ class Supervision:
             process_ended=broker.process_ended,
             failed=here.fail,
         )
-        broker.joined, broker.trainer_ready = processes.joined, trainers.ready
+        broker.joined, broker.crashed, broker.trainer_ready = processes.joined, link.died, trainers.ready
         watching = asyncio.create_task(self._watch(broker, trainers))
         stack.callback(watching.cancel)
         stack.push_async_callback(trainers.stop)

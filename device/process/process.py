@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
-from fedemu.device.bus import TO_PROCESS, Attach, Done, JobFailed, Quit
+from fedemu.device.bus import TO_PROCESS, Attach, Crashed, Done, JobFailed, Quit
 from fedemu.device.pipe import Setup
 from fedemu.device.process.birth import Birthplace
 from fedemu.device.process.peer import DeviceLoop, DevicePeer, End
@@ -41,8 +41,10 @@ class DeviceProcess:
     """Devices that share an event loop. Calls ``over`` with an exit code when none of them is left.
 
     ``lives`` are pairs of a device and its first incarnation. ``crash`` is called with (device, incarnation) when a
-    device is to crash; if it returns, the device begins a new life in this process. The bus may be on another network
-    than the coordinator.
+    device is to crash; if it returns, the device begins a new life in this process. By default a device that is alone
+    takes its process with it. One that has companions crashes alone: its connection closes without a word, all that it
+    held in memory is gone, and the supervisor is told, who tells the coordinator as after the death of a process. The
+    bus may be on another network than the coordinator.
     """
 
     def __init__(
@@ -56,15 +58,15 @@ class DeviceProcess:
         birthplace: Birthplace,
         lives: Sequence[tuple[int, int]],
         over: Callable[[int], None],
-        crash: Callable[[int, int], None] = kill_this_process,
+        crash: Callable[[int, int], None] | None = None,
     ) -> None:
         self._over = over
         self._loop = loop
         self._network = network
         self._address = coordinator
         self._birthplace = birthplace
-        self._crash = crash
         self._alone = len(lives) == 1
+        self._crash = crash or (kill_this_process if self._alone else self._crash_alone)
         self._bus = bus_network.connect(bus, TO_PROCESS, self._received, self._rejected)
         self._bus.send(attach)
         self._peers: dict[int, DevicePeer] = {}
@@ -93,6 +95,9 @@ class DeviceProcess:
         )
         self._peers[device] = peer
         peer.start(self._birthplace.away(device))
+
+    def _crash_alone(self, device: int, incarnation: int) -> None:
+        self._bus.send(Crashed(device=device, incarnation=incarnation))
 
     def _tell(self, message: Message, frames: Sequence[Any]) -> None:
         self._bus.send(message, frames)

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, FormatOption
+from fedemu.ops.stress.growth import play_soak
 from fedemu.ops.stress.play import ScenarioResult, play
 from fedemu.ops.stress.scenarios import FULL, SHORT, Scale, Scenario, scenarios
 from fedemu.ops.stress.telling import play_campaign
@@ -24,6 +25,8 @@ from fedemu.protocol.errors import ConfigurationError
 FAILED = 1
 CAMPAIGN = "campaign"
 """The word that plays a campaign in place of scenarios."""
+SOAK = "soak"
+"""The word that plays a small fleet under churn for a long time instead."""
 
 
 @guarded
@@ -33,7 +36,8 @@ def stress(
         typer.Argument(
             metavar="SCENARIO...",
             help="The scenarios to play. Default: all of them. The word campaign plays random accidents at random "
-            "moments of runs of random methods instead, case after case.",
+            "moments of runs of random methods instead, case after case. The word soak plays a small fleet under churn "
+            "for a long time, and tells whether memory, descriptors, processes or files grow.",
         ),
     ] = None,
     short: Annotated[
@@ -47,7 +51,8 @@ def stress(
         int, typer.Option(metavar="N", help="The seed of the disturber, which decides what it disturbs, and when.")
     ] = 1,
     minutes: Annotated[
-        float, typer.Option(min=0, metavar="N", help="campaign: begin no case after so many minutes.")
+        float,
+        typer.Option(min=0, metavar="N", help="campaign: begin no case after so many minutes. soak: last so long."),
     ] = 10.0,
     cases: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="campaign: play so many cases, however long they take.")
@@ -67,6 +72,12 @@ def stress(
         if format is Format.JSON:
             print(json.dumps([asdict(result) | {"passed": result.passed} for result in played], indent=1))
         return 0 if all(result.passed for result in played) else FAILED
+    if names == [SOAK]:
+        with _folder(out) as folder:
+            soaked = play_soak(folder, seed, minutes=minutes, kept=out is not None)
+        if format is Format.JSON:
+            print(json.dumps({"passed": soaked.passed, **asdict(soaked)}, indent=1))
+        return 0 if soaked.passed else FAILED
     scale = SHORT if short else FULL
     known = scenarios(scale)
     if list_:
@@ -76,7 +87,7 @@ def stress(
     for name in names or ():
         if name not in known:
             raise ConfigurationError(
-                f"there is no scenario {name!r}; choose from {', '.join(known)}, or {CAMPAIGN} alone"
+                f"there is no scenario {name!r}; choose from {', '.join(known)}, or {CAMPAIGN} or {SOAK} alone"
             )
     with _folder(out) as folder:
         results = _play_all([known[name] for name in names or known], scale, folder, seed)

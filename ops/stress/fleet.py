@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,15 @@ class LiveFleet:
     """
 
     def __init__(
-        self, directory: Path, *, address: str, overrides: Sequence[str] = (), experiment: str = "digits"
+        self,
+        directory: Path,
+        *,
+        address: str,
+        overrides: Sequence[str] = (),
+        experiment: str = "digits",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """``environment`` are variables that its processes get beside those of this one."""
         self.run_directory = directory / "run"
         self.logs = directory / "terminal"
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -42,6 +50,7 @@ class LiveFleet:
         self.address = address
         self._experiment = experiment
         self._overrides = list(overrides)
+        self._environment = {**os.environ, **(environment or {})}
         self._starts = 0
         self.coordinator: psutil.Popen | None = None
         self.supervisors: list[psutil.Popen] = []
@@ -81,6 +90,7 @@ class LiveFleet:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env=self._environment,
             )
         self._seen[process.pid] = process
         return process
@@ -197,10 +207,15 @@ def finished_rounds(run_directory: Path) -> int:
 
 @contextmanager
 def live_fleet(
-    directory: Path, *, address: str, overrides: Sequence[str] = (), experiment: str = "digits"
+    directory: Path,
+    *,
+    address: str,
+    overrides: Sequence[str] = (),
+    experiment: str = "digits",
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[LiveFleet]:
     """A LiveFleet that is closed at the end of the block, also after an error."""
-    fleet = LiveFleet(directory, address=address, overrides=overrides, experiment=experiment)
+    fleet = LiveFleet(directory, address=address, overrides=overrides, experiment=experiment, environment=environment)
     try:
         yield fleet
     finally:

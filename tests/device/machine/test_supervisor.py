@@ -149,18 +149,26 @@ async def test_a_planned_crash_kills_the_process_and_a_leave_ends_it(coordinator
     assert [message.reason for message in server.heard_of(Bye)][:2] in (["leave", "offline"], ["offline", "leave"])
 
 
-async def test_a_crash_in_a_packed_process_restores_the_companions(coordinator: Any, plan: Any) -> None:
-    server = coordinator(devices=4, drops={"2.0": "crash"})
-    async with supervising(plan(server.address, 4, per_process=4)) as task:
+async def test_a_planned_crash_in_a_packed_process_strikes_its_device_alone(coordinator: Any, plan: Any) -> None:
+    server = coordinator(devices=5, drops={"2.0": "crash", "2.4": "crash", "3.0": "crash"})
+    async with supervising(plan(server.address, 5, per_process=4)) as task:
         await server.everyone()
-        await server.hold(1, range(4))
-        ask = server.give(2, range(4))
+        packed, alone = sorted(named("fedemu-device"), key=lambda process: process.pid)
+        await server.hold(1, range(5))
+        ask = server.give(2, range(5))
         await server.proceed(ask)
-        results = await server.finish(ask, without=[0])
+        results = await server.finish(ask, without=[0, 4])
         assert {d: results[d] for d in (1, 2, 3)} == {d: expected(d, 2, own=expected(d, 1)) for d in (1, 2, 3)}
-        await server.until(lambda: all(len(lives) == 2 for lives in server.incarnations.values()), "the next lives")
+        await server.until(lambda: [len(server.incarnations[d]) for d in range(5)] == [2, 1, 1, 1, 2], "two new lives")
+        await server.proceed(server.give(3, [0]))
+        await server.until(lambda: len(server.incarnations[0]) == 3, "its third life")
+        assert packed.is_running()
+        assert not alone.is_running(), "a device that is alone takes its process with it"
+        assert await server.hold(4, [0]) == {0: expected(0, 4, own=expected(0, 1))}, "its own state outlives it"
         server.stop()
         await ended(task)
+    assert sorted(message.device for message in server.heard_of(Died)) == [0, 0, 4]
+    assert [message.reason for message in server.heard_of(Bye)].count("leave") == 0
 
 
 async def test_a_silent_device_comes_back_by_itself(coordinator: Any, plan: Any) -> None:

@@ -1,0 +1,253 @@
+"""A soak: a small fleet under churn for a long time, and whether anything of it grows meanwhile.
+
+Devices crash, leave, fall silent and send damaged replies by plan, and device processes are killed from outside. Each
+round runs a server job in a process of its own, and devices write new own states.
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from fedemu.ops.running.codes import INTERRUPTED
+from fedemu.ops.running.launch import free_address
+from fedemu.ops.stress.fleet import LiveFleet, live_fleet
+from fedemu.ops.stress.slopes import Slope, slope_of
+
+EXPERIMENT = "digits-small+public+flashback"
+SETTINGS = (
+    "rounds=1000000",
+    "fleet.quorum=0.1",
+    "fleet.attempts=20",
+    "fleet.start_timeout=120.0",
+    "fleet.give_up=90.0",
+    "liveness.heartbeat_seconds=1.0",
+    "stream={kind='drift', periods=4, rounds_per_period=25}",
+    "replay={strategy='naive_uniform', capacity=5}",
+    "faults={crash_rate=0.15, leave_rate=0.1, silence_rate=0.02, corrupt_rate=0.05, duplicate_rate=0.05, "
+    "decline_rate=0.05}",
+    "evaluate.every=10",
+)
+"""What the fleet plays: server jobs, own states with replay buffers, and every planned fault."""
+DEVICES = 40
+SAMPLE_SECONDS = 5.0
+KILL_EVERY = 2
+"""The number of samples between two device processes that are killed from outside."""
+WARM_UP = 1 / 5
+"""The share of the time that does not count: caches fill, and all devices get their own states."""
+SHARED_MEMORY = Path("/dev/shm")
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Something that is sampled. It may not grow by more than ``limit`` an hour, in its unit."""
+
+    name: str
+    unit: str
+    limit: float
+
+
+_MEMORY = [
+    Quantity(f"memory of {of}", "MiB", limit)
+    for of, limit in (("coordinator", 8.0), ("supervisor", 4.0), ("zygote", 2.0), ("trainers", 16.0), ("a device", 1.0))
+]
+QUANTITIES: Mapping[str, Quantity] = {
+    quantity.name: quantity
+    for quantity in (
+        *_MEMORY,
+        Quantity("descriptors of coordinator", "", 4.0),
+        Quantity("descriptors of supervisor", "", 4.0),
+        Quantity("threads of coordinator", "", 2.0),
+        Quantity("threads of supervisor", "", 2.0),
+        Quantity("processes", "", 2.0),
+        Quantity("files of run", "", 4.0),
+        Quantity("files of devices", "", 8.0),
+        Quantity("temporary files", "", 2.0),
+        Quantity("files in shared memory", "", 2.0),
+    )
+}
+"""Everything that is sampled, by name. Memory is that which a process shares with no other.
+
+Coordinator and zygote share theirs with the processes that they fork, so that theirs is all that is resident.
+"""
+
+Sample = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class SoakResult:
+    """What a soak showed. ``seconds`` are the times of the samples; ``slopes`` are per hour, after the warm-up.
+
+    It passed if there are no complaints.
+    """
+
+    seconds: tuple[float, ...]
+    samples: tuple[Sample, ...]
+    slopes: Mapping[str, Slope]
+    rounds: int
+    ended: Mapping[str, int]
+    """How many processes of devices ended, and how many of these were killed from outside."""
+    complaints: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether there are no complaints."""
+        return not self.complaints
+
+
+def soak(
+    folder: Path,
+    minutes: float,
+    seed: int = 1,
+    *,
+    devices: int = DEVICES,
+    every: float = SAMPLE_SECONDS,
+    told: Callable[[float, Sample], None] = lambda seconds, sample: None,
+) -> SoakResult:
+    """Play the soak in ``folder`` for ``minutes``, and judge what was sampled ``every`` so many seconds."""
+    chance = random.Random(seed)
+    seconds: list[float] = []
+    samples: list[Sample] = []
+    complaints: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="soak-") as temporary:
+        # All temporary files of the fleet come here, so that they can be counted.
+        place = {"TMPDIR": temporary, "XDG_RUNTIME_DIR": temporary}
+        settings = (f"fleet.devices={devices}", f"fleet.per_round={min(8, devices)}", *SETTINGS)
+        with live_fleet(
+            folder, address=free_address(), overrides=settings, experiment=EXPERIMENT, environment=place
+        ) as fleet:
+            fleet.start_devices(devices)
+            coordinator = fleet.start_coordinator()
+            fleet.wait_until(lambda: fleet.rounds() > 0 or coordinator.poll() is not None, "round 1", 180.0)
+            counting = _Deaths(fleet)
+            began = time.monotonic()
+            while (now := time.monotonic() - began) < 60 * minutes:
+                seconds.append(now)
+                samples.append(look(fleet, Path(temporary)))
+                counting.look(kill=chance if len(samples) % KILL_EVERY == 0 else None)
+                told(now, samples[-1])
+                fleet.pause(max(0.0, every - (time.monotonic() - began - now)))
+                if coordinator.poll() is not None:
+                    complaints.append(f"the run ended by itself: {fleet.tail(4)}")
+                    break
+            rounds = fleet.rounds()
+            if not complaints:
+                complaints += _farewell(fleet)
+        complaints += [f"still running after the end: {process}" for process in fleet.leftovers()]
+        complaints += [f"left behind: {path}" for path in sorted(Path(temporary).rglob("*")) if not path.is_dir()]
+    slopes = judge(seconds, samples)
+    complaints += [
+        f"{name} grows by {slope.slope:.3g} {QUANTITIES[name].unit} an hour".replace("  ", " ")
+        for name, slope in slopes.items()
+        if slope.exceeds(QUANTITIES[name].limit)
+    ]
+    ended = {"processes of devices": counting.ended, "killed from outside": counting.killed}
+    return SoakResult(tuple(seconds), tuple(samples), slopes, rounds, ended, tuple(complaints))
+
+
+def judge(seconds: Sequence[float], samples: Sequence[Sample]) -> dict[str, Slope]:
+    """The slope of each quantity, per hour, from the samples after the warm-up."""
+    end = seconds[-1] if seconds else 0.0
+    kept = [place for place, moment in enumerate(seconds) if moment >= WARM_UP * end]
+    hours = [seconds[place] / 3600 for place in kept]
+    return {name: slope_of(hours, [samples[place][name] for place in kept]) for name in QUANTITIES}
+
+
+def look(fleet: LiveFleet, temporary: Path) -> dict[str, float]:
+    """One sample of everything."""
+    assert fleet.coordinator is not None
+    coordinator, supervisor = [fleet.coordinator], fleet.supervisors
+    kinds = {kind: fleet.processes(kind) for kind in ("zygote", "trainer", "device")}
+    of_devices = sorted(_memory(process) for process in kinds["device"])
+    return {
+        "memory of coordinator": sum(map(_resident, coordinator)),
+        "memory of supervisor": sum(map(_memory, supervisor)),
+        "memory of zygote": sum(map(_resident, kinds["zygote"])),
+        "memory of trainers": sum(map(_memory, kinds["trainer"])),
+        "memory of a device": of_devices[len(of_devices) // 2] if of_devices else 0.0,
+        "descriptors of coordinator": sum(_number(process, "num_fds") for process in coordinator),
+        "descriptors of supervisor": sum(_number(process, "num_fds") for process in supervisor),
+        "threads of coordinator": sum(_number(process, "num_threads") for process in coordinator),
+        "threads of supervisor": sum(_number(process, "num_threads") for process in supervisor),
+        "processes": len(coordinator) + len(supervisor) + sum(map(len, kinds.values())),
+        "files of run": _files(fleet.run_directory),
+        "files of devices": _files(fleet.state),
+        "temporary files": _files(temporary),
+        "files in shared memory": _files(SHARED_MEMORY),
+    }
+
+
+def write_samples(result: SoakResult, path: Path) -> None:
+    """Write all samples as CSV: one line each, its time in seconds first."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["seconds", *QUANTITIES])
+        for moment, sample in zip(result.seconds, result.samples, strict=True):
+            writer.writerow([f"{moment:.1f}", *(f"{sample[name]:.6g}" for name in QUANTITIES)])
+
+
+class _Deaths:
+    """Counts the device processes that end, and kills some."""
+
+    def __init__(self, fleet: LiveFleet) -> None:
+        self.ended = 0
+        self.killed = 0
+        self._fleet = fleet
+        self._seen: set[int] = set()
+
+    def look(self, kill: random.Random | None) -> None:
+        alive = {process.pid: process for process in self._fleet.processes("device")}
+        self.ended += len(self._seen - alive.keys())
+        self._seen = set(alive)
+        if kill is not None and alive:
+            self._fleet.signal(alive[kill.choice(sorted(alive))], signal.SIGKILL)
+            self.killed += 1
+
+
+def _farewell(fleet: LiveFleet) -> list[str]:
+    """Interrupt the run, which has to stop with a checkpoint and to send its machine home."""
+    assert fleet.coordinator is not None
+    fleet.signal(fleet.coordinator, signal.SIGTERM)
+    code = fleet.wait_for_end(60.0)
+    complaints = [] if code == INTERRUPTED else [f"the coordinator ended with exit {code}: {fleet.tail(4)}"]
+    with suppress(psutil.TimeoutExpired):
+        for supervisor in fleet.supervisors:
+            supervisor.wait(30)
+    return complaints
+
+
+def _memory(process: psutil.Process) -> float:
+    """The memory in MiB that a process shares with no other, 0 if the process has gone."""
+    with suppress(psutil.Error):
+        return float(process.memory_full_info().uss) / MIB
+    return 0.0
+
+
+def _resident(process: psutil.Process) -> float:
+    """The resident memory of a process in MiB, 0 if the process has gone."""
+    with suppress(psutil.Error):
+        return float(process.memory_info().rss) / MIB
+    return 0.0
+
+
+def _number(process: psutil.Process, of: str) -> int:
+    with suppress(psutil.Error):
+        return int(getattr(process, of)())
+    return 0
+
+
+def _files(folder: Path) -> int:
+    """The number of files below a folder. Files that go meanwhile do no harm."""
+    with suppress(OSError):
+        return sum(1 for path in folder.rglob("*") if not path.is_dir())
+    return 0

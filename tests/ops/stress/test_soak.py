@@ -1,0 +1,69 @@
+"""The soak: what it samples of a real fleet, how it judges, and what it shows."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedemu.ops.pages.style import drawn
+from fedemu.ops.stress.growth import draw, show, verdict
+from fedemu.ops.stress.soak import QUANTITIES, SoakResult, judge, soak, write_samples
+
+CALM = dict.fromkeys(QUANTITIES, 10.0)
+
+
+def result_of(minutes: int, growing: str, by: float) -> SoakResult:
+    """A made-up soak with a sample a minute, in which one quantity grows ``by`` so much an hour."""
+    seconds = tuple(60.0 * minute for minute in range(minutes))
+    samples = tuple(CALM | {growing: 10.0 + by * moment / 3600} for moment in seconds)
+    return SoakResult(seconds, samples, judge(seconds, samples), 7, {"processes of devices": 3}, ())
+
+
+@pytest.mark.parametrize(("by", "word"), [(0.0, "flat"), (2.0, "within"), (9.0, "GROWS"), (-9.0, "falls")])
+def test_what_grows_by_more_than_its_limit_is_found(by: float, word: str) -> None:
+    result = result_of(40, "memory of coordinator", by)
+    slope = result.slopes["memory of coordinator"]
+    assert slope.slope == pytest.approx(by)
+    assert verdict(slope, QUANTITIES["memory of coordinator"].limit) == word
+    assert result.slopes["processes"].flat
+
+
+def test_the_warm_up_does_not_count() -> None:
+    seconds = [60.0 * minute for minute in range(40)]
+    samples = [CALM | {"processes": min(10.0, 1.0 + minute)} for minute in range(40)]
+    assert judge(seconds, samples)["processes"].slope == 0.0
+
+
+def test_a_fleet_is_sampled_and_goes_without_a_trace(tmp_path: Path) -> None:
+    result = soak(tmp_path / "soak", 0.05, devices=6, every=0.5)
+    assert [
+        complaint for complaint in result.complaints if " grows by " not in complaint
+    ] == []  # it is too short to tell
+    first = result.samples[0]
+    assert set(first) == set(QUANTITIES)
+    assert first["memory of coordinator"] > 20
+    assert first["descriptors of supervisor"] > 5
+    assert first["processes"] >= 4
+    assert first["files of devices"] > 0
+    assert result.rounds >= 1
+
+    write_samples(result, tmp_path / "soak.csv")
+    rows = list(csv.reader((tmp_path / "soak.csv").open()))
+    assert rows[0] == ["seconds", *QUANTITIES]
+    assert len(rows) == 1 + len(result.samples)
+
+
+def test_people_see_each_quantity_with_its_slope_and_a_plot() -> None:
+    text = io.StringIO()
+    result = result_of(40, "memory of trainers", 99.0)
+    show(Console(file=text, width=80), result)
+    (line,) = [line for line in text.getvalue().splitlines() if line.startswith("memory of trainers")]
+    assert line.split() == ["memory", "of", "trainers", "48.8", "MiB", "+99.0", "+99.0", "to", "+99.0", "16", "GROWS"]
+    figure = drawn(draw, result)
+    assert figure is not None
+    assert figure.axes[0].get_title(loc="left") == "memory of coordinator (MiB)"
+    assert len(figure.axes) == len(QUANTITIES)
