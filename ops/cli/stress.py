@@ -16,7 +16,6 @@ from rich.table import Table
 
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, FormatOption
-from fedemu.ops.stress.growth import play_soak
 from fedemu.ops.stress.play import ScenarioResult, play
 from fedemu.ops.stress.scenarios import FULL, SHORT, Scale, Scenario, scenarios
 from fedemu.ops.stress.telling import play_campaign
@@ -73,6 +72,9 @@ def stress(
             print(json.dumps([asdict(result) | {"passed": result.passed} for result in played], indent=1))
         return 0 if all(result.passed for result in played) else FAILED
     if names == [SOAK]:
+        # Plots need matplotlib, whose import would delay every command.
+        from fedemu.ops.stress.growth import play_soak
+
         with _folder(out) as folder:
             soaked = play_soak(folder, seed, minutes=minutes, kept=out is not None)
         if format is Format.JSON:

@@ -188,15 +188,24 @@ class LiveFleet:
 
     def leftovers(self, seconds: float = 5.0) -> list[str]:
         """The processes of this fleet that still live ``seconds`` after ``close``, each with its id and name."""
-        _, alive = psutil.wait_procs(list(self._seen.values()), timeout=seconds)
+        deadline = time.monotonic() + seconds
+        while (alive := [each for each in self._seen.values() if _lives(each)]) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
         described = []
         for process in alive:
             try:
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    described.append(f"{process.pid} {process.name()}")
+                described.append(f"{process.pid} {process.name()}")
             except psutil.Error:
                 continue
         return described
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Whether a process is there. One that has ended and that its parent has not asked about is not."""
+    try:
+        return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def finished_rounds(run_directory: Path) -> int:
