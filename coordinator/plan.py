@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedemu.algorithms.interface import Algorithm, PublicData, Tree
+from fedemu.coordinator.asks.holdings import Holdings
 from fedemu.coordinator.evaluation.album import Album
 from fedemu.coordinator.evaluation.diagnosis import Diagnosis
 from fedemu.coordinator.evaluation.evaluate import Evaluation
+from fedemu.coordinator.fleet.admission import Quotas
 from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.settings import Settings
 from fedemu.protocol.ids import Digest
@@ -38,7 +40,8 @@ class CoordinatorPlan:
     ``frozen`` are the tensors of the model that are no variables. The final model has them beside its variables.
     ``directory`` has been claimed: it holds a ``config.toml``, and the rounds that the run has played before, if any.
     ``signals`` says whether SIGINT and SIGTERM end the run. ``opened`` is called once, when everything has been put
-    together and the wait for devices begins.
+    together and the wait for devices begins. ``holdings`` bound what devices may say of their samples, and ``quotas``
+    what a machine may take.
     """
 
     address: str
@@ -56,6 +59,8 @@ class CoordinatorPlan:
     public: PublicData | None = None
     diagnosis: Diagnosis | None = None
     album: Album | None = None
+    holdings: Holdings | None = None
+    quotas: Quotas = field(default_factory=Quotas)
     observers: Sequence[RunObserver] = ()
     signals: bool = True
     opened: Callable[[], None] = lambda: None

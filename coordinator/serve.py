@@ -12,6 +12,7 @@ from typing import Any
 
 from fedemu.algorithms.interface import Context
 from fedemu.algorithms.trees import model_digest
+from fedemu.coordinator.fleet.admission import Admission
 from fedemu.coordinator.fleet.journal import LeaseJournal
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import EventLog, Observers
@@ -67,7 +68,8 @@ class Coordinator:
         damage = [*(() if loaded is None else loaded.damage), *run.rewind(record.get("cursor", {}))]
         self._timeline = Timeline(settings.clock, record.get("time", 0.0), record.get("spent", 0.0))
         self._observers = Observers([EventLog(run.event, self._timeline), *plan.observers])
-        roster = Roster(settings, journal.write, resumed=bool(granted_before))
+        admission = Admission(settings.devices, plan.quotas)
+        roster = Roster(settings, journal.write, resumed=bool(granted_before), admission=admission)
         # A supervisor that was there before gets a while to come back before its indices can go to others.
         grace = min(settings.give_up, settings.start_timeout / 4)
         roster.leases.replay(granted_before, self._timeline.now() + grace - settings.give_up)

@@ -219,8 +219,8 @@ class Granted(Message):
 class Refused(Message):
     """The coordinator refuses a request. ``detail`` is a sentence for people.
 
-    ``reason`` is unknown_peer, lease_taken, lease_unknown, fleet_full, superseded, revoked, version, unknown_blob or
-    malformed.
+    ``reason`` is unknown_peer, lease_taken, lease_unknown, fleet_full, quota, superseded, revoked, version,
+    unknown_blob or malformed.
     """
 
     type: Literal["refused"] = "refused"

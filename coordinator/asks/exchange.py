@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedemu.algorithms.interface import DeviceReply
 from fedemu.coordinator.asks.ask import Action, AskMachine, Give
+from fedemu.coordinator.asks.holdings import Holdings
 from fedemu.coordinator.asks.payload import Payload, PayloadError, PayloadTemplate, check, spill
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
@@ -56,6 +57,8 @@ class AskParts:
     """The number of label counts that a reply declares, None if it declares none."""
     max_norm: float
     spill: Path
+    holdings: Holdings | None = None
+    """What the devices' streams have brought them. None if that is not known, so that nothing is checked."""
     measured: frozenset[str] = frozenset()
     """The keys of shared trees and of the payload that cost no emulated traffic (``Measuring``)."""
 
@@ -181,6 +184,8 @@ class Exchange:
         self.bytes_up += parts.upload_bytes
         try:
             counts = _label_counts(result, parts.label_counts)
+            if parts.holdings is not None:
+                parts.holdings.check(device, parts.task, result.examples, counts)
             check(result.tensors, frames, parts.template, parts.max_norm)
         except PayloadError as error:
             # A model that diverges step by step exceeds the largest norm before it stops being finite.

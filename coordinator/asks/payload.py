@@ -33,7 +33,7 @@ splits its dot product among threads."""
 class PayloadError(ProtocolError):
     """A payload that must not be used.
 
-    ``reason`` is ``names``, ``dtype``, ``shape``, ``nonfinite``, ``norm`` or ``label_counts``.
+    ``reason`` is ``names``, ``dtype``, ``shape``, ``nonfinite``, ``norm``, ``examples`` or ``label_counts``.
     """
 
     def __init__(self, reason: str, detail: str) -> None:

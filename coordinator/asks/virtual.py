@@ -23,8 +23,12 @@ LIVES = 20
 
 @dataclass(slots=True)
 class _Wait:
-    """A wait for the next step of a device: since when, and when the request is sent again, in real seconds."""
+    """A wait for the next step of a device, in real seconds: since when, and when the request is sent again.
 
+    ``first`` is the beginning of the wait; ``since`` begins anew when the device comes back or goes.
+    """
+
+    first: float
     since: float
     again: float
     pause: float
@@ -133,6 +137,7 @@ class VirtualAsk(AskMachine):
 
     def stalled(self, seconds: float) -> None:
         for wait in (*self._unscheduled.values(), *self._running.values()):
+            wait.first += seconds
             wait.since += seconds
             wait.again += seconds
         self._absent = {device: since + seconds for device, since in self._absent.items()}
@@ -157,14 +162,20 @@ class VirtualAsk(AskMachine):
 
         That is so if it was absent or without a schedule for ``give_up``, or if its result takes too long. The first
         result of an ask may take ``answer_timeout``, every other four times the longest gap between results so far.
+        For a device that comes back this time begins anew, but in all it has ``give_up`` more than any other.
         """
         if wait.lives > LIVES:
             return True
         give_up = self.terms.give_up
-        if device not in self._present or device in self._unscheduled:
-            return now - wait.since > give_up
+        if device in self._unscheduled:
+            return now - wait.since > give_up or now - wait.first > 2 * give_up
         gap = self.terms.answer_timeout if self._longest_gap is None else 4 * self._longest_gap
-        return now - max(wait.since, self._progress) > max(give_up, gap)
+        longest = max(give_up, gap)
+        if now - max(wait.first, self._progress) > longest + give_up:
+            return True
+        return (
+            now - max(wait.since, self._progress) > longest if device in self._present else now - wait.since > give_up
+        )
 
     def _remind(self, device: DeviceId) -> list[Action]:
         if device in self._running:
@@ -230,4 +241,5 @@ class VirtualAsk(AskMachine):
         return actions
 
     def _wait(self, now: float, since: float | None = None) -> _Wait:
-        return _Wait(since=now if since is None else since, again=now + self.terms.resend, pause=self.terms.resend)
+        since = now if since is None else since
+        return _Wait(first=since, since=since, again=now + self.terms.resend, pause=self.terms.resend)

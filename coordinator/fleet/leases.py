@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ class Lease:
     """The indices that one supervisor holds.
 
     ``peer`` is its connection, None while it is away. ``left`` is the real time in seconds since which it is away.
+    ``key`` is the public key of its machine, empty without keys: no other machine can come back for the lease.
     """
 
     token: str
@@ -27,6 +29,11 @@ class Lease:
     host: str = ""
     peer: bytes | None = None
     left: float | None = None
+    key: str = ""
+
+    def fits(self, key: str) -> bool:
+        """Whether a machine with this key may use the lease. A lease that was granted without keys fits everybody."""
+        return not self.key or not key or self.key == key
 
     @property
     def ranges(self) -> Ranges:
@@ -39,8 +46,9 @@ class Leases:
     """Leases the indices below ``devices`` to supervisors.
 
     If indices run out, a lease goes to others when its supervisor and all its devices have been away longer than
-    ``hold`` real seconds. ``present`` says whether a device is connected. Every change goes to ``journal``, in the form
-    of JSON, before its holder hears of it. ``replay`` reads the journal back.
+    ``hold`` real seconds. ``present`` says whether a device is connected. ``places`` says how many more devices a key
+    may have that holds some already. Every change goes to ``journal``, in the form of JSON, before its holder hears of
+    it. ``replay`` reads the journal back.
     """
 
     devices: int
@@ -48,6 +56,7 @@ class Leases:
     present: Callable[[DeviceId], bool] = lambda device: False
     journal: Callable[[Mapping[str, Any]], None] = lambda entry: None
     new_token: Callable[[], str] = lambda: secrets.token_hex(16)
+    places: Callable[[str, int], int] | None = None
     _by_token: dict[str, Lease] = field(default_factory=dict)
     _by_peer: dict[bytes, Lease] = field(default_factory=dict)
     _holder: dict[DeviceId, Lease] = field(default_factory=dict)
@@ -56,41 +65,54 @@ class Leases:
     def __post_init__(self) -> None:
         self._free = list(range(self.devices))
 
-    def enroll(self, peer: bytes, count: int, token: str | None, host: str, now: float) -> Lease | None:
+    def enroll(self, peer: bytes, count: int, token: str | None, host: str, now: float, key: str = "") -> Lease:
         """The lease with this ``token``, or a new one with the ``count`` lowest free indices, or fewer if they run out.
 
-        A second request on the same connection gives the same lease. None means that the supervisor has to ask again
-        later: there are too few indices, but absent holders may lose theirs soon. Raises RefusedError: lease_unknown,
-        lease_taken, fleet_full.
+        A second request on the same connection gives the same lease. Raises RefusedError: lease_unknown (also if the
+        lease belongs to another key), lease_taken, quota, fleet_full. With fleet_full the supervisor may ask again
+        later: others may lose theirs.
         """
         held = self._by_peer.get(peer)
         if token is not None and (held is None or held.token != token):
             lease = self._by_token.get(token)
             if lease is None:
                 raise RefusedError("lease_unknown", "This lease does not belong to this run; enrol without one.")
+            if not lease.fits(key):
+                raise RefusedError("lease_unknown", "This lease belongs to another machine's key; enrol without one.")
             if lease.peer is not None:
                 host = f" on {lease.host}" if lease.host else ""
                 raise RefusedError("lease_taken", f"The lease is held by a live supervisor{host}.")
+            lease.key = lease.key or key
             self._seat(lease, peer, now)
             return lease
         if held is not None:
             return held
-        if count > len(self._free) and self._reclaim(now):
-            return None
+        if self.places is not None:
+            count = min(count, self.places(key, self.held_by(key)))
+        if count > len(self._free) and (wait := self._reclaim(now)) is not None:
+            raise RefusedError(
+                "fleet_full",
+                f"Too few of the {self.devices} devices of this run are free, but machines that are away lose theirs "
+                f"within {max(1, math.ceil(wait))} s.",
+            )
         if not self._free:
             raise RefusedError("fleet_full", f"All {self.devices} devices of this run are taken; yours stay idle.")
         free = tuple(DeviceId(heapq.heappop(self._free)) for _ in range(min(count, len(self._free))))
-        lease = Lease(self.new_token(), free, host)
+        lease = Lease(self.new_token(), free, host, key=key)
         self._by_token[lease.token] = lease
         self._holder.update(dict.fromkeys(free, lease))
         self._seat(lease, peer, now)
-        self.journal({"grant": lease.token, "ranges": lease.ranges, "host": host})
+        self.journal({"grant": lease.token, "ranges": lease.ranges, "host": host} | ({"key": key} if key else {}))
         return lease
 
-    def holds(self, token: str, device: int) -> bool:
-        """Whether the lease with this token contains the device."""
+    def holds(self, token: str, device: int, key: str = "") -> bool:
+        """Whether the lease with this token contains the device, and a machine with this key may use it."""
         lease = self._holder.get(DeviceId(device))
-        return lease is not None and lease.token == token
+        return lease is not None and lease.token == token and lease.fits(key)
+
+    def held_by(self, key: str) -> int:
+        """The number of indices that are leased to this key."""
+        return sum(len(lease.indices) for lease in self._by_token.values() if lease.key == key)
 
     def holder_present(self, device: DeviceId) -> bool:
         """Whether the supervisor of this device is connected."""
@@ -129,7 +151,7 @@ class Leases:
                 self._drop(self._by_token[entry["release"]])
                 continue
             indices = tuple(DeviceId(index) for start, stop in entry["ranges"] for index in range(start, stop))
-            lease = Lease(entry["grant"], indices, entry["host"], left=left)
+            lease = Lease(entry["grant"], indices, entry["host"], left=left, key=entry.get("key", ""))
             self._by_token[lease.token] = lease
             self._holder.update(dict.fromkeys(indices, lease))
         self._free = [index for index in range(self.devices) if index not in self._holder]
@@ -139,16 +161,19 @@ class Leases:
         lease.peer, lease.left = peer, None
         self._by_peer[peer] = lease
 
-    def _reclaim(self, now: float) -> bool:
-        """Free the abandoned leases. True if other holders are away too, but not long enough to lose theirs."""
-        waiting = False
+    def _reclaim(self, now: float) -> float | None:
+        """Free the abandoned leases.
+
+        The result is the seconds after which all other holders that are away lose theirs; None if there are none.
+        """
+        waiting = None
         for lease in list(self._by_token.values()):
             if lease.left is None or any(map(self.present, lease.indices)):
                 continue
             if now - lease.left > self.hold:
                 self._forget(lease)
             else:
-                waiting = True
+                waiting = max(waiting or 0.0, lease.left + self.hold - now)
         return waiting
 
     def _forget(self, lease: Lease) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from fedemu.coordinator.fleet.admission import Admission
 from fedemu.coordinator.fleet.leases import Lease, Leases
 from fedemu.coordinator.fleet.online_times import OnlineTimes
 from fedemu.coordinator.settings import Settings
@@ -54,8 +55,10 @@ class Roster:
         settings: Settings,
         journal: Callable[[Mapping[str, Any]], None] = lambda entry: None,
         resumed: bool = False,
+        admission: Admission | None = None,
     ) -> None:
         """``journal`` is that of Leases. ``resumed`` says that an earlier life of the coordinator knew this fleet."""
+        self.admission = admission or Admission(settings.devices)
         self.members = [Member(DeviceId(index)) for index in range(settings.devices)]
         self.connected: dict[DeviceId, bytes] = {}
         """The peers of the devices that have a session."""
@@ -63,7 +66,13 @@ class Roster:
         self._virtual = settings.clock == "virtual"
         self._by_peer: dict[bytes, DeviceId] = {}
         self._liveness: Liveness[bytes] = Liveness(settings.heartbeat_seconds, settings.patience)
-        self.leases = Leases(settings.devices, settings.give_up, self.connected.__contains__, journal)
+        self.leases = Leases(
+            settings.devices,
+            settings.give_up,
+            self.connected.__contains__,
+            journal,
+            places=self.admission.places,
+        )
 
     def knows(self, peer: bytes) -> bool:
         """Whether the peer has a session."""
@@ -76,22 +85,31 @@ class Roster:
         self._liveness.heard(peer, now)
         return True
 
-    def enroll(self, peer: bytes, count: int, token: str | None, host: str, now: float) -> Lease | None:
+    def enroll(self, peer: bytes, count: int, token: str | None, host: str, now: float, key: str = "") -> Lease:
         """Give a supervisor a lease and a session. ``Leases.enroll`` explains arguments, result and errors."""
-        lease = self.leases.enroll(peer, count, token, host, now)
-        if lease is not None:
-            self._liveness.heard(peer, now)
+        self.admission.seat(peer, key)
+        try:
+            lease = self.leases.enroll(peer, count, token, host, now, key)
+        except RefusedError:
+            if peer not in self._liveness:
+                self.admission.unseat(peer)
+            raise
+        self._liveness.heard(peer, now)
         return lease
 
-    def hello(self, peer: bytes, hello: Hello, now: float) -> Seated:
-        """Give a device a session. Raises RefusedError: lease_unknown, superseded (by a newer incarnation)."""
-        if not self.leases.holds(hello.lease, hello.device):
+    def hello(self, peer: bytes, hello: Hello, now: float, key: str = "") -> Seated:
+        """Give a device a session. Raises RefusedError: lease_unknown, superseded (by a newer incarnation), quota.
+
+        ``key`` is that of the connection, empty without keys. It has to be that of the lease.
+        """
+        if not self.leases.holds(hello.lease, hello.device, key):
             raise RefusedError("lease_unknown", f"Device {hello.device} is not granted by this lease; enrol first.")
         member = self.members[hello.device]
         if member.peer == peer and hello.incarnation <= member.incarnation:
             return Seated(member, None, anew=False)
         if member.peer is not None and hello.incarnation <= member.incarnation:
             raise RefusedError("superseded", f"Incarnation {member.incarnation} of device {hello.device} is connected.")
+        self.admission.seat(peer, key)
         replaced = member.peer
         if replaced is not None:
             self._unseat(replaced)
@@ -124,7 +142,7 @@ class Roster:
         if device is not None:
             self._unseat(peer)
         self.leases.leave(peer, now)
-        self._liveness.forget(peer)
+        self._forget(peer)
         return device
 
     def expire(self, now: float) -> list[tuple[bytes, DeviceId | None]]:
@@ -141,7 +159,11 @@ class Roster:
         self.members[device].peer = None
         del self.connected[device]
         if self.leases.of_peer(peer) is None:
-            self._liveness.forget(peer)
+            self._forget(peer)
+
+    def _forget(self, peer: bytes) -> None:
+        self._liveness.forget(peer)
+        self.admission.unseat(peer)
 
     def missing(self) -> list[DeviceId]:
         """The devices that have to come before the run can go on.

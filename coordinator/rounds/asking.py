@@ -20,6 +20,7 @@ from fedemu.algorithms.interface import (
 )
 from fedemu.coordinator.asks.ask import AskMachine, Terms
 from fedemu.coordinator.asks.exchange import AskParts, Exchange
+from fedemu.coordinator.asks.holdings import Holdings
 from fedemu.coordinator.asks.payload import PayloadTemplate
 from fedemu.coordinator.asks.reduce import reduce_replies
 from fedemu.coordinator.asks.virtual import VirtualAsk
@@ -64,6 +65,7 @@ class Asking:
         numerics: Numerics,
         spill: Path,
         observers: Observers,
+        holdings: Holdings | None = None,
     ) -> None:
         self._settings = settings
         self._service = service
@@ -72,6 +74,7 @@ class Asking:
         self._numerics = numerics
         self._spill = spill
         self._observers = observers
+        self._holdings = holdings
 
     async def exchange(self, ask_id: AskId, ask: Ask, context: Context, tally: Tally) -> Reply:
         """Carry out an ask and reduce its replies. Raises TooFewReplies if too few devices reply."""
@@ -215,6 +218,7 @@ class Asking:
             label_counts=self._classes if program.declares_label_counts else None,
             max_norm=self._settings.max_norm,
             spill=self._spill,
+            holdings=self._holdings,
             measured=program.measured if isinstance(program, Measuring) else frozenset(),
         )
 

@@ -64,7 +64,9 @@ class Rounds(Generic[S]):
         self._run = run
         self._numerics = numerics
         self._observers = observers
-        asking = Asking(plan.settings, service, plan.algorithm, plan.classes, numerics, run.spill, observers)
+        asking = Asking(
+            plan.settings, service, plan.algorithm, plan.classes, numerics, run.spill, observers, plan.holdings
+        )
         self._attempts: Attempts[S] = Attempts(
             plan.settings, plan.algorithm, asking, service, plan.diagnosis, run.checkpoint, numerics, observers
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
@@ -15,7 +16,7 @@ from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.fleet.online_times import OnlineTimes, horizon
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
-from fedemu.coordinator.service.answers import Refusals, Verdicts
+from fedemu.coordinator.service.answers import REFUSED_PEERS, Refusals, Verdicts
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.coordinator.settings import Settings
 from fedemu.coordinator.timeline import Timeline
@@ -38,6 +39,12 @@ class UnknownPeer(ProtocolError):
     reason = "unknown_peer"
 
 
+class TooMuch(ProtocolError):
+    """A message beyond what its connection may send. It was not decoded, and is not answered."""
+
+    reason = "too_much"
+
+
 class Reception:
     """Answers peers by the roster and by the open ask, of which there is at most one.
 
@@ -54,6 +61,7 @@ class Reception:
         observers: Observers,
         granted: Callable[..., wire.Granted],
         send: Callable[[bytes, Message, Sequence[Buffer]], object],
+        key_of: Callable[[bytes], str] = lambda peer: "",
     ) -> None:
         self.roster = roster
         self.shelf = shelf
@@ -70,10 +78,14 @@ class Reception:
         self.stopping: wire.Stop | None = None
         self.changed = asyncio.Event()
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._excessive: OrderedDict[bytes, None] = OrderedDict()
+        self._connections = 0
+        """The number of connections that were in ``_excessive`` so far."""
         self._settings = settings
         self._observers = observers
         self._granted = granted
         self._send = send
+        self._key_of = key_of
 
     def received(self, peer: bytes, envelope: Envelope) -> None:
         """Handle a message that could be decoded."""
@@ -90,8 +102,12 @@ class Reception:
             self.fail(error)
 
     def screen(self, peer: bytes, frames: Sequence[Buffer]) -> ProtocolError | None:
-        """An error for a long message of a peer without a session, so that strangers cost little."""
-        if (len(frames) == 1 and len(frames[0]) <= STRANGERS_BYTES) or self.roster.knows(peer):
+        """An error for a message beyond what its connection may send, or for a long one of a peer without session."""
+        known = self.roster.knows(peer)
+        size = len(frames[0]) if len(frames) == 1 else sum(map(len, frames))
+        if not self.roster.admission.may_send(peer, size, known, self.timeline.now()):
+            return TooMuch("This connection sends more than a run needs.")
+        if known or (len(frames) == 1 and size <= STRANGERS_BYTES):
             return None
         return UnknownPeer("This connection is not known, and its message is long; enrol, or say Hello, first.")
 
@@ -100,6 +116,9 @@ class Reception:
         now = self.timeline.now()
         reason = error.reason if error.reason in ("version", "unknown_peer", "revoked") else "malformed"
         try:
+            if isinstance(error, TooMuch):
+                self._too_much(peer)
+                return
             if isinstance(error, KeyRevoked):
                 self._revoked(peer, now)
             else:
@@ -135,8 +154,11 @@ class Reception:
             case wire.Scheduled() | wire.Result() | wire.Failed() | wire.Declined():
                 self._about_ask(peer, message, frames, now)
             case wire.Need():
-                blob, data = self.shelf.answer(message)
-                self._send(peer, blob, (data,))
+                if self.roster.admission.may_get(peer, message.length, now):
+                    blob, data = self.shelf.answer(message)
+                    self._send(peer, blob, (data,))
+                else:
+                    self._too_much(peer)
             case wire.Presence():
                 self._presence(peer, message)
             case wire.Bye():
@@ -150,9 +172,8 @@ class Reception:
 
     def _enroll(self, peer: bytes, message: wire.Enroll, now: float) -> None:
         before = self.roster.leases.of_peer(peer)
-        lease = self.roster.enroll(peer, message.count, message.lease, message.host, now)
-        if lease is None:
-            return
+        key = self._key_of(peer)
+        lease = self.roster.enroll(peer, message.count, message.lease, message.host, now, key)
         self._send(peer, self._granted(lease=lease.token, ranges=lease.ranges), ())
         if lease is not before:
             # With a new lease come new devices, in place of others that took their own states with them.
@@ -163,7 +184,7 @@ class Reception:
             self.changed.set()
 
     def _hello(self, peer: bytes, message: wire.Hello, now: float) -> None:
-        seated = self.roster.hello(peer, message, now)
+        seated = self.roster.hello(peer, message, now, self._key_of(peer))
         device, settings = seated.member.device, self._settings
         if seated.replaced is not None and seated.replaced != peer:
             detail = f"Incarnation {message.incarnation} has taken the place of device {device}."
@@ -200,6 +221,19 @@ class Reception:
             exchange.receive(device, message, frames, now)
         elif isinstance(message, wire.Result):
             self._send(peer, self.verdicts.answer(message.ask, device), ())
+
+    def _too_much(self, peer: bytes) -> None:
+        """Count what a connection sent or wanted beyond its measure. An event tells of the 1st, 10th, 100th of them."""
+        self._observers.rejected(TooMuch.reason)
+        if peer in self._excessive:
+            return
+        self._excessive[peer] = None
+        while len(self._excessive) > REFUSED_PEERS:
+            self._excessive.popitem(last=False)
+        self._connections += 1
+        if self._connections == 10 ** (len(str(self._connections)) - 1):
+            device, key = self.roster.device_of(peer), self._key_of(peer) or None
+            self._observers.event("too_much", device=device, key=key, connections=self._connections)
 
     def _revoked(self, peer: bytes, now: float) -> None:
         if self.roster.knows(peer):

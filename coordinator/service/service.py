@@ -59,7 +59,7 @@ class Service:
         self.roster = roster
         self.shelf = shelf
         self.timeline = timeline
-        self.reception = Reception(settings, roster, shelf, timeline, observers, granted, self._send)
+        self.reception = Reception(settings, roster, shelf, timeline, observers, granted, self._send, self._key_of)
         self._settings = settings
         self._observers = observers
         self._router: Router | None = None
@@ -78,6 +78,7 @@ class Service:
         decoder = Decoder(wire.Up, Limits(frame_bytes=limit, message_bytes=limit))
         reception = self.reception
         self._router = network.bind(address, decoder, reception.received, reception.rejected, reception.screen)
+        self.roster.admission.asked(0, self.shelf.kept_bytes)
         self._ticked = self.timeline.now()
         self._tick()
         return self._router
@@ -180,6 +181,7 @@ class Service:
     async def perform(self, exchange: Exchange) -> None:
         """Carry an exchange to its end. Its machine bounds the wait."""
         parts = exchange.parts
+        self.roster.admission.asked(parts.template.bytes, sum(blob.size for blob in parts.shared))
         if parts.shared:
             offer = wire.Offer(blobs=parts.shared, round=parts.ask.round)
             for peer in self.roster.leases.peers_of(exchange.machine.terms.cohort):
@@ -244,6 +246,9 @@ class Service:
     def _send(self, peer: bytes, message: Message, frames: Sequence[Buffer] = ()) -> None:
         if self._router is not None:
             self._router.send(peer, message, frames)
+
+    def _key_of(self, peer: bytes) -> str:
+        return "" if self._router is None else self._router.key_of(peer)
 
     def _tick(self) -> None:
         now = self.timeline.now()

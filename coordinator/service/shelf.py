@@ -28,6 +28,8 @@ class Shelf:
     def __init__(self, store: BlobStore) -> None:
         self._store = store
         self._kept: dict[Digest, None] = {}
+        self.kept_bytes = 0
+        """The size of the blobs that are published for the whole run."""
         self._recent: list[frozenset[Digest]] = []
 
     def close(self) -> None:
@@ -40,6 +42,7 @@ class Shelf:
         """Publish a blob for the whole run."""
         digest = self._store.put(data)
         self._kept[digest] = None
+        self.kept_bytes += len(data)
         return BlobRef(key=key, digest=digest, size=len(data))
 
     def publish(self, shared: Forest) -> tuple[BlobRef, ...]:

@@ -10,6 +10,7 @@ import torch
 
 from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.algorithms.streams.plan import StreamPlan
+from fedemu.coordinator.asks.holdings import Holdings
 from fedemu.coordinator.evaluation.album import open_album
 from fedemu.coordinator.evaluation.diagnosis import Diagnosis
 from fedemu.coordinator.evaluation.evaluate import Evaluator
@@ -60,6 +61,7 @@ def assemble(
         public=parts.public,
         diagnosis=diagnosis,
         album=open_album(corpus),
+        holdings=Holdings(stream.arrivals, corpus.train.y, corpus.classes),
         observers=observers,
     )
 

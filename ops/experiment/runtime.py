@@ -18,7 +18,8 @@ class Runtime(Section):
     ``trainers = 0`` means one trainer per core, or per GPU. ``metrics_port = 0`` means no metrics. ``metrics_address``
     is the address of this machine at which they are served. ``report`` says whether a run draws its plots and writes
     its page when it ends. ``keys`` is a folder of keys, ``server_key`` the coordinator's public key or its file; empty
-    means that none is named.
+    means that none is named. ``devices_per_key`` and ``connections_per_key`` are what one machine may take of a
+    coordinator with keys, and ``messages_per_second`` is what one connection may send in the long run.
     """
 
     bind: Text = "tcp://127.0.0.1:5577"
@@ -26,6 +27,9 @@ class Runtime(Section):
     keys: Annotated[str, Field(max_length=4096)] = ""
     server_key: Annotated[str, Field(max_length=4096)] = ""
     insecure: bool = False
+    devices_per_key: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    connections_per_key: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    messages_per_second: Annotated[float, Field(ge=1, le=1e9)] = 1000.0
     transport: Literal["zmq", "memory"] = "zmq"
     trainers: Annotated[int, Field(ge=0, le=1024)] = 0
     per_process: Annotated[int, Field(ge=1, le=100_000)] = 1

@@ -20,14 +20,13 @@ from zmq.auth import create_certificates, load_certificate
 from zmq.utils import z85
 
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.transport.curve import require_curve
+from fedemu.protocol.transport.curve import KEY_CHARACTERS, require_curve
 
 logger = logging.getLogger(__name__)
 
 _OWN: Final = "machine"
 _PUBLIC, _SECRET = ".key", ".key_secret"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_KEY_CHARACTERS: Final = 40
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ class KeyFolder:
 
 def read_public(text: str) -> str:
     """The public key that ``text`` is, or that is in the file ``text``. Raises ConfigurationError if there is none."""
-    if len(text) == _KEY_CHARACTERS and not Path(text).exists():
+    if len(text) == KEY_CHARACTERS and not Path(text).exists():
         _check_key(text, "this")
         return text
     path = Path(text).expanduser()
@@ -174,7 +173,7 @@ def _load(path: Path) -> tuple[str, str | None]:
 
 def _check_key(key: str, what: str) -> None:
     try:
-        if len(key) == _KEY_CHARACTERS and len(z85.decode(key.encode("ascii"))) == 32:
+        if len(key) == KEY_CHARACTERS and len(z85.decode(key.encode("ascii"))) == 32:
             return
     except (ValueError, KeyError, UnicodeError, struct.error):
         pass

@@ -19,6 +19,7 @@ from shlex import quote
 
 from rich.console import Console
 
+from fedemu.coordinator.fleet.admission import Quotas
 from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
@@ -125,7 +126,9 @@ async def _serve(
     in_memory = runtime.transport == "memory"
     network = MemoryNetwork() if in_memory else ZmqNetwork(keys=server_keys(runtime, os.environ))
     try:
-        plan = replace(assemble(directory, experiment, network, runtime.bind, observers), opened=opened)
+        quotas = Quotas(runtime.devices_per_key, runtime.connections_per_key, runtime.messages_per_second)
+        made = assemble(directory, experiment, network, runtime.bind, observers)
+        plan = replace(made, opened=opened, quotas=quotas)
         mark("coordinator", "data and method")
         return await (serve_embedded(plan, runtime) if in_memory else serve(plan))
     finally:

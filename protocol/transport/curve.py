@@ -19,6 +19,8 @@ from fedemu.protocol.transport.interface import ReaderLoop
 
 logger = logging.getLogger(__name__)
 
+KEY_CHARACTERS: Final = 40
+"""The length of a key."""
 _DOMAIN: Final = "fedemu"
 
 

@@ -63,6 +63,10 @@ class Router(Protocol):
         """
         ...
 
+    def key_of(self, peer: bytes) -> str:
+        """The public key with which a peer came in, empty on a Router without keys."""
+        ...
+
     def close(self) -> None:
         """Stop receiving. Messages sent before are still delivered within the network's linger. May be called twice.
 

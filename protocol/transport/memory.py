@@ -126,6 +126,10 @@ class MemoryRouter:
         self.bytes_sent += sum(map(len, parts))
         return True
 
+    def key_of(self, peer: bytes) -> str:
+        dealer = self.dealers.get(peer)
+        return "" if dealer is None else dealer.key
+
     def take(self, peer: bytes, frames: list[Buffer]) -> None:
         """A message of ``peer`` has arrived."""
         if self._closed:
@@ -152,7 +156,10 @@ class MemoryRouter:
 
 
 class MemoryDealer:
-    """One connection to a Router, or the wait for a Router at the address."""
+    """One connection to a Router, or the wait for a Router at the address.
+
+    ``key`` is the public key that the Router sees. There is no cryptography in memory, so anybody may set any key.
+    """
 
     def __init__(
         self,
@@ -164,6 +171,7 @@ class MemoryDealer:
     ) -> None:
         self.bytes_received = 0
         self.bytes_sent = 0
+        self.key = ""
         self.down = network.link()
         self._up = network.link()
         self._network = network

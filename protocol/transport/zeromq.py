@@ -12,7 +12,7 @@ import zmq
 from fedemu.protocol.codec import Buffer, Decoder, Envelope, encode
 from fedemu.protocol.errors import KeyRevoked, ProtocolError
 from fedemu.protocol.messages import Message
-from fedemu.protocol.transport.curve import ClientKeys, KeyGate, ServerKeys
+from fedemu.protocol.transport.curve import KEY_CHARACTERS, ClientKeys, KeyGate, ServerKeys
 from fedemu.protocol.transport.endpoint import NOBLOCK, Endpoint
 from fedemu.protocol.transport.handshakes import BrokenHandshakes, HandshakeWatch
 from fedemu.protocol.transport.interface import ReaderLoop, Screen, let_all_pass
@@ -99,6 +99,8 @@ class ZmqRouter(Endpoint):
     """A ROUTER socket, whose ``send`` returns False if a peer cannot be reached.
 
     ``approved`` is asked about the key of every message. A message whose key is not approved any more is not read.
+    With keys, the name of a peer ends with its key. So nobody becomes another machine's peer by calling his connection
+    as that machine called its own.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class ZmqRouter(Endpoint):
         if self._socket.closed:
             return False
         try:
-            self._transmit(encode(message, frames), peer)
+            self._transmit(encode(message, frames), peer if self._approved is None else peer[:-KEY_CHARACTERS])
         except zmq.Again:
             if peer not in self._full:
                 self._full.add(peer)
@@ -139,6 +141,9 @@ class ZmqRouter(Endpoint):
             return False
         self._full.discard(peer)
         return True
+
+    def key_of(self, peer: bytes) -> str:
+        return "" if self._approved is None else peer[-KEY_CHARACTERS:].decode("ascii")
 
     def close(self) -> None:
         if not self._socket.closed:
@@ -154,7 +159,8 @@ class ZmqRouter(Endpoint):
                 peer = self._receive(NOBLOCK)
             else:
                 frame = self._receive(NOBLOCK, False)
-                peer, key = frame.bytes, str(frame.get("User-Id"))
+                key = str(frame.get("User-Id"))
+                peer = frame.bytes + key.encode("ascii")
         except zmq.Again:
             return False
         frames = self._frames()

@@ -92,6 +92,9 @@ class _OverheardRouter:
         self._told(peer, message)
         return self._router.send(peer, message, frames)
 
+    def key_of(self, peer: bytes) -> str:
+        return self._router.key_of(peer)
+
     def close(self) -> None:
         self._router.close()
 

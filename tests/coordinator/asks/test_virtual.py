@@ -243,6 +243,21 @@ def test_a_device_that_keeps_coming_back_is_given_up() -> None:
     assert table(machine) == "f"
 
 
+@pytest.mark.parametrize(("scheduled", "end"), [(False, 120.0), (True, 660.0)])
+def test_coming_back_again_and_again_makes_an_ask_longer_by_give_up_and_no_more(scheduled: bool, end: float) -> None:
+    machine = VirtualAsk(terms(1, 1, give_up=60.0, answer_timeout=600.0), [DeviceId(0)])
+    machine.open(0.0)
+    if scheduled:
+        machine.scheduled(DeviceId(0), finish(10), 0.0)
+    for now in range(0, int(end) + 1, 50):
+        machine.joined(DeviceId(0), float(now))
+        machine.tick(float(now))
+    machine.tick(end)
+    assert not machine.verdicts
+    machine.tick(end + 0.1)
+    assert table(machine) == "f"
+
+
 def test_a_message_without_an_answer_is_sent_again_ever_more_rarely() -> None:
     machine = VirtualAsk(terms(1, 1, resend=2.0), [DeviceId(0)])
     machine.open(0.0)

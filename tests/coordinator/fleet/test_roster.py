@@ -101,7 +101,8 @@ def test_an_abandoned_lease_is_given_away_only_when_indices_run_out_and_its_hold
     first = grants.enroll(A, 4, None, "", 0.0)
     assert first is not None
     grants.leave(A, 10.0)
-    assert grants.enroll(B, 2, None, "", 70.0) is None
+    with pytest.raises(RefusedError, match="but machines that are away lose theirs within 1 s"):
+        grants.enroll(B, 2, None, "", 70.0)
     connected.add(3)
     with refused("fleet_full"):
         grants.enroll(B, 2, None, "", 70.1)
@@ -112,18 +113,48 @@ def test_an_abandoned_lease_is_given_away_only_when_indices_run_out_and_its_hold
     assert not grants.holds(first.token, 0)
 
 
+def test_a_lease_belongs_to_the_key_that_got_it() -> None:
+    grants = leases()
+    lease = grants.enroll(A, 3, None, "", 0.0, "key")
+    assert (grants.holds(lease.token, 0, "key"), grants.holds(lease.token, 0, "another")) == (True, False)
+    assert (grants.held_by("key"), grants.held_by("another")) == (3, 0)
+    grants.leave(A, 1.0)
+    with pytest.raises(RefusedError, match="This lease belongs to another machine's key"):
+        grants.enroll(B, 3, lease.token, "", 2.0, "another")
+    assert grants.enroll(C, 3, lease.token, "", 2.0, "key") is lease
+
+
+def test_a_lease_that_was_granted_without_keys_belongs_to_the_first_key_that_comes_back_for_it() -> None:
+    grants = leases()
+    grants.replay([{"grant": "old", "ranges": [[0, 3]], "host": ""}], left=0.0)
+    grants.enroll(A, 3, "old", "", 0.0, "key")
+    assert not grants.holds("old", 0, "another")
+
+
+def test_a_device_with_a_stolen_lease_and_another_key_takes_nothing() -> None:
+    settings = Settings(run="test", seed=1, rounds=1, devices=2, per_round=1)
+    fleet = Roster(settings)
+    lease = fleet.enroll(A, 2, None, "", 0.0, "key")
+    fleet.hello(B, hello(0, lease.token, 5), 0.0, "key")
+    with refused("lease_unknown"):
+        fleet.hello(C, hello(0, lease.token, 6), 0.0, "another")
+    assert fleet.connected == {0: B}
+
+
 def test_a_journal_brings_the_leases_back() -> None:
     journal: list[Any] = []
     grants = leases(6, journal=lambda entry: journal.append(json.loads(json.dumps(entry))))
     for peer, count in ((A, 2), (B, 3), (C, 1)):
-        grants.enroll(peer, count, None, "host", 0.0)
+        grants.enroll(peer, count, None, "host", 0.0, "key")
     grants.leave(B, 0.0)
     grants.enroll(b"d", 2, None, "host", 61.0)
     again = leases(6)
     again.replay(journal, left=0.0)
     assert again.holds("lease-0", 1)
     assert [again.holds("lease-1", 2), again.holds("lease-3", 2), again.holds("lease-3", 3)] == [False, True, True]
-    back = again.enroll(C, 1, "lease-2", "", 0.0)
+    with refused("lease_unknown"):
+        again.enroll(C, 1, "lease-2", "", 0.0, "another")
+    back = again.enroll(C, 1, "lease-2", "", 0.0, "key")
     assert back is not None
     assert back.indices == (5,)
     fresh = again.enroll(A, 1, None, "", 0.0)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from fedemu.coordinator.fleet.admission import STRANGERS_BURST
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import Summary
@@ -49,6 +50,54 @@ async def test_asking_twice_for_places_is_one_event(make_plan: MakePlan, make_fl
         fleet.supervisor.send(wire.Enroll(count=fleet.count, lease=None, host="here"))
     _, left = await play(make_plan(rounds=1))
     assert [event["devices"] for event in left.named("enroll")] == [fleet.count]
+
+
+async def test_a_machine_with_another_key_takes_no_device_with_a_stolen_lease(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
+) -> None:
+    fleet = make_fleet(2)
+    fleet.supervisor.key = "mine"
+    heard: list[Any] = []
+    thief = fleet.network.connect(fleet.address, DOWN, lambda envelope: heard.append(envelope.message), print)
+    thief.key = "another"
+    running = asyncio.create_task(play(make_plan(devices=2, per_round=2, over_selection=1.0, rounds=3)))
+    await until(lambda: fleet.granted is not None)
+    for device in fleet.devices.values():
+        device.dealer.key = "mine"
+    thief.send(wire.Hello(device=0, incarnation=2**30, lease=fleet.granted.lease))
+    thief.send(wire.Enroll(count=2, lease=fleet.granted.lease))
+    await until(lambda: len(heard) == 2)
+    assert [message.reason for message in heard] == ["lease_unknown"] * 2
+    summary, left = await running
+    assert (summary.outcome, summary.perturbed) == ("completed", False)
+    assert {event["device"] for event in left.named("join")} == {0, 1}
+
+
+async def test_a_connection_that_sends_too_much_is_not_read_and_told_of_once(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
+) -> None:
+    fleet = make_fleet(2)
+    plan = make_plan(devices=2, per_round=2, over_selection=1.0, rounds=2)
+    stranger = fleet.network.connect(fleet.address, DOWN, lambda envelope: None, print)
+    running = asyncio.create_task(play(plan))
+    for _ in range(STRANGERS_BURST + 300):
+        stranger.send(wire.Heartbeat())
+    summary, left = await running
+    assert (summary.outcome, summary.perturbed) == ("completed", False)
+    assert len(left.named("too_much")) == 1
+
+
+async def test_a_machine_that_comes_behind_a_vanished_one_is_told_to_wait(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
+) -> None:
+    fleet = make_fleet(2)
+    running = asyncio.create_task(play(make_plan(devices=2, per_round=2, over_selection=1.0, rounds=2, patience=10)))
+    await until(lambda: len(fleet.devices) == 2)
+    await fleet.close()
+    second = make_fleet(2)
+    await until(lambda: any("machines that are away lose theirs within" in one.detail for one in second.refused))
+    assert {one.reason for one in second.refused} == {"fleet_full"}
+    running.cancel()
 
 
 async def test_long_messages_of_strangers_are_not_read(

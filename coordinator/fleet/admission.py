@@ -1,0 +1,167 @@
+"""How much of a coordinator a machine may take: devices and connections of one key, and what one connection may send.
+
+This is a machine without I/O. ``now`` is a monotonic clock in real seconds. A key is empty on a Router without keys:
+then nobody knows which machine a connection belongs to, and there are no quotas.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from fedemu.protocol.errors import RefusedError
+
+BURST_SECONDS: Final = 10
+"""A connection may use up at once what it may send in so many seconds."""
+STRANGERS_BURST: Final = 200
+"""The most messages that a connection without a session may send at once."""
+STRANGERS_RATE: Final = 20.0
+"""The most messages that it may send per second in the long run."""
+SPARE_BYTES: Final = 64 * 2**20
+"""The bytes that a connection may send, or get of blobs, beside what the run needs."""
+SPARE_RATE: Final = 2.0**20
+"""The bytes per second by which these grow again."""
+REPEATS: Final = 8
+"""How often a connection may send its reply to an ask, or get a blob. Messages may get lost, so once is too few."""
+MOST_METERS: Final = 65_536
+"""The most connections whose messages are counted. Those that were counted first are forgotten."""
+
+
+@dataclass(frozen=True)
+class Quotas:
+    """What a machine may take at the same time, and how many messages a connection may send per second.
+
+    0 ``devices`` are as many as the run has, and 0 ``connections`` are twice the devices of a key, and 16 more.
+    """
+
+    devices: int = 0
+    connections: int = 0
+    messages_per_second: float = 1000.0
+
+
+@dataclass(slots=True)
+class _Meter:
+    """What one connection may still send at the moment ``at``."""
+
+    at: float
+    strange: float
+    messages: float
+    up: float
+    down: float
+    asked_up: float
+    asked_down: float
+
+
+class Admission:
+    """The quotas of the keys, and the token buckets of the connections, of one run with ``devices`` devices.
+
+    The buckets of bytes fill with time, and with each ask by what its replies and its blobs need.
+    """
+
+    def __init__(self, devices: int, quotas: Quotas = Quotas()) -> None:
+        self._devices = devices
+        self.most_devices = quotas.devices or devices
+        self.most_connections = quotas.connections or 2 * self.most_devices + 16
+        self._rate = quotas.messages_per_second
+        self._burst = BURST_SECONDS * self._rate + 4 * devices
+        self._keys: dict[bytes, str] = {}
+        self._connections: Counter[str] = Counter()
+        self._meters: dict[bytes, _Meter] = {}
+        self._asked_up = self._asked_down = 0.0
+        self._most_up = self._most_down = float(SPARE_BYTES)
+
+    def seat(self, peer: bytes, key: str) -> None:
+        """The peer gets a session. Raises RefusedError (quota) if its key has too many of them."""
+        if not key or peer in self._keys:
+            return
+        if self._connections[key] >= self.most_connections:
+            raise RefusedError(
+                "quota",
+                f"This machine's key has {self._connections[key]} connections, and may not have more; close some, or "
+                "raise runtime.connections_per_key at the coordinator.",
+            )
+        self._keys[peer] = key
+        self._connections[key] += 1
+
+    def unseat(self, peer: bytes) -> None:
+        """The session of the peer is over."""
+        key = self._keys.pop(peer, None)
+        if key is not None:
+            self._connections[key] -= 1
+            if not self._connections[key]:
+                del self._connections[key]
+
+    def places(self, key: str, held: int) -> int:
+        """How many devices a key that holds ``held`` may have beside. Raises RefusedError (quota) if none."""
+        if not key:
+            return self._devices
+        if held >= self.most_devices:
+            raise RefusedError(
+                "quota",
+                f"This machine's key holds {held} devices, and may not have more; start fewer, or raise "
+                "runtime.devices_per_key at the coordinator.",
+            )
+        return self.most_devices - held
+
+    def asked(self, up: int, down: int) -> None:
+        """An ask begins. A reply to it has ``up`` bytes, and its blobs have ``down`` bytes together."""
+        self._asked_up += REPEATS * up
+        self._asked_down += REPEATS * down
+        self._most_up = max(self._most_up, SPARE_BYTES + REPEATS * up)
+        self._most_down = max(self._most_down, SPARE_BYTES + REPEATS * down)
+
+    def may_send(self, peer: bytes, size: int, known: bool, now: float) -> bool:
+        """Count a message of ``size`` bytes. False if the connection has sent too many messages or bytes.
+
+        ``known`` says whether it has a session. Without one, only a few messages are taken.
+        """
+        meter = self._meter(peer, now)
+        if known:
+            if meter.messages < 1 or meter.up < size:
+                return False
+            meter.messages -= 1
+            meter.up -= size
+            return True
+        if meter.strange < 1:
+            return False
+        meter.strange -= 1
+        return True
+
+    def may_get(self, peer: bytes, size: int, now: float) -> bool:
+        """Count ``size`` bytes of a blob. False if the connection has got too many."""
+        meter = self._meter(peer, now)
+        if meter.down < size:
+            return False
+        meter.down -= size
+        return True
+
+    def forget(self, peer: bytes) -> None:
+        """The connection is closed."""
+        self.unseat(peer)
+        self._meters.pop(peer, None)
+
+    def _meter(self, peer: bytes, now: float) -> _Meter:
+        """The meter of a connection, with what it has earned until now."""
+        meter = self._meters.get(peer)
+        if meter is None:
+            if len(self._meters) >= MOST_METERS:
+                del self._meters[next(iter(self._meters))]
+            meter = self._meters[peer] = _Meter(
+                now,
+                STRANGERS_BURST,
+                self._burst,
+                self._most_up,
+                self._most_down,
+                self._asked_up,
+                self._asked_down,
+            )
+            return meter
+        elapsed = now - meter.at
+        meter.at = now
+        meter.strange = min(STRANGERS_BURST, meter.strange + STRANGERS_RATE * elapsed)
+        meter.messages = min(self._burst, meter.messages + self._rate * elapsed)
+        meter.up = min(self._most_up, meter.up + SPARE_RATE * elapsed + self._asked_up - meter.asked_up)
+        meter.down = min(self._most_down, meter.down + SPARE_RATE * elapsed + self._asked_down - meter.asked_down)
+        meter.asked_up, meter.asked_down = self._asked_up, self._asked_down
+        return meter

@@ -1,0 +1,130 @@
+"""Quotas of keys, and what one connection may send and get: exact numbers, and what an honest machine never meets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedemu.coordinator.fleet.admission import (
+    MOST_METERS,
+    REPEATS,
+    SPARE_BYTES,
+    STRANGERS_BURST,
+    STRANGERS_RATE,
+    Admission,
+    Quotas,
+)
+from fedemu.coordinator.fleet.roster import Roster
+from fedemu.coordinator.settings import Settings
+from fedemu.protocol.errors import RefusedError
+from fedemu.protocol.messages import Hello
+
+KEY, OTHER = "K" * 40, "O" * 40
+MIB = 2**20
+
+
+def refused(reason: str, text: str) -> Any:
+    return pytest.raises(RefusedError, match=text, check=lambda error: error.reason == reason)
+
+
+def sent(admission: Admission, peer: bytes, count: int, now: float, size: int = 50, known: bool = True) -> int:
+    """How many of ``count`` messages are taken."""
+    return sum(admission.may_send(peer, size, known, now) for _ in range(count))
+
+
+def test_a_connection_may_send_a_burst_and_then_so_many_a_second() -> None:
+    admission = Admission(10, Quotas(messages_per_second=100.0))
+    assert sent(admission, b"a", 2000, 0.0) == 1040
+    assert sent(admission, b"a", 2000, 1.0) == 100
+    assert sent(admission, b"b", 1, 1.0) == 1, "every connection has a measure of its own"
+    admission.forget(b"a")
+    assert sent(admission, b"a", 2000, 1.0) == 1040
+
+
+def test_a_stranger_may_send_little() -> None:
+    admission = Admission(10)
+    assert sent(admission, b"a", 1000, 0.0, known=False) == STRANGERS_BURST
+    assert sent(admission, b"a", 1000, 2.0, known=False) == 2 * STRANGERS_RATE
+    assert sent(admission, b"a", 1000, 2.0) == 1000, "with a session it may send more"
+
+
+def test_a_connection_may_send_its_reply_a_few_times_and_some_bytes_more() -> None:
+    admission = Admission(10)
+    assert sent(admission, b"a", 1000, 0.0, size=MIB) == SPARE_BYTES // MIB
+    admission.asked(up=10 * MIB, down=0)
+    assert sent(admission, b"a", 1000, 0.0, size=10 * MIB) == REPEATS
+    for _ in range(5):
+        admission.asked(up=10 * MIB, down=0)
+    most = (SPARE_BYTES + REPEATS * 10 * MIB) // MIB
+    assert sent(admission, b"a", 1000, 0.0, size=MIB) == most, "what was not sent does not pile up"
+    assert sent(admission, b"a", 1000, 3.0, size=MIB) == 3
+
+
+def test_a_connection_may_get_each_blob_a_few_times_and_some_bytes_more() -> None:
+    admission = Admission(10)
+    admission.asked(up=0, down=100 * MIB)
+    got = sum(admission.may_get(b"a", MIB, 0.0) for _ in range(10_000))
+    assert got == (SPARE_BYTES + REPEATS * 100 * MIB) // MIB
+    assert sent(admission, b"a", 1, 0.0) == 1
+
+
+def test_an_honest_machine_with_a_thousand_devices_meets_no_limit() -> None:
+    """It enrols, fetches a model of 100 MiB in each of 50 rounds, sees all its devices die, and each device replies."""
+    admission = Admission(1000)
+    admission.asked(0, 300 * MIB)
+    now = 0.0
+    assert all(admission.may_get(b"machine", MIB, now) for _ in range(300))
+    for _ in range(50):
+        admission.asked(100 * MIB, 100 * MIB)
+        now += 0.2
+        assert all(admission.may_get(b"machine", MIB, now) for _ in range(100))
+        assert sent(admission, b"machine", 100 + 3, now) == 103
+        assert sent(admission, b"device", 2, now, size=100 * MIB) == 2
+        assert sent(admission, b"device", 4, now) == 4
+    assert sent(admission, b"machine", 1000, now) == 1000
+
+
+def test_the_meters_of_connections_are_bounded() -> None:
+    admission = Admission(1)
+    for peer in range(MOST_METERS + 10):
+        admission.may_send(peer.to_bytes(4, "big"), 10, False, 0.0)
+    assert len(admission._meters) == MOST_METERS
+
+
+def a_roster(quotas: Quotas, devices: int = 6) -> Roster:
+    settings = Settings(run="test", seed=1, rounds=1, devices=devices, per_round=1)
+    return Roster(settings, admission=Admission(devices, quotas))
+
+
+def test_a_key_gets_as_many_devices_as_its_quota_and_then_a_sentence() -> None:
+    roster = a_roster(Quotas(devices=4))
+    assert len(roster.enroll(b"a", 3, None, "", 0.0, KEY).indices) == 3
+    assert len(roster.enroll(b"b", 3, None, "", 0.0, KEY).indices) == 1
+    with refused("quota", "This machine's key holds 4 devices, and may not have more; start fewer, or raise runtime"):
+        roster.enroll(b"c", 1, None, "", 0.0, KEY)
+    assert not roster.knows(b"c")
+    assert len(roster.enroll(b"d", 3, None, "", 0.0, OTHER).indices) == 2
+
+
+def test_a_key_has_as_many_sessions_as_its_quota_and_places_get_free_when_they_end() -> None:
+    roster = a_roster(Quotas(connections=2))
+    lease = roster.enroll(b"a", 6, None, "", 0.0, KEY)
+    roster.hello(b"b", Hello(device=0, incarnation=1, lease=lease.token), 0.0, KEY)
+    hello = Hello(device=1, incarnation=1, lease=lease.token)
+    with refused("quota", "This machine's key has 2 connections, and may not have more"):
+        roster.hello(b"c", hello, 0.0, KEY)
+    roster.leave(b"b", 1.0)
+    roster.hello(b"c", hello, 1.0, KEY)
+    assert [peer for peer, _ in roster.expire(100.0)] == [b"a", b"c"]
+    roster.hello(b"d", hello, 100.0, KEY)
+    again = Hello(device=1, incarnation=2, lease=lease.token)
+    roster.hello(b"e", again, 100.0, KEY)
+    roster.hello(b"e", again, 100.0, KEY)
+    assert roster.admission._connections == {KEY: 1}, "a session that was replaced is over, and a copy is none"
+
+
+def test_without_keys_there_are_no_quotas() -> None:
+    roster = a_roster(Quotas(devices=1, connections=1))
+    assert len(roster.enroll(b"a", 3, None, "", 0.0).indices) == 3
+    assert len(roster.enroll(b"b", 3, None, "", 0.0).indices) == 3
