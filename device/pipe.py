@@ -55,7 +55,7 @@ class ZygoteReady(Message):
 
 
 class Forked(Message):
-    """Device process ``number`` has started, with process id ``pid``."""
+    """Device process or trainer ``number`` has started, with process id ``pid``."""
 
     type: Literal["forked"] = "forked"
     number: Index
@@ -63,7 +63,10 @@ class Forked(Message):
 
 
 class Ended(Message):
-    """A device process has ended. ``code`` is its exit code, or minus the number of the signal that killed it."""
+    """A device process or a trainer has ended.
+
+    ``code`` is its exit code, or minus the number of the signal that killed it.
+    """
 
     type: Literal["ended"] = "ended"
     number: Index
@@ -79,7 +82,7 @@ class Broken(Message):
 
 
 class TrainerSetup(Message):
-    """What a trainer needs to know. It is the only message on its standard input, which closes when it is to end."""
+    """Start a trainer, which needs to know this. ``gpu`` is CUDA's name of the only GPU that it sees, None for all."""
 
     type: Literal["trainer_setup"] = "trainer_setup"
     number: Index
@@ -88,11 +91,13 @@ class TrainerSetup(Message):
     trainer: FilePath
     experiment: FilePath
     device_type: Name
+    gpu: Name | None = None
 
 
 TO_ZYGOTE: Final = Decoder(Setup | Fork)
 FROM_ZYGOTE: Final = Decoder(ZygoteReady | Forked | Ended | Broken)
-TO_TRAINER: Final = Decoder(TrainerSetup)
+TO_NURSERY: Final = Decoder(TrainerSetup)
+FROM_NURSERY: Final = Decoder(Forked | Ended)
 
 
 def pack_message(message: Message) -> bytes:

@@ -26,7 +26,7 @@ ORDER = {
         "interface measures replay/selection | trees data | streams | models | training "
         "| analytic methods replay incremental/generator terms | incremental | incremental/data_free | registry former"
     ),
-    "device": "bus behaviour | pipe memory | compute/executors | compute runtime | process | machine",
+    "device": "bus behaviour | pipe memory | forking | compute/executors | compute runtime | process | machine",
     "coordinator": ("settings timeline | fleet record | observer | asks | evaluation service | plan | rounds | serve"),
     "ops": (
         "figures | pages experiment/tables | experiment watching | data/own | data results "

@@ -1,12 +1,11 @@
 """A trainer process: it decodes groups of jobs, computes them with torch and encodes the results.
 
-A supervisor starts it as ``python -m fedemu.device.compute.process PARENT``. PARENT is the supervisor's process id.
+The nursery forks it (``nursery.py``).
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from fedemu.algorithms.interface import Forest, Tree
 from fedemu.algorithms.trees import flatten, from_arrays, to_arrays
 from fedemu.device.bus import INDICES, SEALED, Done, JobFailed, SharedFile, Train, TrainJob
 from fedemu.device.compute.executors.executor import Job, JobResult, MachineFault
-from fedemu.device.compute.shell import Answer, run_trainer
+from fedemu.device.compute.shell import Answer
 from fedemu.device.memory.replay_buffer import buffer_leaves, split_own
 from fedemu.device.memory.store import read_own, write_own
 from fedemu.device.pipe import TrainerSetup
@@ -195,9 +194,7 @@ def open_runner(setup: TrainerSetup) -> TorchRunner:
     """The experiment's trainer, ready for its first job. Raises FedemuError if the experiment cannot be run."""
     torch.set_num_threads(1)
     try:
-        make = load(setup.trainer)
-        mark("trainer", "imports")
-        trainer: RunsPrograms = make(Path(setup.experiment).read_bytes(), setup.device_type)
+        trainer: RunsPrograms = load(setup.trainer)(Path(setup.experiment).read_bytes(), setup.device_type)
         mark("trainer", "data and method")
         trainer.warm_up()
         mark("trainer", "first step")
@@ -209,7 +206,3 @@ def open_runner(setup: TrainerSetup) -> TorchRunner:
         log.exception("the trainer cannot start")
         raise ConfigurationError(f"a trainer can't start: {account(error)}") from error
     return TorchRunner(trainer)
-
-
-if __name__ == "__main__":
-    sys.exit(run_trainer(int(sys.argv[1]), open_runner))

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from fedemu.device.bus import TO_TRAINER, Attach, Done, Finished, JobFailed, Quit, Ready, Train, Unusable
-from fedemu.device.pipe import TO_TRAINER as SETUP
-from fedemu.device.pipe import TrainerSetup, Unpacker
+from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.errors import FedemuError, ProtocolError
-from fedemu.protocol.host.kernel import end_with_parent, name_process
 from fedemu.protocol.transport.interface import Network
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
@@ -98,22 +94,14 @@ class TrainerShell:
             self.over.set_result(0)
 
 
-def run_trainer(parent: int, open_runner: Callable[[TrainerSetup], Runner]) -> int:
-    """Run as a trainer of the supervisor with the process id ``parent`` until standard input ends.
-
-    Returns the exit code.
-    """
-    end_with_parent(parent)
-    name_process("fedemu-trainer")
+def run_trainer(setup: TrainerSetup, open_runner: Callable[[TrainerSetup], Runner]) -> int:
+    """Run as a trainer until the supervisor says Quit, or kills the process. Returns the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s trainer %(process)d %(levelname)s %(message)s")
-    return asyncio.run(_serve(open_runner))
+    return asyncio.run(_serve(setup, open_runner))
 
 
-async def _serve(open_runner: Callable[[TrainerSetup], Runner]) -> int:
+async def _serve(setup: TrainerSetup, open_runner: Callable[[TrainerSetup], Runner]) -> int:
     loop = asyncio.get_running_loop()
-    setup = _read_setup(sys.stdin.fileno())
-    if setup is None:
-        return 0
     network = ZmqNetwork(max_sockets=16)
     shell = TrainerShell(network, setup)
 
@@ -125,22 +113,6 @@ async def _serve(open_runner: Callable[[TrainerSetup], Runner]) -> int:
     loop.set_exception_handler(give_up)
     try:
         shell.open(setup, open_runner)
-        loop.add_reader(sys.stdin.fileno(), _end_of_input, shell)
         return await shell.over
     finally:
         network.close()
-
-
-def _read_setup(descriptor: int) -> TrainerSetup | None:
-    """The one message on standard input; None if the supervisor is gone before it has sent the message."""
-    unpacker = Unpacker(SETUP)
-    while data := os.read(descriptor, 2**16):
-        for message in unpacker.feed(data):
-            assert isinstance(message, TrainerSetup)
-            return message
-    return None
-
-
-def _end_of_input(shell: TrainerShell) -> None:
-    if not os.read(sys.stdin.fileno(), 2**16):
-        shell.end()

@@ -31,10 +31,10 @@ def default_trainers(device_type: str) -> int:
     return (len(_gpus()) if device_type != "cpu" else 0) or len(os.sched_getaffinity(0))
 
 
-def one_gpu(number: int) -> dict[str, str]:
-    """The environment that shows a trainer one GPU only. Trainers take the GPUs in turn."""
+def gpu_of(number: int) -> str | None:
+    """CUDA's name of the only GPU that trainer ``number`` sees. Trainers take the GPUs in turn. None without GPUs."""
     gpus = _gpus()
-    return {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}
+    return gpus[number % len(gpus)] if gpus else None
 
 
 def _gpus() -> list[str]:

@@ -21,7 +21,7 @@ from fedemu.device.machine.link import RunOver
 from fedemu.device.machine.prepare import prepare_data
 from fedemu.device.machine.processes import DeviceProcesses
 from fedemu.device.machine.processors import default_trainers
-from fedemu.device.machine.trainers import Trainers
+from fedemu.device.machine.trainers import Nursery, Trainers
 from fedemu.device.pipe import Setup
 from fedemu.protocol.errors import Interrupted
 from fedemu.protocol.host.idleness import Idleness
@@ -96,6 +96,9 @@ class Supervision:
         self._bus = f"ipc://{stack.enter_context(private_folder())}/bus"
         network = ZmqNetwork(max_sockets=4096, keys=plan.keys, watched=True)
         stack.callback(network.close)
+        # The nursery takes seconds to import what trainers need, beside everything else that happens here.
+        nursery = await Nursery.start(plan.code.trainer)
+        stack.push_async_callback(nursery.stop)
         here = await arrive(plan, network, socket.gethostname()[:256], stack)
         link = here.link
         mark("devices", "arrival")
@@ -104,6 +107,7 @@ class Supervision:
 
         broker = here.open_broker(network, self._bus, self._token, stack)
         trainers = Trainers(
+            nursery,
             here.trainer_setup(self._bus, self._token),
             self._trainer_count,
             ended=broker.trainer_ended,
@@ -124,7 +128,7 @@ class Supervision:
         watching = asyncio.create_task(self._watch(broker, trainers))
         stack.callback(watching.cancel)
         stack.push_async_callback(trainers.stop)
-        trainers.launch()  # before the devices, as trainers take seconds to import what they need
+        trainers.launch()
         stack.push_async_callback(processes.stop, broker.quit_processes, FAREWELL_SECONDS)
         await link.unless_ended(processes.prepare())
         mark("devices", "zygote")

@@ -1,28 +1,89 @@
-"""The trainer processes of a machine, as their supervisor sees them: started, watched, and started again."""
+"""The trainer processes of a machine, as their supervisor sees them.
+
+The nursery forks them, and forks them again when they end.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import signal
+import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
-from fedemu.device.machine.processors import one_gpu
-from fedemu.device.pipe import TrainerSetup, pack_message
+from fedemu.device.machine.processors import gpu_of
+from fedemu.device.pipe import FROM_NURSERY, Ended, Forked, TrainerSetup, Unpacker, pack_message
 from fedemu.protocol.errors import FedemuError
 
 log = logging.getLogger(__name__)
 
-COMMAND = ("-m", "fedemu.device.compute.process")
-"""The arguments of the Python interpreter that make a trainer of it."""
+COMMAND = ("-m", "fedemu.device.compute.nursery")
+"""The arguments of the Python interpreter that make a nursery of it."""
 MOST_FAILURES = 5
 """A trainer that ends this often in a row before it is ready is given up, and the machine with it."""
 
 
+class Nursery:
+    """The process that forks trainers, from its start to its end. It imports what they need, beside anything else."""
+
+    def __init__(self, process: asyncio.subprocess.Process, ours: socket.socket) -> None:
+        self._process = process
+        self._ours = ours
+        self._writer: asyncio.StreamWriter | None = None
+
+    @classmethod
+    async def start(cls, trainer: str) -> Nursery:
+        """Start a nursery. ``trainer`` names the function that opens a trainer, so that its module is imported."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *COMMAND,
+                trainer,
+                str(theirs.fileno()),
+                str(os.getpid()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                env=os.environ | COMPUTE_ENVIRONMENT,
+                process_group=0,
+            )
+        return cls(process, ours)
+
+    async def follow(self, heard: Callable[[object], None], connected: Callable[[], None]) -> int:
+        """Call ``connected``, and ``heard`` with each message, until the nursery ends. Returns its exit code."""
+        reader, self._writer = await asyncio.open_connection(sock=self._ours)
+        connected()
+        unpacker = Unpacker(FROM_NURSERY)
+        with suppress(ConnectionError):
+            while data := await reader.read(2**16):
+                for message in unpacker.feed(data):
+                    heard(message)
+        return await self._process.wait()
+
+    def fork(self, setup: TrainerSetup) -> None:
+        """Have it fork a trainer."""
+        if self._writer is not None:
+            self._writer.write(pack_message(setup))
+
+    async def stop(self) -> None:
+        """End it and its trainers. What they are computing is lost, and they leave nothing behind."""
+        if self._writer is not None:
+            self._writer.close()
+        self._ours.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), 5.0)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+
 class Trainers:
-    """The trainers of one machine, numbered from 0.
+    """The trainers of one machine, numbered from 0. ``nursery`` has been started by the name in ``setup.trainer``.
 
     Calls ``ended`` with the number of a trainer whose process has ended, ``restarted`` when it is started again, and
     ``failed`` with an error that another start would not mend.
@@ -30,6 +91,7 @@ class Trainers:
 
     def __init__(
         self,
+        nursery: Nursery,
         setup: TrainerSetup,
         count: int,
         *,
@@ -37,25 +99,27 @@ class Trainers:
         restarted: Callable[[], None],
         failed: Callable[[FedemuError], None],
     ) -> None:
+        self._nursery = nursery
         self._setup = setup
         self._count = count
         self._ended = ended
         self._restarted = restarted
         self._failed = failed
         self._loop = asyncio.get_running_loop()
-        self._processes: dict[int, asyncio.subprocess.Process] = {}
-        self._watchers: list[asyncio.Task[None]] = []
+        self._pids: dict[int, int] = {}
         self._ready: set[int] = set()
+        self._failures: Counter[int] = Counter()
+        self._keeping: asyncio.Task[None] | None = None
         self._stopping = False
 
     @property
     def pids(self) -> Mapping[int, int]:
         """The process ids of the living trainers, by their number."""
-        return {number: p.pid for number, p in self._processes.items() if p.returncode is None}
+        return self._pids
 
     def launch(self) -> None:
         """Start all trainers. Each says on the bus when it is ready."""
-        self._watchers = [self._loop.create_task(self._keep(number)) for number in range(self._count)]
+        self._keeping = self._loop.create_task(self._keep())
 
     def ready(self, number: int) -> None:
         """Trainer ``number`` can take jobs."""
@@ -63,52 +127,68 @@ class Trainers:
 
     def kill(self, number: int) -> None:
         """Kill a trainer. Another takes its place, and does its jobs again."""
-        process = self._processes[number]
-        if process.returncode is None:
-            process.kill()
+        if number in self._pids:
+            with suppress(ProcessLookupError):
+                os.kill(self._pids[number], signal.SIGKILL)
 
     async def stop(self) -> None:
-        """Kill all trainers. What they are computing is lost, and they leave nothing behind."""
+        """End all trainers and the nursery."""
         self._stopping = True
-        for process in self._processes.values():
-            if process.returncode is None:
-                process.kill()
-        if self._watchers:
-            await asyncio.wait(self._watchers, timeout=5.0)
-        for watcher in self._watchers:
-            watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
+        for number in list(self._pids):
+            self.kill(number)
+        await self._nursery.stop()
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
 
-    async def _keep(self, number: int) -> None:
+    async def _keep(self) -> None:
+        """Keep the nursery alive. The kernel kills its trainers with it."""
         failures = 0
-        while not self._stopping:
-            self._ready.discard(number)
-            process = await self._spawn(number)
-            code = await process.wait()
-            self._ended(number)
+        while True:
+            code = await self._nursery.follow(self._heard, self._fork_all)
+            fruitful = bool(self._ready)
+            for number in list(self._pids):
+                del self._pids[number]
+                self._ready.discard(number)
+                self._ended(number)
             if self._stopping:
                 return
-            failures = 0 if number in self._ready else failures + 1
+            failures = 0 if fruitful else failures + 1
             if failures >= MOST_FAILURES:
-                self._failed(
-                    FedemuError(f"Trainer {number} ended {failures} times in a row, at last with code {code}.")
-                )
+                self._failed(FedemuError(f"No trainer can be started: the nursery ended with code {code}."))
                 return
-            log.warning("trainer %d ended with code %d; starting it again", number, code)
+            log.warning("the nursery of trainers ended with code %d; starting it again", code)
             self._restarted()
             if failures > 1:
                 await asyncio.sleep(0.1 * 2**failures)
+            self._nursery = await Nursery.start(self._setup.trainer)
 
-    async def _spawn(self, number: int) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *COMMAND,
-            str(os.getpid()),
-            stdin=asyncio.subprocess.PIPE,
-            env=os.environ | COMPUTE_ENVIRONMENT | one_gpu(number),
-            process_group=0,
-        )
-        self._processes[number] = process
-        assert process.stdin is not None
-        process.stdin.write(pack_message(self._setup.model_copy(update={"number": number})))
-        return process
+    def _fork_all(self) -> None:
+        for number in range(self._count):
+            self._fork(number)
+
+    def _fork(self, number: int) -> None:
+        if not self._stopping:
+            self._nursery.fork(self._setup.model_copy(update={"number": number, "gpu": gpu_of(number)}))
+
+    def _heard(self, message: object) -> None:
+        match message:
+            case Forked(number=number, pid=pid):
+                self._pids[number] = pid
+            case Ended(number=number, code=code):
+                self._trainer_ended(number, code)
+
+    def _trainer_ended(self, number: int, code: int) -> None:
+        del self._pids[number]
+        self._failures[number] = 0 if number in self._ready else self._failures[number] + 1
+        self._ready.discard(number)
+        self._ended(number)
+        if self._stopping:
+            return
+        failures = self._failures[number]
+        if failures >= MOST_FAILURES:
+            self._failed(FedemuError(f"Trainer {number} ended {failures} times in a row, at last with code {code}."))
+            return
+        log.warning("trainer %d ended with code %d; starting it again", number, code)
+        self._restarted()
+        self._loop.call_later(0.1 * 2**failures if failures > 1 else 0.0, self._fork, number)

@@ -22,7 +22,7 @@ FILE: Final = "timing.jsonl"
 """The file of a run directory that holds the marks."""
 COMMAND: Final = "fedemu"
 """The name of the process that the user has started."""
-_ORDER: Final = (COMMAND, "coordinator", "devices", "data check", "zygote", "device processes", "trainer")
+_ORDER: Final = (COMMAND, "coordinator", "devices", "data check", "zygote", "device processes", "nursery", "trainer")
 _NAMES: Final = {"devices": "supervisor"}
 """Names for people, where a process is called otherwise by ``ps``."""
 _BAR: Final = 60

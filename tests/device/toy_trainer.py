@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from fedemu.device.bus import Done, JobFailed, Train
-from fedemu.device.compute.shell import Answer, run_trainer
+from fedemu.device.compute.nursery import run_nursery
+from fedemu.device.compute.shell import Answer
 from fedemu.device.memory.store import read_own, write_own
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.blobs.tree_file import decode_tree
@@ -78,4 +79,4 @@ def open_runner(setup: TrainerSetup) -> ToyRunner:
 
 
 if __name__ == "__main__":
-    sys.exit(run_trainer(int(sys.argv[1]), open_runner))
+    sys.exit(run_nursery(sys.argv[1:], open_runner))

@@ -27,6 +27,7 @@ _KINDS = {
     "fedemu-zygote": "device processes",
     "fedemu-device": "device processes",
     "fedemu-trainer": "trainers",
+    "fedemu-nursery": "trainers",
 }
 """The kind of a process by its name, of which the kernel keeps 15 characters."""
 

@@ -37,13 +37,13 @@ def test_without_a_choice_the_gpus_are_those_that_the_system_shows(monkeypatch: 
 
 def test_trainers_take_the_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b")
-    shown = [processors.one_gpu(number)["CUDA_VISIBLE_DEVICES"] for number in range(3)]
+    shown = [processors.gpu_of(number) for number in range(3)]
     assert shown == ["GPU-a", "GPU-b", "GPU-a"]
 
 
 def test_without_gpus_a_trainer_is_shown_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert processors.one_gpu(0) == {}
+    assert processors.gpu_of(0) is None
 
 
 def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,68 @@
+"""The nursery: it imports torch once, and forks the trainers of a machine on command (``device/forking.py``).
+
+So the trainers share that second of work, and the memory in which it ends. ``device/machine/trainers.py`` starts it as
+``python -m fedemu.device.compute.nursery TRAINER FD PARENT``. TRAINER names the function that opens a trainer, FD is
+the descriptor of the nursery's end of the pipe, PARENT is the supervisor's process id.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+
+from fedemu.device.compute.shell import Runner, run_trainer
+from fedemu.device.forking import Forker, begin, settle
+from fedemu.device.pipe import TO_NURSERY, TrainerSetup
+from fedemu.protocol.host.named import load
+from fedemu.protocol.host.phases import mark
+from fedemu.protocol.messages import Message
+
+OpenRunner = Callable[[TrainerSetup], Runner]
+
+
+class Nursery:
+    """Forks a trainer for each setup that comes through ``pipe``."""
+
+    def __init__(self, pipe: socket.socket, open_runner: OpenRunner) -> None:
+        self._forker = Forker(pipe, TO_NURSERY, self._obey)
+        self._open_runner = open_runner
+
+    def serve(self) -> None:
+        """Obey and report until the supervisor closes the pipe, then kill all trainers."""
+        settle()
+        self._forker.serve()
+
+    def _obey(self, message: Message) -> None:
+        if isinstance(message, TrainerSetup):
+            self._forker.fork(message.number, "fedemu-trainer", lambda: _live(message, self._open_runner))
+
+
+def _live(setup: TrainerSetup, open_runner: OpenRunner) -> int:
+    """Be a trainer. CUDA has not been touched before the fork, so it sees the GPU that is chosen here."""
+    if setup.gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = setup.gpu
+    return run_trainer(setup, open_runner)
+
+
+def run_nursery(arguments: list[str], open_runner: OpenRunner) -> int:
+    """Run the nursery and return its exit code. ``arguments`` are those that the docstring of this file names."""
+    trainer, *place = arguments
+    with begin("fedemu-nursery", place) as pipe:
+        try:
+            load(trainer)
+            mark("nursery", "imports")
+            Nursery(pipe, open_runner).serve()
+        except Exception:
+            traceback.print_exc()
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    # Only a real nursery imports torch here; the toys of tests do not.
+    from fedemu.device.compute.process import open_runner
+
+    sys.exit(run_nursery(sys.argv[1:], open_runner))

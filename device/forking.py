@@ -1,0 +1,130 @@
+"""A process that imports once and forks on command: the zygote for devices, the nursery for trainers.
+
+It has no thread and no ZeroMQ context, so that forking is safe. When its pipe closes, it kills its children and ends.
+If it is killed itself, the kernel kills its children.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import selectors
+import signal
+import socket
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from fedemu.device.pipe import Ended, Forked, Unpacker, pack_message
+from fedemu.protocol.codec import Decoder
+from fedemu.protocol.host.kernel import end_with_parent, name_process
+from fedemu.protocol.messages import Message
+
+READ_BYTES = 2**16
+FAILED = 1
+"""The exit code of a child after an error that it did not handle."""
+
+
+class Forker:
+    """Obeys the messages that come from the supervisor through ``pipe``, and tells it of every birth and death."""
+
+    def __init__(self, pipe: socket.socket, decoder: Decoder, obey: Callable[[Message], None]) -> None:
+        self._pipe = pipe
+        self._unpacker = Unpacker(decoder)
+        self._obey = obey
+        self._children: dict[int, int] = {}  # process id -> number
+        self._wake, wake = socket.socketpair()
+        for end in (self._wake, wake):
+            end.setblocking(False)
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._wake_writer = wake
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(pipe, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+
+    def serve(self) -> None:
+        """Obey and report until the supervisor closes the pipe, then kill all children."""
+        try:
+            while True:
+                for key, _ in self._selector.select():
+                    if key.fileobj is self._wake:
+                        self._wake.recv(READ_BYTES)
+                        self._reap()
+                        continue
+                    data = self._pipe.recv(READ_BYTES)
+                    if not data:
+                        return
+                    for message in self._unpacker.feed(data):
+                        self._obey(message)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+        finally:
+            self._end_children()
+
+    def say(self, message: Message) -> None:
+        """Tell the supervisor something."""
+        self._pipe.sendall(pack_message(message))
+
+    def fork(self, number: int, name: str, live: Callable[[], int]) -> None:
+        """Fork child ``number``. It is called ``name`` by ``ps``, calls ``live`` and ends with the code that this
+        returns."""
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._be_child(parent, name, live)
+        self._children[pid] = number
+        self.say(Forked(number=number, pid=pid))
+
+    def _be_child(self, parent: int, name: str, live: Callable[[], int]) -> NoReturn:
+        """Be the child, and exit. This never returns into the loop."""
+        code = FAILED
+        try:
+            end_with_parent(parent)
+            name_process(name)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._selector.close()
+            for end in (self._pipe, self._wake, self._wake_writer):
+                end.close()
+            code = live()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while self._children:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._children:
+                number = self._children.pop(pid)
+                self.say(Ended(number=number, pid=pid, code=os.waitstatus_to_exitcode(status)))
+
+    def _end_children(self) -> None:
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._children:
+            os.waitpid(pid, 0)
+
+
+def settle() -> None:
+    """All children share the memory of what exists now, as long as the garbage collector does not write into it."""
+    gc.collect()
+    gc.freeze()
+
+
+def begin(name: str, arguments: list[str]) -> socket.socket:
+    """Begin a process that forks, and return its end of the pipe.
+
+    ``arguments`` are the descriptor of that end and the process id of the supervisor, with which the process ends.
+    """
+    descriptor, parent = map(int, arguments)
+    end_with_parent(parent)
+    name_process(name)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return socket.socket(fileno=descriptor)
