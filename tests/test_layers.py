@@ -31,7 +31,8 @@ ORDER = {
     "ops": (
         "figures | pages experiment/tables | experiment watching | data/own | data results "
         "| assembly compare keys report/plots | report compare/page | doctor running | stress bench/measuring "
-        "| bench/aggregation bench/fleet bench/selection bench/system bench/training bench/wire | bench notebook | cli"
+        "| stress/campaign bench/aggregation bench/fleet bench/selection bench/system bench/training bench/wire "
+        "| bench notebook | cli"
     ),
 }
 """The rooms of each floor. A room imports from itself and from rooms further left, never from one behind the same bar.
@@ -327,7 +328,7 @@ def test_no_algorithm_is_named_outside_the_algorithms_and_the_tables_that_offer_
         "experiment/tables/learning.py",
         "assembly/learning.py",
         "stress/scenarios.py",
-        "stress/campaign.py",
+        "stress/campaign/cases.py",
         "stress/soak.py",
     )
     offers = {ROOT / "ops" / name for name in tables}

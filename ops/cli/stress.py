@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,9 +17,10 @@ from rich.table import Table
 
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, FormatOption
+from fedemu.ops.stress.campaign.cases import CaseResult
+from fedemu.ops.stress.campaign.telling import play_campaign
 from fedemu.ops.stress.play import ScenarioResult, play
 from fedemu.ops.stress.scenarios import FULL, SHORT, Scale, Scenario, scenarios
-from fedemu.ops.stress.telling import play_campaign
 from fedemu.protocol.errors import ConfigurationError
 
 FAILED = 1
@@ -66,8 +68,9 @@ def stress(
     The exit code is 0 if all scenarios passed, and 1 if one failed.
     """
     if names == [CAMPAIGN]:
-        with _folder(out) as folder:
-            played = play_campaign(folder, seed, minutes=minutes, cases=cases, number=case)
+        played: list[CaseResult] = []
+        with _folder(out, keep=lambda: not all(result.passed for result in played)) as folder:
+            played += play_campaign(folder, seed, minutes=minutes, cases=cases, number=case)
         if format is Format.JSON:
             print(json.dumps([asdict(result) | {"passed": result.passed} for result in played], indent=1))
         return 0 if all(result.passed for result in played) else FAILED
@@ -99,10 +102,15 @@ def stress(
 
 
 @contextmanager
-def _folder(out: Path | None) -> Iterator[Path]:
+def _folder(out: Path | None, keep: Callable[[], bool] = lambda: False) -> Iterator[Path]:
+    """The folder ``out``, or a temporary one that is removed at the end unless ``keep`` says otherwise."""
     if out is None:
-        with tempfile.TemporaryDirectory(prefix="fedemu-stress-") as folder:
-            yield Path(folder)
+        folder = Path(tempfile.mkdtemp(prefix="fedemu-stress-"))
+        try:
+            yield folder
+        finally:
+            if not keep():
+                shutil.rmtree(folder, ignore_errors=True)
     else:
         if out.exists() and any(out.iterdir()):
             raise ConfigurationError(f"{out} is not empty; name a new folder with --out")

@@ -22,6 +22,10 @@ from fedemu.coordinator.record.row import Row, read_rows
 POLL_SECONDS = 0.02
 
 
+Start = Callable[[Sequence[str], Path, Mapping[str, str]], psutil.Popen]
+"""Starts ``fedemu`` with some words and an environment, in a session of its own. Its output goes to a file."""
+
+
 class FleetTimeout(Exception):
     """A condition did not become true in time. The text says which condition."""
 
@@ -39,6 +43,7 @@ class LiveFleet:
         address: str,
         overrides: Sequence[str] = (),
         experiment: str = "digits",
+        start: Start | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """``environment`` are variables that its processes get beside those of this one."""
@@ -50,11 +55,13 @@ class LiveFleet:
         self.address = address
         self._experiment = experiment
         self._overrides = list(overrides)
+        self._start = start_interpreter if start is None else start
         self._environment = {**os.environ, **(environment or {})}
         self._starts = 0
         self.coordinator: psutil.Popen | None = None
         self.supervisors: list[psutil.Popen] = []
         self._seen: dict[int, psutil.Process] = {}
+        self._log_of: dict[int, Path] = {}
 
     def start_coordinator(self, *options: str) -> psutil.Popen:
         """Start a coordinator, or resume it if the run directory exists already."""
@@ -69,31 +76,28 @@ class LiveFleet:
         self.coordinator = self._spawn("coordinator", arguments)
         return self.coordinator
 
-    def start_devices(self, count: int, *options: str, state: str = "0") -> psutil.Popen:
-        """Start a supervisor for ``count`` devices.
+    def start_devices(self, count: int, *options: str, state: str = "0", address: str | None = None) -> psutil.Popen:
+        """Start a supervisor for ``count`` devices, which looks for the coordinator at ``address`` if that is given.
 
         A second supervisor with the same ``state`` is the same machine, started again.
         """
-        supervisor = self._spawn(
-            f"device-{state}",
-            ["device", "--n", str(count), "--connect", self.address, "--state", str(self.state / state), *options],
-        )
+        to, where = address or self.address, str(self.state / state)
+        words = ["device", "--n", str(count), "--connect", to, "--state", where, *options]
+        supervisor = self._spawn(f"device-{state}", words)
         self.supervisors.append(supervisor)
         return supervisor
 
     def _spawn(self, name: str, arguments: Sequence[str]) -> psutil.Popen:
         self._starts += 1
-        with (self.logs / f"{self._starts:02d}-{name}.log").open("wb") as log:
-            process = psutil.Popen(
-                [sys.executable, "-m", "fedemu.ops.cli", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=self._environment,
-            )
+        log = self.logs / f"{self._starts:02d}-{name}.log"
+        process = self._start(arguments, log, self._environment)
         self._seen[process.pid] = process
+        self._log_of[process.pid] = log
         return process
+
+    def log_of(self, process: psutil.Process) -> Path:
+        """The terminal of a coordinator or supervisor."""
+        return self._log_of[process.pid]
 
     def rounds(self) -> int:
         """How many rounds are over."""
@@ -208,6 +212,19 @@ def _lives(process: psutil.Process) -> bool:
         return False
 
 
+def start_interpreter(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> psutil.Popen:
+    """A ``Start`` with an interpreter of its own, as a shell does it."""
+    with log.open("wb") as file:
+        return psutil.Popen(
+            [sys.executable, "-m", "fedemu.ops.cli", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment,
+        )
+
+
 def finished_rounds(run_directory: Path) -> int:
     """How many rounds of a run are over. This is cheap enough to be asked again and again."""
     path = run_directory / "metrics.jsonl"
@@ -221,10 +238,18 @@ def live_fleet(
     address: str,
     overrides: Sequence[str] = (),
     experiment: str = "digits",
+    start: Start | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[LiveFleet]:
     """A LiveFleet that is closed at the end of the block, also after an error."""
-    fleet = LiveFleet(directory, address=address, overrides=overrides, experiment=experiment, environment=environment)
+    fleet = LiveFleet(
+        directory,
+        address=address,
+        overrides=overrides,
+        experiment=experiment,
+        start=start,
+        environment=environment,
+    )
     try:
         yield fleet
     finally:

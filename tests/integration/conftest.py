@@ -19,18 +19,28 @@ from fedemu.ops.running.launch import free_address
 from fedemu.ops.stress.fleet import LiveFleet, live_fleet
 from fedemu.ops.stress.invariants import outcomes_add_up
 from fedemu.ops.stress.scenarios import SHORT
+from fedemu.ops.stress.warm import WarmStart
 from fedemu.protocol.transport.memory import MemoryNetwork
 
 
+@pytest.fixture(scope="session")
+def warm() -> Iterator[WarmStart]:
+    """Starts commands of fedemu without an interpreter and its imports for each."""
+    with WarmStart() as started:
+        yield started
+
+
 @pytest.fixture
-def new_fleet(tmp_path: Path) -> Iterator[Callable[..., LiveFleet]]:
+def new_fleet(tmp_path: Path, warm: WarmStart) -> Iterator[Callable[..., LiveFleet]]:
     """Makes fleets that are closed at the end, and fails if one of their processes survives."""
     fleets: list[LiveFleet] = []
 
     def make(*overrides: str, experiment: str = "digits-small") -> LiveFleet:
         directory = tmp_path / f"fleet{len(fleets)}"
         settings = overrides or SHORT.settings
-        fleet = LiveFleet(directory, address=free_address(), overrides=settings, experiment=experiment)
+        fleet = LiveFleet(
+            directory, address=free_address(), overrides=settings, experiment=experiment, start=warm.start
+        )
         fleets.append(fleet)
         return fleet
 
@@ -64,10 +74,16 @@ def in_one_process() -> Callable[..., Summary]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: WarmStart) -> dict[str, Any]:
     """The summary of the scenarios' experiment when nobody disturbs it."""
     directory = tmp_path_factory.mktemp("undisturbed")
-    with live_fleet(directory, address=free_address(), overrides=SHORT.settings, experiment=SHORT.experiment) as fleet:
+    with live_fleet(
+        directory,
+        address=free_address(),
+        overrides=SHORT.settings,
+        experiment=SHORT.experiment,
+        start=warm.start,
+    ) as fleet:
         fleet.start_devices(SHORT.devices)
         fleet.start_coordinator()
         assert fleet.wait_for_end(120) == 0, fleet.tail()

@@ -2,36 +2,59 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
-from fedemu.ops.stress.campaign import METHODS, case, play_case, undisturbed
+from fedemu.ops.stress.campaign.accidents import ACCIDENTS
+from fedemu.ops.stress.campaign.cases import METHODS, case
+from fedemu.ops.stress.campaign.play import play_case, undisturbed
+from fedemu.ops.stress.warm import WarmStart
 
 SEED = 1
 CASES = 20
 
 
 @pytest.fixture(scope="module")
-def digests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def digests(tmp_path_factory: pytest.TempPathFactory, warm: WarmStart) -> dict[str, str]:
     """The digests of undisturbed runs, by method. Each is found when it is first needed."""
 
     class Found(dict[str, str]):
         def __missing__(self, method: str) -> str:
-            return self.setdefault(method, undisturbed(method, tmp_path_factory.mktemp("calm")))
+            return self.setdefault(method, undisturbed(method, tmp_path_factory.mktemp("calm"), warm))
 
     return Found()
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(CASES))
-def test_a_run_ends_as_if_nothing_had_happened(number: int, tmp_path: Path, digests: dict[str, str]) -> None:
+def test_a_run_ends_as_if_nothing_had_happened(
+    number: int, tmp_path: Path, digests: dict[str, str], warm: WarmStart
+) -> None:
     played = case(SEED, number)
-    result = play_case(played, tmp_path, digests[played.method], seconds=100.0)
+    result = play_case(played, tmp_path, digests[played.method], warm)
     assert result.complaints == (), f"{played.text}: {result.done}"
 
 
-def test_the_cases_of_a_seed_are_always_the_same_and_reach_every_method() -> None:
-    cases = [case(SEED, number) for number in range(200)]
+def test_the_cases_of_a_seed_are_always_the_same_and_reach_every_method_and_accident() -> None:
+    cases = [case(SEED, number) for number in range(400)]
     assert cases[:5] == [case(SEED, number) for number in range(5)]
     assert {each.method for each in cases} == set(METHODS)
+    assert {accident.name for each in cases for accident in each.accidents} == set(ACCIDENTS)
     assert case(2, 0) != cases[0]
+
+
+def test_a_command_from_the_warm_start_ends_as_one_of_a_shell(tmp_path: Path, warm: WarmStart) -> None:
+    log = tmp_path / "log"
+    wrong = warm.start(["validate", "digits", "--set", "local.speed=1"], log, os.environ)
+    assert wrong.wait(60) == 2
+    assert log.read_text().startswith("fedemu: ")
+    waiting = warm.start(["device", "--connect", "tcp://127.0.0.1:9", "--state", str(tmp_path)], log, os.environ)
+    assert os.getsid(waiting.pid) == waiting.pid
+    blanks = psutil.wait_procs(waiting.children(), timeout=0)[1]
+    waiting.send_signal(signal.SIGKILL)
+    assert waiting.wait(60) == -signal.SIGKILL
+    assert psutil.wait_procs(blanks, timeout=60)[1] == []

@@ -1,0 +1,1 @@
+"""A campaign of random accidents at random moments of runs of random methods."""

@@ -1,0 +1,95 @@
+"""The cases of a campaign: random accidents at random moments of runs of random methods.
+
+A case is a function of the campaign's seed and its own number, so that a failure can be played again by its number.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from fedemu.ops.stress.campaign.accidents import ACCIDENTS
+
+DEVICES = 12
+COMMON = (
+    f"fleet.devices={DEVICES}",
+    "fleet.per_round=4",
+    "fleet.start_timeout=120.0",
+    "fleet.give_up=90.0",
+    "liveness.heartbeat_seconds=1.0",
+    "faults.crash_rate=0.08",
+    "model.hidden=[16]",
+    "runtime.report=false",
+)
+"""The settings of all runs: a small fleet, some of whose devices crash by plan."""
+TASKS = "stream={kind='classes', tasks=3, rounds_per_task=4}"
+METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "fedavg": ("digits-small+fedavg", ("rounds=16",)),
+    "scaffold": ("digits-small+scaffold", ("rounds=16",)),
+    "flashback": ("digits-small+public+flashback", ("rounds=12",)),
+    "fedntd+wsm": ("digits-small+fedntd+wsm", ("rounds=16",)),
+    "mfcl": (
+        "digits-tasks+mfcl",
+        ("rounds=12", TASKS, "local.epochs=1", "algorithm.options={iterations=60, generator_batch=4}"),
+    ),
+    "replay": ("digits-tasks+uniform-replay", ("rounds=12", TASKS, "local.epochs=1", "replay.capacity=10")),
+}
+"""The runs: an experiment and its settings, by a short name."""
+
+
+@dataclass(frozen=True)
+class Accident:
+    """The accident of this ``name`` in ``ACCIDENTS``. It happens ``pause`` seconds after the end of round ``after``."""
+
+    name: str
+    after: int
+    pause: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case of a campaign: a method, and one to three accidents."""
+
+    seed: int
+    number: int
+    method: str
+    accidents: tuple[Accident, ...]
+
+    @property
+    def text(self) -> str:
+        """The case in one line."""
+        return f"{self.method}: " + ", then ".join(f"{each.name} after round {each.after}" for each in self.accidents)
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """The result of a case. It passed if there are no complaints. ``done`` says what the accidents did."""
+
+    case: Case
+    seconds: float
+    done: tuple[str, ...]
+    complaints: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether there are no complaints."""
+        return not self.complaints
+
+    @property
+    def happened(self) -> frozenset[str]:
+        """The names of the accidents that happened. A run may end before the last one."""
+        return frozenset(accident.name for accident in self.case.accidents[: len(self.done)])
+
+
+def case(seed: int, number: int) -> Case:
+    """The case with this number of the campaign with this seed."""
+    chance = random.Random(f"{seed}/{number}")
+    method = chance.choice(list(METHODS))
+    rounds = int(METHODS[method][1][0].removeprefix("rounds="))
+    moments = sorted(chance.randrange(1, rounds - 1) for _ in range(chance.choice((1, 1, 2, 3))))
+    return Case(
+        seed,
+        number,
+        method,
+        tuple(Accident(chance.choice(list(ACCIDENTS)), after, chance.uniform(0.0, 0.1)) for after in moments),
+    )

@@ -1,0 +1,92 @@
+"""What a run may not leave behind: processes, temporary files and sockets, shared memory, a port, open descriptors."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+SHARED_MEMORY = Path("/dev/shm")
+SLACK_DESCRIPTORS = 20
+"""Further descriptors that a coordinator may have later than at first: a download, a server job, a reconnection."""
+_FEWEST_SAMPLES = 4
+
+
+def shared_memory() -> set[str]:
+    """The names of this user's pieces of shared memory."""
+    found = set()
+    with suppress(OSError):
+        for entry in os.scandir(SHARED_MEMORY):
+            with suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                    found.add(entry.name)
+    return found
+
+
+def orphaned_memory(before: set[str]) -> list[str]:
+    """Pieces of shared memory that are new since ``before``, and that no living process uses."""
+    new = shared_memory() - before
+    if not new:
+        return []
+    used = set()
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with suppress(OSError):
+                used |= {name for name in new if f"{SHARED_MEMORY}/{name}" in (process / "maps").read_text()}
+                for descriptor in (process / "fd").iterdir():
+                    with suppress(OSError):
+                        used.add(Path(os.readlink(descriptor)).name)
+    return sorted(f"{SHARED_MEMORY}/{name}" for name in new - used if (SHARED_MEMORY / name).exists())
+
+
+def of_sessions(sessions: Iterable[int], seconds: float) -> list[str]:
+    """The processes of these sessions that still live after ``seconds``, each with its id and name."""
+    wanted = set(sessions)
+    end = time.monotonic() + seconds
+    while (alive := list(_living(wanted))) and time.monotonic() < end:
+        time.sleep(0.02)
+    return alive
+
+
+def _living(sessions: set[int]) -> Iterator[str]:
+    for pid in psutil.pids():
+        with suppress(OSError, psutil.Error):
+            if os.getsid(pid) in sessions:
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    yield f"{pid} {process.name()}"
+
+
+@dataclass
+class Descriptors:
+    """Numbers of open descriptors of one process: one before the first accident, and those after the last one."""
+
+    count: Callable[[], int]
+    first: int | None = None
+    last: list[int] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """An accident is about to happen."""
+        if self.first is None:
+            self.sample()
+            self.first = next(iter(self.last), None)
+
+    def sample(self) -> None:
+        """Take a sample, if the process lives."""
+        with suppress(psutil.Error, OSError):
+            self.last.append(self.count())
+
+    def struck(self) -> None:
+        """An accident has happened. What was sampled before does not count as the end."""
+        self.last.clear()
+
+    def grown(self) -> list[str]:
+        """A complaint if every later sample is far above the first one."""
+        if self.first is None or len(self.last) < _FEWEST_SAMPLES or min(self.last) <= self.first + SLACK_DESCRIPTORS:
+            return []
+        return [f"the coordinator's open descriptors grew from {self.first} to {min(self.last)}"]

@@ -1,0 +1,228 @@
+"""Plays a case of a campaign: starts a run, strikes, starts again what has ended, and examines what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from fedemu.ops.running.launch import free_address
+from fedemu.ops.stress.campaign.accidents import ACCIDENTS, NETWORK, Scene
+from fedemu.ops.stress.campaign.cases import COMMON, DEVICES, METHODS, Case, CaseResult
+from fedemu.ops.stress.campaign.leftovers import Descriptors, of_sessions, orphaned_memory, shared_memory
+from fedemu.ops.stress.campaign.relay import Relay
+from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet
+from fedemu.ops.stress.invariants import clock_goes_forward, outcomes_add_up
+from fedemu.ops.stress.warm import WarmStart
+
+STARTS = 12
+"""How often a coordinator, and a supervisor, is started in one case before the case fails."""
+LEFT_ALONE = (4, -signal.SIGKILL, -signal.SIGTERM)
+"""The exit codes of processes that an accident has ended. They are started again."""
+FULL_DISK = 5
+"""The exit code of a process whose disk is full."""
+
+
+def undisturbed(method: str, folder: Path, warm: WarmStart) -> str:
+    """The model digest of a run that nothing disturbs, played in one process."""
+    experiment, settings = METHODS[method]
+    directory, log = folder / f"undisturbed-{method}", folder / f"undisturbed-{method}.log"
+    words = [word for setting in (*COMMON, *settings) for word in ("--set", setting)]
+    run = warm.start(["run", experiment, "--transport", "memory", *words, "--out", str(directory)], log, os.environ)
+    if (code := run.wait(600)) != 0:
+        raise FleetTimeout(f"the undisturbed run of {method} ended with exit {code}: {log.read_text()[-500:]}")
+    return str(json.loads((directory / "summary.json").read_text())["model_digest"])
+
+
+def play_case(case: Case, folder: Path, digest: str, warm: WarmStart, seconds: float = 240.0) -> CaseResult:
+    """Play a case in ``folder``, and hold its end against the ``digest`` of the undisturbed run.
+
+    Every wait ends after ``seconds`` with a complaint.
+    """
+    began = time.monotonic()
+    memory = shared_memory()
+    with _short_folder() as sockets:
+        played = _Played(case, folder, sockets, warm, seconds)
+        try:
+            played.play()
+            played.examine(digest)
+        except (FleetTimeout, psutil.Error, OSError) as error:
+            played.complain(f"{type(error).__name__}: {error}")
+        finally:
+            played.close()
+        played.look_behind(memory)
+    return CaseResult(case, time.monotonic() - began, tuple(played.done), tuple(played.complaints))
+
+
+@contextmanager
+def _short_folder() -> Iterator[Path]:
+    """A new folder with a path that is short enough for sockets. It is removed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="fs-", dir="/tmp"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Played:
+    """A case while it is played. It starts again what accidents end."""
+
+    def __init__(self, case: Case, folder: Path, sockets: Path, warm: WarmStart, seconds: float) -> None:
+        experiment, settings = METHODS[case.method]
+        self.done: list[str] = []
+        self.complaints: list[str] = []
+        self._case = case
+        self._seconds = seconds
+        self._sockets = sockets
+        self._address = free_address()
+        needed = any(accident.name in NETWORK for accident in case.accidents)
+        self._relay = Relay(free_address(), self._address) if needed else None
+        self.fleet = LiveFleet(
+            folder,
+            address=self._address,
+            overrides=(*COMMON, *settings),
+            experiment=experiment,
+            start=warm.start,
+            environment={"TMPDIR": str(sockets), "XDG_RUNTIME_DIR": str(sockets)},
+        )
+        self._coordinators: list[psutil.Process] = []
+        self._machines: list[psutil.Process] = []
+        self._descriptors = Descriptors(lambda: 0)
+        self._scene = Scene(
+            self.fleet,
+            self._relay,
+            random.Random(f"{case.seed}/{case.number}/strikes"),
+            self._start_coordinator,
+            self._start_devices,
+            self._is_over,
+            set(),
+        )
+
+    def play(self) -> None:
+        """Play the run from its first start to its last exit code."""
+        self._start_devices()
+        self._start_coordinator()
+        for accident in self._case.accidents:
+            if not self._reached(accident.after):
+                break
+            self.fleet.pause(accident.pause)
+            self._descriptors.begin()
+            self.done.append(ACCIDENTS[accident.name](self._scene))
+            self._descriptors.struck()
+        self.fleet.wait_until(lambda: not self._tend(), "the end of the run", self._seconds)
+        for machine in self.fleet.supervisors:
+            self._farewell(machine)
+
+    def complain(self, complaint: str) -> None:
+        """The case has failed."""
+        self.complaints.append(complaint)
+
+    def close(self) -> None:
+        """End everything."""
+        self.fleet.close()
+        if self._relay is not None:
+            self._relay.close()
+
+    def examine(self, digest: str) -> None:
+        """Hold the run's files and terminals against what they have to be."""
+        if self.complaints:
+            return
+        rows, summary = self.fleet.rows(), self.fleet.summary()
+        self.complaints += outcomes_add_up(rows) + clock_goes_forward(rows) + self._descriptors.grown()
+        if summary["perturbed"]:
+            self.complain("the run was perturbed")
+        if summary["model_digest"] != digest:
+            self.complain(f"the model's digest is {summary['model_digest'][:16]}, undisturbed {digest[:16]}")
+        for log in sorted(self.fleet.logs.iterdir()):
+            if "Traceback (most recent call last)" in log.read_text(errors="replace"):
+                self.complain(f"{log.name} holds a traceback")
+
+    def look_behind(self, memory: set[str]) -> None:
+        """Count what is left when all processes have ended. ``memory`` was there before."""
+        sessions = [process.pid for process in (*self._coordinators, *self._machines)]
+        self.complaints += [f"still running after the end: {process}" for process in of_sessions(sessions, 15.0)]
+        self.complaints += [f"shared memory left behind: {name}" for name in orphaned_memory(memory)]
+        # A machine that was killed leaves its folder to the next one.
+        if not self._machines or self._machines[-1].returncode != -signal.SIGKILL:
+            self.complaints += [f"left behind: {path.name}" for path in sorted(self._sockets.iterdir())]
+
+    def _reached(self, round: int) -> bool:
+        """Wait until a round is over. False if the run has ended before."""
+        self.fleet.wait_until(lambda: not self._tend() or self.fleet.rounds() >= round, f"round {round}", self._seconds)
+        return self._tend() and not self._is_over()
+
+    def _tend(self) -> bool:
+        """Start again what has ended. False if the run is over, or has failed."""
+        if self.complaints:
+            return False
+        self._descriptors.sample()
+        coordinator = self._scene.coordinator
+        code = coordinator.poll()
+        if code == 0:
+            return False
+        if code is not None:
+            self._look_at_end("coordinator", coordinator)
+            if not self.complaints:
+                self._start_coordinator()
+            return not self.complaints
+        for machine in self.fleet.supervisors:
+            if machine.poll() is not None and machine.poll() != 0:
+                self._look_at_end("supervisor", machine)
+        self.fleet.supervisors[:] = [machine for machine in self.fleet.supervisors if machine.poll() is None]
+        if not self.fleet.supervisors and not self._is_over():
+            self._start_devices()
+        return not self.complaints
+
+    def _look_at_end(self, kind: str, process: psutil.Process) -> None:
+        """Complain if a process has ended for no reason that an accident gave."""
+        if process.returncode in LEFT_ALONE:
+            return
+        full = self._scene.full
+        if process.returncode == FULL_DISK and (process.pid in full or (kind == "supervisor" and full)):
+            return
+        self.complain(f"the {kind} ended with exit {process.returncode}: {self.fleet.tail(4)}")
+
+    def _farewell(self, machine: psutil.Process) -> None:
+        """See that a machine leaves when the run is over. One that could not hear of the end is told to leave."""
+
+        def left() -> bool:
+            if machine.poll() is None and self._is_deaf(machine):
+                self.fleet.signal(machine, signal.SIGTERM)
+            return machine.poll() is not None
+
+        self.fleet.wait_until(left, "the end of a supervisor", self._seconds)
+        if machine.poll() != 0:
+            self._look_at_end("supervisor", machine)
+
+    def _is_deaf(self, machine: psutil.Process) -> bool:
+        """Whether a machine has no connection, so that it looks for a coordinator that has ended."""
+        log = self.fleet.log_of(machine).read_text(errors="replace")
+        return " connected" not in log or log.rfind("coordinator is gone") > log.rfind("coordinator is back")
+
+    def _is_over(self) -> bool:
+        """Whether the run has completed all its rounds."""
+        file = self.fleet.run_directory / "summary.json"
+        return file.is_file() and json.loads(file.read_text())["outcome"] == "completed"
+
+    def _start_coordinator(self) -> None:
+        if len(self._coordinators) >= STARTS:
+            raise FleetTimeout(f"the run did not end after {STARTS} starts of its coordinator\n{self.fleet.tail(4)}")
+        coordinator = self.fleet.start_coordinator()
+        self._coordinators.append(coordinator)
+        self.complaints += self._descriptors.grown()
+        self._descriptors = Descriptors(coordinator.num_fds)
+
+    def _start_devices(self) -> None:
+        if len(self._machines) >= STARTS:
+            raise FleetTimeout(f"the run did not end after {STARTS} starts of its machine\n{self.fleet.tail(4)}")
+        address = None if self._relay is None else self._relay.address
+        self._machines.append(self.fleet.start_devices(DEVICES, "--trainers", "2", address=address))

@@ -1,0 +1,87 @@
+"""Plays the cases of a campaign: case after case, tells each as it ends, and at last what happened how often."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import shutil
+import time
+from collections import Counter
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from fedemu.ops.figures import counted
+from fedemu.ops.stress.campaign.cases import Case, CaseResult, case
+from fedemu.ops.stress.campaign.play import play_case, undisturbed
+from fedemu.ops.stress.warm import WarmStart
+
+
+def play_campaign(
+    folder: Path, seed: int, *, minutes: float, cases: int | None, number: int | None
+) -> list[CaseResult]:
+    """Play cases until ``minutes`` are over, or ``cases`` have been played. With ``number`` play that case alone.
+
+    Each case has a folder of its own below ``folder``. That of a case that passed is removed, unless the case was
+    chosen by its ``number``. People read on stderr how it goes.
+    """
+    console = Console(stderr=True, highlight=False)
+    end = time.monotonic() + 60 * minutes
+    digests: dict[str, str] = {}
+    results: list[CaseResult] = []
+    with WarmStart() as warm:
+        for chosen in itertools.count() if number is None else [number]:
+            enough = len(results) >= cases if cases is not None else time.monotonic() >= end
+            if number is None and enough:
+                break
+            played = case(seed, chosen)
+            if played.method not in digests:
+                console.print(f"undisturbed run of {played.method}, for comparison ...")
+                digests[played.method] = undisturbed(played.method, folder, warm)
+            result = play_case(played, folder / f"case-{chosen}", digests[played.method], warm)
+            results.append(result)
+            _tell(console, result, folder)
+            if result.passed and number is None:
+                shutil.rmtree(folder / f"case-{chosen}", ignore_errors=True)
+    _show(console, results)
+    return results
+
+
+def _tell(console: Console, result: CaseResult, folder: Path) -> None:
+    played = result.case
+    word = "passed" if result.passed else "FAILED"
+    lines = [f"case {played.number}  {word} in {result.seconds:.0f} s  {played.text}"]
+    if not result.passed:
+        lines += [f"  {said}" for said in (*result.done, *result.complaints)]
+        lines += [f"  its run and its terminals: {folder / f'case-{played.number}'}"]
+        lines += [f"  play it again: {_again(played, folder)}"]
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _again(played: Case, folder: Path) -> str:
+    out = shlex.quote(str(folder.with_name(f"{folder.name}-again")))
+    return f"fedemu stress campaign --seed {played.seed} --case {played.number} --out {out}"
+
+
+def _show(console: Console, results: list[CaseResult]) -> None:
+    """How often each method and each accident was played, and how often a case with it failed."""
+    _count(console, "method", [(result, {result.case.method}) for result in results])
+    _count(console, "accident", [(result, result.happened) for result in results])
+    bad = [str(result.case.number) for result in results if not result.passed]
+    ended = f"; failed: {', '.join(bad)}" if bad else ", all ended as if nothing had happened"
+    console.print(f"{counted(len(results), 'case')} played{ended}")
+
+
+def _count(console: Console, what: str, named: Sequence[tuple[CaseResult, AbstractSet[str]]]) -> None:
+    played = Counter(name for _, names in named for name in names)
+    failed = Counter(name for result, names in named for name in names if not result.passed)
+    table = Table(box=None, pad_edge=False)
+    table.add_column(what)
+    for column in ("cases", "failed"):
+        table.add_column(column, justify="right")
+    for name in sorted(played):
+        table.add_row(name, str(played[name]), str(failed[name]), style="bold red" if failed[name] else "")
+    console.print(table)

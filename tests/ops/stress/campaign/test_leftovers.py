@@ -1,0 +1,47 @@
+"""What a run leaves behind is found: processes, shared memory, descriptors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from fedemu.ops.stress.campaign.leftovers import SHARED_MEMORY, Descriptors, of_sessions, orphaned_memory, shared_memory
+
+
+def test_a_process_of_a_session_is_found_until_it_ends() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        assert [line.split()[0] for line in of_sessions([process.pid], 0.0)] == [str(process.pid)]
+        process.kill()
+        process.wait()
+    assert of_sessions([process.pid], 0.0) == []
+
+
+def test_shared_memory_counts_only_if_nobody_uses_it() -> None:
+    before = shared_memory()
+    path = SHARED_MEMORY / f"fedemu-test-{os.getpid()}"
+    with path.open("wb"):
+        assert str(path) not in orphaned_memory(before)
+    assert str(path) in orphaned_memory(before)
+    path.unlink()
+    assert str(path) not in orphaned_memory(before)
+
+
+def test_descriptors_have_grown_only_if_they_stay_many_after_the_last_accident() -> None:
+    numbers = iter([20, 90, 90, 30, 45, 45, 45, 30, 45, 45, 45, 45])
+    descriptors = Descriptors(lambda: next(numbers))
+    descriptors.begin()
+    for _ in range(2):
+        descriptors.sample()
+    descriptors.struck()
+    for _ in range(4):
+        descriptors.sample()
+    assert descriptors.grown() == []
+    descriptors.struck()
+    for _ in range(5):
+        descriptors.sample()
+    assert descriptors.grown() == []
+    descriptors.last.remove(30)
+    assert descriptors.grown() == ["the coordinator's open descriptors grew from 20 to 45"]
