@@ -107,7 +107,12 @@ _COMMANDS = (
         "Run many experiments and seeds, and compare them.",
         ("fedemu sweep mine.toml --out runs/mine --at-once 2",),
     ),
-    ("report", cli_look.report, "Write the report of a run.", ("fedemu report runs/digits-1",)),
+    (
+        "report",
+        cli_look.report,
+        "Write the report of a run.",
+        ("fedemu report runs/digits-1", "fedemu report runs/digits-1 --figures paper"),
+    ),
     (
         "compare",
         cli_compare.compare,

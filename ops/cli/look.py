@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import load_experiment, read_frozen
 from fedemu.ops.figures import counted
+from fedemu.ops.pages.paper import paper_of
 from fedemu.ops.running.exits import complain
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
@@ -42,10 +44,20 @@ def report(
             min=0,
         ),
     ] = 0,
+    figures: options.Figures = None,
+    formats: options.FigureFormats = None,
+    widths: options.Widths = None,
+    font_size: options.FontSize = None,
+    titles: options.Titles = False,
 ) -> int:
-    """Draw the plots of a run and write its report.html. Prints the path of the page."""
+    """Draw the plots of a run and write its report.html. Prints the path of the page.
+
+    With --figures it writes figures for a paper instead, with the data behind each, and prints their folder.
+    """
+    paper = paper_of(figures, [kind.value for kind in formats or ()], widths or (), font_size, titles)
     # Importing matplotlib takes a second, for which no other command should have to wait.
-    from fedemu.ops.report.figures import LOCAL_CURVES
+    from fedemu.ops.pages.files import write_figures
+    from fedemu.ops.report.figures import LOCAL_CURVES, all_figures
     from fedemu.ops.report.report import write_report
 
     if runs := runs_below(directory):
@@ -60,7 +72,12 @@ def report(
 
         found = local_curves(directory, read_frozen(directory), curves)
         write_whole(directory / LOCAL_CURVES, to_line(found))
-    print(write_report(directory))
+    if paper is None:
+        print(write_report(directory))
+        return 0
+    names = write_figures(all_figures(directory), paper)
+    print(f"{counted(len(names), 'figure')} with the data behind each: {', '.join(names)}", file=sys.stderr)
+    print(paper.folder)
     return 0
 
 

@@ -19,6 +19,14 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class FigureFormat(StrEnum):
+    """The formats of figures for papers."""
+
+    PDF = "pdf"
+    SVG = "svg"
+    PNG = "png"
+
+
 class Transport(StrEnum):
     """The ways in which processes exchange messages."""
 
@@ -108,6 +116,40 @@ LogLevelOption = Annotated[
 FormatOption = Annotated[
     Format, typer.Option("--format", metavar="text|json", help="The format of the data on stdout.")
 ]
+Figures = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Write every plot as a figure for a paper into this folder, and the data behind each as CSV.",
+        show_default=False,
+    ),
+]
+FigureFormats = Annotated[
+    list[FigureFormat] | None,
+    typer.Option(
+        "--format",
+        metavar="pdf|svg|png",
+        help="The format of the figures. Can be repeated. Default: pdf.",
+        show_default=False,
+    ),
+]
+Widths = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--width",
+        metavar="single|double|INCHES",
+        help="The width of the figures: one column (3.25 inches), two (6.75 inches), or a number of inches. "
+        "Can be repeated. Default: single.",
+        show_default=False,
+    ),
+]
+FontSize = Annotated[
+    float | None,
+    typer.Option(
+        metavar="POINTS", help="The size of the figures' texts. Default: 8.", min=4, max=24, show_default=False
+    ),
+]
+Titles = Annotated[bool, typer.Option("--titles", help="Write the titles into the figures. Papers have captions.")]
 Trainers = Annotated[
     int | None,
     typer.Option(

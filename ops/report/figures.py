@@ -37,7 +37,7 @@ def figure(directory: Path, name: str) -> Figure:
     Raises ConfigurationError if ``directory`` holds no run, or if the run has no such figure; then it names those that
     the run has.
     """
-    draws = {known: draw for section in figures(directory).values() for known, draw in section.items()}
+    draws = all_figures(directory)
     found = drawn(draws[name]) if name in draws else None
     if found is None:
         has = figure_names(directory)
@@ -47,11 +47,14 @@ def figure(directory: Path, name: str) -> Figure:
     return found
 
 
+def all_figures(directory: Path) -> dict[str, Draw]:
+    """All figures of a run by name, in the order of its page. Raises ConfigurationError if there is no run."""
+    return {name: draw for section in figures(directory).values() for name, draw in section.items()}
+
+
 def figure_names(directory: Path) -> list[str]:
     """The names of the figures that a run has data for, in the order of its page. Each is drawn to find out."""
-    return [
-        name for section in figures(directory).values() for name, draw in section.items() if drawn(draw) is not None
-    ]
+    return [name for name, draw in all_figures(directory).items() if drawn(draw) is not None]
 
 
 def figures(

@@ -35,6 +35,10 @@ from fedemu.ops.report.plots.one_round import (
     models_of_worst_round,
 )
 
+_LOCALS = "_local models, mean and spread"
+"""The name of a band, which is in no legend. The line in its middle has the same name without the first letter."""
+_BAND: Mapping[str, Any] = {"color": ORANGE, "alpha": 0.18, "linewidth": 0}
+
 
 def forgetting_by_stage(lines: Lines) -> Figure | None:
     """The accuracy that local training lost, that aggregation lost, and that the whole round lost."""
@@ -109,10 +113,10 @@ def in_and_out_local(lines: Lines) -> Figure | None:
         rounds = [int(line["round"]) for line in lines]
         locals_ = [numbers((line.get("locals") or {}).get(part) or [None]) for line in lines]
         means, spread = _means(locals_), _deviations(locals_)
-        axes.fill_between(rounds, means - spread, means + spread, color=ORANGE, alpha=0.18, linewidth=0)
+        axes.fill_between(rounds, means - spread, means + spread, label=_LOCALS, **_BAND)
         for label, values, colour, style in (
             ("old global model", _means([numbers(line.get(f"before_{part}") or [None]) for line in lines]), GREY, "--"),
-            ("local models, mean and spread", means, ORANGE, "-"),
+            (_LOCALS.removeprefix("_"), means, ORANGE, "-"),
             ("new global model", _means([numbers(line.get(f"after_{part}") or [None]) for line in lines]), BLUE, "-"),
         ):
             if not np.isnan(values).all():
@@ -147,8 +151,8 @@ def weight_alignment(lines: Lines) -> Figure | None:
         means, spread = _means(locals_), _deviations(locals_)
         after = numbers([each.get("after") for each in found])
         dots = marker(len(rounds))
-        axes.fill_between(rounds, means - spread, means + spread, color=ORANGE, alpha=0.18, linewidth=0)
-        axes.plot(rounds, means, color=ORANGE, linewidth=1.6, marker=dots, label="local models, mean and spread")
+        axes.fill_between(rounds, means - spread, means + spread, label=_LOCALS, **_BAND)
+        axes.plot(rounds, means, color=ORANGE, linewidth=1.6, marker=dots, label=_LOCALS.removeprefix("_"))
         axes.plot(rounds, after, color=BLUE, linewidth=1.6, marker=dots, label="new global model")
         shown += [values for line in axes.lines for values in line.get_ydata()] + [*(means - spread), *(means + spread)]
     fit_shares(figure.axes[0], shown, "neurons as in old model")

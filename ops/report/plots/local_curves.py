@@ -37,8 +37,9 @@ def local_curves(found: Curves) -> Figure | None:
             continue
         means, spread = np.nanmean(values[known], axis=1), np.nanstd(values[known], axis=1)
         at = np.array(epochs)[known]
-        axes.fill_between(at, means - spread, means + spread, color=colour, alpha=0.18, linewidth=0)
-        axes.plot(at, means, color=colour, linewidth=1.8, marker=marker(len(at)), label=f"{label}, mean and spread")
+        name = f"{label}, mean and spread"
+        axes.fill_between(at, means - spread, means + spread, color=colour, alpha=0.18, linewidth=0, label=f"_{name}")
+        axes.plot(at, means, color=colour, linewidth=1.8, marker=marker(len(at)), label=name)
         shown += [*(means - spread), *(means + spread)]
     if not axes.lines:
         return None

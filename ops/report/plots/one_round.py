@@ -14,6 +14,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.transforms import Affine2D
 
 from fedemu.coordinator.record.run import Line
 from fedemu.ops.pages.axes import POINTS
@@ -87,7 +88,8 @@ def _models_of(line: Line, why: str) -> Figure:
     if counts:
         axes.set_xlabel("class (a dot: the device holds samples of it)")
         device, held = np.nonzero(numbers(counts) > 0)
-        axes.plot(held - 0.4 * (classes <= _READABLE_CLASSES), device + 1, "o", color="white", **_DOT)
+        beside = Affine2D().translate(-0.4 * (classes <= _READABLE_CLASSES), 0) + axes.transData
+        axes.plot(held, device + 1, "o", color="white", transform=beside, label="_holds samples of the class", **_DOT)
     if classes <= _READABLE_CLASSES and models <= _READABLE_MODELS + 2:
         _write_into_cells(axes, 100 * table, "{:.0f}", light=table < 0.6)
     accuracy_bar(figure, image, axes)

@@ -51,8 +51,16 @@ def period_curves(results: PeriodResults) -> Figure | None:
     dots = marker(len(rounds))
     for period, (colour, values) in enumerate(zip(period_colours(results.periods), _by_period(results), strict=True)):
         begun = tasks >= period
-        axes.plot(rounds, values, color=colour, linewidth=0.8, alpha=0.35)
-        axes.plot(rounds[begun], values[begun], color=colour, linewidth=1.6, marker=dots, markersize=3)
+        axes.plot(rounds, values, color=colour, linewidth=0.8, alpha=0.35, label=f"_period {period + 1}, all rounds")
+        axes.plot(
+            rounds[begun],
+            values[begun],
+            color=colour,
+            linewidth=1.6,
+            marker=dots,
+            markersize=3,
+            label=f"_period {period + 1}",
+        )
     for end in results.rounds[:-1]:
         axes.axvline(end + 0.5, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
     for key, label, style in (("", "all periods together", "-"), ("seen_", "periods so far", "--")):
@@ -95,7 +103,8 @@ def period_matrix(results: PeriodResults) -> Figure | None:
     if results.language:
         change.xaxis.set_major_formatter(SHARES)
     else:
-        fit_shares(level, results.after_each("average_accuracy"), "", "x")
+        fit_shares(level, results.after_each("average_accuracy"), "accuracy", "x")
+        level.set_xlabel(level.get_xlabel().replace(" (", "\n("))
         level.xaxis.label.set_fontsize(7.5)
         level.xaxis.set_major_locator(round_ticks(2))
         change.xaxis.set_major_formatter(POINTS)

@@ -59,8 +59,9 @@ def buffers(rows: Rows) -> Figure | None:
             continue
         counts = _counts([held[period].get(key) for period in periods])
         colours = period_colours(len(counts)) if key == "periods" else _label_colours(len(counts))
-        _stack(axes, after, counts, colours)
-        colour_bar(figure, axes, colours, "", first=1 if key == "periods" else 0)
+        first = 1 if key == "periods" else 0
+        _stack(axes, after, counts, colours, key.removesuffix("s"), first)
+        colour_bar(figure, axes, colours, "", first=first)
     for axes in cells:
         for period, total in zip(after, totals, strict=True):
             if len(after) <= 12 and not np.isnan(total):
@@ -93,6 +94,7 @@ def coordination(rows: Rows) -> Figure | None:
                 linewidth=1.6,
                 marker=marker(len(objective)),
                 markersize=4,
+                label=f"_after period {period + 1}",
             )
     if not axes.lines:
         return None
@@ -149,11 +151,14 @@ def _counts(lists: list[list[float] | None]) -> Floats:
     return np.array([[*(counts or ()), *[0] * (kinds - len(counts or ()))] for counts in lists], dtype=np.float64).T
 
 
-def _stack(axes: Any, places: list[int], counts: Floats, colours: Any) -> None:
-    """Draw ``counts [kinds, places]`` as bars on top of each other, a colour for each kind."""
+def _stack(axes: Any, places: list[int], counts: Floats, colours: Any, noun: str, first: int) -> None:
+    """Draw ``counts [kinds, places]`` as bars on top of each other, a colour for each kind.
+
+    The kinds are called ``noun`` and a number from ``first`` upwards.
+    """
     base = np.zeros(len(places))
-    for values, colour in zip(counts, colours, strict=True):
-        axes.bar(places, values, bottom=base, color=colour, width=0.8, linewidth=0)
+    for kind, (values, colour) in enumerate(zip(counts, colours, strict=True)):
+        axes.bar(places, values, bottom=base, color=colour, width=0.8, linewidth=0, label=f"_{noun} {kind + first}")
         base += values
 
 

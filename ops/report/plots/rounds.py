@@ -228,5 +228,4 @@ def _draw_steps(axes: Any, rounds: Sequence[int], low: Floats, high: Floats, **l
     below, above = np.zeros(len(every)), np.zeros(len(every))
     below[known], above[known] = low, high
     edges = np.append(every - 0.5, every[-1] + 0.5)
-    ends = [np.append(values, values[-1]) for values in (below, above)]
-    axes.fill_between(edges, *ends, step="post", linewidth=0, **look)
+    axes.stairs(above, edges, baseline=below, fill=True, linewidth=0, **look)

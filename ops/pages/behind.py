@@ -1,0 +1,183 @@
+"""The data behind a figure: what its lines, bands, bars and maps show, as lines of a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.container import BarContainer, ErrorbarContainer
+from matplotlib.figure import Figure
+from matplotlib.patches import StepPatch
+from matplotlib.ticker import FixedLocator
+
+_CUT: Final = re.compile(r"\s*\(?(?:axis: |axis not from 0).*$", re.DOTALL)
+"""What the label of an axis says of its own limits. It is no part of the name of what is shown."""
+
+
+class Datum(NamedTuple):
+    """One point of a figure. Shares are shares of 1, whatever the axis shows.
+
+    ``panel`` is empty if the figure has only one. ``low`` and ``high`` are the ends of a band or of an error bar, empty
+    without one.
+    """
+
+    panel: str
+    series: str
+    x: float
+    y: float
+    low: float | None
+    high: float | None
+    x_name: str
+    y_name: str
+
+
+def data_behind(figure: Figure) -> list[Datum]:
+    """All points that a figure shows, panel by panel. Its titles have to be there still, because they name panels."""
+    panels = [axes for axes in figure.axes if axes.get_visible() and axes.get_label() != "<colorbar>"]
+    places = {tuple(np.round(axes.get_position().bounds, 6)) for axes in panels}
+    return [datum for axes in panels for datum in _of_panel(axes, _title(axes) if len(places) > 1 else "")]
+
+
+def csv_of(data: list[Datum]) -> str:
+    """The points as CSV with a head line."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Datum._fields)
+    for datum in data:
+        writer.writerow([_written(value) for value in datum])
+    return text.getvalue()
+
+
+def series_of(artist: Any) -> str:
+    """The name of what an artist shows. A name that begins with ``_`` is in no legend. Empty if it has none."""
+    label = str(artist.get_label() or "")
+    return "" if re.match(r"_(child|container|nolegend)", label) else label.removeprefix("_")
+
+
+def plain_name(label: str) -> str:
+    """The name of an axis or of a panel in one line, without what it says of the limits of the axis."""
+    return _CUT.sub("", label).replace("\n", " ").strip()
+
+
+def _of_panel(axes: Any, panel: str) -> Iterator[Datum]:
+    names = plain_name(axes.get_xlabel()), plain_name(axes.get_ylabel())
+    rows = _names_of_ticks(axes.yaxis)
+    shown: set[Any] = set()
+    low: float | None
+    high: float | None
+    bands = {series_of(each): _band(each) for each in axes.collections if isinstance(each, PolyCollection)}
+    for container in axes.containers:
+        series = series_of(container)
+        if isinstance(container, BarContainer):
+            for bar in container:
+                base = bar.get_y()
+                low, high = (base, base + bar.get_height()) if base else (None, None)
+                yield Datum(
+                    panel, series or names[1], bar.get_x() + bar.get_width() / 2, bar.get_height(), low, high, *names
+                )
+        elif isinstance(container, ErrorbarContainer):
+            line, caps, bars = container.lines
+            shown |= {line, *caps}
+            if line is not None:
+                of_bars = _ends(bars)
+                for place, (x, y) in enumerate(zip(*_data_of(line), strict=True)):
+                    low, high = of_bars.get(place, (None, None))
+                    yield Datum(panel, series or series_of(line), x, y, low, high, *names)
+    for line in axes.lines:
+        if line in shown or line.get_transform().contains_branch_seperately(axes.transData) != (True, True):
+            continue  # it is told already, or it goes across the whole panel and only marks a value
+        xs, ys = _data_of(line)
+        series = series_of(line)
+        band = bands.get(series, {}) if series else {}
+        for x, y in zip(xs, ys, strict=True):
+            low, high = band.get(x, (None, None))
+            yield Datum(panel, series or rows.get(y) or names[1], x, y, low, high, *names)
+    for patch in axes.patches:
+        if isinstance(patch, StepPatch):
+            values, edges, base = patch.get_data()
+            middles, lows = (edges[:-1] + edges[1:]) / 2, np.broadcast_to(0.0 if base is None else base, values.shape)
+            for x, low, high in zip(middles, lows, values, strict=True):
+                yield Datum(panel, series_of(patch), x, high - low, low, high, *names)
+    for image in axes.images:
+        yield from _of_image(axes, image, panel, names, rows)
+
+
+def _of_image(axes: Any, image: Any, panel: str, names: tuple[str, str], rows: dict[float, str]) -> Iterator[Datum]:
+    """The cells of a map: ``series`` is the name or the number of the row, ``y`` the value of the cell."""
+    table = np.ma.filled(np.ma.masked_invalid(np.ma.asarray(image.get_array(), dtype=np.float64)), np.nan)
+    if table.ndim != 2:
+        return  # a photograph, which has no numbers
+    left, right, bottom, top = image.get_extent()
+    height, width = table.shape
+    low, high = (bottom, top) if image.origin == "lower" else (top, bottom)
+    xs = left + (np.arange(width) + 0.5) * (right - left) / width
+    ys = low + (np.arange(height) + 0.5) * (high - low) / height
+    columns = _names_of_ticks(axes.xaxis)
+    for (row, column), value in np.ndenumerate(table):
+        if not np.isnan(value):
+            at = columns.get(xs[column], "")
+            series = rows.get(ys[row]) or f"{ys[row]:g}"
+            series = f"{names[1]} {series}".strip() if series.isdigit() else series
+            x = float(at) if _is_number(at) else xs[column]
+            yield Datum(panel, series, x, value, None, None, names[0], "value")
+
+
+def _data_of(line: Any) -> tuple[list[float], list[float]]:
+    """The points of a line that are known."""
+    pairs = [
+        (float(x), float(y)) for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True) if not np.isnan(float(y))
+    ]
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def _band(band: PolyCollection) -> dict[float, tuple[float, float]]:
+    """The ends of a band by x. matplotlib walks along one edge and comes back along the other."""
+    ends: dict[float, tuple[float, float]] = {}
+    for path in band.get_paths():
+        corners = np.asarray(path.vertices, dtype=np.float64)
+        count = (len(corners) - 3) // 2
+        there, back = corners[1 : count + 1], corners[count + 2 : 2 * count + 2][::-1]
+        for (x, first), (same, second) in zip(there, back, strict=True):
+            if x == same:
+                ends[float(x)] = (float(min(first, second)), float(max(first, second)))
+    return ends
+
+
+def _ends(bars: Any) -> dict[int, tuple[float, float]]:
+    """The ends of upright error bars, by the place of their point."""
+    segments = [segment for bar in bars if isinstance(bar, LineCollection) for segment in bar.get_segments()]
+    return {
+        place: (float(segment[0][1]), float(segment[1][1]))
+        for place, segment in enumerate(segments)
+        if len(segment) == 2 and segment[0][0] == segment[1][0]
+    }
+
+
+def _names_of_ticks(axis: Any) -> dict[float, str]:
+    """The names at an axis by their places, if it has names. Numbers that have no room at the axis are added."""
+    if not isinstance(axis.get_major_locator(), FixedLocator):
+        return {}
+    places = [float(place) for place in axis.get_majorticklocs()]
+    names = [name.replace("\n", " ") for name in axis.get_major_formatter().format_ticks(places)]
+    numbers = [int(name) - place for name, place in zip(names, places, strict=True) if name.isdigit()]
+    if len(numbers) == len(places) > 1 and len(set(numbers)) == 1:
+        first = numbers[0]
+        return {float(place): f"{place + first:g}" for place in range(int(places[-1]) + 1000)}
+    return dict(zip(places, names, strict=True))
+
+
+def _title(axes: Any) -> str:
+    return plain_name(next((title for loc in ("left", "center", "right") if (title := axes.get_title(loc=loc))), ""))
+
+
+def _is_number(text: str) -> bool:
+    return bool(re.fullmatch(r"-?\d+(\.\d+)?", text))
+
+
+def _written(value: Any) -> Any:
+    return "" if value is None else f"{value:.10g}" if isinstance(value, float | np.floating) else value

@@ -1,0 +1,57 @@
+"""Writes figures for a paper into a folder: each at every width and in every format, and the data behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from fedemu.ops.pages.behind import csv_of, data_behind
+from fedemu.ops.pages.fitted import fit, saved_for_paper
+from fedemu.ops.pages.paper import Paper
+from fedemu.ops.pages.parts import Draw, about
+from fedemu.ops.pages.style import drawn
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.files import write_whole
+
+CAPTIONS = "captions.txt"
+
+
+def write_figures(plots: Mapping[str, Draw], paper: Paper) -> list[str]:
+    """Write every figure that there are data for, the data as CSV, and ``captions.txt``. Returns the figures' names.
+
+    A file of the same name is overwritten; other files of the folder stay. Raises ConfigurationError if the folder
+    can't be made, and FedemuError if the disk does not take a file.
+    """
+    _make(paper.folder)
+    captions = []
+    for name, draw in plots.items():
+        for width, inches in paper.widths:
+            figure = drawn(draw)  # fitting changes a figure, so each width has its own
+            if figure is None:
+                break
+            if width == paper.widths[0][0]:
+                title = _title_of(figure)
+                write_whole(paper.folder / f"{name}.csv", csv_of(data_behind(figure)))
+                captions.append(f"{name}: {f'{title}. ' if title else ''}{about(draw)}")
+            fit(figure, inches, paper.font_size, paper.titles)
+            for kind in paper.formats:
+                write_whole(paper.folder / f"{paper.stem(name, width)}.{kind}", saved_for_paper(figure, kind))
+    write_whole(paper.folder / CAPTIONS, "\n\n".join(captions) + "\n")
+    return [caption.partition(":")[0] for caption in captions]
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigurationError(f"{folder} is a file; name a folder with --figures") from None
+    except OSError as error:
+        raise ConfigurationError(f"can't write to {folder}: {error.strerror}; name another folder") from error
+
+
+def _title_of(figure: Figure) -> str:
+    """The title of a figure, or those of its panels."""
+    titles = [axes.get_title(loc=place) for axes in figure.axes for place in ("left", "center")]
+    return "; ".join(dict.fromkeys(" ".join(title.split()) for title in titles if title))

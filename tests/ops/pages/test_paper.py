@@ -1,0 +1,160 @@
+"""Figures for papers: their size, their fonts, their texts, the data behind them, and files that are the same again."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Affine2D
+
+from fedemu.ops.pages.behind import Datum, data_behind
+from fedemu.ops.pages.files import write_figures
+from fedemu.ops.pages.fitted import fit
+from fedemu.ops.pages.paper import paper_of
+from fedemu.ops.pages.style import bare_figure, drawn, legend_below, new_figure
+from fedemu.protocol.errors import ConfigurationError
+
+LONG = "a method with a very long name and many settings, lr 0.1"
+
+
+def two_lines() -> Figure | None:
+    """Two methods over forty rounds."""
+    figure, axes = new_figure("Accuracy of two methods")
+    rounds = np.arange(1.0, 41.0)
+    axes.fill_between(rounds, rounds / 50, rounds / 40, alpha=0.2, label="_fedavg")
+    axes.plot(rounds, rounds / 45, label="fedavg")
+    axes.plot(rounds, rounds / 60, label=LONG)
+    axes.axhline(0.5)
+    axes.set_ylabel("accuracy lost, mean over the classes and the devices\n(axis: 0 to 90 %)")
+    return legend_below(figure, axes)
+
+
+def panels() -> Figure | None:
+    """A bar, a map with named rows, and dots that stand beside their place."""
+    figure = bare_figure(5.6, 3.0)
+    left, right = figure.subplots(1, 2)
+    left.set_title("Kept")
+    left.bar([1, 2], [3, 4], bottom=[0, 1], label="_period 1")
+    right.set_title("Map")
+    right.imshow([[0.25, np.nan], [0.5, 1.0]], aspect="auto")
+    right.set_yticks([0, 1], ["old model", "new model"])
+    right.plot([1], [0], "o", transform=Affine2D().translate(-0.4, 0) + right.transData, label="_held")
+    return figure
+
+
+def fitted(draw: Any, width: float = 3.25, titles: bool = False) -> Figure:
+    figure = drawn(draw)
+    assert figure is not None
+    fit(figure, width, 8, titles)
+    figure.draw_without_rendering()
+    return figure
+
+
+@pytest.mark.parametrize("width", [3.25, 6.75])
+def test_all_texts_have_the_size_that_was_asked_for_and_stand_inside_the_figure(width: float) -> None:
+    figure = fitted(two_lines, width)
+    assert figure.get_size_inches()[0] == width
+    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    assert {text.get_fontsize() for text in texts} == {8}
+    whole = figure.bbox
+    for text in (*figure.legends[0].get_texts(), figure.axes[0].yaxis.label, figure.axes[0].xaxis.label):
+        box = text.get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= whole.width
+        assert box.y0 >= -1
+        assert box.y1 <= whole.height + 1
+
+
+def test_a_figure_has_no_title_unless_one_is_wanted_and_panels_keep_theirs() -> None:
+    assert fitted(two_lines).axes[0].get_title(loc="left") == ""
+    assert fitted(two_lines, titles=True).axes[0].get_title(loc="left") == "Accuracy of two methods"
+    assert [axes.get_title(loc="left") for axes in fitted(panels).axes] == ["Kept", "Map"]
+
+
+def test_lines_can_be_told_apart_without_colours_and_in_the_legend() -> None:
+    figure = fitted(two_lines)
+    first, second = figure.axes[0].lines[:2]
+    assert first.get_linestyle() != second.get_linestyle()
+    assert first.get_marker() != second.get_marker()
+    shown = [(handle.get_linestyle(), handle.get_marker()) for handle in figure.legends[0].legend_handles]
+    assert shown == [(line.get_linestyle(), line.get_marker()) for line in (first, second)]
+
+
+def test_the_data_behind_a_line_have_the_ends_of_its_band() -> None:
+    figure = drawn(two_lines)
+    assert figure is not None
+    data = data_behind(figure)
+    assert len(data) == 80
+    name = "accuracy lost, mean over the classes and the devices"
+    assert data[0] == Datum("", "fedavg", 1.0, pytest.approx(1 / 45), 0.02, 0.025, "round", name)
+    assert data[-1] == Datum("", LONG, 40.0, pytest.approx(2 / 3), None, None, "round", name)
+
+
+def test_the_data_of_bars_maps_and_dots_are_told_by_panel_and_name() -> None:
+    figure = drawn(panels)
+    assert figure is not None
+    told = [datum[:6] for datum in data_behind(figure)]
+    assert told == [
+        ("Kept", "period 1", 1.0, 3.0, None, None),
+        ("Kept", "period 1", 2.0, 4.0, 1.0, 5.0),
+        ("Map", "held", 1.0, 0.0, None, None),
+        ("Map", "old model", 0.0, 0.25, None, None),
+        ("Map", "new model", 0.0, 0.5, None, None),
+        ("Map", "new model", 1.0, 1.0, None, None),
+    ]
+
+
+def test_files_embed_their_fonts_and_are_the_same_when_they_are_written_again(tmp_path: Path) -> None:
+    plots = {"two": two_lines, "none": lambda: None}
+    for folder in ("a", "b"):
+        paper = paper_of(tmp_path / folder, ["pdf", "svg"], ["single", "5.5"], None, False)
+        assert paper is not None
+        assert write_figures(plots, paper) == ["two"]
+    names = {"two-single.pdf", "two-5.5in.pdf", "two-single.svg", "two-5.5in.svg", "two.csv", "captions.txt"}
+    assert {path.name for path in (tmp_path / "a").iterdir()} == names
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    pdf = (tmp_path / "a" / "two-single.pdf").read_bytes()
+    assert b"/FontFile2" in pdf  # TrueType, embedded
+    assert b"/Type3" not in pdf
+    assert b"CreationDate" not in pdf
+    (box,) = re.findall(rb"/MediaBox \[ ?0 0 ([\d.]+) ", pdf)
+    assert float(box) == pytest.approx(72 * 3.25)
+    svg = (tmp_path / "a" / "two-5.5in.svg").read_text()
+    assert "<text" not in svg  # letters are outlines
+    assert f'width="{72 * 5.5:g}pt"' in svg
+    with (tmp_path / "a" / "two.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert lines[0] | {"low": "0.02", "high": "0.025"} == lines[0]
+    assert (tmp_path / "a" / "captions.txt").read_text() == (
+        "two: Accuracy of two methods. Two methods over forty rounds.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("folder", "width", "why"),
+    [
+        (None, ["single"], "--width needs --figures FOLDER"),
+        (Path("here"), ["broad"], "--width is broad, and must be single, double, or 2 to 20 inches"),
+        (Path("here"), ["0.1"], "--width is 0.1"),
+        (Path("here"), ["nan"], "--width is nan"),
+    ],
+)
+def test_a_wrong_width_is_refused(folder: Path | None, width: list[str], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        paper_of(folder, [], width, None, False)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        paper = paper_of(folder, [], [], None, False)
+        assert paper is not None
+        with pytest.raises(ConfigurationError):
+            write_figures({}, paper)
