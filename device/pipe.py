@@ -14,6 +14,7 @@ from fedemu.protocol.codec import Decoder, encode
 from fedemu.protocol.messages import Index, Message, Name, Seconds, Sentence
 
 _LENGTH = 4
+AllowedCode = Annotated[tuple[FilePath, ...], Field(max_length=1024)] | None
 
 
 class Setup(Message):
@@ -21,6 +22,7 @@ class Setup(Message):
 
     ``coordinator`` and ``bus`` are addresses. ``keys`` are the public and the secret key of this machine and the public
     key of the coordinator, None without keys. ``behaviours`` names a function that opens the devices' behaviours.
+    ``allow_code`` is as in ``TrainerSetup``.
     ``experiment`` and ``partition`` are the files of blobs, ``devices`` is the folder of the devices' own folders.
     ``logs`` is the folder for log files, None for the standard error output.
     """
@@ -34,6 +36,7 @@ class Setup(Message):
     heartbeat_seconds: Seconds
     patience: Annotated[int, Field(ge=1)]
     behaviours: FilePath
+    allow_code: AllowedCode = ()
     experiment: FilePath
     partition: FilePath
     devices: FilePath
@@ -82,7 +85,10 @@ class Broken(Message):
 
 
 class TrainerSetup(Message):
-    """Start a trainer, which needs to know this. ``gpu`` is CUDA's name of the only GPU that it sees, None for all."""
+    """Start a trainer, which needs to know this. ``gpu`` is CUDA's name of the only GPU that it sees, None for all.
+
+    ``allow_code`` are the modules and files that the experiment may name; None means any.
+    """
 
     type: Literal["trainer_setup"] = "trainer_setup"
     number: Index
@@ -92,6 +98,7 @@ class TrainerSetup(Message):
     experiment: FilePath
     device_type: Name
     gpu: Name | None = None
+    allow_code: AllowedCode = ()
 
 
 TO_ZYGOTE: Final = Decoder(Setup | Fork)

@@ -25,7 +25,7 @@ from fedemu.device.memory.store import read_own, write_own
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.blobs.tree_file import decode_tree
 from fedemu.protocol.errors import BlobError, ConfigurationError, FedemuError, TrainingError
-from fedemu.protocol.host.named import load
+from fedemu.protocol.host.named import load, restrict
 from fedemu.protocol.host.own_code import account, own_frames
 from fedemu.protocol.host.phases import mark
 from fedemu.protocol.ids import AskId, digest_of_file
@@ -194,7 +194,9 @@ def open_runner(setup: TrainerSetup) -> TorchRunner:
     """The experiment's trainer, ready for its first job. Raises FedemuError if the experiment cannot be run."""
     torch.set_num_threads(1)
     try:
-        trainer: RunsPrograms = load(setup.trainer)(Path(setup.experiment).read_bytes(), setup.device_type)
+        open_trainer: Callable[[bytes, str], RunsPrograms] = load(setup.trainer)
+        restrict(setup.allow_code)
+        trainer = open_trainer(Path(setup.experiment).read_bytes(), setup.device_type)
         mark("trainer", "data and method")
         trainer.warm_up()
         mark("trainer", "first step")

@@ -96,7 +96,7 @@ class Arrival:
         self.link.arrived, self.link.lost, self.link.needed = broker.arrived, broker.lost, broker.needed
         return broker
 
-    def trainer_setup(self, bus: str, token: str) -> TrainerSetup:
+    def trainer_setup(self, bus: str, token: str, allow_code: tuple[str, ...] | None) -> TrainerSetup:
         """What trainer 0 of this machine needs to know; the others differ in ``number`` only."""
         return TrainerSetup(
             number=0,
@@ -105,6 +105,7 @@ class Arrival:
             trainer=self._plan.code.trainer,
             experiment=str(self.experiment.absolute()),
             device_type=self._plan.device_type,
+            allow_code=allow_code,
         )
 
     def fail(self, error: BaseException) -> None:

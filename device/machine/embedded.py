@@ -67,7 +67,7 @@ async def _run(plan: EmbeddedPlan, stack: AsyncExitStack) -> Never:
     bus = MemoryNetwork()  # not the coordinator's network, because that one may be set to lose messages
     stack.callback(bus.close)
     broker = here.open_broker(bus, _BUS, _TOKEN, stack)
-    setup = here.trainer_setup(_BUS, _TOKEN)
+    setup = here.trainer_setup(_BUS, _TOKEN, None)
     trainer = ThreadTrainer(bus, setup, thread, here.fail)
     birthplace = Birthplace.open(
         lease=granted.lease,

@@ -6,11 +6,12 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError
 from fedemu.protocol.host.kernel import end_with_parent
-from fedemu.protocol.host.named import load
+from fedemu.protocol.host.named import load, restrict
 from fedemu.protocol.host.own_code import Told, account, own_frames, retold, told
 from fedemu.protocol.host.phases import mark
 
@@ -20,10 +21,11 @@ _NOTHING_TO_SAY = 70
 """The exit code after a bug, whose traceback is on stderr."""
 
 
-async def prepare_data(prepare: str, experiment: Path, expected: str) -> None:
+async def prepare_data(prepare: str, experiment: Path, expected: str, allow_code: Sequence[str] | None = ()) -> None:
     """Call the function named ``prepare`` with the bytes of the file ``experiment``, in another process.
 
-    ``expected`` is the digest of the coordinator's data. Raises DataError if the function raises a FedemuError or
+    ``expected`` is the digest of the coordinator's data. The other process may load the code of ``allow_code`` and no
+    other that the experiment names; with None it may load all. Raises DataError if the function raises a FedemuError or
     returns another digest, and ConfigurationError if the process ends in another way.
     """
     process = await asyncio.create_subprocess_exec(
@@ -33,6 +35,7 @@ async def prepare_data(prepare: str, experiment: Path, expected: str) -> None:
         prepare,
         str(experiment),
         str(os.getpid()),
+        json.dumps(allow_code),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         process_group=0,
@@ -67,13 +70,18 @@ def compare_data(found: str, expected: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the process: ``arguments`` are the function's name, the experiment's file and the parent's process id."""
-    prepare, experiment, parent = arguments
+    """Run the process.
+
+    ``arguments`` are the function's name, the experiment's file, the parent's process id and, as JSON, the code that is
+    allowed.
+    """
+    function, experiment, parent, allow_code = arguments
     end_with_parent(int(parent))
     try:
-        check = load(prepare)
+        prepare = load(function)
+        restrict(json.loads(allow_code))
         mark("data check", "imports")
-        print(check(Path(experiment).read_bytes()))
+        print(prepare(Path(experiment).read_bytes()))
         mark("data check", "data")
     except FedemuError as error:
         print(json.dumps(told(error)))

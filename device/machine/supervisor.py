@@ -43,13 +43,16 @@ class SupervisorPlan(MachinePlan):
 
     ``trainers = 0`` means one per core or GPU. ``per_process`` devices share a process. ``logs`` is the folder for what
     device processes log, None for the standard error output. A trainer that has jobs and uses no processor time for
-    ``idle_seconds`` is killed; another does its jobs.
+    ``idle_seconds`` is killed; another does its jobs. ``allow_code`` are the modules and files that an experiment may
+    name beside what comes with fedemu, if they are the coordinator's by their digests. None: any, unchecked, because
+    the experiment is that of the user of this machine.
     """
 
     trainers: int = 0
     per_process: int = 1
     logs: Path | None = None
     idle_seconds: float = 60.0
+    allow_code: tuple[str, ...] | None = ()
 
 
 async def supervise(plan: SupervisorPlan) -> str:
@@ -102,13 +105,14 @@ class Supervision:
         here = await arrive(plan, network, socket.gethostname()[:256], stack)
         link = here.link
         mark("devices", "arrival")
-        await link.unless_ended(prepare_data(plan.code.prepare, here.experiment, here.granted.data))
+        prepared = prepare_data(plan.code.prepare, here.experiment, here.granted.data, plan.allow_code)
+        await link.unless_ended(prepared)
         mark("devices", "data check")
 
         broker = here.open_broker(network, self._bus, self._token, stack)
         trainers = Trainers(
             nursery,
-            here.trainer_setup(self._bus, self._token),
+            here.trainer_setup(self._bus, self._token, plan.allow_code),
             self._trainer_count,
             ended=broker.trainer_ended,
             restarted=lambda: plan.observer.restarted("trainer"),
@@ -167,6 +171,7 @@ class Supervision:
             heartbeat_seconds=granted.heartbeat_seconds,
             patience=granted.patience,
             behaviours=plan.code.behaviours,
+            allow_code=plan.allow_code,
             experiment=str(here.experiment.absolute()),
             partition=str(here.stream.absolute()),
             devices=str(here.folder.devices.absolute()),

@@ -16,6 +16,7 @@ from fedemu.device.pipe import TO_ZYGOTE, Broken, Fork, Setup, ZygoteReady
 from fedemu.device.process import process
 from fedemu.device.process.birth import Birthplace
 from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.named import restrict
 from fedemu.protocol.host.phases import mark
 from fedemu.protocol.messages import Message
 
@@ -53,6 +54,7 @@ class Zygote:
         except FedemuError as error:
             self._forker.say(Broken(detail=str(error)[:2000]))
             return
+        restrict(setup.allow_code)
         self._setup = setup
         mark("zygote", "behaviours")
         settle()

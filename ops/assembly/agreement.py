@@ -8,17 +8,19 @@ from __future__ import annotations
 import hashlib
 
 from fedemu.algorithms.interface import Tree
-from fedemu.ops.data.corpora import load
-from fedemu.ops.experiment import Experiment
+from fedemu.ops.assembly.named_code import received
+from fedemu.ops.data.corpora import open_corpus
 from fedemu.protocol.ids import Digest
 
 
 def prepare(experiment: bytes) -> Digest:
     """Decode the data of an experiment, given as bytes, and return the digest that a fleet must have in common.
 
-    Raises DataError if the data cannot be decoded, and ConfigurationError if a model of the user's own cannot be built.
+    Raises DataError if the data cannot be decoded, and ConfigurationError if a model of the user's own cannot be built,
+    or if this process may not run the code that the experiment names.
     """
-    corpus, parsed = load(experiment), Experiment.from_bytes(experiment)
+    parsed = received(experiment)
+    corpus = open_corpus(parsed)
     if ":" not in parsed.model.name:
         return corpus.digest  # The models of fedemu freeze nothing, and this process need not import torch.
     from fedemu.algorithms.models.frozen import frozen_of

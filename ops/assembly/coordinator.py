@@ -18,6 +18,7 @@ from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.settings import Settings
 from fedemu.ops.assembly.agreement import common
+from fedemu.ops.assembly.named_code import record, with_digests
 from fedemu.ops.assembly.trial import tried_parts
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.blobs.tree_file import encode_tree
@@ -35,7 +36,9 @@ def assemble(
     Decodes the data and tries the first step. Raises ConfigurationError or DataError if the experiment cannot be run.
     """
     torch.set_num_threads(experiment.server.threads)
-    parts = tried_parts(experiment, lambda text: print(text, file=sys.stderr, flush=True))
+    parts = tried_parts(experiment, _say)
+    sent = with_digests(parts.experiment)
+    record(directory, sent.code, _say)
     corpus, model, stream = parts.corpus, parts.model, parts.stream
     frozen = frozen_of(model)
     held_back = parts.partition.validation_indices if experiment.evaluate.validation else None
@@ -52,7 +55,7 @@ def assemble(
         algorithm=parts.algorithm,
         variables=parts.variables,
         evaluator=evaluator,
-        experiment=parts.experiment.to_bytes(),
+        experiment=sent.to_bytes(),
         partition=encode_tree(stream.to_arrays()),
         data=common(corpus.digest, frozen),
         classes=corpus.classes,
@@ -64,6 +67,10 @@ def assemble(
         holdings=Holdings(stream.arrivals, corpus.train.y, corpus.classes),
         observers=observers,
     )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def settings_of(experiment: Experiment, stream: StreamPlan) -> Settings:

@@ -168,6 +168,15 @@ def device(
         ),
     ] = None,
     keys: options.Keys = None,
+    allow_code: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A module or a Python file, as the coordinator's experiment names it, that these devices may run. "
+            "Nothing else runs that does not come with fedemu. Can be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -196,6 +205,7 @@ def device(
         runtime__connect=connect,
         runtime__server_key=server_key,
         runtime__keys=None if keys is None else str(keys),
+        runtime__allow_code=allow_code or None,
         runtime__trainers=trainers,
         runtime__per_process=per_process,
         runtime__device_type=device_type,

@@ -46,6 +46,7 @@ def decode_apart(experiment: Experiment, say: Callable[[str], None]) -> None:
                 "fedemu.ops.data.corpora:prepare",
                 file.name,
                 str(os.getpid()),
+                "null",  # the data of the user's own experiment may be made by any code
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
 import json
 import os
 import re
-import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -16,7 +13,8 @@ from typing import Literal
 from fedemu.algorithms.data.language import TextKind
 from fedemu.ops.data.cache import FORMAT, cache_folder
 from fedemu.ops.data.own import given
-from fedemu.protocol.errors import DataError
+from fedemu.protocol.errors import ConfigurationError, DataError
+from fedemu.protocol.host.named import is_name, source_of
 
 BUILT_IN = ("digits", "synthetic")
 LABEL = "label"
@@ -26,7 +24,6 @@ SPLIT = "split"
 CSV_FILES = (".csv", ".csv.gz")
 TABLE_FILES = (".parquet", ".jsonl", ".json")
 FILES = (*CSV_FILES, ".txt", ".txt.gz", *TABLE_FILES)
-_ATTRIBUTE = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -101,7 +98,7 @@ def locate(dataset: str, data: Path | None) -> Place:
         return Place("built_in", *_checked_size(dataset))
     if dataset.startswith(given.PREFIX):
         return Place("object", str(given.find(dataset, cache_folder(os.environ))))
-    if _ATTRIBUTE.fullmatch(dataset):
+    if is_name(dataset):
         return Place("function", dataset)
     name, _, subset = dataset.partition("#")
     folders = dict.fromkeys([*([data / name] if data is not None else []), Path(name).expanduser()])
@@ -177,15 +174,10 @@ def _module_file(where: str) -> Path:
         if not Path(place).is_file():
             raise DataError(f"the data set {where} names the file {place!r}, which is not there")
         return Path(place)
-    # Modules in the working folder are found too, but never instead of an installed one.
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    module = place
     try:
         # Every process has another __main__, so other processes cannot find what a notebook defines.
-        found = importlib.util.find_spec(module) if module != "__main__" else None
-    except (ImportError, ValueError):
-        found = None
-    if found is None or found.origin is None or not Path(found.origin).is_file():
-        raise DataError(f"the data set {where} names a module {module!r} that can't be found; run fedemu beside it")
-    return Path(found.origin)
+        if place != "__main__":
+            return source_of(place)
+    except ConfigurationError:
+        pass
+    raise DataError(f"the data set {where} names a module {place!r} that can't be found; run fedemu beside it")

@@ -32,7 +32,7 @@ from fedemu.ops.experiment.tables.learning import (
     ModelSpec,
 )
 from fedemu.ops.experiment.tables.run import Clock, Diagnose, Evaluate, Limits, Liveness, Server
-from fedemu.ops.experiment.tables.section import AUTO, Count, Section
+from fedemu.ops.experiment.tables.section import AUTO, FILLED, Count, Section
 from fedemu.ops.experiment.tables.stream import LONGEST, Replay, Static, Stream
 from fedemu.ops.experiment.toml_text import toml_text
 from fedemu.protocol.errors import ConfigurationError
@@ -62,6 +62,8 @@ class Experiment(Section):
     server: Server = Server()
     limits: Limits = Limits()
     traces: Traces = Traces()
+    code: dict[str, Annotated[Digest, StringConstraints(pattern=r"^[0-9a-f]{64}$")]] = Field(default_factory=dict)
+    """The digest of the source of each module and file that the settings name. It is filled when a run begins."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Experiment:
@@ -110,9 +112,10 @@ class Experiment(Section):
     def to_bytes(self) -> bytes:
         """The experiment as canonical JSON, with sorted keys and without spaces.
 
-        It includes the content of trace files.
+        It includes the content of trace files, and the digests of code if it has any.
         """
-        return json.dumps(self.table() | {"traces": self.traces.model_dump(mode="json")}, **_CANONICAL).encode()
+        filled = {"traces": self.traces.model_dump(mode="json")} | ({"code": self.code} if self.code else {})
+        return json.dumps(self.table() | filled, **_CANONICAL).encode()
 
     @property
     def digest(self) -> Digest:
@@ -120,8 +123,8 @@ class Experiment(Section):
         return digest_of(self.to_bytes())
 
     def table(self) -> dict[str, Any]:
-        """Every setting with its value, as plain tables. The content of trace files is left out."""
-        return self.model_dump(mode="json", exclude={"traces"})
+        """Every setting with its value, as plain tables. What is filled is left out."""
+        return self.model_dump(mode="json", exclude=set(FILLED))
 
     def named_files(self) -> dict[str, AvailabilityTrace | ComputeTrace | NetworkTrace]:
         """The tables that name a trace file, by the key ``availability`` or by their key in the profile."""
@@ -154,6 +157,8 @@ def _resolve(table: dict[str, Any]) -> dict[str, Any]:
     """
     if "traces" in table:
         raise ConfigurationError("traces is no setting; it is filled from the files that availability and profile name")
+    if "code" in table:
+        raise ConfigurationError("code is no setting; it is filled from the modules and files that the settings name")
     fleet, data = table.get("fleet"), table.get("data")
     if isinstance(fleet, dict) and "participation" in fleet:
         if "per_round" in fleet:

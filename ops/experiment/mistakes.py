@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from fedemu.ops.experiment.near import did_you_mean, near
+from fedemu.ops.experiment.tables.section import FILLED
 from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.wording import KINDS, TABLE, demand
@@ -146,7 +147,7 @@ def unknown_key(path: str, holder: type[BaseModel], root: type[BaseModel], prefi
     """Say that a key does not exist, and name the nearest one: in the same table, or the same word in another table."""
     *parents, key = path.split(".")
     known = [*holder.model_fields, *(["participation"] if "per_round" in holder.model_fields else [])]
-    known = [name for name in known if name != "traces"]
+    known = [name for name in known if name not in FILLED]
     if _SYNONYMS.get(key) in known:
         return f"{path} is no setting; did you mean {'.'.join([*parents, _SYNONYMS[key]])}?"
     everywhere = [f"{prefix}.{name}" if prefix else name for name in _all_paths(root)]
@@ -284,7 +285,7 @@ def shown(value: Any) -> str:
 
 def _all_paths(root: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in root.model_fields.items():
-        if name == "traces":
+        if name in FILLED:
             continue
         path = f"{prefix}.{name}" if prefix else name
         yield path

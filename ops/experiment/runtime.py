@@ -19,7 +19,8 @@ class Runtime(Section):
     is the address of this machine at which they are served. ``report`` says whether a run draws its plots and writes
     its page when it ends. ``keys`` is a folder of keys, ``server_key`` the coordinator's public key or its file; empty
     means that none is named. ``devices_per_key`` and ``connections_per_key`` are what one machine may take of a
-    coordinator with keys, and ``messages_per_second`` is what one connection may send in the long run.
+    coordinator with keys, and ``messages_per_second`` is what one connection may send in the long run. ``allow_code``
+    are the modules and files that the experiment of a coordinator may name on this machine.
     """
 
     bind: Text = "tcp://127.0.0.1:5577"
@@ -30,6 +31,7 @@ class Runtime(Section):
     devices_per_key: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     connections_per_key: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     messages_per_second: Annotated[float, Field(ge=1, le=1e9)] = 1000.0
+    allow_code: tuple[Text, ...] = ()
     transport: Literal["zmq", "memory"] = "zmq"
     trainers: Annotated[int, Field(ge=0, le=1024)] = 0
     per_process: Annotated[int, Field(ge=1, le=100_000)] = 1

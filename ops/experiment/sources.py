@@ -18,6 +18,7 @@ from fedemu.ops.experiment.near import near
 from fedemu.ops.experiment.presets import DEFAULT, is_preset, preset, preset_names
 from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.runtime import Runtime
+from fedemu.ops.experiment.tables.section import FILLED
 from fedemu.ops.experiment.traces import TRACES_FILE, traces_text, with_traces
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
@@ -155,7 +156,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """A sentence for each environment variable that begins like one of fedemu, and is none: it is probably mistyped."""
-    tables = {*Experiment.model_fields, "runtime"} - {"traces"}
+    tables = {*Experiment.model_fields, "runtime"}.difference(FILLED)
     return [
         f"the environment variable {name} names no setting and no folder{_hint(name)}"
         for name in _variables(environment)

@@ -24,6 +24,7 @@ from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
 from fedemu.ops.assembly.coordinator import assemble
+from fedemu.ops.assembly.named_code import named_places
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import read_frozen
 from fedemu.ops.keys.choice import in_words as keys_in_words
@@ -56,10 +57,11 @@ def coordinate_alone(
     def action() -> int:
         keys = server_keys(runtime, os.environ)
         connect = f"fedemu device --n {experiment.fleet.devices} --connect {reachable_elsewhere(runtime.bind)}"
+        allowed = "".join(f" --allow-code {quote(place)}" for place in named_places(experiment))
         begins = (
             f"{title(experiment)}\n"
             f"  process  {os.getpid()}\n"
-            f"  address  {runtime.bind}   ({connect}{f' --server-key {quote(keys.public)}' if keys else ''})\n"
+            f"  address  {runtime.bind}   ({connect}{f' --server-key {quote(keys.public)}' if keys else ''}{allowed})\n"
             f"  keys     {keys_in_words(runtime, os.environ, keys)}\n"
             f"  results  {directory}"
         )

@@ -28,6 +28,7 @@ from fedemu.ops.watching.exporter import Exporter
 from fedemu.ops.watching.logs import open_log
 from fedemu.ops.watching.metrics import SupervisorMetrics
 from fedemu.protocol.errors import ConfigurationError, QuorumError, UnreachableError
+from fedemu.protocol.host.named import place_of, source_of
 from fedemu.protocol.host.phases import mark
 from fedemu.protocol.transport.curve import ClientKeys
 
@@ -36,6 +37,7 @@ def supervise_alone(count: int, runtime: Runtime, state: Path | None) -> int:
     """Run devices until the coordinator says that the run is over, as ``fedemu device`` does. Returns the exit code."""
     require_host(runtime.connect)
     keys = client_keys(runtime, os.environ)
+    require_code(runtime)
     folder = state if state is not None else state_folder(os.environ)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +51,7 @@ def supervise_alone(count: int, runtime: Runtime, state: Path | None) -> int:
         f"  process  {os.getpid()}\n{keys_line(runtime, keys)}  state    {folder}"
     )
     told = Told(count)
-    outcome = run_devices(count, runtime, folder, folder / "logs", told)
+    outcome = run_devices(count, runtime, folder, folder / "logs", told, own=False)
     code, words = ENDS.get(outcome, (0, outcome))
     say(f"the run is over: {words}")
     if idle := count - told.places:
@@ -81,6 +83,15 @@ def keys_line(runtime: Runtime, keys: ClientKeys | None) -> str:
     return "  keys     none: these devices do what whoever answers there says (--server-key KEY)\n"
 
 
+def require_code(runtime: Runtime) -> None:
+    """Raise ConfigurationError if code that is allowed is not on this machine. It would be refused later."""
+    for name in runtime.allow_code:
+        try:
+            source_of(place_of(name))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--allow-code {name}: {error}") from None
+
+
 def require_host(address: str) -> None:
     """Raise ConfigurationError if ``address`` names a host that does not resolve. It would be sought in vain."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
@@ -95,8 +106,12 @@ def require_host(address: str) -> None:
         ) from error
 
 
-def run_devices(count: int, runtime: Runtime, state: Path, logs: Path, told: Told) -> str:
-    """Supervise ``count`` devices to the end of the run, and return its outcome. Raises the errors of ``supervise``."""
+def run_devices(count: int, runtime: Runtime, state: Path, logs: Path, told: Told, *, own: bool) -> str:
+    """Supervise ``count`` devices to the end of the run, and return its outcome. Raises the errors of ``supervise``.
+
+    ``own`` says that the same user has named the experiment on this machine, so that it may name any code. Other
+    experiments may name that of ``runtime.allow_code``.
+    """
     open_log(logs / "devices.log", runtime.log_level)
     with _observed(runtime) as metrics:
         plan = SupervisorPlan(
@@ -110,6 +125,7 @@ def run_devices(count: int, runtime: Runtime, state: Path, logs: Path, told: Tol
             logs=logs,
             observer=told.beside(metrics),
             keys=client_keys(runtime, os.environ),
+            allow_code=None if own else tuple(map(place_of, runtime.allow_code)),
         )
         return asyncio.run(supervise(plan))
 
@@ -209,7 +225,7 @@ def main(words: Sequence[str]) -> int:
 
     def action() -> int:
         told = Told(int(count))
-        run_devices(int(count), Runtime.model_validate_json(runtime), Path(state), Path(logs), told)
+        run_devices(int(count), Runtime.model_validate_json(runtime), Path(state), Path(logs), told, own=True)
         mark("devices", "end")
         return 0  # the coordinator of the same command tells how the run ended
 

@@ -1,36 +1,174 @@
-"""Loads code that settings name as ``module:attribute`` or ``path/to/file.py:attribute``. No other place does this."""
+"""Loads code that settings name as ``module:attribute`` or ``path/to/file.py:attribute``. No other place does this.
+
+A process whose experiment came over the network is restricted: it loads only the places that whoever runs it has
+allowed, and only if their source has the digest that the experiment names. A place is a module or a file.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import sys
+from collections.abc import Iterable, Mapping
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.own_code import account
+from fedemu.protocol.ids import Digest, digest_of
+
+SHOWN = 12
+"""The number of digits of a digest that people are shown."""
+
+_NAME = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*")
+
+_allowed: frozenset[str] | None = None
+_digests: Mapping[str, Digest] = {}
+
+
+def restrict(allowed: Iterable[str] | None) -> None:
+    """From now on this process loads only the ``allowed`` places, with the digests of ``expect``. Nothing undoes this.
+
+    Call it before an experiment is looked at that came over the network. None restricts nothing: the experiment is that
+    of the user of this machine.
+    """
+    global _allowed
+    if allowed is not None:
+        _allowed = frozenset(allowed) if _allowed is None else _allowed & frozenset(allowed)
+
+
+def expect(digests: Mapping[str, Digest]) -> None:
+    """The digests that an experiment names, by place. They count in a restricted process alone."""
+    global _digests
+    _digests = dict(digests)
+
+
+def is_open(place: str) -> bool:
+    """Whether this process may load a place, if its source has the right digest. Paths of one file are one place."""
+    return _allowed is None or place in _allowed or any(_same_file(place, known) for known in _allowed)
 
 
 def load(name: str) -> Any:
     """Import the module or the file in ``name``, and return its attribute.
 
     A module is looked up as Python does it; the working folder comes last. Raises ConfigurationError if the name has
-    another form, if the import fails for any reason, or if the module has no such attribute.
+    another form, if the import fails for any reason, or if the module has no such attribute. In a restricted process,
+    it raises it also if the place is not allowed, has another source, or has the attribute from another module.
     """
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         raise ConfigurationError(f"{name!r} is not of the form module:attribute")
+    require(place)
     try:
         module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
     except (Exception, SystemExit) as error:
         raise ConfigurationError(f"{place!r} can't be imported: {account(error)}") from error
     try:
-        return getattr(module, attribute)
+        found = getattr(module, attribute)
     except AttributeError:
         raise ConfigurationError(f"{place} has no {attribute!r}{_elsewhere(module)}") from None
+    if _allowed is not None:
+        _require_own(place, module, attribute, found)
+    return found
+
+
+def require(place: str) -> None:
+    """In a restricted process, raise ConfigurationError unless ``place`` is allowed and has the expected digest."""
+    if _allowed is None:
+        return
+    if not is_open(place):
+        raise ConfigurationError(
+            f"the coordinator's experiment names code that does not come with fedemu, {place}, and this machine was "
+            f"not told to run it; read it, and start these devices with --allow-code {place}"
+        )
+    if place not in _digests:
+        raise ConfigurationError(
+            f"the coordinator's experiment names {place} without the digest of its source; either it "
+            "has no source file, or the coordinator runs an earlier version of fedemu"
+        )
+    found = digest_of_source(place)
+    if found != _digests[place]:
+        raise ConfigurationError(
+            f"{place} is not the same here as at the coordinator: its source has the digest {found[:SHOWN]}... here "
+            f"and {_digests[place][:SHOWN]}... there; give both machines the same source"
+        )
+
+
+def digest_of_source(place: str) -> Digest:
+    """The SHA-256 of the file of a place, or of all Python files of a package, whose names count as well.
+
+    Nothing is imported. Raises ConfigurationError if there is no such file.
+    """
+    path = source_of(place)
+    if path.name != "__init__.py" or place.endswith(".py"):
+        return digest_of(path.read_bytes())
+    whole = hashlib.sha256()
+    for file in sorted(path.parent.rglob("*.py")):
+        content = file.read_bytes()
+        whole.update(f"{file.relative_to(path.parent).as_posix()}\0{len(content)}\0".encode())
+        whole.update(content)
+    return Digest(whole.hexdigest())
+
+
+def source_of(place: str) -> Path:
+    """The file from which a place would be imported. Nothing is. Raises ConfigurationError if there is none."""
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise ConfigurationError(f"there is no Python file {place}")
+        return Path(place)
+    spec = _found(place)
+    if spec is None:
+        raise ConfigurationError(f"there is no module {place!r}, neither installed nor in {os.getcwd()}")
+    if spec.origin is None or not Path(spec.origin).is_file():
+        raise ConfigurationError(f"the module {place!r} has no source file")
+    return Path(spec.origin)
+
+
+def is_name(text: str) -> bool:
+    """Whether a text has the form of a name that ``load`` takes."""
+    return _NAME.fullmatch(text) is not None
+
+
+def place_of(name: str) -> str:
+    """The place in ``place:attribute``. A place alone is returned as it is."""
+    return name.rpartition(":")[0] or name
+
+
+def _found(module: str) -> ModuleSpec | None:
+    """What Python would import, without importing the packages around it, as ``importlib.util.find_spec`` does."""
+    _look_here()
+    spec, folders, name = None, None, ""
+    for part in module.split("."):
+        if spec is not None and folders is None:
+            return None  # what should hold the next part is no package
+        name = f"{name}.{part}" if name else part
+        specs = (finder.find_spec(name, folders) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is None:
+            return None
+        folders = spec.submodule_search_locations
+    return spec
+
+
+def _require_own(place: str, module: ModuleType, attribute: str, found: Any) -> None:
+    """Raise ConfigurationError for what a module has imported: its source is not that of the module."""
+    if not isinstance(found, type | FunctionType | BuiltinFunctionType):
+        return
+    home = found.__module__ or "nowhere"
+    if home != module.__name__ and not home.startswith(f"{module.__name__}."):
+        raise ConfigurationError(
+            f"{place} has {attribute!r} from {home}, and only what {place} itself defines is allowed; "
+            "define it there, or name it where it is defined"
+        )
+
+
+def _same_file(place: str, known: str) -> bool:
+    return place.endswith(".py") and known.endswith(".py") and Path(place).resolve() == Path(known).resolve()
 
 
 def _elsewhere(module: ModuleType) -> str:
@@ -39,9 +177,13 @@ def _elsewhere(module: ModuleType) -> str:
     return "" if file is None or Path(file).parent == Path.cwd() else f"; this module is {file}"
 
 
-def _from_module(place: str) -> ModuleType:
+def _look_here() -> None:
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
+
+
+def _from_module(place: str) -> ModuleType:
+    _look_here()
     return importlib.import_module(place)
 
 

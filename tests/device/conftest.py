@@ -295,7 +295,7 @@ from fedemu.device.machine.supervisor import SupervisorPlan, supervise
 from fedemu.protocol.errors import FedemuError
 fields = json.loads(sys.argv[1])
 trainers.COMMAND = (fields.pop("command"),)
-fields |= {k: Path(fields[k]) for k in ("state", "logs")} | {"code": ExperimentCode(**fields["code"])}
+fields |= {k: Path(fields[k]) for k in ("state", "logs")} | {"code": ExperimentCode(**fields["code"]), "allow_code": ()}
 try:
     asyncio.run(supervise(SupervisorPlan(**fields)))
 except FedemuError as error:

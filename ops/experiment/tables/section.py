@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 AUTO = "auto"
 """The value of a setting that is found from the data."""
 
+FILLED = ("traces", "code")
+"""The fields of an experiment that are no settings. They are filled from what its settings name."""
+
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]

@@ -97,7 +97,7 @@ def test_a_preset_is_printed_with_its_comments(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("name", ["digits-small", "digits", "digits-tasks+mfcl", "phones", "utterances", "churn+wsm"])
 def test_an_experiment_to_start_from_is_its_preset_with_every_table(name: str) -> None:
     table = tomllib.loads(starter_text(name, "mine.toml"))
-    assert table.keys() == {*Experiment.model_fields, "runtime"} - {"traces"}
+    assert table.keys() == {*Experiment.model_fields, "runtime"} - {"traces", "code"}
     assert Runtime.parse(table.pop("runtime")) == Runtime()
     assert table.pop("name") == "mine"
     assert Experiment.parse(table | {"name": "x"}) == Experiment.parse(preset(name) | {"name": "x"})

@@ -40,7 +40,7 @@ def rows(section: str) -> dict[str, str]:
 
 def test_the_defaults_are_those_of_the_code() -> None:
     experiment = tomllib.loads(Experiment().to_toml())
-    code = {"Top level": experiment, **experiment, "runtime": Runtime().model_dump()}
+    code = {"Top level": experiment, **experiment, "runtime": Runtime().model_dump(mode="json")}
     told = {title: rows(text) for title, text in SECTIONS.items()}
     assert len([default for table in told.values() for default in table.values()]) > 50
     for title, table in told.items():

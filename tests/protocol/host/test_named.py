@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.named import load
+from fedemu.protocol.host import named
+from fedemu.protocol.host.named import digest_of_source, expect, is_open, load, restrict
+from fedemu.protocol.ids import Digest
 
 
 @pytest.fixture
@@ -67,3 +70,82 @@ def test_a_file_that_failed_is_imported_anew_once_it_is_repaired(tmp_path: Path)
 def test_code_that_does_not_exist_is_named(name: str, message: str, working_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=message):
         load(name)
+
+
+@pytest.fixture
+def restricted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test forbids this process is forgotten after it."""
+    monkeypatch.setattr(named, "_allowed", None)
+    monkeypatch.setattr(named, "_digests", {})
+
+
+@pytest.mark.usefixtures("restricted")
+@pytest.mark.parametrize("name", ["os:system", "math:pi", "fedemu.protocol.host.named:load", "dangerous.py:now"])
+def test_a_restricted_process_imports_nothing_but_what_is_allowed(name: str, working_folder: Path) -> None:
+    (working_folder / "dangerous.py").write_text("raise SystemExit('it ran')\n")
+    restrict(["other.py"])
+    place = name.partition(":")[0]
+    with pytest.raises(ConfigurationError, match=f"names code that does not come .*, {place}, .*--allow-code {place}$"):
+        load(name)
+
+
+@pytest.mark.usefixtures("restricted")
+def test_code_that_is_allowed_must_have_the_digest_that_the_experiment_names(working_folder: Path) -> None:
+    (working_folder / "mine.py").write_text("answer = 42\n")
+    restrict(["./mine.py"])
+    with pytest.raises(ConfigurationError, match=r"names mine\.py without the digest of its source"):
+        load("mine.py:answer")
+    expect({"mine.py": Digest("ab" * 32)})
+    here = sha256(b"answer = 42\n").hexdigest()[:12]
+    with pytest.raises(ConfigurationError, match=rf"digest {here}\.\.\. here and abababababab\.\.\. there; give both"):
+        load("mine.py:answer")
+    expect({"mine.py": digest_of_source("mine.py")})
+    assert load("mine.py:answer") == 42
+
+
+@pytest.mark.usefixtures("restricted")
+def test_what_a_module_has_imported_is_not_allowed_with_it(working_folder: Path) -> None:
+    (working_folder / "handy.py").write_text("from os import system\nfrom json import loads\ndef own(): pass\n")
+    restrict(["handy"])
+    expect({"handy": digest_of_source("handy")})
+    for name, home in (("system", "posix"), ("loads", "json")):
+        with pytest.raises(ConfigurationError, match=f"handy has '{name}' from {home}, and only what handy itself"):
+            load(f"handy:{name}")
+    assert callable(load("handy:own"))
+
+
+@pytest.mark.usefixtures("restricted")
+def test_a_restriction_is_never_widened() -> None:
+    restrict(None)
+    assert is_open("anything")
+    restrict(["a", "b"])
+    restrict(["b", "c"])
+    restrict(None)
+    assert [place for place in ("a", "b", "c") if is_open(place)] == ["b"]
+
+
+def test_the_digest_of_a_package_covers_all_its_files_and_importing_is_not_needed(working_folder: Path) -> None:
+    package = working_folder / "packed_example"
+    (package / "inner").mkdir(parents=True)
+    for file in ("__init__.py", "nets.py", "inner/__init__.py"):
+        (package / file).write_text("raise AssertionError('imported')\n")
+    names = ("packed_example", "packed_example.inner", "packed_example.nets")
+    before = [digest_of_source(name) for name in names]
+    assert before[2] == sha256((package / "nets.py").read_bytes()).hexdigest()
+    (package / "inner" / "more.py").write_text("x = 1\n")
+    after = [digest_of_source(name) for name in names]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("no_such_module", "there is no module 'no_such_module', neither"),
+        ("math.nothing", "there is no module 'math.nothing'"),
+        ("no/such.py", "there is no Python file no/such.py"),
+        ("sys", "the module 'sys' has no source file"),
+    ],
+)
+def test_a_place_without_a_source_has_no_digest(place: str, message: str, working_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        digest_of_source(place)

@@ -1,0 +1,106 @@
+"""The code that an experiment names beside what comes with fedemu, and the digests of its source.
+
+The coordinator puts the digests into the experiment that it sends. A machine that gets its experiment over the network
+runs such code only if it was told to (``fedemu device --allow-code``), and only if its own source has the digest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedemu.ops.experiment import Experiment
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.named import SHOWN, digest_of_source, expect, is_name, is_open, place_of, require
+from fedemu.protocol.ids import Digest
+
+CODE_FILE = "code.json"
+"""The file of a run directory with the digest of each place. It is there only if the experiment names any code."""
+
+
+def named_places(experiment: Experiment) -> dict[str, str]:
+    """Each module and file whose code the experiment is sure to run, with the setting that names it."""
+    algorithm = experiment.algorithm
+    named = [
+        ("data.dataset", experiment.data.dataset if is_name(experiment.data.dataset) else ""),
+        ("model.name", experiment.model.name),
+        ("algorithm.name", algorithm.name),
+        ("algorithm.loss", algorithm.loss),
+        *(("algorithm.terms", term) for term in algorithm.terms),
+    ]
+    return {place_of(name): setting for setting, name in reversed(named) if ":" in name}
+
+
+def with_digests(experiment: Experiment) -> Experiment:
+    """The experiment with the digests of the code that it names, in options as well. Nothing is imported.
+
+    A place without a source file gets no digest.
+    """
+    options = (experiment.model.options, experiment.algorithm.options, experiment.algorithm.terms)
+    places = {*named_places(experiment), *(place_of(text) for text in _texts(options) if is_name(text))}
+    found: dict[str, Digest] = {}
+    for place in sorted(places):
+        try:
+            found[place] = digest_of_source(place)
+        except (ConfigurationError, OSError):
+            continue
+    return experiment.model_copy(update={"code": found})
+
+
+def received(content: bytes) -> Experiment:
+    """An experiment that was sent as bytes. From now on this process expects the digests that it names.
+
+    Raises ConfigurationError if the bytes are no experiment, or if it names code that this process may not run.
+    """
+    experiment = Experiment.from_bytes(content)
+    expect(experiment.code)
+    places = {**dict.fromkeys(experiment.code, "an option"), **named_places(experiment)}
+    barred = [place for place in places if not is_open(place)]
+    if barred:
+        named = ", ".join(f"{place} ({places[place]})" for place in barred)
+        options = " ".join(f"--allow-code {place}" for place in barred)
+        raise ConfigurationError(
+            f"the coordinator's experiment names code that does not come with fedemu: {named}; this machine was not "
+            f"told to run it; read it, and start these devices with {options}"
+        )
+    for place in places:
+        require(place)
+    return experiment
+
+
+def record(directory: Path, found: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Write the digests into a run directory. ``say`` gets a line if they are not those of the last time."""
+    path = directory / CODE_FILE
+    known = _known(path)
+    for place in known:
+        if place in found and found[place] != known[place]:
+            say(
+                f"{place} was changed since this run began (digest {known[place][:SHOWN]}... then, "
+                f"{found[place][:SHOWN]}... now); the run goes on with what it is now"
+            )
+    if dict(known) != dict(found):
+        write_whole(path, json.dumps(dict(found), indent=1, sort_keys=True) + "\n")
+
+
+def _known(path: Path) -> dict[str, str]:
+    """What a run directory holds. Nothing, if there is no such file or it is damaged."""
+    try:
+        return {str(place): str(digest) for place, digest in json.loads(path.read_bytes()).items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a tree of lists and tables."""
+    match value:
+        case str():
+            yield value
+        case Mapping():
+            for part in value.values():
+                yield from _texts(part)
+        case list() | tuple():
+            for part in value:
+                yield from _texts(part)

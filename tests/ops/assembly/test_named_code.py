@@ -1,0 +1,149 @@
+"""The code that an experiment names: found without importing it, pinned by digests, refused where it is not allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedemu.device.machine.prepare import prepare_data
+from fedemu.ops.assembly.named_code import CODE_FILE, named_places, received, record, with_digests
+from fedemu.ops.data.corpora import open_corpus
+from fedemu.ops.experiment import Experiment
+from fedemu.protocol.errors import ConfigurationError, DataError
+from fedemu.protocol.host import named
+
+NET = """
+from torch import nn
+
+def net(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+"""
+PREPARE = "fedemu.ops.assembly.agreement:prepare"
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDEMU_CACHE", str(tmp_path_factory.getbasetemp() / "named-code-cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(named, "_allowed", None)
+    monkeypatch.setattr(named, "_digests", {})
+    Path("net.py").write_text(NET)
+
+
+def of(**tables: Any) -> Experiment:
+    return Experiment.parse({"model": {"name": "net.py:net"}, **tables})
+
+
+def test_every_setting_that_can_name_code_is_known() -> None:
+    algorithm = {
+        "name": "a.b:Method",
+        "loss": "my_losses:loss",
+        "terms": {"my/terms.py:term": {}, "ewc": {}},
+        "options": {"anchors": "net:anchors", "plain": ["x:y", 3], "time": "12:30"},
+    }
+    experiment = of(data={"dataset": "sets/my_data.py:rings"}, algorithm=algorithm)
+    assert named_places(experiment) == {
+        "net.py": "model.name",
+        "a.b": "algorithm.name",
+        "my_losses": "algorithm.loss",
+        "my/terms.py": "algorithm.terms",
+        "sets/my_data.py": "data.dataset",
+    }
+    # In options a text of this form may mean anything, so it is pinned where it leads to a source.
+    digest = sha256(NET.encode()).hexdigest()
+    assert with_digests(experiment).code == {"net": digest, "net.py": digest}
+
+
+def test_digests_travel_with_the_experiment_and_count_for_its_digest() -> None:
+    plain, pinned = of(), with_digests(of())
+    assert Experiment.from_bytes(pinned.to_bytes()) == pinned
+    assert pinned.digest != plain.digest
+    assert pinned.table() == plain.table()
+    assert with_digests(Experiment()).to_bytes() == Experiment().to_bytes()
+    with pytest.raises(ConfigurationError, match="code is no setting; it is filled"):
+        Experiment.parse({"code": {"net.py": "ab" * 32}})
+
+
+def test_a_run_directory_keeps_the_digests_and_a_change_is_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    record(tmp_path, with_digests(of()).code, said.append)
+    assert json.loads((tmp_path / CODE_FILE).read_text()) == {"net.py": sha256(NET.encode()).hexdigest()}
+    record(tmp_path, with_digests(of()).code, said.append)
+    assert said == []
+    Path("net.py").write_text(f"{NET}\n")
+    record(tmp_path, with_digests(of()).code, said.append)
+    old, new = sha256(NET.encode()).hexdigest()[:12], sha256(f"{NET}\n".encode()).hexdigest()[:12]
+    [line] = said
+    assert line.startswith(f"net.py was changed since this run began (digest {old}... then, {new}... now)")
+    assert json.loads((tmp_path / CODE_FILE).read_text())["net.py"].startswith(new)
+
+
+def test_an_experiment_without_code_leaves_no_file(tmp_path: Path) -> None:
+    record(tmp_path, Experiment().code, pytest.fail)
+    assert not (tmp_path / CODE_FILE).exists()
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"model": {"name": "os:system"}},
+        {"model": {"name": "mlp", "hidden": [8]}, "algorithm": {"name": "subprocess:run", "options": {"shell": True}}},
+        {"model": {"name": "mlp"}, "algorithm": {"loss": "builtins:exec"}},
+        {"model": {"name": "mlp"}, "algorithm": {"terms": {"/tmp/theirs.py:term": {}}}},
+        {"model": {"name": "mlp"}, "data": {"dataset": "os:getcwd"}},
+        {"model": {"name": "mlp"}, "data": {"dataset": "fedemu.protocol.host.named:load"}},
+    ],
+)
+def test_a_restricted_process_refuses_an_experiment_that_names_other_code(tables: dict[str, Any]) -> None:
+    named.restrict([])
+    experiment = of(**tables)
+    [(place, setting)] = named_places(experiment).items()
+    hostile = experiment.model_copy(update={"code": {place: "ab" * 32}})
+    for content in (experiment.to_bytes(), hostile.to_bytes()):
+        with pytest.raises(ConfigurationError) as caught:
+            received(content)
+        assert f"names code that does not come with fedemu: {place} ({setting}); " in str(caught.value)
+        assert str(caught.value).endswith(f"start these devices with --allow-code {place}")
+
+
+def test_an_option_that_names_code_is_refused_too() -> None:
+    algorithm = {"name": "lander", "options": {"anchors": "net.py:net"}}
+    pinned = with_digests(Experiment.parse({"algorithm": algorithm}))
+    named.restrict([])
+    with pytest.raises(ConfigurationError, match=r"net\.py \(an option\); .*--allow-code net\.py$"):
+        received(pinned.to_bytes())
+
+
+def test_the_process_that_prepares_the_data_runs_what_is_allowed_and_unchanged(tmp_path: Path) -> None:
+    sent = tmp_path / "experiment"
+    sent.write_bytes(with_digests(of()).to_bytes())
+    data = open_corpus(Experiment()).digest
+
+    def prepared(*allow_code: str) -> None:
+        asyncio.run(prepare_data(PREPARE, sent, data, allow_code))
+
+    with pytest.raises(DataError, match=r"^the coordinator's experiment names .*net\.py \(model\.name\); .*net\.py$"):
+        prepared()
+    prepared("net.py")
+    Path("net.py").write_text(f"{NET}\n")
+    with pytest.raises(DataError, match=r"net\.py is not the same here as at the coordinator: .* there; give both"):
+        prepared("net.py")
+
+
+def test_a_trainer_process_refuses_for_itself(tmp_path: Path) -> None:
+    (tmp_path / "experiment").write_bytes(with_digests(of()).to_bytes())
+    code = (
+        "from fedemu.device.compute.process import open_runner\n"
+        "from fedemu.device.pipe import TrainerSetup\n"
+        "open_runner(TrainerSetup(number=0, bus='', token='', trainer='fedemu.ops.assembly.trainer:open_trainer',\n"
+        "    experiment='experiment', device_type='cpu'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "ConfigurationError: the coordinator's experiment names code" in done.stderr
