@@ -68,6 +68,8 @@ class Admission:
         self._keys: dict[bytes, str] = {}
         self._connections: Counter[str] = Counter()
         self._meters: dict[bytes, _Meter] = {}
+        self.largest_reply = 0
+        """The bytes of the largest reply that was asked for so far."""
         self._asked_up = self._asked_down = 0.0
         self._most_up = self._most_down = float(SPARE_BYTES)
 
@@ -106,6 +108,7 @@ class Admission:
 
     def asked(self, up: int, down: int) -> None:
         """An ask begins. A reply to it has ``up`` bytes, and its blobs have ``down`` bytes together."""
+        self.largest_reply = max(self.largest_reply, up)
         self._asked_up += REPEATS * up
         self._asked_down += REPEATS * down
         self._most_up = max(self._most_up, SPARE_BYTES + REPEATS * up)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
@@ -62,6 +62,7 @@ class Reception:
         granted: Callable[..., wire.Granted],
         send: Callable[[bytes, Message, Sequence[Buffer]], object],
         key_of: Callable[[bytes], str] = lambda peer: "",
+        cut: Callable[[bytes], None] = lambda peer: None,
     ) -> None:
         self.roster = roster
         self.shelf = shelf
@@ -79,13 +80,13 @@ class Reception:
         self.changed = asyncio.Event()
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._excessive: OrderedDict[bytes, None] = OrderedDict()
-        self._connections = 0
-        """The number of connections that were in ``_excessive`` so far."""
         self._settings = settings
         self._observers = observers
         self._granted = granted
         self._send = send
         self._key_of = key_of
+        self._cut = cut
+        self._ended: Counter[str] = Counter()
 
     def received(self, peer: bytes, envelope: Envelope) -> None:
         """Handle a message that could be decoded."""
@@ -131,6 +132,17 @@ class Reception:
         """End the run with the first fault of the coordinator itself."""
         if not self.broken.done():
             self.broken.set_exception(error)
+
+    def ended(self, reason: str) -> None:
+        """The Router has closed a connection (connections, unfinished, idle, too_much).
+
+        It is counted. An event tells of the 1st, 10th, 100th and so on.
+        """
+        self._observers.rejected(reason)
+        self._ended[reason] += 1
+        count = self._ended[reason]
+        if count == 10 ** (len(str(count)) - 1):
+            self._observers.event("connections_closed", reason=reason, connections=count)
 
     def expire(self, now: float) -> None:
         """End the sessions of the peers that fell silent."""
@@ -223,17 +235,15 @@ class Reception:
             self._send(peer, self.verdicts.answer(message.ask, device), ())
 
     def _too_much(self, peer: bytes) -> None:
-        """Count what a connection sent or wanted beyond its measure. An event tells of the 1st, 10th, 100th of them."""
-        self._observers.rejected(TooMuch.reason)
+        """Close a connection that sends or wants more than a run needs. An honest device would come back."""
         if peer in self._excessive:
+            self._observers.rejected(TooMuch.reason)
             return
         self._excessive[peer] = None
         while len(self._excessive) > REFUSED_PEERS:
             self._excessive.popitem(last=False)
-        self._connections += 1
-        if self._connections == 10 ** (len(str(self._connections)) - 1):
-            device, key = self.roster.device_of(peer), self._key_of(peer) or None
-            self._observers.event("too_much", device=device, key=key, connections=self._connections)
+        self.ended(TooMuch.reason)
+        self._cut(peer)
 
     def _revoked(self, peer: bytes, now: float) -> None:
         if self.roster.knows(peer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import Buffer, Decoder, Limits
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Message
-from fedemu.protocol.transport.interface import Network, Router
+from fedemu.protocol.transport.interface import Bounds, Network, Router
 
 TICK_SECONDS = 0.25
 DRAIN_SECONDS = 0.5
@@ -28,6 +29,12 @@ MOMENT_SECONDS = 5.0
 """Observers are told of devices that are away for longer than this: processes that start again need less."""
 START_SECONDS = 10.0
 """The same at the beginning of a run, when all processes start."""
+SPARE_FILES = 192
+"""Descriptors that connections leave for the run's own files, at least."""
+SPARE_STRANGERS = 256
+"""Connections without a session that may be open beside two for each device."""
+SPARE_UNFINISHED = 8 * 2**20
+"""The bytes of messages that have not ended that a peer may send, beside a few replies to an ask."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,9 @@ class Service:
         self.roster = roster
         self.shelf = shelf
         self.timeline = timeline
-        self.reception = Reception(settings, roster, shelf, timeline, observers, granted, self._send, self._key_of)
+        self.reception = Reception(
+            settings, roster, shelf, timeline, observers, granted, self._send, self._key_of, self._cut
+        )
         self._settings = settings
         self._observers = observers
         self._router: Router | None = None
@@ -77,7 +86,9 @@ class Service:
         limit = self._settings.payload_bytes
         decoder = Decoder(wire.Up, Limits(frame_bytes=limit, message_bytes=limit))
         reception = self.reception
-        self._router = network.bind(address, decoder, reception.received, reception.rejected, reception.screen)
+        self._router = network.bind(
+            address, decoder, reception.received, reception.rejected, reception.screen, self._bounds()
+        )
         self.roster.admission.asked(0, self.shelf.kept_bytes)
         self._ticked = self.timeline.now()
         self._tick()
@@ -247,8 +258,26 @@ class Service:
         if self._router is not None:
             self._router.send(peer, message, frames)
 
+    def _bounds(self) -> Bounds:
+        """What strangers may take: some descriptors must be left for the run's own files."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = limit - max(SPARE_FILES, limit // 8)
+        admission = self.roster.admission
+        return Bounds(
+            connections=most,
+            strangers=min(2 * self._settings.devices + SPARE_STRANGERS, most // 2),
+            knows=self.roster.knows,
+            ended=self.reception.ended,
+            closed=admission.forget,
+            most_unfinished=lambda: SPARE_UNFINISHED + 4 * admission.largest_reply,
+        )
+
     def _key_of(self, peer: bytes) -> str:
         return "" if self._router is None else self._router.key_of(peer)
+
+    def _cut(self, peer: bytes) -> None:
+        if self._router is not None:
+            self._router.cut(peer)
 
     def _tick(self) -> None:
         now = self.timeline.now()
@@ -271,6 +300,8 @@ class Service:
                 self.reception.exchange.stalled(stall)
         if now - self._stalled >= self._settings.heartbeat_seconds:
             self.reception.expire(now)
+        if self._router is not None:
+            self._router.look()
         if self.reception.exchange is not None:
             self.reception.exchange.tick(now)
         if int(now) != int(self._ticked):

@@ -45,6 +45,8 @@ from fedemu.protocol.host.private import leave_private
 from fedemu.protocol.transport.memory import MemoryNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
+MOST_FILES = 2**20
+"""A higher limit of open files is of no use."""
 SPARE_FILES = 256
 """Open files that a coordinator needs beside the connections of the devices: libraries, data, logs, checkpoints."""
 
@@ -138,9 +140,9 @@ async def _serve(
 
 
 def allow_files(wanted: int) -> None:
-    """Raise this process's soft limit of open files to ``wanted``.
+    """Raise this process's soft limit of open files to the hard limit, so that strangers cannot use up all.
 
-    Raises ConfigurationError if the hard limit is lower.
+    Raises ConfigurationError if the hard limit is below ``wanted``.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < wanted:
@@ -148,8 +150,9 @@ def allow_files(wanted: int) -> None:
             f"the coordinator needs {wanted} open files, but at most {hard} are allowed; "
             f"raise the limit (ulimit -Hn {wanted}), or set fewer fleet.devices"
         )
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    most = max(wanted, MOST_FILES) if hard == resource.RLIM_INFINITY else min(hard, max(wanted, MOST_FILES))
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _report(directory: Path) -> int:

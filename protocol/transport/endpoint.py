@@ -45,6 +45,8 @@ class Endpoint(ABC):
         self._receive: Callable[..., Any] = super(zmq.Socket, socket).recv
         self._loop = loop
         self._descriptor = int(socket.getsockopt(zmq.FD))
+        self._first: Any = None
+        """The first frame of the message that was read last."""
         self._overflow: deque[list[Buffer]] = deque()
         self._draining = False
         self._due = False
@@ -104,6 +106,7 @@ class Endpoint(ABC):
     def _frames(self) -> list[Buffer]:
         """The frames of the next message, without the last if there are too many. Raises zmq.Again if none came."""
         frame = self._receive(NOBLOCK, False)
+        self._first = frame
         frames = [self._buffer(frame)]
         while frame.more:
             frame = self._receive(NOBLOCK, False)

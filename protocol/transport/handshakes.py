@@ -19,7 +19,7 @@ from fedemu.protocol.transport.interface import ReaderLoop
 
 logger = logging.getLogger(__name__)
 
-_EVENTS: Final = (
+EVENTS: Final = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -36,15 +36,11 @@ class BrokenHandshakes:
     A key that is refused is not counted, as ``KeyGate`` logs it by name.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], loop: ReaderLoop) -> None:
+    def __init__(self) -> None:
         self._count = 0
-        self._ear = _Ear(socket, loop, _EVENTS, self._heard)
 
-    def close(self) -> None:
-        """Stop listening. Must be called before the Router is closed."""
-        self._ear.close()
-
-    def _heard(self, event: int, value: int) -> None:
+    def heard(self, event: int) -> None:
+        """An event of the Router's handshakes."""
         if event not in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
             return
         self._count += 1
@@ -71,7 +67,7 @@ class HandshakeWatch:
         self._keys = keys
         self._failed = failed
         self._failures = 0
-        self._ear = _Ear(socket, loop, _EVENTS, self._heard)
+        self._ear = Ear(socket, loop, EVENTS, self._heard)
 
     def close(self) -> None:
         """Stop listening. Must be called before the Dealer is closed."""
@@ -109,7 +105,7 @@ class HandshakeWatch:
         )
 
 
-class _Ear:
+class Ear:
     """Hears the events of one socket, and calls ``heard`` with the event and its value."""
 
     def __init__(
@@ -124,6 +120,7 @@ class _Ear:
         loop.call_soon(self._drain)
 
     def close(self) -> None:
+        """Stop listening. Must be called before the socket is closed."""
         if not self._monitor.closed:
             self._loop.remove_reader(self._descriptor)
             self._socket.disable_monitor()

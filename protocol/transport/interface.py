@@ -8,6 +8,7 @@ Received buffers stay valid as long as someone holds them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fedemu.protocol.codec import Buffer, Decoder, Envelope
@@ -20,6 +21,31 @@ Screen = Callable[[bytes, Sequence[Buffer]], ProtocolError | None]
 
 def let_all_pass(peer: bytes, frames: Sequence[Buffer]) -> None:
     """The screen that stops nothing."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a Router allows its connections. Those of peers that ``knows`` does not know are strangers.
+
+    ``connections`` is the most that may be open, and ``strangers`` the most of strangers. A stranger may be silent for
+    ``idle_seconds``. ``unfinished`` and ``strangers_unfinished`` are the most bytes of messages that have not ended.
+    The Router calls ``ended`` with the reason (connections, unfinished, idle) of each connection that it closes, and
+    ``closed`` with each peer whose connection is gone.
+    """
+
+    connections: int
+    strangers: int
+    knows: Callable[[bytes], bool]
+    ended: Callable[[str], None]
+    closed: Callable[[bytes], None]
+    most_unfinished: Callable[[], int]
+    strangers_unfinished: int = 2**20
+    idle_seconds: float = 30.0
+
+    @property
+    def unfinished(self) -> int:
+        """The most bytes of a message that a peer has not ended, at this moment."""
+        return self.most_unfinished()
 
 
 class ReaderLoop(Protocol):
@@ -61,6 +87,14 @@ class Router(Protocol):
 
         The message is dropped if the peer is unknown or gone, or if the queue to it is full.
         """
+        ...
+
+    def cut(self, peer: bytes) -> None:
+        """Close the connection of a peer, if it can be found. An honest peer comes back on a new one."""
+        ...
+
+    def look(self) -> None:
+        """Close connections that break the bounds, or whose keys were revoked. To be called a few times a second."""
         ...
 
     def key_of(self, peer: bytes) -> str:
@@ -107,10 +141,12 @@ class Network(Protocol):
         received: Callable[[bytes, Envelope], None],
         rejected: Callable[[bytes, ProtocolError], None],
         screen: Screen = let_all_pass,
+        bounds: Bounds | None = None,
     ) -> Router:
         """A Router that listens at the address. Raises ConfigurationError if the address cannot be used.
 
-        ``screen`` sees the frames of each message before they are decoded.
+        ``screen`` sees the frames of each message before they are decoded. Without ``bounds`` connections are not
+        counted.
         """
         ...
 

@@ -16,7 +16,7 @@ from fedemu.protocol.codec import Buffer, Decoder, Envelope, encode
 from fedemu.protocol.errors import ConfigurationError, ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.seeds import integer
-from fedemu.protocol.transport.interface import Screen, let_all_pass
+from fedemu.protocol.transport.interface import Bounds, Screen, let_all_pass
 from fedemu.protocol.transport.link import Faults, Link
 
 CallLater = Callable[[float, Callable[[], None]], Any]
@@ -45,6 +45,7 @@ class MemoryNetwork:
         received: Callable[[bytes, Envelope], None],
         rejected: Callable[[bytes, ProtocolError], None],
         screen: Screen = let_all_pass,
+        bounds: Bounds | None = None,
     ) -> MemoryRouter:
         if address.endswith((":0", "*")):
             address = f"{address.removesuffix('0').removesuffix('*')}{next(self._addresses)}"
@@ -125,6 +126,16 @@ class MemoryRouter:
             return False
         self.bytes_sent += sum(map(len, parts))
         return True
+
+    def cut(self, peer: bytes) -> None:
+        dealer = self.dealers.pop(peer, None)
+        if dealer is not None:
+            dealer.detach()
+            self._network.waiting[self.address].remove(dealer)
+            dealer.attach(self)
+
+    def look(self) -> None:
+        """There is nothing to look at: this process made all connections itself."""
 
     def key_of(self, peer: bytes) -> str:
         dealer = self.dealers.get(peer)

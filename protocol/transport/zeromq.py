@@ -12,10 +12,11 @@ import zmq
 from fedemu.protocol.codec import Buffer, Decoder, Envelope, encode
 from fedemu.protocol.errors import KeyRevoked, ProtocolError
 from fedemu.protocol.messages import Message
+from fedemu.protocol.transport.connections import Connections
 from fedemu.protocol.transport.curve import KEY_CHARACTERS, ClientKeys, KeyGate, ServerKeys
 from fedemu.protocol.transport.endpoint import NOBLOCK, Endpoint
 from fedemu.protocol.transport.handshakes import BrokenHandshakes, HandshakeWatch
-from fedemu.protocol.transport.interface import ReaderLoop, Screen, let_all_pass
+from fedemu.protocol.transport.interface import Bounds, ReaderLoop, Screen, let_all_pass
 from fedemu.protocol.transport.sockets import bound, connected, make_context, unbind
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class ZmqNetwork:
         received: Callable[[bytes, Envelope], None],
         rejected: Callable[[bytes, ProtocolError], None],
         screen: Screen = let_all_pass,
+        bounds: Bounds | None = None,
     ) -> ZmqRouter:
         keys = self._keys if isinstance(self._keys, ServerKeys) else None
         if keys is not None and self._gate is None:
@@ -64,8 +66,10 @@ class ZmqNetwork:
         socket = bound(self._context, address, decoder.limits, self._linger, keys)
         approved = keys.approved if keys is not None else None
         closed, loop = self._open.discard, self._running_loop()
-        broken = BrokenHandshakes(socket, loop) if keys is not None else None
-        router = ZmqRouter(socket, loop, decoder, received, rejected, screen, closed, approved, broken)
+        broken = BrokenHandshakes() if keys is not None else None
+        counted = keys is not None or bounds is not None
+        connections = Connections(socket, loop, bounds, broken) if counted else None
+        router = ZmqRouter(socket, loop, decoder, received, rejected, screen, closed, approved, connections)
         self._open.add(router)
         return router
 
@@ -113,11 +117,12 @@ class ZmqRouter(Endpoint):
         screen: Screen,
         closed: Callable[[Endpoint], None],
         approved: Callable[[str], bool] | None = None,
-        broken: BrokenHandshakes | None = None,
+        connections: Connections | None = None,
     ) -> None:
         super().__init__(socket, loop, decoder, closed)
         self._approved = approved
-        self._broken = broken
+        self._connections = connections
+        self._revoked: set[bytes] = set()
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._received = received
         self._rejected = rejected
@@ -142,14 +147,46 @@ class ZmqRouter(Endpoint):
         self._full.discard(peer)
         return True
 
+    @property
+    def peers(self) -> list[bytes]:
+        """The peers that have sent a message and have not gone, if connections are counted."""
+        return [] if self._connections is None else self._connections.peers
+
+    def cut(self, peer: bytes) -> None:
+        if self._connections is not None:
+            self._connections.cut(peer)
+
+    def look(self) -> None:
+        if self._connections is None or self._socket.closed:
+            return
+        self._connections.look()
+        if self._approved is not None:
+            self._part_from_revoked(self._connections, self._approved)
+
+    def _part_from_revoked(self, connections: Connections, approved: Callable[[str], bool]) -> None:
+        """Tell the peers whose keys were revoked, and close their connections at the next look."""
+        for peer in self._revoked:
+            connections.cut(peer)
+        verdicts: dict[bytes, bool] = {}
+        revoked = set()
+        for peer in connections.peers:
+            key = peer[-KEY_CHARACTERS:]
+            if key not in verdicts:
+                verdicts[key] = approved(key.decode("ascii"))
+            if not verdicts[key]:
+                revoked.add(peer)
+                if peer not in self._revoked:
+                    self._rejected(peer, KeyRevoked())
+        self._revoked = revoked
+
     def key_of(self, peer: bytes) -> str:
         return "" if self._approved is None else peer[-KEY_CHARACTERS:].decode("ascii")
 
     def close(self) -> None:
         if not self._socket.closed:
             unbind(self._socket, self.address)
-            if self._broken is not None:
-                self._broken.close()
+            if self._connections is not None:
+                self._connections.close()
         super().close()
 
     def _take(self) -> bool:
@@ -164,6 +201,8 @@ class ZmqRouter(Endpoint):
         except zmq.Again:
             return False
         frames = self._frames()
+        if self._connections is not None:
+            self._connections.heard(peer, self._first)
         if self._approved is not None and not self._approved(key):
             self._rejected(peer, KeyRevoked())
             return True

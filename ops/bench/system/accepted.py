@@ -24,7 +24,7 @@ from fedemu.protocol.codec import Buffer, Decoder, Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.ids import AskId
 from fedemu.protocol.messages import Accepted, Hello, Message
-from fedemu.protocol.transport.interface import Dealer, Router, Screen, let_all_pass
+from fedemu.protocol.transport.interface import Bounds, Dealer, Router, Screen, let_all_pass
 from fedemu.protocol.transport.memory import MemoryNetwork
 
 
@@ -46,13 +46,14 @@ class Overheard:
         received: Callable[[bytes, Envelope], None],
         rejected: Callable[[bytes, ProtocolError], None],
         screen: Screen = let_all_pass,
+        bounds: Bounds | None = None,
     ) -> Router:
         def overhear(peer: bytes, envelope: Envelope) -> None:
             if isinstance(envelope.message, Hello):
                 self._devices[peer] = envelope.message.device
             received(peer, envelope)
 
-        return _OverheardRouter(self._network.bind(address, decoder, overhear, rejected, screen), self._told)
+        return _OverheardRouter(self._network.bind(address, decoder, overhear, rejected, screen, bounds), self._told)
 
     def connect(
         self,
@@ -91,6 +92,12 @@ class _OverheardRouter:
     def send(self, peer: bytes, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         self._told(peer, message)
         return self._router.send(peer, message, frames)
+
+    def cut(self, peer: bytes) -> None:
+        self._router.cut(peer)
+
+    def look(self) -> None:
+        self._router.look()
 
     def key_of(self, peer: bytes) -> str:
         return self._router.key_of(peer)

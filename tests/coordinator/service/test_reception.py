@@ -73,7 +73,7 @@ async def test_a_machine_with_another_key_takes_no_device_with_a_stolen_lease(
     assert {event["device"] for event in left.named("join")} == {0, 1}
 
 
-async def test_a_connection_that_sends_too_much_is_not_read_and_told_of_once(
+async def test_a_connection_that_sends_too_much_is_closed_and_told_of_once(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
 ) -> None:
     fleet = make_fleet(2)
@@ -84,7 +84,7 @@ async def test_a_connection_that_sends_too_much_is_not_read_and_told_of_once(
         stranger.send(wire.Heartbeat())
     summary, left = await running
     assert (summary.outcome, summary.perturbed) == ("completed", False)
-    assert len(left.named("too_much")) == 1
+    assert [(event["reason"], event["connections"]) for event in left.named("connections_closed")] == [("too_much", 1)]
 
 
 async def test_a_machine_that_comes_behind_a_vanished_one_is_told_to_wait(

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 import zmq
 
-from fedemu.protocol.codec import DOWN, UP, Envelope, Limits
+from fedemu.protocol.codec import DOWN, UP, Envelope, Limits, encode
 from fedemu.protocol.errors import ConfigurationError, HandshakeFailed, KeyRevoked, ProtocolError
 from fedemu.protocol.messages import Beat, Heartbeat, Message
 from fedemu.protocol.transport import curve
-from fedemu.protocol.transport.curve import ClientKeys, ServerKeys
+from fedemu.protocol.transport.curve import ClientKeys, ServerKeys, connect_with
 from fedemu.protocol.transport.sockets import bound, make_context
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
@@ -144,6 +144,45 @@ async def test_a_key_that_is_revoked_is_not_heard_any_more(place: Place, eventua
     machines[1].dealer.send(Heartbeat())
     await eventually(lambda: len(place.heard) == 3)
     assert place.heard[2][0] != place.refused[0]
+
+
+async def test_a_peer_that_only_listens_is_told_that_its_key_was_revoked_and_then_parted_from(
+    place: Place, eventually: Eventually
+) -> None:
+    pairs = [a_pair(), a_pair()]
+    place.approved.update(public for public, _ in pairs)
+    for pair in pairs:
+        place.join(pair)
+    await eventually(lambda: len(place.heard) == 2)
+    place.router.look()
+    assert place.rejected == []
+    place.approved.remove(pairs[0][0])
+    place.router.look()
+    assert [str(error)[:22] for error in place.rejected] == ["The key of this connec"]
+    assert place.router.key_of(place.refused[0]) == pairs[0][0]
+    place.router.look()
+    await eventually(lambda: [*map(place.router.key_of, place.router.peers)] == [pairs[1][0]])
+    assert len(place.rejected) == 1
+
+
+async def test_a_name_that_another_key_has_chosen_is_not_its_peer(place: Place, eventually: Eventually) -> None:
+    """Two machines call their connections by the same name, one after the other."""
+    pairs = [a_pair(), a_pair()]
+    place.approved.update(public for public, _ in pairs)
+    context = zmq.Context()
+    for number, (public, secret) in enumerate(pairs, 1):
+        with context.socket(zmq.DEALER) as socket:
+            socket.linger = 1000
+            socket.setsockopt(zmq.IDENTITY, b"the same")
+            connect_with(socket, ClientKeys(place.router.address, public, secret, place.public))
+            socket.connect(place.router.address)
+            socket.send_multipart(encode(Heartbeat()))
+            await eventually(lambda count=number: len(place.heard) == count)
+        await eventually(lambda: place.router.peers == [])
+    peers = [peer for peer, _ in place.heard]
+    assert [*map(place.router.key_of, peers)] == [public for public, _ in pairs]
+    assert peers[0] != peers[1]
+    context.term()
 
 
 async def test_an_error_while_a_key_is_looked_up_refuses_it_and_the_next_one_is_looked_up(

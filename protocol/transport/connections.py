@@ -1,0 +1,214 @@
+"""The connections of one Router: how many there are, which of them hold memory for nothing, and how to close one.
+
+ZeroMQ assembles a message before it hands it on, however many parts it has, and it lets everybody connect. So a process
+looks at its own sockets: the kernel tells how many bytes each has brought.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import zmq
+
+from fedemu.protocol.transport.handshakes import EVENTS, BrokenHandshakes, Ear
+from fedemu.protocol.transport.interface import Bounds, ReaderLoop
+
+LOOK_SECONDS: Final = 1.0
+"""The time between two looks at up to a thousand connections. For more connections it is longer in proportion."""
+GROWTH: Final = 64 * 2**20
+"""If the memory of this process has grown by more bytes than this, the next look comes at once."""
+_RECEIVED: Final = 128
+"""The place of the received bytes in the kernel's answer to TCP_INFO."""
+_TCP_INFO: Final = 11
+_IPPROTO_TCP: Final = 6
+_BOTH_WAYS: Final = 2
+
+
+@dataclass(slots=True)
+class Connection:
+    """One connection. Times are monotonic. ``peer`` is None before its first message.
+
+    ``inode`` tells its socket from another one that gets the same descriptor. ``base`` is the number of bytes that it
+    had brought when it was last seen to have ended a message. ``over`` says that it was beyond its bound at the last
+    look, ``going`` that it is being closed.
+    """
+
+    descriptor: int
+    inode: int
+    heard: float
+    peer: bytes | None = None
+    seen: float = 0.0
+    base: int = 0
+    over: bool = False
+    going: bool = False
+
+
+class Connections:
+    """Counts the connections of ``socket``, and closes those that break ``bounds``. ``broken`` hears of handshakes."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        loop: ReaderLoop,
+        bounds: Bounds | None,
+        broken: BrokenHandshakes | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._bounds = bounds or _BOUNDLESS
+        self._broken = broken
+        self._clock = clock
+        self._open: dict[int, Connection] = {}
+        self._by_peer: dict[bytes, Connection] = {}
+        self._due = 0.0
+        self._memory = _resident()
+        self._ear = Ear(socket, loop, EVENTS | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED, self._event)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def peers(self) -> list[bytes]:
+        """The peers that have sent a message, and have not gone."""
+        return list(self._by_peer)
+
+    def close(self) -> None:
+        """Stop counting. Must be called before the Router is closed."""
+        self._ear.close()
+
+    def heard(self, peer: bytes, frame: zmq.Frame) -> None:
+        """A whole message of the peer has come; ``frame`` is one of its frames."""
+        connection = self._by_peer.get(peer)
+        if connection is None:
+            try:
+                descriptor = int(frame.get("__fd"))
+            except (zmq.ZMQError, ValueError):
+                return
+            connection = self._open.get(descriptor) or self._accepted(descriptor)
+            if connection is None:
+                return
+            connection.peer = peer
+            self._by_peer[peer] = connection
+        connection.heard = self._clock()
+
+    def cut(self, peer: bytes) -> None:
+        """Close the connection of a peer. An honest one comes back on a new connection."""
+        connection = self._by_peer.get(peer)
+        if connection is not None:
+            self._cut(connection)
+
+    def look(self) -> None:
+        """Close the connections that break the bounds. To be called a few times a second, when messages were read."""
+        now, memory = self._clock(), _resident()
+        if now < self._due and memory < self._memory + GROWTH:
+            return
+        self._memory = memory
+        strangers = []
+        suspects = False
+        for connection in list(self._open.values()):
+            peer = connection.peer
+            known = peer is not None and self._bounds.knows(peer)
+            if self._unfinished(connection) > (self._bounds.unfinished if known else self._bounds.strangers_unfinished):
+                suspects = True
+                if connection.over:
+                    self._end(connection, "unfinished")
+                connection.over = True
+                continue
+            connection.over = False
+            if not known:
+                strangers.append(connection)
+                if now > connection.heard + self._bounds.idle_seconds:
+                    self._end(connection, "idle")
+        strangers.sort(key=lambda connection: connection.heard)
+        for connection in strangers[: max(0, len(strangers) - self._bounds.strangers)]:
+            self._end(connection, "connections")
+        self._due = now if suspects else now + LOOK_SECONDS * max(1.0, len(self._open) / 1000)
+
+    def _event(self, event: int, value: int) -> None:
+        if event == zmq.EVENT_ACCEPTED:
+            connection = self._accepted(value)
+            if connection is not None and len(self._open) > self._bounds.connections:
+                self._end(connection, "connections")
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._gone(value)
+        elif self._broken is not None:
+            self._broken.heard(event)
+
+    def _accepted(self, descriptor: int) -> Connection | None:
+        """A new connection, None if it has gone already."""
+        self._gone(descriptor)
+        inode = _inode(descriptor)
+        if inode is None:
+            return None
+        made = self._open[descriptor] = Connection(descriptor, inode, self._clock())
+        return made
+
+    def _gone(self, descriptor: int) -> None:
+        connection = self._open.pop(descriptor, None)
+        if connection is not None and connection.peer is not None:
+            if self._by_peer.get(connection.peer) is connection:
+                del self._by_peer[connection.peer]
+            self._bounds.closed(connection.peer)
+
+    def _unfinished(self, connection: Connection) -> int:
+        """The bytes that have come since the connection last ended a message, by what was seen at the looks."""
+        received = _received(connection.descriptor)
+        if connection.heard != connection.seen and connection.peer is not None:
+            connection.seen, connection.base = connection.heard, received
+        return received - connection.base
+
+    def _end(self, connection: Connection, reason: str) -> None:
+        if not connection.going:
+            self._bounds.ended(reason)
+            self._cut(connection)
+
+    def _cut(self, connection: Connection) -> None:
+        """Shut the socket down; ZeroMQ then closes it, and frees what it held."""
+        connection.going = True
+        if _inode(connection.descriptor) == connection.inode:
+            _LIBC.shutdown(connection.descriptor, _BOTH_WAYS)
+        else:
+            self._gone(connection.descriptor)
+
+
+_BOUNDLESS: Final = Bounds(
+    connections=2**31,
+    strangers=2**31,
+    knows=lambda peer: True,
+    ended=lambda reason: None,
+    closed=lambda peer: None,
+    most_unfinished=lambda: 2**63,
+)
+_LIBC: Final = ctypes.CDLL(None)
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+def _resident() -> int:
+    """The bytes of memory that this process holds. 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE
+    except OSError:
+        return 0
+
+
+def _inode(descriptor: int) -> int | None:
+    try:
+        return os.fstat(descriptor).st_ino
+    except OSError:
+        return None
+
+
+def _received(descriptor: int) -> int:
+    """The bytes that a TCP connection has brought so far. 0 for another socket, and where the system does not tell."""
+    answer = ctypes.create_string_buffer(256)
+    size = ctypes.c_uint32(256)
+    failed = _LIBC.getsockopt(descriptor, _IPPROTO_TCP, _TCP_INFO, answer, ctypes.byref(size))
+    if failed or size.value < _RECEIVED + 8:
+        return 0
+    return int(struct.unpack_from("=Q", answer, _RECEIVED)[0])

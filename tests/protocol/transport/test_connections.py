@@ -1,0 +1,182 @@
+"""Connections that take too much, over real sockets: those without an end, those that say nothing, and too many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fedemu.ops.stress.zmtp import MORE, dial, frame, shake_hands
+from fedemu.protocol.codec import UP
+from fedemu.protocol.messages import Heartbeat
+from fedemu.protocol.transport import connections as room
+from fedemu.protocol.transport.interface import Bounds
+from fedemu.protocol.transport.zeromq import ZmqNetwork
+
+Eventually = Callable[[Callable[[], object]], Awaitable[None]]
+MIB = 2**20
+
+
+class Place:
+    """A Router with bounds, whose peers are all known, or all strangers. ``ended`` are the reasons of closed ones."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, known: bool, address: str, **more: Any) -> None:
+        monkeypatch.setattr(room, "LOOK_SECONDS", 0.0)
+        self.ended: list[str] = []
+        self.closed: list[bytes] = []
+        self.heard: list[bytes] = []
+        self.network = ZmqNetwork(linger_seconds=0.1)
+        bounds = Bounds(
+            **{"connections": 100, "strangers": 100} | more,
+            knows=lambda peer: known,
+            ended=self.ended.append,
+            closed=self.closed.append,
+            most_unfinished=lambda: 4 * MIB,
+        )
+        self.router = self.network.bind(
+            address, UP, lambda peer, envelope: self.heard.append(peer), lambda peer, error: None, bounds=bounds
+        )
+        self.strangers: list[socket.socket] = []
+
+    def stranger(self) -> socket.socket:
+        made = dial(self.router.address)
+        self.strangers.append(made)
+        return made
+
+    def looked(self, condition: Callable[[], object]) -> Callable[[], object]:
+        """The condition, after one more look."""
+
+        def look() -> object:
+            self.router.look()
+            return condition()
+
+        return look
+
+    def close(self) -> None:
+        for stranger in self.strangers:
+            stranger.close()
+        self.network.close()
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Place]]:
+    made: list[Place] = []
+
+    def place(known: bool = False, address: str = "tcp://127.0.0.1:*", **more: Any) -> Place:
+        made.append(Place(monkeypatch, known, address, **more))
+        return made[-1]
+
+    yield place
+    for each in made:
+        each.close()
+
+
+def is_over(connection: socket.socket) -> bool:
+    """Whether the other side has closed a connection. It drops what the other side has sent before."""
+    connection.setblocking(False)
+    try:
+        while connection.recv(65536):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def pour(connection: socket.socket, data: bytes) -> None:
+    """Send all of it, or as much as the other side takes before it closes the connection."""
+    connection.settimeout(20)
+    with contextlib.suppress(OSError):
+        connection.sendall(data)
+
+
+@pytest.mark.parametrize(("known", "parts", "ends"), [(False, 2, True), (True, 2, False), (True, 6, True)])
+async def test_a_message_without_an_end_is_held_up_to_its_bound(
+    make: Callable[..., Place], eventually: Eventually, known: bool, parts: int, ends: bool
+) -> None:
+    place = make(known)
+    stranger = place.stranger()
+    await asyncio.to_thread(shake_hands, stranger)
+    pour(stranger, frame(Heartbeat().type.encode()))
+    await eventually(lambda: place.router.bytes_received)
+    place.router.look()
+    for _ in range(parts):
+        pour(stranger, frame(bytes(MIB), MORE))
+    if ends:
+        await eventually(place.looked(lambda: place.ended))
+        await eventually(lambda: is_over(stranger))
+        assert place.ended == ["unfinished"]
+    else:
+        for _ in range(5):
+            place.router.look()
+        assert place.ended == []
+        assert not is_over(stranger)
+
+
+async def test_a_message_without_an_end_before_any_other_is_ended_too(
+    make: Callable[..., Place], eventually: Eventually
+) -> None:
+    place = make()
+    stranger = place.stranger()
+    await asyncio.to_thread(shake_hands, stranger)
+    pour(stranger, frame(bytes(2 * MIB), MORE))
+    await eventually(place.looked(lambda: place.ended == ["unfinished"]))
+    await eventually(lambda: is_over(stranger))
+
+
+async def test_a_stranger_that_says_nothing_is_parted_from_and_a_peer_that_is_known_is_not(
+    make: Callable[..., Place], eventually: Eventually
+) -> None:
+    place = make(idle_seconds=0.0)
+    stranger = place.stranger()
+    await eventually(place.looked(lambda: place.ended == ["idle"]))
+    await eventually(lambda: is_over(stranger))
+    friendly = make(known=True, idle_seconds=0.0)
+    friend = friendly.stranger()
+    await asyncio.to_thread(shake_hands, friend)
+    pour(friend, frame(b"x"))
+    await eventually(lambda: friendly.router.bytes_received)
+    friendly.router.look()
+    assert friendly.ended == []
+
+
+@pytest.mark.parametrize("address", ["tcp", "ipc"])
+async def test_more_connections_than_there_may_be_are_closed_at_once(
+    make: Callable[..., Place], eventually: Eventually, address: str, socket_path: Any
+) -> None:
+    place = make(address="tcp://127.0.0.1:*" if address == "tcp" else f"ipc://{socket_path}", connections=3)
+    strangers = [place.stranger() for _ in range(5)]
+    await eventually(lambda: len(place.ended) == 2)
+    await eventually(lambda: sum(map(is_over, strangers)) == 2)
+    assert set(place.ended) == {"connections"}
+
+
+async def test_the_strangers_that_were_silent_longest_go_when_there_are_too_many(
+    make: Callable[..., Place], eventually: Eventually
+) -> None:
+    place = make(strangers=1)
+    first, second = place.stranger(), None
+    await eventually(lambda: len(place.router._connections) == 1)  # type: ignore[attr-defined]
+    second = place.stranger()
+    await eventually(place.looked(lambda: place.ended == ["connections"]))
+    await eventually(lambda: is_over(first))
+    assert not is_over(second)
+
+
+async def test_a_peer_is_cut_and_its_end_is_told(make: Callable[..., Place], eventually: Eventually) -> None:
+    place = make(known=True)
+    device = ZmqNetwork(linger_seconds=0.1)
+    dealer = device.connect(place.router.address, UP, print, print)
+    dealer.send(Heartbeat())
+    await eventually(lambda: place.heard)
+    place.router.cut(place.heard[0])
+    await eventually(lambda: place.closed == [place.heard[0]])
+    dealer.send(Heartbeat())
+    await eventually(lambda: len(place.heard) == 2)
+    assert place.heard[1] != place.heard[0], "an honest device comes back on a new connection"
+    device.close()
