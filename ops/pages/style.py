@@ -9,6 +9,8 @@ from typing import Any, Literal, ParamSpec
 
 import matplotlib
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, Colormap, LinearSegmentedColormap, ListedColormap, to_hex
 from matplotlib.figure import Figure
@@ -70,13 +72,23 @@ def drawn(draw: Callable[P, Figure | None], *args: P.args, **kwargs: P.kwargs) -
 
 
 def saved(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
-    """The figure as a PNG on white, or as an SVG without a background."""
+    """The figure as a PNG on white, or as an SVG without a background.
+
+    ``Figure.savefig`` would draw it twice, the first time only to lay it out, which a single drawing does as well.
+    """
     buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE):
         if kind == "png":
-            figure.savefig(buffer, format="png", dpi=120)
+            figure.set_dpi(120)
+            FigureCanvasAgg(figure).print_png(buffer)
         else:
-            figure.savefig(buffer, format="svg", dpi=144, transparent=True, metadata={"Date": None})
+            figure.set_dpi(144)
+            figure.patch.set_visible(False)
+            text = io.TextIOWrapper(buffer, encoding="utf-8")
+            FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None})
+            text.flush()
+            text.detach()
+            figure.patch.set_visible(True)
     return buffer.getvalue()
 
 
