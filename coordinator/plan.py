@@ -14,6 +14,7 @@ from fedemu.coordinator.evaluation.diagnosis import Diagnosis
 from fedemu.coordinator.evaluation.evaluate import Evaluation
 from fedemu.coordinator.fleet.admission import Quotas
 from fedemu.coordinator.observer import RunObserver
+from fedemu.coordinator.service.view import FleetView
 from fedemu.coordinator.settings import Settings
 from fedemu.protocol.ids import Digest
 from fedemu.protocol.transport.interface import Network
@@ -41,7 +42,8 @@ class CoordinatorPlan:
     ``directory`` has been claimed: it holds a ``config.toml``, and the rounds that the run has played before, if any.
     ``signals`` says whether SIGINT and SIGTERM end the run. ``opened`` is called once, when everything has been put
     together and the wait for devices begins. ``holdings`` bound what devices may say of their samples, and ``quotas``
-    what a machine may take.
+    what a machine may take. ``shown`` is called once, on the event loop, with what tells at any time what the devices
+    do.
     """
 
     address: str
@@ -64,3 +66,4 @@ class CoordinatorPlan:
     observers: Sequence[RunObserver] = ()
     signals: bool = True
     opened: Callable[[], None] = lambda: None
+    shown: Callable[[FleetView], None] = lambda view: None

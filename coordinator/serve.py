@@ -25,6 +25,7 @@ from fedemu.coordinator.rounds.numerics import Numerics
 from fedemu.coordinator.rounds.rounds import Rounds, Standing
 from fedemu.coordinator.service.service import Service
 from fedemu.coordinator.service.shelf import Shelf
+from fedemu.coordinator.service.view import FleetView
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError, UnreachableError
@@ -106,6 +107,7 @@ class Coordinator:
                     if self._rounds.standing.round < self._plan.settings.rounds:
                         self._resume()
                         self._plan.opened()
+                        self._plan.shown(FleetView(self._service))
                         await self._unless(stopped, self._gather())
                         await self._unless(stopped, self._rounds.play())
                 except Exception as error:

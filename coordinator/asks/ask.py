@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -84,6 +84,10 @@ class AskMachine(ABC):
     def counts(self) -> Counter[Verdict]:
         """The number of devices by outcome."""
         return Counter(self.verdicts.values())
+
+    def times(self) -> Mapping[DeviceId, float]:
+        """When devices finished or dropped out, in seconds of the experiment, as far as it is known."""
+        return {}
 
     def check(self) -> None:
         """Raise AssertionError if the outcomes are not those of an ask: one for each device once the ask is closed."""

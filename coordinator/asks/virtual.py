@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -70,6 +70,9 @@ class VirtualAsk(AskMachine):
         else:
             self._drop[device] = message
         return self._advance(now)
+
+    def times(self) -> Mapping[DeviceId, float]:
+        return {**self._finish, **{device: drop.at for device, drop in self._drop.items()}}
 
     def expects(self, device: DeviceId) -> bool:
         """Whether the device may proceed, and has not replied yet."""

@@ -86,7 +86,7 @@ class RunDirectory:
             self.frozen = frozen_files(path)
             self._logs: dict[str, BinaryIO] = {
                 log: open(path / f"{log}.jsonl", "ab", buffering=0)  # noqa: SIM115 - held open for the whole run
-                for log in ("metrics", "events", *(["diagnosis"] if diagnosed else []))
+                for log in ("metrics", "events", "asks", *(["diagnosis"] if diagnosed else []))
             }
             self._sums = {log: _sum_of(path / f"{log}.jsonl", None) for log in self._logs}
 
@@ -97,6 +97,10 @@ class RunDirectory:
     def diagnosis(self, line: Mapping[str, Any]) -> None:
         """Append what the diagnosis of one round found."""
         self._append("diagnosis", line)
+
+    def ask(self, line: Mapping[str, Any]) -> None:
+        """Append one ask that is over."""
+        self._append("asks", line)
 
     def event(self, name: str, virtual_time: float, wall_time: float, /, **fields: Any) -> None:
         """Append one event. Times are seconds since the run's start."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from fedemu.algorithms.interface import (
@@ -29,6 +28,7 @@ from fedemu.coordinator.evaluation.diagnosis import RoundDiagnosis
 from fedemu.coordinator.fleet.online_times import FARTHEST, horizon
 from fedemu.coordinator.fleet.sampling import draw_cohort
 from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.record.run_directory import RunDirectory
 from fedemu.coordinator.rounds.numerics import Numerics
 from fedemu.coordinator.rounds.shortfall import Shortfall
 from fedemu.coordinator.rounds.tally import Tally
@@ -63,7 +63,7 @@ class Asking:
         algorithm: Algorithm[Any],
         classes: int,
         numerics: Numerics,
-        spill: Path,
+        run: RunDirectory,
         observers: Observers,
         holdings: Holdings | None = None,
     ) -> None:
@@ -72,7 +72,7 @@ class Asking:
         self._algorithm = algorithm
         self._classes = classes
         self._numerics = numerics
-        self._spill = spill
+        self._run = run
         self._observers = observers
         self._holdings = holdings
 
@@ -217,7 +217,7 @@ class Asking:
             keeps_state=self._settings.replay or _keeps_own_state(program, ask),
             label_counts=self._classes if program.declares_label_counts else None,
             max_norm=self._settings.max_norm,
-            spill=self._spill,
+            spill=self._run.spill,
             holdings=self._holdings,
             measured=program.measured if isinstance(program, Measuring) else frozenset(),
         )
@@ -232,6 +232,7 @@ class Asking:
         tally.bytes_down += exchange.bytes_down
         tally.bytes_up += exchange.bytes_up
         tally.perturbed |= machine.perturbed
+        self._run.ask(_line(exchange))
         for device in sorted(machine.given_up):
             self._observers.event("given_up", device=device, ask=exchange.text)
         for device, verdict in machine.verdicts.items():
@@ -251,6 +252,25 @@ class Asking:
             diagnosis.begin([contribution.reply.device for contribution in contributions])
             for contribution in contributions:
                 await self._numerics.compute(diagnosis.examine, program, ask.shared, contribution.payload)
+
+
+def _line(exchange: Exchange) -> dict[str, Any]:
+    """A closed ask as a line of ``asks.jsonl``: the devices, and of each its outcome and the time of its end."""
+    parts, machine = exchange.parts, exchange.machine
+    times = machine.times()
+    cohort = machine.terms.cohort
+    return {
+        "ask": exchange.text,
+        "round": parts.ask.round,
+        "attempt": parts.ask.attempt,
+        "program": parts.program,
+        "start": machine.terms.start,
+        "end": machine.end,
+        "wanted": machine.terms.wanted,
+        "devices": cohort,
+        "outcomes": "".join(machine.verdicts[device][0] for device in cohort),
+        "times": [None if (time := times.get(device)) is None else round(time, 3) for device in cohort],
+    }
 
 
 def _keeps_own_state(program: LocalProgram | Query, ask: Ask) -> bool:

@@ -64,9 +64,7 @@ class Rounds(Generic[S]):
         self._run = run
         self._numerics = numerics
         self._observers = observers
-        asking = Asking(
-            plan.settings, service, plan.algorithm, plan.classes, numerics, run.spill, observers, plan.holdings
-        )
+        asking = Asking(plan.settings, service, plan.algorithm, plan.classes, numerics, run, observers, plan.holdings)
         self._attempts: Attempts[S] = Attempts(
             plan.settings, plan.algorithm, asking, service, plan.diagnosis, run.checkpoint, numerics, observers
         )

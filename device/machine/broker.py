@@ -88,6 +88,11 @@ class Broker:
         """The numbers of the trainers that have jobs."""
         return self._queue.busy
 
+    @property
+    def waiting(self) -> int:
+        """The number of jobs that wait for a trainer."""
+        return self._depth
+
     def needed(self) -> Iterable[Digest]:
         """The blobs of all jobs that are queued or running."""
         return self._queue.needed()

@@ -96,6 +96,16 @@ class DeviceProcesses:
         ended = used_by_ended(self._zygote.pid) if self._zygote is not None else 0.0
         return used(self.pids.values()) + ended
 
+    @property
+    def placed(self) -> list[tuple[int, Sequence[int]]]:
+        """The process ids of the living device processes, each with its devices."""
+        return [(process.pid, process.devices) for process in self._processes if process.pid is not None]
+
+    @property
+    def zygote(self) -> int | None:
+        """The process id of the zygote, None before there is one."""
+        return None if self._zygote is None else self._zygote.pid
+
     async def prepare(self) -> None:
         """Start the zygote and wait until it can fork. Raises ConfigurationError if it cannot."""
         ours, theirs = socket.socketpair()

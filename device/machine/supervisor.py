@@ -8,11 +8,11 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Never
+from typing import Any, Never
 
 from fedemu.device.machine.arrival import Arrival, MachinePlan, arrive
 from fedemu.device.machine.broker import Broker
@@ -53,6 +53,8 @@ class SupervisorPlan(MachinePlan):
     logs: Path | None = None
     idle_seconds: float = 60.0
     allow_code: tuple[str, ...] | None = ()
+    shown: Callable[[Callable[[], dict[str, Any]]], None] = lambda facts: None
+    """Called once on the event loop, with a function that tells which processes there are and what they do."""
 
 
 async def supervise(plan: SupervisorPlan) -> str:
@@ -137,6 +139,7 @@ class Supervision:
         await link.unless_ended(processes.prepare())
         mark("devices", "zygote")
         processes.launch()
+        plan.shown(lambda: _facts(processes, trainers, broker))
         devices = len(here.devices)
         if devices < plan.count:
             log.warning("the run wants %d of this machine's %d devices; the others stay idle", devices, plan.count)
@@ -177,6 +180,17 @@ class Supervision:
             devices=str(here.folder.devices.absolute()),
             logs=str(plan.logs.absolute()) if plan.logs else None,
         )
+
+
+def _facts(processes: DeviceProcesses, trainers: Trainers, broker: Broker) -> dict[str, Any]:
+    """The process ids of a machine with the devices of each, and its jobs, in the form of JSON."""
+    return {
+        "zygote": processes.zygote,
+        "devices": processes.placed,
+        "trainers": dict(trainers.pids),
+        "busy": broker.busy,
+        "waiting": broker.waiting,
+    }
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-_READ_NO_SETTINGS = ("report", "compare", "presets", "init", "doctor", "completion")
+_READ_NO_SETTINGS = ("watch", "report", "compare", "presets", "init", "doctor", "completion")
 """Commands for which a mistyped variable is no mistake. They only tell it; the others refuse it."""
 
 
@@ -106,6 +106,12 @@ _COMMANDS = (
         cli_sweep.sweep,
         "Run many experiments and seeds, and compare them.",
         ("fedemu sweep mine.toml --out runs/mine --at-once 2",),
+    ),
+    (
+        "watch",
+        cli_look.watch,
+        "Show runs as a page in the browser while they go on.",
+        ("fedemu watch runs/digits-1", "fedemu watch runs/digits-1 runs/digits-wsm-1"),
     ),
     (
         "report",

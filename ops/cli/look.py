@@ -81,6 +81,35 @@ def report(
     return 0
 
 
+@guarded
+def watch(
+    directories: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR...",
+            help="Run directories, or folders of runs. The runs may go on, or be over.",
+            autocompletion=complete.run_directories,
+        ),
+    ],
+    port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT", help="The port of the page. Default: a free one.", min=1, max=65535, show_default=False
+        ),
+    ] = None,
+) -> int:
+    """Serve a page that shows runs as they go on. Prints its address, and a token for the buttons that break things.
+
+    Only this machine reaches the page. Several runs stand side by side. Ctrl-C ends it, and the runs go on.
+    """
+    # The other commands do not need what this imports.
+    from fedemu.ops.live.serving import announce, serve_page
+
+    runs = [run.resolve() for directory in directories for run in (runs_below(directory) or [directory])]
+    serve_page(list(dict.fromkeys(runs)), port, announce)
+    return 0
+
+
 def runs_below(folder: Path) -> list[Path]:
     """The run directories in a folder that is no run directory itself, as in a group of seeds. At most 1,000."""
     if _is_run(folder) or not folder.is_dir():

@@ -36,6 +36,8 @@ from fedemu.ops.running.processes import STOP_SIGNALS, announce
 from fedemu.ops.running.timing import timed
 from fedemu.ops.running.words import at_address, conclude, say, title
 from fedemu.ops.watching.display import open_display
+from fedemu.ops.watching.feed import LIVE
+from fedemu.ops.watching.fleet_feed import FleetFeed
 from fedemu.ops.watching.logs import LogObserver, open_log
 from fedemu.ops.watching.metrics import ServedMetrics
 from fedemu.ops.watching.progress import Progress
@@ -131,10 +133,14 @@ async def _serve(
     network = MemoryNetwork() if in_memory else ZmqNetwork(keys=server_keys(runtime, os.environ))
     try:
         quotas = Quotas(runtime.devices_per_key, runtime.connections_per_key, runtime.messages_per_second)
-        made = assemble(directory, experiment, network, runtime.bind, observers)
-        plan = replace(made, opened=opened, quotas=quotas)
+        watched = FleetFeed(directory / LIVE)
+        made = assemble(directory, experiment, network, runtime.bind, [*observers, watched])
+        plan = replace(made, opened=opened, quotas=quotas, shown=watched.start)
         mark("coordinator", "data and method")
-        return await (serve_embedded(plan, runtime) if in_memory else serve(plan))
+        try:
+            return await (serve_embedded(plan, runtime) if in_memory else serve(plan))
+        finally:
+            watched.stop()
     finally:
         network.close()
 

@@ -25,6 +25,7 @@ from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
 from fedemu.ops.running.device_code import DEVICE_CODE
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.watching.exporter import Exporter
+from fedemu.ops.watching.feed import LIVE, MACHINE, Feed, told_by
 from fedemu.ops.watching.logs import open_log
 from fedemu.ops.watching.metrics import SupervisorMetrics
 from fedemu.protocol.errors import ConfigurationError, QuorumError, UnreachableError
@@ -126,6 +127,7 @@ def run_devices(count: int, runtime: Runtime, state: Path, logs: Path, told: Tol
             observer=told.beside(metrics),
             keys=client_keys(runtime, os.environ),
             allow_code=None if own else tuple(map(place_of, runtime.allow_code)),
+            shown=lambda facts: Feed(state / LIVE, f"{MACHINE}{os.getpid()}", told_by(facts)).start(),
         )
         return asyncio.run(supervise(plan))
 

@@ -1,0 +1,116 @@
+"""What each device of a run does, one byte for each: from the coordinator's own account, or else from its events."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fedemu.ops.watching.feed import States
+
+LETTERS: Final = "acldfr"
+"""The outcomes of asks in ``asks.jsonl``: accepted, cancelled, late, dropped, failed, rejected."""
+NO_OUTCOME: Final = len(LETTERS)
+_SHARE: Final = 4
+"""If more than one in so many devices changed, all states are sent."""
+
+
+class Devices:
+    """The devices as the page colours them: by what they do now, and by their last outcome.
+
+    ``visits`` counts the asks of each.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.states = bytearray(count)
+        self.outcomes = bytearray([NO_OUTCOME]) * count
+        self.visits = [0] * count
+        self.frozen: set[int] = set()
+        """The devices whose processes are stopped by the page."""
+        self._back: dict[int, tuple[float, int]] = {}
+        self._sent = (bytes(count), bytes(self.outcomes))
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def happened(self, event: Mapping[str, Any]) -> None:
+        """An event of ``events.jsonl``. It tells what its device does, unless the coordinator tells it."""
+        device, name = event.get("device"), event.get("event")
+        if not isinstance(device, int) or not 0 <= device < len(self):
+            return
+        if name == "dropout":
+            state = States.CRASHED if event.get("cause") == "crash" else States.AWAY
+            back = event.get("back")
+            self._back[device] = (float(back) if isinstance(back, int | float) else 0.0, state)
+            self.states[device] = state
+        elif name == "join":
+            away = self._back.get(device)
+            time = event.get("virtual_time") or 0.0
+            self.states[device] = away[1] if away is not None and time < away[0] else States.ONLINE
+        elif name == "death" and device not in self._back:
+            self.states[device] = States.CRASHED
+        elif name in ("leave", "silence", "revoked"):
+            self.states[device] = States.AWAY
+
+    def reached(self, time: float) -> None:
+        """The experiment's clock shows ``time``: some devices are back."""
+        for device in [device for device, (back, _) in self._back.items() if back <= time]:
+            del self._back[device]
+            if self.states[device] in (States.AWAY, States.CRASHED):
+                self.states[device] = States.ONLINE
+
+    def told(self, states: bytes) -> None:
+        """The coordinator's own account of all devices."""
+        if len(states) == len(self):
+            self.states[:] = states
+
+    def asked(self, ask: Mapping[str, Any]) -> None:
+        """A line of ``asks.jsonl``."""
+        for device, letter in zip(ask.get("devices", ()), ask.get("outcomes", ""), strict=False):
+            if isinstance(device, int) and 0 <= device < len(self):
+                self.visits[device] += 1
+                self.outcomes[device] = max(0, LETTERS.find(letter))
+
+    def shown(self) -> bytes:
+        """The states with the frozen devices among them."""
+        if not self.frozen:
+            return bytes(self.states)
+        states = bytearray(self.states)
+        for device in self.frozen:
+            states[device] = States.FROZEN
+        return bytes(states)
+
+    def whole(self) -> dict[str, Any]:
+        """All devices, for a viewer who comes new."""
+        return {
+            "states": _text(self.shown()),
+            "outcomes": _text(bytes(self.outcomes)),
+            "visits": list(self.visits),
+        }
+
+    def changes(self) -> dict[str, Any]:
+        """What changed since the last call. Empty if nothing did."""
+        states, outcomes = self.shown(), bytes(self.outcomes)
+        before, self._sent = self._sent, (states, outcomes)
+        changed = (
+            [
+                device
+                for device, now in enumerate(zip(states, outcomes, strict=True))
+                if now != (before[0][device], before[1][device])
+            ]
+            if (states, outcomes) != before
+            else []
+        )
+        if not changed:
+            return {}
+        if len(changed) * _SHARE > len(states):
+            return {"states": _text(states), "outcomes": _text(outcomes)}
+        return {
+            "at": changed,
+            "states": _text(bytes(states[device] for device in changed)),
+            "outcomes": _text(bytes(outcomes[device] for device in changed)),
+        }
+
+
+def _text(values: bytes) -> str:
+    return base64.b64encode(values).decode()

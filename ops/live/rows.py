@@ -1,0 +1,107 @@
+"""The rows of a run as the page draws them: columns of numbers, thinned out where a screen could not show them all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+COLUMNS: Final = (
+    "round",
+    "task",
+    "virtual_time",
+    "wall_time",
+    "accuracy",
+    "loss",
+    "perplexity",
+    "seen_accuracy",
+    "round_forgetting",
+    "online",
+    "selected",
+    "accepted",
+    "dropped",
+    "late",
+    "cancelled",
+    "failed",
+    "rejected",
+    "attempts",
+    "bytes_down",
+    "bytes_up",
+    "wire_bytes_down",
+    "wire_bytes_up",
+    "round_seconds",
+    "device_seconds",
+    "coordinator_seconds",
+    "server_seconds",
+)
+"""The columns of ``metrics.jsonl`` that the page draws. ``forgetting`` (F) comes to them."""
+MOST_POINTS: Final = 2000
+MOST_CELLS: Final = 200_000
+"""The most cells of a heat map in one message."""
+
+
+class Rows:
+    """The rows so far, one dictionary for each with the columns of the page."""
+
+    def __init__(self) -> None:
+        self._rows: list[dict[str, Any]] = []
+        self._best: list[float] = []
+        self.totals: dict[str, float] = {}
+        """The sums over all rounds, by column."""
+        self.best: float | None = None
+        """The best accuracy so far."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """The last row. Empty if there is none."""
+        return self._rows[-1] if self._rows else {}
+
+    def add(self, line: Mapping[str, Any]) -> dict[str, Any]:
+        """Add a line of ``metrics.jsonl``, and return what the page gets of it."""
+        row: dict[str, Any] = {name: _number(line.get(name)) for name in COLUMNS}
+        row["forgetting"] = self._forgotten(line.get("class_accuracy"))
+        row["class_accuracy"] = _numbers(line.get("class_accuracy"))
+        row["period_accuracy"] = _numbers(line.get("period_accuracy"))
+        for name in ("selected", "accepted", "dropped", "late", "cancelled", "failed", "rejected", "round_seconds"):
+            self.totals[name] = self.totals.get(name, 0) + (row[name] or 0)
+        if row["accuracy"] is not None:
+            self.best = max(self.best or 0.0, row["accuracy"])
+        self._rows.append(row)
+        return row
+
+    def thinned(self) -> list[dict[str, Any]]:
+        """The rows for a viewer who comes new: at most ``MOST_POINTS``, and fewer lists of classes if they are long."""
+        step = max(1, math.ceil(len(self._rows) / MOST_POINTS))
+        kept = self._rows[::-1][::step][::-1]
+        wide = max((len(row["class_accuracy"] or ()) for row in kept), default=0)
+        lists = max(1, math.ceil(len(kept) * wide / MOST_CELLS))
+        if lists == 1:
+            return kept
+        place = len(kept) - 1
+        return [
+            row if (place - number) % lists == 0 else {**row, "class_accuracy": None, "period_accuracy": None}
+            for number, row in enumerate(kept)
+        ]
+
+    def _forgotten(self, values: Any) -> float | None:
+        """F after this row: the mean over classes of the best earlier accuracy minus the present one."""
+        now = _numbers(values)
+        if now is None:
+            return None
+        known = [-1.0 if value is None else value for value in now]
+        best, self._best = self._best, [max(pair) for pair in zip(known, self._best or known, strict=False)]
+        lost = [old - new for old, new in zip(best, known, strict=False) if new >= 0 and old >= 0]
+        return sum(lost) / len(lost) if lost else None
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _numbers(values: Any) -> list[float | None] | None:
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        return None
+    return [None if value is None else round(float(value), 4) for value in map(_number, values)]

@@ -1,0 +1,229 @@
+"""One run as the page shows it: everything that its directory tells, followed as it grows."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from fedemu.coordinator.record.run_directory import CONFIG
+from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment.sources import read_frozen
+from fedemu.ops.live.devices import Devices
+from fedemu.ops.live.holder import holder_of
+from fedemu.ops.live.machine import Machine
+from fedemu.ops.live.rows import Rows
+from fedemu.ops.live.stream import Stream
+from fedemu.ops.live.tail import Tail
+from fedemu.ops.watching.feed import FLEET, LIVE, read_feed, watch
+
+KEPT_EVENTS: Final = 1000
+"""The number of last events that a viewer who comes new is given."""
+KEPT_ASKS: Final = 24
+MOST_ASKED: Final = 400
+"""The most devices of one ask that the page gets one by one."""
+FRESH_SECONDS: Final = 4.0
+"""An account of the coordinator that is older than this is not believed any more."""
+
+
+class LiveRun:
+    """A run directory. ``look`` reads what is new in it, and tells the viewers of ``stream``.
+
+    Raises ConfigurationError if the directory holds no run.
+    """
+
+    def __init__(self, number: int, directory: Path) -> None:
+        self.number = number
+        self.directory = directory
+        self.experiment: Experiment = read_frozen(directory)
+        self.stream = Stream()
+        self.machine = Machine(directory)
+        self.resume_command = ""
+        """The command that goes on with the run."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._metrics = Tail(self.directory / "metrics.jsonl")
+        self._events = Tail(self.directory / "events.jsonl")
+        self._asks = Tail(self.directory / "asks.jsonl")
+        self.devices = Devices(self.experiment.fleet.devices)
+        self._rows = Rows()
+        self._log: deque[dict[str, Any]] = deque(maxlen=KEPT_EVENTS)
+        self._counted = 0
+        self._asked: deque[dict[str, Any]] = deque(maxlen=KEPT_ASKS)
+        self._status: dict[str, Any] = {}
+        self._job: dict[str, Any] | None = None
+        self._summary: tuple[float, dict[str, Any]] | None = None
+
+    def look(self) -> None:
+        """Read what is new. If the run was resumed from an earlier round, its viewers get all of it again."""
+        self._mark()
+        metrics, events, asks = self._metrics.look(), self._events.look(), self._asks.look()
+        if metrics.anew or events.anew or asks.anew:
+            frozen = self.devices.frozen
+            with suppress(Exception):  # a folder that is gone keeps its last experiment
+                self.experiment = read_frozen(self.directory)
+            self._begin()
+            self.devices.frozen = frozen
+            metrics, events, asks = self._metrics.look(), self._events.look(), self._asks.look()
+            self.stream.restart()
+        message: dict[str, Any] = {}
+        if rows := [self._rows.add(line) for line in metrics.lines]:
+            message["rows"] = rows[-KEPT_EVENTS:]
+        for event in events.lines:
+            self.devices.happened(event)
+            self._counted += 1
+            self._log.append({"n": self._counted, **event})
+        if events.lines:
+            message["events"] = list(self._log)[-len(events.lines) :]
+        for ask in asks.lines:
+            self.devices.asked(ask)
+            self._asked.append(_shortened(ask))
+        if asks.lines:
+            message["asks"] = list(self._asked)[-len(asks.lines) :]
+        self.devices.reached(float(self._rows.last.get("virtual_time") or 0.0))
+        feed = self._feed()
+        self.machine.look(self.coordinator)
+        self.devices.frozen = self.machine.frozen_devices()
+        if fleet := self.devices.changes():
+            message["fleet"] = fleet
+        status = self._status_of(feed)
+        if status != self._status:
+            self._status = status
+            message["status"] = status
+        if machine := self.machine.sample():
+            message["machine"] = machine
+        if message:
+            message["at"] = round(time.time(), 2)
+            self.stream.add(message)
+
+    @property
+    def coordinator(self) -> int | None:
+        """The process that holds the lock of the run directory, None if none does."""
+        return holder_of(self.directory / ".lock")
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of ``summary.json``. Empty if the run is not over."""
+        path = self.directory / "summary.json"
+        try:
+            changed = path.stat().st_mtime
+            if self._summary is None or self._summary[0] != changed:
+                value = json.loads(path.read_text(encoding="utf-8"))
+                self._summary = changed, value if isinstance(value, dict) else {}
+        except (OSError, ValueError):
+            return {}
+        return self._summary[1]
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, for a viewer who comes new."""
+        return {
+            "run": self.about(),
+            "settings": _flat(self.experiment.table()),
+            "rows": self._rows.thinned(),
+            "events": list(self._log),
+            "asks": list(self._asked),
+            "fleet": self.devices.whole(),
+            "status": self._status,
+            "machine": self.machine.history(),
+            "at": round(time.time(), 2),
+        }
+
+    def about(self) -> dict[str, Any]:
+        """What the run is."""
+        experiment = self.experiment
+        return {
+            "number": self.number,
+            "name": experiment.name,
+            "directory": str(self.directory),
+            "digest": experiment.digest,
+            "devices": experiment.fleet.devices,
+            "rounds": experiment.rounds,
+            "seed": experiment.seed,
+            "virtual": experiment.clock.kind == "virtual",
+            "periods": experiment.stream.period_count,
+        }
+
+    def _mark(self) -> None:
+        """Have the processes of the run tell what they do. A run that is over is not touched."""
+        if self.coordinator is not None:
+            with suppress(OSError):
+                watch(self.directory / LIVE)
+                for folder in self.machine.folders:
+                    watch(folder)
+
+    def _feed(self) -> dict[str, Any]:
+        """The coordinator's own account, if it is fresh. Empty if not."""
+        path = self.directory / LIVE / FLEET
+        try:
+            if time.time() - path.stat().st_mtime > FRESH_SECONDS:
+                return {}
+        except OSError:
+            return {}
+        feed = read_feed(path)
+        if feed is None or feed[0].get("pid") != self.coordinator:
+            return {}
+        self.devices.told(feed[1])
+        return feed[0]
+
+    def _status_of(self, feed: dict[str, Any]) -> dict[str, Any]:
+        row, summary, totals = self._rows.last, self.summary, self._rows.totals
+        rounds = int(row.get("round") or 0)
+        if self.coordinator is not None:
+            state = "running" if feed.get("ask") or rounds else "waiting"
+        else:
+            state = str(summary.get("outcome", "stopped" if (self.directory / CONFIG).is_file() else "gone"))
+        seconds = totals.get("round_seconds", 0.0)
+        return {
+            "state": state,
+            "round": rounds,
+            "task": row.get("task"),
+            "best": self._rows.best,
+            "digest": summary.get("model_digest"),
+            "perturbed": bool(summary.get("perturbed")),
+            "virtual_time": feed.get("virtual_time", row.get("virtual_time")),
+            "wall_time": feed.get("wall_time", row.get("wall_time")),
+            "updates": totals.get("accepted", 0),
+            "updates_per_second": totals.get("accepted", 0) / seconds if seconds else None,
+            "seconds_left": _left(self._rows, self.experiment.rounds) if state == "running" else None,
+            "counts": feed.get("counts"),
+            "ask": feed.get("ask"),
+            "absence": feed.get("absence"),
+            "job": feed.get("job"),
+            "coordinator": self.coordinator,
+            "resume": self.resume_command,
+        }
+
+
+def _left(rows: Rows, wanted: int) -> float | None:
+    last = [row["round_seconds"] or 0.0 for row in rows.thinned()[-10:]]
+    return sum(last) / len(last) * max(0, wanted - int(rows.last["round"] or 0)) if last else None
+
+
+def _shortened(ask: dict[str, Any]) -> dict[str, Any]:
+    """An ask for the page. Of a very large cohort the first devices stand for all, and the counts are kept."""
+    devices, outcomes = ask.get("devices") or [], str(ask.get("outcomes") or "")
+    kept = {key: ask.get(key) for key in ("ask", "round", "attempt", "program", "start", "end", "wanted")}
+    return {
+        **kept,
+        "asked": len(devices),
+        "counts": {letter: outcomes.count(letter) for letter in sorted(set(outcomes))},
+        "devices": devices[:MOST_ASKED],
+        "outcomes": outcomes[:MOST_ASKED],
+        "times": (ask.get("times") or [])[:MOST_ASKED],
+    }
+
+
+def _flat(table: Any, before: str = "") -> list[tuple[str, str]]:
+    """The settings of a table as pairs of a dotted key and a value as TOML writes it."""
+    found: list[tuple[str, str]] = []
+    for key, value in table.items():
+        name = f"{before}{key}"
+        if isinstance(value, dict):
+            found += _flat(value, f"{name}.")
+        else:
+            found.append((name, value if isinstance(value, str) else json.dumps(value, default=str)))
+    return found

@@ -1,0 +1,160 @@
+"""The server of the live page: files, streams of what happens, stories of devices, and the buttons."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from aiohttp import web
+
+from fedemu.ops.live.breaking import Breaking
+from fedemu.ops.live.guards import add_headers, guard, may_act, told
+from fedemu.ops.live.run import LiveRun
+from fedemu.ops.live.story import Stories
+from fedemu.ops.live.stream import frame
+from fedemu.protocol.errors import FedemuError
+
+STATIC: Final = Path(__file__).parent / "static"
+STYLE: Final = Path(__file__).parent.parent / "pages" / "templates" / "style.css"
+LOOK_SECONDS: Final = 0.25
+"""How often the run directories are looked at while somebody watches."""
+BEAT_SECONDS: Final = 10.0
+"""A viewer hears something at least so often, so that it notices a lost connection."""
+WRITE_SECONDS: Final = 20.0
+"""A viewer that takes nothing for so long is let go."""
+MOST_VIEWERS: Final = 64
+MOST_BODY: Final = 2**20
+
+
+class Page:
+    """The page of some runs. ``viewers`` is the number of streams that are open."""
+
+    def __init__(self, runs: Sequence[LiveRun], token: str) -> None:
+        self._runs = runs
+        self._token = token
+        self._stories = Stories()
+        self._breaking = Breaking()
+        self._looked = 0.0
+        self.viewers = 0
+        self.left = time.monotonic()
+        """When the last viewer left, by the monotonic clock."""
+
+    def wanted(self, seconds: float) -> bool:
+        """Whether somebody watches, or did so less than ``seconds`` ago."""
+        return self.viewers > 0 or time.monotonic() - self.left < seconds
+
+    def application(self, port: int) -> web.Application:
+        """The web application, served on ``port``."""
+        application = web.Application(middlewares=[guard(port)], client_max_size=MOST_BODY)
+        application.on_response_prepare.append(add_headers)
+        application.add_routes(
+            [
+                web.get("/", self._index),
+                web.get("/style.css", self._style),
+                web.get("/api/runs", self._list),
+                web.get(r"/api/runs/{run:\d+}/stream", self._stream),
+                web.get(r"/api/runs/{run:\d+}/devices/{device:\d+}", self._device),
+                web.post(r"/api/runs/{run:\d+}/break", self._break),
+                web.static("/static", STATIC),
+            ]
+        )
+        return application
+
+    async def follow(self) -> None:
+        """Look at the runs as long as somebody watches them. Ends only if it is cancelled."""
+        while True:
+            if self.viewers:
+                await self._look()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _look(self) -> None:
+        self._looked = time.monotonic()
+        self._breaking.reap()
+        for run in self._runs:
+            self._breaking.note(run)
+            run.resume_command = self._breaking.command(run)
+            run.look()
+            await asyncio.sleep(0)
+
+    async def _index(self, request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(STATIC / "index.html")
+
+    async def _style(self, request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(STYLE)
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response([run.about() for run in self._runs])
+
+    def _run(self, request: web.Request) -> LiveRun:
+        number = int(request.match_info["run"][:9])
+        if number >= len(self._runs):
+            raise web.HTTPNotFound(reason="no such run")
+        return self._runs[number]
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        run = self._run(request)
+        if self.viewers >= MOST_VIEWERS:
+            return told(503, f"{MOST_VIEWERS} viewers watch already; close another page")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        self.viewers += 1
+        try:
+            await response.prepare(request)
+            if time.monotonic() - self._looked > LOOK_SECONDS:
+                await self._look()
+            await self._send(run, response, request.headers.get("Last-Event-ID", ""))
+        except (ConnectionError, TimeoutError):
+            pass  # the viewer went away, or takes nothing any more
+        finally:
+            self.viewers -= 1
+            self.left = time.monotonic()
+        return response
+
+    async def _send(self, run: LiveRun, response: web.StreamResponse, last: str) -> None:
+        """Send a viewer what happens, from the message ``last`` on if it had one. A slow viewer gets a snapshot."""
+        stream = run.stream
+        seen = stream.number_of(last)
+        while True:
+            frames = None if seen is None else stream.after(seen)
+            if frames is None:
+                seen = stream.last
+                frames = [frame("snapshot", run.snapshot(), stream.id_of(seen))]
+            else:
+                seen = stream.last
+            if not frames:
+                frames = [b": \n\n"]
+            async with asyncio.timeout(WRITE_SECONDS):
+                for part in frames:
+                    await response.write(part)
+            if stream.last == seen:
+                await stream.news(BEAT_SECONDS)
+
+    async def _device(self, request: web.Request) -> web.StreamResponse:
+        run, device = self._run(request), int(request.match_info["device"][:9])
+        if device >= run.experiment.fleet.devices:
+            return told(404, f"the run has {run.experiment.fleet.devices} devices")
+        try:
+            story = await self._stories.of(run, device)
+        except FedemuError as error:
+            return told(409, str(error))
+        return web.json_response(story)
+
+    async def _break(self, request: web.Request) -> web.StreamResponse:
+        if not may_act(request, self._token):
+            return told(403, "the token is wrong; the command that serves this page has printed it")
+        run = self._run(request)
+        wanted: Any = None
+        with suppress(ValueError, web.HTTPException):
+            wanted = json.loads(await request.text())
+        if not isinstance(wanted, dict):
+            return told(400, "the request is no JSON object")
+        try:
+            done = await self._breaking.act(run, wanted)
+        except FedemuError as error:
+            return told(409, str(error))
+        await self._look()
+        return web.json_response({"done": done})

@@ -1,0 +1,116 @@
+"""Serves the live page of some runs until it is not needed any more, and tells people where it is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from fedemu.ops.live.run import LiveRun
+from fedemu.ops.live.server import Page
+from fedemu.protocol.errors import ConfigurationError
+
+HOST: Final = "127.0.0.1"
+FIRST_PORT: Final = 8160
+_TRIES: Final = 40
+LINGER_SECONDS: Final = 20.0
+"""After the end of its command a page is served until it has had no viewer for so long."""
+
+
+def serve_page(
+    directories: Sequence[Path], port: int | None, opened: Callable[[str, str], None], parent: int | None = None
+) -> None:
+    """Serve the page of these run directories. ``opened`` is told its address and the token of its buttons.
+
+    Without a ``port`` a free one is taken. The page is served until a stop signal comes, or, with a ``parent``, until
+    that process has ended and nobody has watched for a while. Raises ConfigurationError if a directory holds no run,
+    or if the port can't be used.
+    """
+    runs = [LiveRun(number, directory) for number, directory in enumerate(directories)]
+    asyncio.run(_serve(runs, _bind(port), opened, parent))
+
+
+async def _serve(
+    runs: Sequence[LiveRun], listening: socket.socket, opened: Callable[[str, str], None], parent: int | None
+) -> None:
+    token = secrets.token_hex(8)
+    page = Page(runs, token)
+    number = listening.getsockname()[1]
+    runner = web.AppRunner(page.application(number), access_log=None, shutdown_timeout=0.5)
+    await runner.setup()
+    stopped = asyncio.Event()
+    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(sign, stopped.set)
+    following = asyncio.create_task(page.follow())
+    try:
+        await web.SockSite(runner, listening).start()
+        opened(f"http://{HOST}:{number}/", token)
+        while not stopped.is_set() and not following.done():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), 0.5)
+            if parent is not None and _is_gone(parent) and not page.wanted(LINGER_SECONDS):
+                break
+    finally:
+        following.cancel()
+        await runner.cleanup()
+    if following.done() and not following.cancelled():
+        following.result()
+
+
+def _bind(port: int | None) -> socket.socket:
+    """A socket that listens on the loopback, at ``port`` or at the first free one."""
+    wanted = [port] if port is not None else [*range(FIRST_PORT, FIRST_PORT + _TRIES), 0]
+    for number in wanted:
+        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((HOST, number))
+            listening.listen(128)
+        except OSError as error:
+            listening.close()
+            if port is not None:
+                raise ConfigurationError(f"port {port} can't be used: {error.strerror}; name another one") from error
+            continue
+        return listening
+    raise ConfigurationError(f"found no free port on {HOST}; name one with --port")
+
+
+def _is_gone(process: int) -> bool:
+    return os.getppid() != process
+
+
+def announce(address: str, token: str) -> None:
+    """Tell people where the page is, and by which token its buttons work."""
+    print(
+        f"  page         {address}#token={token}\n  token        {token}   (for its buttons)",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def main(words: Sequence[str]) -> int:
+    """The page of ``fedemu run --page``. ``words`` are the parent's process id, a descriptor, and the run directory.
+
+    The address and the token are written to the descriptor, one line each.
+    """
+    parent, line, directory = int(words[0]), int(words[1]), Path(words[2])
+
+    def opened(address: str, token: str) -> None:
+        with os.fdopen(line, "w") as far_end:
+            far_end.write(f"{address}\n{token}\n")
+
+    serve_page([directory], None, opened, parent)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

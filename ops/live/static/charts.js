@@ -1,0 +1,180 @@
+// Charts by uPlot, and the heat map of classes. Each has a sentence that says its last values, and a table.
+import { bytes, colour, known, make, percent, prepare, span, table } from "./words.js";
+
+const HEIGHT = 210, TABLE_ROWS = 20;
+const share = (u, values) => values.map((value) => (known(value) ? `${Math.round(1000 * value) / 10} %` : ""));
+const size = (u, values) => values.map((value) => bytes(value));
+const time = (u, values) => values.map((value) => (known(value) ? span(value) : ""));
+const plain = (u, values) => values.map((value) => (known(value) ? value.toLocaleString("en", { maximumSignificantDigits: 4 }) : ""));
+const FORMS = { share: [share, percent], size: [size, bytes], time: [time, span], plain: [plain, (v) => (known(v) ? v.toLocaleString("en", { maximumSignificantDigits: 4 }) : "–")] };
+
+export class Chart {
+  // lines: [name, colour, (row) => value]; rows come from draw().
+  constructor(parent, title, form, lines, options = {}) {
+    this.title = title;
+    this.form = FORMS[form];
+    this.lines = lines;
+    this.options = { x: "round", at: (row) => row.round, ...options };
+    this.plot = make("div", { class: "plot", role: "img", "aria-label": title });
+    this.caption = make("figcaption");
+    this.body = make("div", { class: "scroll", tabindex: 0 });
+    this.details = make("details", { ontoggle: () => this.tabled() }, make("summary", {}, "as a table"), this.body);
+    this.figure = make("figure", { class: "chart" }, make("h3", {}, title), this.plot, this.caption, this.details);
+    this.keys = make("div", { class: "keys" });
+    if (lines.length > 1) this.figure.insertBefore(this.keys, this.caption);
+    parent.append(this.figure);
+    new ResizeObserver(() => this.resize()).observe(this.plot);
+  }
+
+  resize() {
+    if (this.u && this.plot.clientWidth && this.u.width !== this.plot.clientWidth) this.u.setSize({ width: this.plot.clientWidth, height: HEIGHT });
+  }
+
+  restyle() {
+    this.u?.destroy();
+    this.u = null;
+    if (this.rows) this.draw(this.rows);
+  }
+
+  draw(rows) {
+    this.rows = rows;
+    const drawn = this.lines.filter(([, , value]) => rows.some((row) => known(value(row))));
+    this.figure.hidden = !drawn.length && this.options.optional;
+    const kept = rows.filter((row) => drawn.some(([, , value]) => known(value(row))));
+    const data = [kept.map(this.options.at), ...drawn.map(([, , value]) => kept.map((row) => value(row) ?? null))];
+    const key = drawn.map(([name]) => name).join("\n");
+    if (this.u && key === this.key) this.u.setData(data);
+    else this.make(drawn, data, key);
+    this.say(drawn, kept);
+    if (this.details.open) this.tabled();
+  }
+
+  make(drawn, data, key) {
+    this.u?.destroy();
+    this.key = key;
+    if (!this.plot.clientWidth) return (this.u = null);
+    const axis = { stroke: colour("soft"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("axis"), width: 1, size: 4 }, font: "11px system-ui, sans-serif" };
+    this.u = new uPlot({
+      width: this.plot.clientWidth, height: HEIGHT, legend: { show: false }, cursor: { y: false, drag: { x: true, y: false } },
+      scales: { x: { time: false, range: (u, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: this.options.range ? { range: this.options.range } : {} },
+      axes: [{ ...axis, values: this.options.xform ? FORMS[this.options.xform][0] : undefined, size: 30, incrs: this.options.xform ? undefined : [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] },
+        { ...axis, values: this.form[0], size: 62 }],
+      series: [{}, ...drawn.map(([name, tone, , dash]) => ({ label: name, stroke: colour(tone), width: 2, spanGaps: true, dash, points: { show: data[0].length < 3 } }))],
+      hooks: { setCursor: [(u) => this.point(u, drawn)] },
+    }, data, this.plot);
+    this.keys.replaceChildren(...drawn.map(([name, tone]) => {
+      const field = make("i");
+      field.style.background = `var(--${tone})`;
+      return make("span", {}, field, name);
+    }));
+  }
+
+  point(u, drawn) {
+    const place = u.cursor.idx;
+    if (!known(place) || !known(u.data[0][place])) return this.caption.replaceChildren(this.sentence || "");
+    const where = this.options.xform ? span(u.data[0][place]) : `${this.options.x} ${u.data[0][place]}`;
+    this.caption.textContent = `${where}: ${drawn.map(([name], line) => `${name} ${this.form[1](u.data[line + 1][place])}`).join(", ")}`;
+  }
+
+  say(drawn, rows) {
+    const last = drawn.map(([name, , value]) => {
+      const row = rows.findLast((one) => known(value(one)));
+      return row && `${name} ${this.form[1](value(row))}`;
+    }).filter(Boolean);
+    this.sentence = last.length ? last.join(", ") : "nothing was measured yet";
+    if (!this.u || !known(this.u.cursor.idx)) this.caption.textContent = this.sentence;
+    this.plot.setAttribute("aria-label", `${this.title}. Last: ${this.sentence}.`);
+  }
+
+  tabled() {
+    if (!this.details.open || !this.rows) return;
+    const rows = this.rows.slice(-TABLE_ROWS).reverse();
+    this.body.replaceChildren(table([this.options.x, ...this.lines.map(([name]) => name)],
+      rows.map((row) => [this.options.xform ? span(this.options.at(row)) : this.options.at(row), ...this.lines.map(([, , value]) => this.form[1](value(row)))])));
+  }
+}
+
+const VIRIDIS = [[68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141], [39, 173, 129], [92, 200, 99], [170, 220, 50], [253, 231, 37]];
+function viridis(value) {
+  const place = Math.max(0, Math.min(1, value)) * (VIRIDIS.length - 1), low = Math.min(VIRIDIS.length - 2, Math.floor(place));
+  return `rgb(${VIRIDIS[low].map((tone, channel) => Math.round(tone + (place - low) * (VIRIDIS[low + 1][channel] - tone))).join()})`;
+}
+
+export class Heat {
+  constructor(parent, title, column, what) {
+    Object.assign(this, { title, column, what });
+    this.canvas = make("canvas", { role: "img", "aria-label": title });
+    this.plot = make("div", { class: "plot" }, this.canvas);
+    this.caption = make("figcaption");
+    this.body = make("div", { class: "scroll", tabindex: 0 });
+    this.details = make("details", { ontoggle: () => this.tabled() }, make("summary", {}, "as a table"), this.body);
+    this.figure = make("figure", { class: "chart" }, make("h3", {}, title), this.plot, this.caption, this.details);
+    parent.append(this.figure);
+    this.canvas.addEventListener("pointermove", (event) => this.point(event));
+    this.canvas.addEventListener("pointerleave", () => this.say());
+    new ResizeObserver(() => this.rows && this.draw(this.rows)).observe(this.plot);
+  }
+
+  restyle() {
+    if (this.rows) this.draw(this.rows);
+  }
+
+  draw(rows) {
+    this.rows = rows;
+    this.kept = rows.filter((row) => row[this.column]);
+    const width = this.plot.clientWidth, left = 40, foot = 18;
+    this.figure.hidden = !this.kept.length;
+    if (!width || !this.kept.length) return;
+    const values = this.kept, classes = values[values.length - 1][this.column].length;
+    const context = prepare(this.canvas, width, HEIGHT);
+    context.clearRect(0, 0, width, HEIGHT);
+    const wide = (width - left - 4) / values.length, high = (HEIGHT - foot - 4) / classes;
+    this.at = { left, wide, high, classes };
+    const step = Math.max(1, Math.floor(values.length / (width - left)));
+    for (let place = 0; place < values.length; place += step) {
+      values[place][this.column].forEach((value, label) => {
+        context.fillStyle = known(value) ? viridis(value) : colour("line");
+        context.fillRect(left + place * wide, label * high, Math.max(1, wide * step) + 0.5, high + 0.5);
+      });
+    }
+    context.fillStyle = colour("soft");
+    context.font = "11px system-ui, sans-serif";
+    context.textBaseline = "middle";
+    context.textAlign = "right";
+    const every = Math.max(1, Math.ceil(14 / high));
+    for (let label = 0; label < classes; label += every) context.fillText(String(this.what === "period" ? label + 1 : label), left - 5, (label + 0.5) * high);
+    context.textBaseline = "alphabetic";
+    context.textAlign = "left";
+    context.fillText(`round ${values[0].round}`, left, HEIGHT - 4);
+    context.textAlign = "right";
+    context.fillText(`${values[values.length - 1].round}`, width - 4, HEIGHT - 4);
+    this.say();
+    this.tabled();
+  }
+
+  say() {
+    const last = this.kept?.[this.kept.length - 1];
+    if (!last) return;
+    const known_ = last[this.column].map((value, label) => [value, this.what === "period" ? label + 1 : label]).filter(([value]) => known(value));
+    const [worst, best] = [known_.reduce((a, b) => (b[0] < a[0] ? b : a)), known_.reduce((a, b) => (b[0] > a[0] ? b : a))];
+    const text = `round ${last.round}: ${this.what} ${best[1]} is best with ${percent(best[0])}, ${this.what} ${worst[1]} is worst with ${percent(worst[0])}`;
+    this.caption.textContent = text;
+    this.canvas.setAttribute("aria-label", `${this.title}. ${text}.`);
+  }
+
+  point(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const place = Math.floor((event.clientX - box.left - this.at.left) / this.at.wide), label = Math.floor((event.clientY - box.top) / this.at.high);
+    const row = this.kept[place];
+    if (row && label >= 0 && label < this.at.classes) {
+      this.caption.textContent = `round ${row.round}, ${this.what} ${this.what === "period" ? label + 1 : label}: ${percent(row[this.column][label])}`;
+    }
+  }
+
+  tabled() {
+    const last = this.kept?.[this.kept.length - 1];
+    if (!this.details.open || !last) return;
+    this.body.replaceChildren(table([this.what, `accuracy after round ${last.round}`],
+      last[this.column].map((value, label) => [this.what === "period" ? label + 1 : label, percent(value)])));
+  }
+}

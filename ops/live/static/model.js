@@ -1,0 +1,116 @@
+// One run as its stream tells it. Views are told which parts have changed.
+
+const KEPT_ROWS = 4000, KEPT_EVENTS = 3000, KEPT_ASKS = 60, KEPT_SAMPLES = 600;
+
+function decoded(text) {
+  const raw = atob(text);
+  const values = new Uint8Array(raw.length);
+  for (let place = 0; place < raw.length; place++) values[place] = raw.charCodeAt(place);
+  return values;
+}
+
+export class Run extends EventTarget {
+  constructor(about) {
+    super();
+    this.about = about;
+    this.ready = false;
+    this.connected = false;
+    this.rows = [];
+    this.events = [];
+    this.asks = [];
+    this.settings = [];
+    this.status = {};
+    this.machine = [];
+    this.states = new Uint8Array(about.devices);
+    this.outcomes = new Uint8Array(about.devices).fill(6);
+    this.visits = new Uint32Array(about.devices);
+    this.frames = 0;
+    this.open();
+  }
+
+  open() {
+    const source = (this.source = new EventSource(`/api/runs/${this.about.number}/stream`));
+    source.addEventListener("open", () => this.connection(true));
+    source.addEventListener("error", () => {
+      this.connection(false);
+      // A browser gives up for good after an answer that is no stream, as while the server starts again.
+      if (source.readyState === EventSource.CLOSED) setTimeout(() => this.source === source && this.open(), 1500);
+    });
+    source.addEventListener("snapshot", (event) => this.begin(JSON.parse(event.data)));
+    source.addEventListener("tick", (event) => this.tick(JSON.parse(event.data)));
+  }
+
+  connection(there) {
+    this.connected = there;
+    this.dispatchEvent(new CustomEvent("change", { detail: new Set(["connection"]) }));
+  }
+
+  begin(all) {
+    this.about = all.run;
+    this.settings = all.settings;
+    this.rows = all.rows;
+    this.events = all.events;
+    this.asks = all.asks;
+    this.status = all.status;
+    this.machine = all.machine;
+    this.states = decoded(all.fleet.states);
+    this.outcomes = decoded(all.fleet.outcomes);
+    this.visits = Uint32Array.from(all.fleet.visits);
+    this.ready = true;
+    this.told(["all", "rows", "events", "asks", "status", "machine", "fleet"]);
+  }
+
+  tick(news) {
+    const parts = Object.keys(news);
+    if (news.rows) this.rows = this.rows.concat(news.rows).slice(-KEPT_ROWS);
+    if (news.events) this.events = this.events.concat(news.events).slice(-KEPT_EVENTS);
+    if (news.asks) {
+      this.asks = this.asks.concat(news.asks).slice(-KEPT_ASKS);
+      for (const ask of news.asks) for (const device of ask.devices) this.visits[device] += 1;
+    }
+    if (news.status) this.status = news.status;
+    if (news.machine) this.machine = this.machine.concat([news.machine]).slice(-KEPT_SAMPLES);
+    if (news.fleet) {
+      const states = decoded(news.fleet.states), outcomes = decoded(news.fleet.outcomes);
+      if (news.fleet.at) {
+        news.fleet.at.forEach((device, place) => {
+          this.states[device] = states[place];
+          this.outcomes[device] = outcomes[place];
+        });
+      } else {
+        this.states = states;
+        this.outcomes = outcomes;
+      }
+    }
+    this.told(parts);
+  }
+
+  told(parts) {
+    this.dispatchEvent(new CustomEvent("change", { detail: new Set(parts) }));
+  }
+
+  get last() {
+    return this.rows[this.rows.length - 1] || {};
+  }
+}
+
+// Calls a view at most once a frame, with all parts that have changed since.
+export function follow(run, draw) {
+  const parts = new Set();
+  let asked = false;
+  const later = (event) => {
+    event.detail.forEach((part) => parts.add(part));
+    if (asked) return;
+    asked = true;
+    requestAnimationFrame(() => {
+      asked = false;
+      const changed = new Set(parts);
+      parts.clear();
+      run.frames += 1;
+      draw(changed);
+    });
+  };
+  run.addEventListener("change", later);
+  later(new CustomEvent("change", { detail: new Set(["all", "rows", "events", "asks", "status", "machine", "fleet", "connection"]) }));
+  return () => run.removeEventListener("change", later);
+}

@@ -1,0 +1,147 @@
+"""The story of one device: what it holds, what it was asked, how that ended, and what it remembers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedemu.algorithms.replay.buffer import Buffer
+from fedemu.algorithms.streams.plan import StreamPlan
+from fedemu.coordinator.record.records import newest_record
+from fedemu.device.memory.replay_buffer import read_buffer
+from fedemu.device.memory.store import PREFIX, SUFFIX
+from fedemu.ops.assembly.behaviours import open_behaviours
+from fedemu.ops.assembly.partition import build_partition
+from fedemu.ops.assembly.stream import open_stream
+from fedemu.ops.data.corpora import open_corpus
+from fedemu.ops.live.run import LiveRun
+from fedemu.ops.live.tail import Tail
+from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.ids import AskId
+
+MOST_VISITS: Final = 60
+MOST_EVENTS: Final = 40
+MOST_CLASSES: Final = 200
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Which samples which device has, and the labels of all of them."""
+
+    plan: StreamPlan
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+
+
+class Stories:
+    """Tells stories of devices. The data of a run are opened once, off the event loop."""
+
+    def __init__(self) -> None:
+        self._holdings: dict[int, asyncio.Future[Holdings | str]] = {}
+
+    async def of(self, run: LiveRun, device: int) -> dict[str, Any]:
+        """The story of a device for the page."""
+        if run.number not in self._holdings:
+            self._holdings[run.number] = asyncio.ensure_future(asyncio.to_thread(_open, run))
+        holdings = await asyncio.shield(self._holdings[run.number])
+        return await asyncio.to_thread(_tell, run, device, holdings)
+
+
+def _open(run: LiveRun) -> Holdings | str:
+    """The holdings of a run, or a sentence that says why they cannot be had."""
+    experiment = run.experiment
+    try:
+        corpus = open_corpus(experiment)
+        partition = build_partition(corpus, experiment.data, devices=experiment.fleet.devices, seed=experiment.seed)
+        plan, _ = open_stream(experiment, corpus, partition)
+    except (FedemuError, OSError) as error:
+        return f"the data of the run can't be read here: {error}"
+    return Holdings(plan, corpus.train.y, corpus.class_names)
+
+
+def _tell(run: LiveRun, device: int, holdings: Holdings | str) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "device": device,
+        "visits": [*_visits(run.directory, device)],
+        "events": [*_events(run.directory, device)],
+        "profile": _profile(run, device),
+        "machine": run.machine.process_of(device),
+    }
+    if isinstance(holdings, str):
+        return {**told, "missing": holdings}
+    counts = holdings.plan.arrivals.label_counts(holdings.labels, len(holdings.classes), device)
+    told["classes"] = holdings.classes[:MOST_CLASSES]
+    told["labels"] = counts[:, :MOST_CLASSES].tolist()
+    buffer = _buffer(run, device)
+    if holdings.plan.budget:
+        cells = np.zeros_like(counts)
+        if buffer is not None and len(buffer):
+            periods = buffer.periods.clip(0, len(counts) - 1)
+            np.add.at(cells, (periods, holdings.labels[buffer.indices]), 1)
+        told["replay"] = {"room": holdings.plan.budget, "kept": cells[:, :MOST_CLASSES].tolist()}
+    return told
+
+
+def _visits(directory: Path, device: int) -> Iterator[dict[str, Any]]:
+    """The last asks of a device, each with its outcome, the newest first."""
+    found: deque[dict[str, Any]] = deque(maxlen=MOST_VISITS)
+    for ask in Tail(directory / "asks.jsonl").look().lines:
+        if device in (devices := ask.get("devices") or []):
+            place = devices.index(device)
+            times = ask.get("times") or []
+            kept = {key: ask.get(key) for key in ("ask", "round", "attempt", "program", "start", "end")}
+            outcome = str(ask.get("outcomes") or "")[place : place + 1]
+            found.append({**kept, "outcome": outcome, "time": times[place] if place < len(times) else None})
+    yield from reversed(found)
+
+
+def _events(directory: Path, device: int) -> Iterator[dict[str, Any]]:
+    """The last events of a device, the newest first."""
+    lines = Tail(directory / "events.jsonl").look().lines
+    yield from islice((line for line in reversed(lines) if line.get("device") == device), MOST_EVENTS)
+
+
+def _profile(run: LiveRun, device: int) -> dict[str, float | None]:
+    """How fast the device is. Empty if the experiment lacks its traces."""
+    try:
+        profile = open_behaviours(run.experiment.to_bytes())(device).profile
+    except FedemuError:
+        return {}
+    return {
+        name: float(value)
+        for name in ("seconds_per_sample", "down_kbps", "up_kbps", "latency")
+        if isinstance(value := getattr(profile, name, None), int | float)
+    }
+
+
+def _buffer(run: LiveRun, device: int) -> Buffer | None:
+    """The replay buffer in the version of the own state that counts, None if this machine does not have it."""
+    record = newest_record(run.directory / "checkpoint") or {}
+    states = (record.get("roster") or {}).get("states") or []
+    version = states[device] if device < len(states) else None
+    for state in [run.directory / "devices", *(folder.parent for folder in run.machine.folders)]:
+        paths = {
+            path.name[len(PREFIX) : -len(SUFFIX)]: path
+            for path in state.glob(f"*/*/devices/{device}/{PREFIX}*{SUFFIX}")
+        }
+        if version in paths:
+            return read_buffer(paths[version])
+        if paths:
+            return read_buffer(paths[max(paths, key=_order)])
+    return None
+
+
+def _order(version: str) -> tuple[int, ...]:
+    try:
+        ask = AskId.parse(version)
+    except ValueError:
+        return ()
+    return (ask.round, ask.attempt, ask.ordinal)

@@ -1,0 +1,121 @@
+"""What a process of a run does now, written into a small file for the live page, while somebody looks at the page.
+
+The page marks a folder as watched. Only then a process writes there, a few times a second, and it spends at most a
+fiftieth of its time on it. Nobody waits for a reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final
+
+MARK: Final = "watched"
+"""The file whose age says whether somebody watches."""
+WATCHED_SECONDS: Final = 5.0
+"""A folder is watched if its mark is not older than this."""
+LIVE: Final = "live"
+"""The folder, within a run directory and within the folder of the devices' state, that is watched."""
+MACHINE: Final = "machine-"
+"""The beginning of the name of a supervisor's file. Its process id follows."""
+FLEET: Final = "fleet"
+"""The file of the coordinator: one line of JSON, and then a byte for each device."""
+EVERY_SECONDS: Final = 0.25
+LOOK_SECONDS: Final = 1.0
+"""How often a process looks whether it is watched."""
+LEAST_PAUSES: Final = 50
+"""The pause after a file was written is at least so many times as long as the writing took."""
+
+
+class States(IntEnum):
+    """What a device does now."""
+
+    ABSENT = 0
+    """It has never come."""
+    ONLINE = 1
+    ASKED = 2
+    """It has work, and may not begin yet, or cannot begin."""
+    TRAINING = 3
+    UPLOADING = 4
+    """Its reply is computed, and the ask goes on."""
+    AWAY = 5
+    """It is off-line, as the experiment plans it."""
+    CRASHED = 6
+    """Its process has ended, or it has lost its connection."""
+    FROZEN = 7
+    """Its process is stopped."""
+
+
+class Feed:
+    """Writes what ``tell`` says into the file ``name`` of ``folder`` while the folder is watched.
+
+    ``tell`` runs on the event loop, and returns an object for JSON and the bytes that follow it.
+    """
+
+    def __init__(self, folder: Path, name: str, tell: Callable[[], tuple[Mapping[str, Any], bytes]]) -> None:
+        self._folder = folder
+        self._path = folder / name
+        self._tell = tell
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to look whether the folder is watched. Must be called on the event loop."""
+        self._timer = asyncio.get_running_loop().call_later(0.0, self._turn)
+
+    def stop(self) -> None:
+        """Write no more, and remove the file."""
+        if self._timer is not None:
+            self._timer.cancel()
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def _turn(self) -> None:
+        pause = LOOK_SECONDS
+        if is_watched(self._folder):
+            began = time.perf_counter()
+            # A disk that is full or gone must not harm the run.
+            with suppress(OSError):
+                self._write()
+            pause = max(EVERY_SECONDS, LEAST_PAUSES * (time.perf_counter() - began))
+        self._timer = asyncio.get_running_loop().call_later(pause, self._turn)
+
+    def _write(self) -> None:
+        head, body = self._tell()
+        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        partial.write_bytes(json.dumps(head, separators=(",", ":")).encode() + b"\n" + body)
+        partial.replace(self._path)
+
+
+def told_by(facts: Callable[[], Mapping[str, Any]]) -> Callable[[], tuple[Mapping[str, Any], bytes]]:
+    """What ``Feed`` writes of a process that has facts and no bytes."""
+    return lambda: ({**facts(), "pid": os.getpid()}, b"")
+
+
+def is_watched(folder: Path) -> bool:
+    """Whether somebody watches what is written into this folder."""
+    try:
+        return time.time() - (folder / MARK).stat().st_mtime < WATCHED_SECONDS
+    except OSError:
+        return False
+
+
+def watch(folder: Path) -> None:
+    """Say that somebody watches. Raises OSError if the folder can't be written."""
+    folder.mkdir(exist_ok=True)
+    (folder / MARK).touch()
+
+
+def read_feed(path: Path) -> tuple[dict[str, Any], bytes] | None:
+    """What a process wrote last. None if there is nothing that can be read."""
+    try:
+        head, _, body = path.read_bytes().partition(b"\n")
+        value = json.loads(head)
+    except (OSError, ValueError):
+        return None
+    return (value, body) if isinstance(value, dict) else None

@@ -1,0 +1,43 @@
+"""Run directories for the tests of the live page, written line by line as a coordinator writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedemu.coordinator.record.json_lines import to_line
+from fedemu.ops.experiment.sources import load_experiment, write_frozen
+
+
+class Made:
+    """A run directory of 12 devices in which no round is over."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        self.directory = directory
+        overrides = ["fleet.devices=12", "fleet.per_round=4", "rounds=5"]
+        write_frozen(load_experiment("digits-small", overrides, {})[0], directory)
+
+    def append(self, log: str, *lines: dict[str, Any]) -> None:
+        """Append lines to ``LOG.jsonl``."""
+        with (self.directory / f"{log}.jsonl").open("ab") as file:
+            file.writelines(to_line(line) for line in lines)
+
+    def row(self, round: int, **columns: Any) -> None:
+        """Append a row."""
+        known = {"round": round, "accuracy": 0.5, "selected": 4, "accepted": 4, "round_seconds": 0.5}
+        self.append("metrics", known | columns)
+
+    def ask(self, round: int, devices: list[int], outcomes: str) -> None:
+        """Append an ask that has ended."""
+        about = {"ask": f"{round}.0.0", "round": round, "attempt": 0, "program": "train"}
+        times = {"start": 0.0, "end": 1.0, "wanted": 4, "times": [0.5 for _ in devices]}
+        self.append("asks", {**about, **times, "devices": devices, "outcomes": outcomes})
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    """A run directory that a test fills."""
+    return Made(tmp_path / "run")

@@ -1,0 +1,143 @@
+"""What the page shows of a run follows from the files of its directory."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedemu.ops.live.holder import holder_of
+from fedemu.ops.live.run import LiveRun
+from fedemu.ops.watching.feed import FLEET, LIVE, States, is_watched
+from fedemu.protocol.errors import ConfigurationError
+
+HOLDS_A_LOCK = """
+import fcntl, sys
+lock = open(sys.argv[1], "ab")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def news(run: LiveRun) -> dict[str, Any]:
+    """What the viewers are told by the next look."""
+    before = run.stream.last
+    run.look()
+    frames = run.stream.after(before) or []
+    return json.loads(frames[-1].split(b"data: ")[1]) if frames else {}
+
+
+def states(text: str) -> list[int]:
+    return list(base64.b64decode(text))
+
+
+def test_rows_events_and_asks_come_as_they_are_written(made: Any) -> None:
+    run = LiveRun(0, made.directory)
+    made.row(1, class_accuracy=[1.0, 0.5])
+    made.append("events", {"event": "join", "device": 3, "virtual_time": 0.0})
+    made.ask(1, [3, 5], "ad")
+    first = news(run)
+    assert [row["round"] for row in first["rows"]] == [1]
+    assert first["events"][0]["device"] == 3
+    assert first["asks"][0]["counts"] == {"a": 1, "d": 1}
+    assert (run.devices.visits[3], run.devices.outcomes[5]) == (1, 3)
+    assert first["status"]["state"] == "stopped"
+    made.row(2, class_accuracy=[0.5, 0.7])
+    second = news(run)
+    assert set(second) == {"rows", "status", "at"}
+    assert second["rows"][0]["forgetting"] == pytest.approx(0.15)  # class 0 lost 0.5, class 1 gained 0.2
+    assert news(run) == {}
+    whole = run.snapshot()
+    assert [row["round"] for row in whole["rows"]] == [1, 2]
+    assert states(whole["fleet"]["states"])[3] == States.ONLINE
+
+
+def test_a_device_that_dropped_out_is_away_until_it_is_back(made: Any) -> None:
+    run = LiveRun(0, made.directory)
+    made.append(
+        "events",
+        {"event": "join", "device": 1, "virtual_time": 0.0},
+        {"event": "dropout", "device": 1, "cause": "crash", "back": 9.0, "virtual_time": 2.0},
+        {"event": "death", "device": 1, "virtual_time": 2.0},
+        {"event": "join", "device": 1, "virtual_time": 2.0},
+        {"event": "dropout", "device": 2, "cause": "offline", "back": 20.0, "virtual_time": 2.0},
+    )
+    run.look()
+    assert list(run.devices.states[1:3]) == [States.CRASHED, States.AWAY]
+    made.row(1, virtual_time=10.0)
+    run.look()
+    assert list(run.devices.states[1:3]) == [States.ONLINE, States.AWAY]
+
+
+def test_a_resumed_run_is_told_from_its_beginning(made: Any) -> None:
+    run = LiveRun(0, made.directory)
+    made.row(1)
+    made.row(2, accuracy=0.6)
+    run.look()
+    seen = run.stream.last
+    lines = (made.directory / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (made.directory / "metrics.jsonl").write_bytes(lines[0])
+    made.row(2, accuracy=0.7)
+    made.row(3)
+    run.look()
+    assert run.stream.after(seen) is None, "viewers get a snapshot"
+    assert [row["accuracy"] for row in run.snapshot()["rows"]] == [0.5, 0.7, 0.5]
+
+
+def test_the_account_of_the_process_that_holds_the_lock_is_believed(made: Any) -> None:
+    """Nobody else's: neither one without a lock nor one that has ended."""
+    lock = made.directory / ".lock"
+    lock.touch()
+    assert holder_of(lock) is None
+    assert holder_of(made.directory / "none") is None
+    run = LiveRun(0, made.directory)
+    run.look()
+    assert not (made.directory / LIVE).exists(), "a run that is over is not touched"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS_A_LOCK, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"locked\n"
+        assert holder_of(lock) == holder.pid
+        assert news(run)["status"]["state"] == "waiting"
+        assert is_watched(made.directory / LIVE)
+        told = bytes([States.TRAINING] * 12)
+        account = made.directory / LIVE / FLEET
+        account.write_bytes(json.dumps({"pid": os.getpid()}).encode() + b"\n" + told)
+        run.look()
+        assert set(run.devices.states) == {States.ABSENT}, "another process has written it"
+        account.write_bytes(json.dumps({"pid": holder.pid, "ask": {"ask": "1.0.0"}}).encode() + b"\n" + told)
+        status = news(run)["status"]
+        assert (status["state"], status["ask"], set(run.devices.states)) == (
+            "running",
+            {"ask": "1.0.0"},
+            {States.TRAINING},
+        )
+        holder.kill()
+    assert news(run)["status"]["state"] == "stopped"
+
+
+def test_few_changes_are_sent_one_by_one_and_many_all_at_once(made: Any) -> None:
+    run = LiveRun(0, made.directory)
+    devices = run.devices
+    assert devices.changes() == {}
+    devices.states[7] = States.TRAINING
+    assert devices.changes() | {"outcomes": ""} == {
+        "at": [7],
+        "states": base64.b64encode(bytes([States.TRAINING])).decode(),
+        "outcomes": "",
+    }
+    devices.told(bytes([States.ONLINE] * 12))
+    assert "at" not in devices.changes()
+    devices.told(b"of another length")
+    assert devices.changes() == {}
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is no run directory"):
+        LiveRun(0, tmp_path)

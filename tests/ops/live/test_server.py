@@ -1,0 +1,147 @@
+"""The server of the page: what it answers to whom, and streams that go on where they were cut."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from fedemu.ops.live.run import LiveRun
+from fedemu.ops.live.server import MOST_VIEWERS, Page
+
+TOKEN = "0123456789abcdef"
+
+
+@contextlib.asynccontextmanager
+async def served(*runs: LiveRun) -> AsyncIterator[tuple[aiohttp.ClientSession, Page]]:
+    """A session that speaks to the page of these runs."""
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    page = Page(runs, TOKEN)
+    runner = web.AppRunner(page.application(port), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.SockSite(runner, listening).start()
+    following = asyncio.create_task(page.follow())
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+            yield session, page
+    finally:
+        following.cancel()
+        await runner.cleanup()
+
+
+async def event(answer: aiohttp.ClientResponse) -> tuple[str, str, dict[str, Any]]:
+    """The next event of a stream: its name, its id, its data."""
+    found: dict[str, str] = {}
+    async with asyncio.timeout(60):
+        while True:
+            line = (await answer.content.readline()).decode().rstrip("\n")
+            if not line and "data" in found:
+                return found["event"], found["id"], json.loads(found["data"])
+            name, _, value = line.partition(": ")
+            found[name] = value
+
+
+async def test_a_viewer_gets_a_snapshot_then_news_and_goes_on_after_a_lost_connection(made: Any) -> None:
+    made.row(1)
+    async with served(LiveRun(0, made.directory)) as (session, page):
+        async with session.get("/api/runs/0/stream") as answer:
+            assert answer.content_type == "text/event-stream"
+            name, _, whole = await event(answer)
+            assert (name, len(whole["rows"]), page.viewers) == ("snapshot", 1, 1)
+            made.row(2)
+            name, id, message = await event(answer)
+            assert (name, [row["round"] for row in message["rows"]]) == ("tick", [2])
+        made.row(3)
+        async with session.get("/api/runs/0/stream", headers={"Last-Event-ID": id}) as answer:
+            name, _, message = await event(answer)
+            assert (name, [row["round"] for row in message["rows"]]) == ("tick", [3])
+        async with session.get("/api/runs/0/stream", headers={"Last-Event-ID": "of-another-7"}) as answer:
+            assert (await event(answer))[0] == "snapshot"
+
+
+async def test_a_viewer_that_reads_nothing_holds_nobody_up(made: Any) -> None:
+    made.row(1)
+    run = LiveRun(0, made.directory)
+    async with (
+        served(run) as (session, _),
+        session.get("/api/runs/0/stream"),
+        session.get("/api/runs/0/stream") as good,
+    ):
+        await event(good)
+        for number in range(40):
+            run.stream.add({"filling": "x" * 100_000, "n": number})
+        assert [(await event(good))[2]["n"] for _ in range(40)] == [*range(40)]
+
+
+async def test_only_the_loopback_by_its_name_is_answered(made: Any) -> None:
+    async with served(LiveRun(0, made.directory)) as (session, _):
+        async with session.get("/") as answer:
+            assert answer.status == 200
+            policy = answer.headers["Content-Security-Policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe-inline" not in policy
+            assert "<script>" not in await answer.text()
+        for headers in ({"Host": "evil.example"}, {"Host": "127.0.0.1"}, {"Origin": "http://evil.example"}):
+            async with session.get("/api/runs", headers=headers) as answer:
+                assert answer.status == 403
+        for path in ("/api/runs/7/stream", "/static/../server.py", "/static/%2e%2e/server.py", "/nothing"):
+            async with session.get(path) as answer:
+                assert answer.status in (403, 404), path
+        async with session.get("/api/runs/0/devices/12") as answer:
+            assert (answer.status, await answer.json()) == (404, {"error": "the run has 12 devices"})
+
+
+@pytest.mark.parametrize(
+    ("token", "body", "status", "said"),
+    [
+        (None, {"action": "kill", "devices": [0]}, 403, "the token is wrong"),
+        ("wrong", {"action": "kill", "devices": [0]}, 403, "the token is wrong"),
+        (TOKEN, {"action": "kill", "devices": [12]}, 409, "devices must be a list of numbers from 0 to 11"),
+        (TOKEN, {"action": "kill", "devices": [True]}, 409, "devices must be a list of numbers"),
+        (TOKEN, {"action": "kill", "devices": []}, 409, "no device is selected"),
+        (TOKEN, {"action": "kill", "devices": [0]}, 409, "no supervisor of this run is on this machine now"),
+        (TOKEN, {"action": "kill_trainer"}, 409, "no supervisor"),
+        (TOKEN, {"action": "kill_coordinator"}, 409, "no coordinator is at work"),
+        (TOKEN, {"action": "format the disk"}, 409, "there is no action"),
+        (TOKEN, ["kill"], 400, "no JSON object"),
+    ],
+)
+async def test_a_button_needs_the_token_and_something_to_break(
+    made: Any, token: str | None, body: Any, status: int, said: str
+) -> None:
+    headers = {} if token is None else {"X-Fedemu-Token": token}
+    async with served(LiveRun(0, made.directory)) as (session, _):
+        async with session.post("/api/runs/0/break", json=body, headers=headers) as answer:
+            assert answer.status == status
+            assert said in (await answer.json())["error"]
+        async with session.get("/api/runs/0/break", headers=headers) as answer:
+            assert answer.status == 405
+
+
+async def test_more_viewers_than_the_limit_are_told_so(made: Any) -> None:
+    async with served(LiveRun(0, made.directory)) as (session, page):
+        page.viewers = MOST_VIEWERS
+        async with session.get("/api/runs/0/stream") as answer:
+            assert answer.status == 503
+            assert "viewers watch already" in (await answer.json())["error"]
+
+
+async def test_a_device_tells_its_story(made: Any) -> None:
+    made.ask(1, [3, 5], "ad")
+    made.append("events", {"event": "join", "device": 3, "virtual_time": 0.0, "incarnation": 1})
+    async with served(LiveRun(0, made.directory)) as (session, _), session.get("/api/runs/0/devices/3") as answer:
+        story = await answer.json()
+    assert [(visit["round"], visit["outcome"]) for visit in story["visits"]] == [(1, "a")]
+    assert [event["event"] for event in story["events"]] == ["join"]
+    assert sum(story["labels"][0]) > 0
+    assert len(story["labels"][0]) == len(story["classes"]) == 10
+    assert story["profile"]["latency"] > 0
