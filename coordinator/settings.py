@@ -38,12 +38,18 @@ class Settings:
     heartbeat_seconds: float = 2.0
     """Real. A peer that is silent for ``heartbeat_seconds × patience`` counts as dead."""
     patience: int = 5
+    planned_silence: float = 0.0
+    """Real: how long a device that falls silent by plan stays away under the virtual clock if nobody asks it."""
     start_timeout: float = 60.0
     """Real: how long the fleet may take to be complete."""
     give_up: float = 60.0
     """Real: how long a device may be away without a plan before its outcome is ``failed``."""
     answer_timeout: float = 600.0
-    """Real: how long the first result of an ask may take while the device is connected."""
+    """Real: how long the first result of an ask may take while the device is connected (``fleet.answer_timeout``)."""
+    idle_seconds: float = 60.0
+    """Real: a process of a server job that uses no processor time for so long is killed."""
+    stuck_seconds: float = 1800.0
+    """Real: the same if it finishes no step for so long."""
     payload_bytes: int = 2**30
     """The size of the largest payload that is accepted, in bytes."""
     max_norm: float = math.inf

@@ -16,6 +16,14 @@ from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import Accepted, Cancel, DropCause, Invalid, Late, Proceed, Scheduled, Verdict
 
 
+class Missed(NamedTuple):
+    """What a device was given up for: what it ``lacked``, in words, for how many real seconds, and by which limit."""
+
+    lacked: str
+    seconds: float
+    limit: str
+
+
 class Give(NamedTuple):
     """An action: send the device its Work."""
 
@@ -55,8 +63,8 @@ class AskMachine(ABC):
 
     ``verdicts`` holds the outcomes. ``end`` is None while the ask is open, then the time of the experiment at which it
     ended. ``away`` holds the time until which each dropped device stays away, and ``causes`` the cause that the device
-    told. ``given_up`` are the devices that were away or silent for too long, and not by plan. ``perturbed`` says that
-    an unplanned failure decided an outcome.
+    told. ``given_up`` are the devices that were away or silent for too long, and not by plan, each with what was waited
+    for. ``perturbed`` says that an unplanned failure decided an outcome.
     """
 
     def __init__(self, terms: Terms, connected: Iterable[DeviceId]) -> None:
@@ -64,7 +72,7 @@ class AskMachine(ABC):
         self.verdicts: dict[DeviceId, Verdict] = {}
         self.away: dict[DeviceId, float] = {}
         self.causes: dict[DeviceId, DropCause] = {}
-        self.given_up: set[DeviceId] = set()
+        self.given_up: dict[DeviceId, Missed] = {}
         self.end: float | None = None
         self.perturbed = False
         self._members = frozenset(terms.cohort)

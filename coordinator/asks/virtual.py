@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fedemu.coordinator.asks.ask import Action, AskMachine, Give, Tell, Terms
+from fedemu.coordinator.asks.ask import Action, AskMachine, Give, Missed, Tell, Terms
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Invalid, Scheduled
 
@@ -150,9 +150,9 @@ class VirtualAsk(AskMachine):
         """Give up the devices that were absent or silent for too long, and send unanswered messages again."""
         actions: list[Action] = []
         for device, wait in [*self._unscheduled.items(), *self._running.items()]:
-            if self._gone(device, wait, now):
+            if (missed := self._missed(device, wait, now)) is not None:
                 self.perturbed = True
-                self.given_up.add(device)
+                self.given_up[device] = missed
                 actions += self.failed(device, now)
             elif device in self._present and now >= wait.again:
                 wait.pause = min(2 * wait.pause, 16 * self.terms.resend)
@@ -160,25 +160,32 @@ class VirtualAsk(AskMachine):
                 actions += self._remind(device)
         return actions
 
-    def _gone(self, device: DeviceId, wait: _Wait, now: float) -> bool:
-        """Whether a device is to be given up.
+    def _missed(self, device: DeviceId, wait: _Wait, now: float) -> Missed | None:
+        """What a device is to be given up for, None if it is not to be given up.
 
         That is so if it was absent or without a schedule for ``give_up``, or if its result takes too long. The first
         result of an ask may take ``answer_timeout``, every other four times the longest gap between results so far.
         For a device that comes back this time begins anew, but in all it has ``give_up`` more than any other.
         """
+        give_up, here = self.terms.give_up, device in self._present
         if wait.lives > LIVES:
-            return True
-        give_up = self.terms.give_up
+            return Missed("came back again and again without a result", now - wait.first, f"{LIVES} lives")
         if device in self._unscheduled:
-            return now - wait.since > give_up or now - wait.first > 2 * give_up
-        gap = self.terms.answer_timeout if self._longest_gap is None else 4 * self._longest_gap
-        longest = max(give_up, gap)
-        if now - max(wait.first, self._progress) > longest + give_up:
-            return True
-        return (
-            now - max(wait.since, self._progress) > longest if device in self._present else now - wait.since > give_up
-        )
+            over = now - wait.since > give_up or now - wait.first > 2 * give_up
+            lacked = "did not answer its work" if here else "had no connection"
+            return Missed(lacked, now - wait.since, "fleet.give_up") if over else None
+        if not here and now - wait.since > give_up:
+            return Missed("had no connection", now - wait.since, "fleet.give_up")
+        if self._longest_gap is None:
+            longest, limit = self.terms.answer_timeout, "fleet.answer_timeout"
+        else:
+            longest, limit = 4 * self._longest_gap, "four times the longest wait before"
+        if longest <= give_up:
+            longest, limit = give_up, "fleet.give_up"
+        since = max(wait.since, self._progress)
+        if (here and now - since > longest) or now - max(wait.first, self._progress) > longest + give_up:
+            return Missed("sent no result", now - since, limit)
+        return None
 
     def _remind(self, device: DeviceId) -> list[Action]:
         if device in self._running:

@@ -91,7 +91,7 @@ class Asking:
             wanted=wanted,
             start=parts.start,
             deadline=settings.deadline,
-            give_up=settings.give_up,
+            give_up=max(settings.give_up, settings.planned_silence),
             answer_timeout=settings.answer_timeout,
             resend=settings.heartbeat_seconds,
             optional=ask.optional,
@@ -233,8 +233,9 @@ class Asking:
         tally.bytes_up += exchange.bytes_up
         tally.perturbed |= machine.perturbed
         self._run.ask(_line(exchange))
-        for device in sorted(machine.given_up):
-            self._observers.event("given_up", device=device, ask=exchange.text)
+        for device, missed in sorted(machine.given_up.items()):
+            told = {"lacked": missed.lacked, "waited": missed.seconds, "limit": missed.limit}
+            self._observers.event("given_up", device=device, ask=exchange.text, **told, among=len(machine.given_up))
         for device, verdict in machine.verdicts.items():
             self._observers.device_result(verdict)
             if verdict == "dropped":

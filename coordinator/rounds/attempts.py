@@ -136,6 +136,8 @@ class Attempts(Generic[S]):
             attempt=attempt,
             threads=self._settings.threads,
             seed=self._settings.seed,
+            idle_seconds=self._settings.idle_seconds,
+            stuck_seconds=self._settings.stuck_seconds,
             died=died,
         )
         seconds = self._service.timeline.spent - began

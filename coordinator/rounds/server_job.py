@@ -19,7 +19,7 @@ from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.rounds.server_job_worker import Place, run_and_exit
 from fedemu.protocol.errors import FedemuError
-from fedemu.protocol.host.idleness import Idleness
+from fedemu.protocol.host.idleness import Idleness, Stuckness
 from fedemu.protocol.host.own_code import Told, retold
 
 ReportStep = Callable[[int, int], None]
@@ -29,8 +29,6 @@ It is called on the event loop. The last call tells how many steps the job took.
 """
 
 _TRIES = 2
-IDLE_SECONDS = 60.0
-"""A process that uses no processor time for so long does nothing any more, and is killed."""
 _LOOK_MILLISECONDS = 500
 """The time between two looks at a silent child. Normally its end is seen at once, because its pipe ends."""
 
@@ -45,6 +43,8 @@ async def run_server_job(
     attempt: int = 0,
     threads: int = 1,
     seed: int = 0,
+    idle_seconds: float = 60.0,
+    stuck_seconds: float = 1800.0,
     died: Callable[[str], None] = lambda cause: None,
 ) -> Tree:
     """Run the job to its end, from its beginning or from where an earlier process left it in ``directory``.
@@ -52,7 +52,8 @@ async def run_server_job(
     The result is the job's last carry. A finished job is not run again. A process that dies is replaced once.
     Raises FedemuError if the second one dies too, or if the job raises. ``died`` gets the cause of each
     death. Cancellation kills the process and keeps its checkpoint. ``threads`` is the number of torch's threads in that
-    process, and ``seed`` that of the run.
+    process, and ``seed`` that of the run. A process that uses no processor time for ``idle_seconds``, or finishes no
+    step for ``stuck_seconds``, is killed.
 
     The process is forked, because a job is made of closures, which no other start method can carry over. This is safe
     beside the threads of ZeroMQ and OpenMP for three reasons. The thread that forks has never computed, so OpenMP finds
@@ -77,13 +78,13 @@ async def run_server_job(
         return carry
     cause = ""
     for _ in range(_TRIES):
-        ended = await _Child(job, place, threads, stepped).run(loop)
+        ended = await _Child(job, place, threads, stepped, idle_seconds, stuck_seconds).run(loop)
         if ended.error is not None:
             said = f"The server job {job.name!r} failed: {ended.error.sentence}"
             raise retold(ended.error._replace(sentence=said), FedemuError)
         if (carry := finished()) is not None:
             return carry
-        cause = _death(ended.status)
+        cause = ended.killed or _death(ended.status)
         died(cause)
     raise FedemuError(
         f"The server job {job.name!r} of round {round} died {_TRIES} times, lastly by {cause}; "
@@ -92,14 +93,25 @@ async def run_server_job(
 
 
 class _End(NamedTuple):
+    """The end of a process. ``killed`` says why it was killed by this one, if it was."""
+
     status: int
     error: Told | None
+    killed: str = ""
 
 
 class _Child:
     """A forked process and the thread that is its parent. On Linux the child dies with that thread."""
 
-    def __init__(self, job: ServerJob, place: Place, threads: int, stepped: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        job: ServerJob,
+        place: Place,
+        threads: int,
+        stepped: Callable[[int], None],
+        idle_seconds: float,
+        stuck_seconds: float,
+    ) -> None:
         self._job = job
         self._place = place
         self._threads = threads
@@ -107,7 +119,10 @@ class _Child:
         self._pid: int | None = None
         self._status = 0
         self._reaping = threading.Lock()
-        self._idleness = Idleness(IDLE_SECONDS)
+        self._idleness, self._idle_seconds = Idleness(idle_seconds), idle_seconds
+        self._stuckness, self._stuck_seconds = Stuckness(stuck_seconds), stuck_seconds
+        self._finished = 0
+        self._killed = ""
 
     async def run(self, loop: asyncio.AbstractEventLoop) -> _End:
         """Run the child to its end. A cancellation kills it first."""
@@ -148,10 +163,11 @@ class _Child:
                     if "error" in message:
                         error = Told(*message["error"])
                     if "step" in message:
+                        self._finished += 1
                         self._stepped(message["step"])
             while not self._reap():
                 time.sleep(0.001)  # its pipe is closed, so the child is about to end
-            return _End(self._status, error)
+            return _End(self._status, error, self._killed)
         finally:
             os.close(reading)
 
@@ -169,8 +185,17 @@ class _Child:
                 yield from lines
             elif self._reap():  # a process that the job started holds the pipe open
                 return
-            elif self._pid is not None and self._idleness.look({0: self._pid}, time.monotonic()):
+            elif self._pid is not None and (why := self._hangs(self._pid, time.monotonic())):
+                self._killed = why
                 self._kill()
+
+    def _hangs(self, pid: int, now: float) -> str:
+        """Why the child is to be killed. Empty if it is not."""
+        if self._idleness.look({0: pid}, now):
+            return f"being killed, because it used no processor time for {self._idle_seconds:g} s"
+        if self._stuckness.look({0: (pid, self._finished)}, now):
+            return f"being killed, because it finished no step for {self._stuck_seconds:g} s (runtime.stuck_seconds)"
+        return ""
 
     def _reap(self) -> bool:
         """Whether the child has ended. Its process id may belong to another process from then on."""

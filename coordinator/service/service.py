@@ -80,6 +80,7 @@ class Service:
         self._wait: _Wait | None = None
         self._deserted: float | None = None
         """Since when no device at all has had a connection."""
+        self._told_deserted = False
 
     def open(self, network: Network, address: str) -> Router:
         """Bind the address and begin to answer. Raises ConfigurationError for an address that cannot be used."""
@@ -182,11 +183,13 @@ class Service:
         def is_silent(device: DeviceId) -> bool:
             return members[device].online_times is before[device]
 
-        if await self._announced(silent, is_silent, self._settings.give_up, "they count as lost"):
+        seconds = max(self._settings.give_up, 2 * self._settings.planned_silence)
+        if await self._announced(silent, is_silent, seconds, "they count as lost"):
             return True
-        for device in silent():
+        for device in (lost := silent()):
             members[device].lost = True
-            self._observers.event("given_up", device=device)
+            told = {"lacked": "did not announce its on-line times", "waited": seconds, "limit": "fleet.give_up"}
+            self._observers.event("given_up", device=device, **told, among=len(lost))
         return False
 
     async def perform(self, exchange: Exchange) -> None:
@@ -306,7 +309,13 @@ class Service:
             self.reception.exchange.tick(now)
         if int(now) != int(self._ticked):
             self._observers.fleet(self.counts())
-            self._observers.waiting(self.absence(now))
+            absence = self.absence(now)
+            self._observers.waiting(absence)
+            deserted = absence is not None and not absence.connected
+            if deserted and not self._told_deserted:
+                assert absence is not None
+                self._observers.event("deserted", seconds=absence.seconds, then=absence.then)
+            self._told_deserted = deserted
 
 
 def _none_left(devices: list[DeviceId], is_silent: Callable[[DeviceId], bool]) -> bool:

@@ -73,6 +73,7 @@ class Broker:
         self._processes: dict[int, bytes] = {}
         self._trainers: dict[int, bytes] = {}
         self._tally: dict[int, list[int]] = {}
+        self._advances: dict[int, int] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._depth = 0
@@ -92,6 +93,18 @@ class Broker:
     def waiting(self) -> int:
         """The number of jobs that wait for a trainer."""
         return self._depth
+
+    def answered(self, trainer: int) -> int:
+        """A number that changes whenever this trainer answers a job, or gets new ones."""
+        return self._advances.get(trainer, 0)
+
+    def work_of(self, trainer: int) -> str:
+        """What a trainer is to do, in words: the first of its jobs, and how many more there are."""
+        jobs = self._queue.running_on(trainer)
+        if not jobs:
+            return "nothing"
+        others = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
+        return f"device {jobs[0].submit.device}{others} of ask {jobs[0].submit.ask}"
 
     def needed(self) -> Iterable[Digest]:
         """The blobs of all jobs that are queued or running."""
@@ -190,6 +203,7 @@ class Broker:
         job = self._queue.answered(trainer, (answer.device, answer.ask))
         if job is None:
             return
+        self._advance(trainer)
         self._tally.setdefault(trainer, [0, 0])[isinstance(answer, JobFailed)] += 1
         if isinstance(answer, JobFailed) and answer.reason == "blob":
             for ref in job.submit.shared:
@@ -212,11 +226,15 @@ class Broker:
         if isinstance(job.origin, bytes):
             self._router.send(job.origin, answer)
 
+    def _advance(self, trainer: int) -> None:
+        self._advances[trainer] = self._advances.get(trainer, 0) + 1
+
     def _pump(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for group in self._queue.dispatch(self._loop.time()):
+            self._advance(group.trainer)
             message, frames = train_message(group, self._store)
             self._router.send(self._trainers[group.trainer], message, frames)
         self._arm()

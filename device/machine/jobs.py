@@ -93,6 +93,11 @@ class JobQueue:
         """The trainers that have a group."""
         return [number for number, trainer in self._trainers.items() if trainer.group is not None]
 
+    def running_on(self, trainer: int) -> list[QueuedJob]:
+        """The jobs of a trainer that are not answered yet."""
+        known = self._trainers.get(trainer)
+        return list(known.group.running.values()) if known is not None and known.group is not None else []
+
     def submit(self, job: QueuedJob, now: float, lacking: Sequence[Digest] = ()) -> None:
         """Queue a job. ``lacking`` are its blobs that are not here yet.
 

@@ -27,6 +27,12 @@ class MachineObserver(Protocol):
     def restarted(self, kind: str) -> None:
         """A process has ended and is started again; ``kind`` is device, trainer or zygote."""
 
+    def hung(self, trainer: int, seconds: float, lacked: str, jobs: str) -> None:
+        """A trainer with work ``lacked`` something, such as any processor time, for so long, and is killed.
+
+        ``jobs`` says what it was to do.
+        """
+
     def queue_depth(self, depth: int) -> None:
         """The number of jobs that wait for a trainer has changed."""
 
@@ -51,6 +57,8 @@ class Silent:
     def devices(self, counts: Mapping[str, int]) -> None: ...
 
     def restarted(self, kind: str) -> None: ...
+
+    def hung(self, trainer: int, seconds: float, lacked: str, jobs: str) -> None: ...
 
     def queue_depth(self, depth: int) -> None: ...
 

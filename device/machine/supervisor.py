@@ -24,7 +24,7 @@ from fedemu.device.machine.processors import default_trainers
 from fedemu.device.machine.trainers import Nursery, Trainers
 from fedemu.device.pipe import Setup
 from fedemu.protocol.errors import Interrupted
-from fedemu.protocol.host.idleness import Idleness
+from fedemu.protocol.host.idleness import Idleness, Stuckness
 from fedemu.protocol.host.phases import mark, used
 from fedemu.protocol.host.private import private_folder
 from fedemu.protocol.transport.zeromq import ZmqNetwork
@@ -43,15 +43,16 @@ class SupervisorPlan(MachinePlan):
 
     ``trainers = 0`` means one per core or GPU. ``per_process`` devices share a process. ``logs`` is the folder for what
     device processes log, None for the standard error output. A trainer that has jobs and uses no processor time for
-    ``idle_seconds`` is killed; another does its jobs. ``allow_code`` are the modules and files that an experiment may
-    name beside what comes with fedemu, if they are the coordinator's by their digests. None: any, unchecked, because
-    the experiment is that of the user of this machine.
+    ``idle_seconds``, or answers none of them for ``stuck_seconds``, is killed; another does its jobs. ``allow_code`` are
+    the modules and files that an experiment may name beside what comes with fedemu, if they are the coordinator's by
+    their digests. None: any, unchecked, because the experiment is that of the user of this machine.
     """
 
     trainers: int = 0
     per_process: int = 1
     logs: Path | None = None
     idle_seconds: float = 60.0
+    stuck_seconds: float = 1800.0
     allow_code: tuple[str, ...] | None = ()
     shown: Callable[[Callable[[], dict[str, Any]]], None] = lambda facts: None
     """Called once on the event loop, with a function that tells which processes there are and what they do."""
@@ -152,14 +153,24 @@ class Supervision:
         await here.until_over()
 
     async def _watch(self, broker: Broker, trainers: Trainers) -> None:
-        """Kill the trainers that should compute and do not, such as one that was stopped."""
-        idleness = Idleness(self._plan.idle_seconds)
+        """Kill the trainers that should compute and do not: that stand still, or that answer nothing for very long.
+
+        A GPU that is stuck may keep its process busy, so processor time alone does not tell.
+        """
+        plan = self._plan
+        idleness, stuckness = Idleness(plan.idle_seconds), Stuckness(plan.stuck_seconds)
         while True:
-            await asyncio.sleep(min(LOOK_SECONDS, self._plan.idle_seconds / 4))
-            pids = trainers.pids
+            await asyncio.sleep(min(LOOK_SECONDS, plan.idle_seconds / 4, plan.stuck_seconds / 4))
+            pids, now = trainers.pids, time.monotonic()
             busy = {number: pids[number] for number in broker.busy if number in pids}
-            for number in idleness.look(busy, time.monotonic()):
-                log.error("trainer %d has jobs and does nothing; it is killed, and its jobs are done again", number)
+            idle = dict.fromkeys(idleness.look(busy, now), (plan.idle_seconds, "used no processor time"))
+            stuck = stuckness.look({number: (pids[number], broker.answered(number)) for number in busy}, now)
+            for number, (seconds, lacked) in (
+                dict.fromkeys(stuck, (plan.stuck_seconds, "finished no job")) | idle
+            ).items():
+                jobs = broker.work_of(number)
+                log.error("trainer %d %s for %g s; it is killed, and done again are %s", number, lacked, seconds, jobs)
+                plan.observer.hung(number, seconds, lacked, jobs)
                 trainers.kill(number)
 
     def _setup(self, here: Arrival) -> Setup:

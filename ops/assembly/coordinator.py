@@ -75,7 +75,8 @@ def _say(text: str) -> None:
 
 def settings_of(experiment: Experiment, stream: StreamPlan) -> Settings:
     """The settings of the coordinator: the rules of the run that it has to know."""
-    fleet = experiment.fleet
+    fleet, liveness = experiment.fleet, experiment.liveness
+    heartbeat = max(liveness.heartbeat_seconds, fleet.devices / MOST_HEARTBEATS)
     return Settings(
         run=experiment.name,
         seed=experiment.seed,
@@ -92,10 +93,13 @@ def settings_of(experiment: Experiment, stream: StreamPlan) -> Settings:
         diagnose_every=experiment.diagnose.every,
         task_of_round=stream.period_of,
         task_begins=stream.begins,
-        heartbeat_seconds=max(experiment.liveness.heartbeat_seconds, fleet.devices / MOST_HEARTBEATS),
-        patience=experiment.liveness.patience,
+        heartbeat_seconds=heartbeat,
+        patience=liveness.patience,
+        # Until the coordinator has noticed the silence, and one heartbeat more.
+        planned_silence=heartbeat * (liveness.patience + 1) if experiment.faults.silence_rate else 0.0,
         start_timeout=fleet.start_timeout,
         give_up=fleet.give_up,
+        answer_timeout=fleet.answer_timeout,
         payload_bytes=experiment.limits.max_payload_bytes,
         max_norm=experiment.limits.max_norm,
         replay=experiment.replay.kept > 0,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from fedemu.ops.experiment.mistakes import plain_table, refuse
-from fedemu.ops.experiment.tables.section import Section, Text
+from fedemu.ops.experiment.tables.section import Positive, Section, Text
 
 
 class Runtime(Section):
@@ -20,7 +20,10 @@ class Runtime(Section):
     its page when it ends. ``keys`` is a folder of keys, ``server_key`` the coordinator's public key or its file; empty
     means that none is named. ``devices_per_key`` and ``connections_per_key`` are what one machine may take of a
     coordinator with keys, and ``messages_per_second`` is what one connection may send in the long run. ``allow_code``
-    are the modules and files that the experiment of a coordinator may name on this machine.
+    are the modules and files that the experiment of a coordinator may name on this machine. Devices wait
+    ``connect_seconds`` for their first coordinator, and ``lost_seconds`` for one that is gone. A trainer, or the
+    process of a server job, is killed if it has work and uses no processor time for ``idle_seconds``, or finishes
+    nothing for ``stuck_seconds``. These four are in real seconds.
     """
 
     bind: Text = "tcp://127.0.0.1:5577"
@@ -40,6 +43,10 @@ class Runtime(Section):
     metrics_address: Text = "127.0.0.1"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     report: bool = True
+    connect_seconds: Positive = 60.0
+    lost_seconds: Positive = 120.0
+    idle_seconds: Positive = 60.0
+    stuck_seconds: Positive = 1800.0
 
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> Runtime:

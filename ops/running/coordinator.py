@@ -69,18 +69,21 @@ def coordinate_alone(
             f"  keys     {keys_in_words(runtime, os.environ, keys)}\n"
             f"  results  {directory}"
         )
-        return coordinate(directory, experiment, runtime, lambda: say(begins))
+        bring = f"{connect}{f' --server-key {quote(keys.public)}' if keys else ''}"
+        return coordinate(directory, experiment, runtime, lambda: say(begins), bring)
 
     code = exit_code_of(action)
     return conclude(directory, code, at_address("coordinator", runtime), new=new, print_summary=print_summary)
 
 
-def coordinate(directory: Path, experiment: Experiment, runtime: Runtime, opened: Callable[[], None]) -> int:
+def coordinate(
+    directory: Path, experiment: Experiment, runtime: Runtime, opened: Callable[[], None], bring: str = ""
+) -> int:
     """Play the run in a claimed directory to its end, and write its report. Returns the exit code.
 
     ``opened`` is called when the coordinator begins to wait for devices, before anything is shown. Before that, an
-    experiment may turn out to be impossible. Raises every FedemuError that ends a run early, except Interrupted, for
-    which the code INTERRUPTED is returned.
+    experiment may turn out to be impossible. ``bring`` is the command with which people bring devices. Raises every
+    FedemuError that ends a run early, except Interrupted, for which the code INTERRUPTED is returned.
     """
     open_log(directory / "logs" / "coordinator.log", runtime.log_level)
     allow_files(experiment.fleet.devices + SPARE_FILES)
@@ -90,6 +93,7 @@ def coordinate(directory: Path, experiment: Experiment, runtime: Runtime, opened
         experiment.fleet.devices,
         time.monotonic,
         virtual=experiment.clock.kind == "virtual",
+        bring=bring,
     )
     with _metrics(runtime, experiment.rounds) as metrics:
         try:
@@ -135,7 +139,8 @@ async def _serve(
         quotas = Quotas(runtime.devices_per_key, runtime.connections_per_key, runtime.messages_per_second)
         watched = FleetFeed(directory / LIVE)
         made = assemble(directory, experiment, network, runtime.bind, [*observers, watched])
-        plan = replace(made, opened=opened, quotas=quotas, shown=watched.start)
+        settings = replace(made.settings, idle_seconds=runtime.idle_seconds, stuck_seconds=runtime.stuck_seconds)
+        plan = replace(made, opened=opened, quotas=quotas, shown=watched.start, settings=settings)
         mark("coordinator", "data and method")
         try:
             return await (serve_embedded(plan, runtime) if in_memory else serve(plan))

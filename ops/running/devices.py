@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from fedemu.device.machine.observer import MachineObserver, Silent
 from fedemu.device.machine.supervisor import SupervisorPlan, supervise
 from fedemu.ops.experiment import Runtime
-from fedemu.ops.figures import counted
+from fedemu.ops.figures import counted, span
 from fedemu.ops.keys.choice import client_keys, is_private
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
 from fedemu.ops.running.device_code import DEVICE_CODE
@@ -48,7 +48,7 @@ def supervise_alone(count: int, runtime: Runtime, state: Path | None) -> int:
         ) from error
     say(
         f"{counted(count, 'device')} for the coordinator at {runtime.connect}; "
-        f"{'it waits' if count == 1 else 'they wait'} {SupervisorPlan.connect_seconds:g} s for it\n"
+        f"{'it waits' if count == 1 else 'they wait'} {runtime.connect_seconds:g} s for it\n"
         f"  process  {os.getpid()}\n{keys_line(runtime, keys)}  state    {folder}"
     )
     told = Told(count)
@@ -128,6 +128,10 @@ def run_devices(count: int, runtime: Runtime, state: Path, logs: Path, told: Tol
             keys=client_keys(runtime, os.environ),
             allow_code=None if own else tuple(map(place_of, runtime.allow_code)),
             shown=lambda facts: Feed(state / LIVE, f"{MACHINE}{os.getpid()}", told_by(facts)).start(),
+            connect_seconds=runtime.connect_seconds,
+            lost_seconds=runtime.lost_seconds,
+            idle_seconds=runtime.idle_seconds,
+            stuck_seconds=runtime.stuck_seconds,
         )
         return asyncio.run(supervise(plan))
 
@@ -181,6 +185,10 @@ class Told(MachineObserver):
         # The planned crash of a device belongs to the experiment, so people are not told.
         if kind != "device":
             say(f"a {kind} ended and is started again")
+
+    def hung(self, trainer: int, seconds: float, lacked: str, jobs: str) -> None:
+        self._metrics.hung(trainer, seconds, lacked, jobs)
+        say(f"trainer {trainer} {lacked} for {span(seconds)}; it is killed, and its work is done again: {jobs}")
 
     def queue_depth(self, depth: int) -> None:
         self._metrics.queue_depth(depth)

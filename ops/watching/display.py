@@ -63,6 +63,7 @@ class PlainDisplay:
         self._enrolled = -1
         self._absence_told: float | None = None
         self._failures: set[str] = set()
+        self._given_up: str | None = None
 
     def __enter__(self) -> Self:
         self._begin()
@@ -134,6 +135,10 @@ class PlainDisplay:
             self._print(f"task {fields['task']}: no pictures of what is generated ({fields['detail']})")
         if name == "damage":
             self._print(f"{fields['detail']}; the run goes on after round {fields['round']}")
+        if name == "server_job_died":
+            self._print(f"round {fields['round']}: the process of {fields['job']} ended by {fields['cause']}")
+        if name == "given_up":
+            self._tell_given_up(**fields)
         if name == "own_states_lost":
             self._print(f"{counted(fields['devices'], 'device')} lost their own states and begin anew")
 
@@ -154,6 +159,15 @@ class PlainDisplay:
         if sentence not in self._failures and len(self._failures) < MOST_FAILURES:
             self._failures.add(sentence)
             self._print(f"device {device} failed: {sentence}")
+
+    def _tell_given_up(self, device: int, lacked: str, waited: float, limit: str, among: int, ask: str = "") -> None:
+        """Say for what devices were waited, once for each ask."""
+        if ask != self._given_up:
+            self._given_up = ask
+            round = f"round {ask.partition('.')[0]}: " if ask else ""
+            who = f"device {device}" if among == 1 else f"device {device} and {counted(among - 1, 'other')}"
+            then = ("count" + "s" * (among == 1)) + (" as failed" if ask else " as lost")
+            self._print(f"{round}{who} {lacked} for {span(waited)} ({limit}) and {then}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -197,6 +197,9 @@ class SupervisorMetrics:
     def restarted(self, kind: str) -> None:
         self._restarts.labels(kind).inc()
 
+    def hung(self, trainer: int, seconds: float, lacked: str, jobs: str) -> None:
+        """Nothing is kept here: the trainer is killed, which ``restarted`` counts."""
+
     def queue_depth(self, depth: int) -> None:
         self._queue.set(depth)
 

@@ -87,6 +87,8 @@ class Progress:
     round_seconds: float = 0.0
     """The real time of all finished rounds, those before a resume included."""
     virtual: bool = True
+    bring: str = ""
+    """The command that brings devices, empty if somebody else starts them."""
 
     def __post_init__(self) -> None:
         self.began = self.clock()
@@ -182,10 +184,11 @@ class Progress:
             if absence.connected
             else "no device is connected"
         )
+        bring = f"; to bring devices: {self.bring}" if self.bring and not absence.connected else ""
         if absence.seconds is None:
-            return who
+            return who + bring
         left = max(0.0, absence.seconds - (self.clock() - told))
-        return f"{who}; {span(left) if left >= 60 else f'{left:.0f} s'} until {absence.then}"
+        return f"{who}; {span(left) if left >= 60 else f'{left:.0f} s'} until {absence.then}{bring}"
 
     @property
     def seconds_left(self) -> float | None:

@@ -1,4 +1,7 @@
-"""Finds processes that should compute and do not, such as one that was stopped, by the processor time that they use."""
+"""Finds processes that should compute and do not.
+
+One that was stopped uses no processor time. One whose GPU is stuck may use a lot of it, and finishes nothing.
+"""
 
 from __future__ import annotations
 
@@ -55,3 +58,31 @@ class Idleness:
                 idle.append(key)
         self._last = seen
         return idle
+
+
+class Stuckness:
+    """Watches the processes that have work by what they finish. ``look`` has to be called every few seconds.
+
+    ``seconds`` is how long a process may finish nothing.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last: dict[int, tuple[float, int, float]] = {}
+
+    def look(self, busy: Mapping[int, tuple[int, int]], now: float) -> list[int]:
+        """The keys of those processes in ``busy`` that have finished nothing for too long.
+
+        Each has its process id and a number that changes when something is finished. ``now`` is the monotonic clock in
+        seconds.
+        """
+        seen: dict[int, tuple[float, int, float]] = {}
+        stuck: list[int] = []
+        for key, (pid, finished) in busy.items():
+            then, before, lost = self._last.get(pid, (now, finished, 0.0))
+            lost = lost + min(now - then, LONGEST_STEP) if finished == before else 0.0
+            seen[pid] = now, finished, lost
+            if lost >= self._seconds:
+                stuck.append(key)
+        self._last = seen
+        return stuck

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedemu.device.behaviour.behaviour import Assignment, Schedule
@@ -62,7 +63,14 @@ def train_like_a_toy(settings: Mapping[str, Any], device: int, round: int, indic
 
 
 def maybe_die(settings: Mapping[str, Any], device: int) -> None:
-    """Spend ``slow`` seconds on a job, and kill this process if the job is that of device ``killer``."""
+    """Spend ``slow`` seconds on a job, and kill this process if the job is that of device ``killer``.
+
+    ``spins`` is a file that does not exist: the first job makes it, and never ends.
+    """
+    if "spins" in settings and not Path(settings["spins"]).exists():
+        Path(settings["spins"]).touch()
+        while True:
+            pass
     if settings.get("killer") == device:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(settings.get("slow", 0.0))

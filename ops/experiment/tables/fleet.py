@@ -17,7 +17,8 @@ Spell = Annotated[float, Field(ge=0.1)]
 class Fleet(Section):
     """How many devices there are, how many are asked, and how long they are waited for.
 
-    ``deadline`` is in seconds of the experiment's clock, ``start_timeout`` and ``give_up`` are in real seconds.
+    ``deadline`` is in seconds of the experiment's clock. ``start_timeout``, ``give_up`` and ``answer_timeout``, which
+    is for the first result of an ask, are in real seconds.
     """
 
     devices: Count = 300
@@ -28,6 +29,7 @@ class Fleet(Section):
     attempts: Count = 3
     start_timeout: Positive = 60.0
     give_up: Positive = 60.0
+    answer_timeout: Positive = 600.0
 
 
 class Always(Section):

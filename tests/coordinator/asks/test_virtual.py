@@ -202,7 +202,9 @@ def test_a_device_that_stays_away_beyond_give_up_fails_and_perturbs_the_run() ->
     machine.left(DeviceId(0), 5.0)
     assert machine.tick(65.0) == []
     assert machine.tick(65.1) == [Tell(DeviceId(1), Proceed(ask=str(ASK)))]
-    assert (machine.verdicts[DeviceId(0)], machine.perturbed, machine.given_up) == ("failed", True, {0})
+    assert (machine.verdicts[DeviceId(0)], machine.perturbed) == ("failed", True)
+    ((device, missed),) = machine.given_up.items()
+    assert (device, missed.lacked, round(missed.seconds, 3)) == (0, "had no connection", 60.1)
 
 
 def test_the_time_for_which_the_coordinator_stood_still_does_not_count() -> None:
@@ -220,6 +222,7 @@ def test_a_device_that_does_not_answer_its_work_within_give_up_fails() -> None:
     machine.tick(61.0)
     assert table(machine) == "f"
     assert machine.perturbed
+    assert machine.given_up == {0: ("did not answer its work", 61.0, "fleet.give_up")}
 
 
 def test_training_may_take_four_times_the_longest_gap_between_results() -> None:
@@ -232,6 +235,15 @@ def test_training_may_take_four_times_the_longest_gap_between_results() -> None:
     assert DeviceId(2) not in machine.verdicts
     machine.tick(510.1)
     assert machine.verdicts[DeviceId(2)] == "failed"
+    assert machine.given_up[DeviceId(2)].limit == "four times the longest wait before"
+
+
+def test_the_first_result_may_take_the_answer_timeout() -> None:
+    machine = opened([finish(10), finish(20)], 2, give_up=60.0, answer_timeout=600.0)
+    machine.tick(600.0)
+    assert not machine.given_up
+    machine.tick(601.0)
+    assert machine.given_up[DeviceId(0)] == ("sent no result", 601.0, "fleet.answer_timeout")
 
 
 def test_a_device_that_keeps_coming_back_is_given_up() -> None:

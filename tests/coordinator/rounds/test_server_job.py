@@ -17,7 +17,6 @@ import torch
 from fedemu.algorithms.interface import ServerJob
 from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator.record import checkpoint
-from fedemu.coordinator.rounds import server_job
 from fedemu.coordinator.rounds.server_job import run_server_job
 from fedemu.protocol.errors import FedemuError
 
@@ -112,20 +111,33 @@ async def test_a_killed_job_goes_on_from_its_checkpoint(tmp_path: Path):
     assert log.read_text().split() == [*map(str, range(8)), *map(str, range(5, 12))]
 
 
-async def test_a_job_that_was_stopped_is_killed_and_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(server_job, "IDLE_SECONDS", 1.5)
-    stopped = tmp_path / "stopped"
+@pytest.mark.parametrize(
+    ("limits", "cause"),
+    [
+        ({"idle_seconds": 1.5}, "used no processor time for 1.5 s"),
+        ({"stuck_seconds": 1.5}, "finished no step for 1.5 s (runtime.stuck_seconds)"),
+    ],
+    ids=["stands still", "spins"],
+)
+async def test_a_job_that_hangs_is_killed_and_goes_on_from_its_checkpoint(
+    tmp_path: Path, limits: dict[str, float], cause: str
+) -> None:
+    hung = tmp_path / "hung"
 
     def hook(index: int) -> None:
-        if index == 7 and not stopped.exists():
-            stopped.touch()
-            os.kill(os.getpid(), signal.SIGSTOP)
+        if index == 7 and not hung.exists():
+            hung.touch()
+            if "idle_seconds" in limits:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            while True:
+                pass
 
     undisturbed = await run_server_job(train(), tmp_path / "a", 1, 0, ignore)
     deaths: list[str] = []
-    result = await run_server_job(train(hook), tmp_path / "b", 1, 0, ignore, died=deaths.append)
+    result = await run_server_job(train(hook), tmp_path / "b", 1, 0, ignore, died=deaths.append, **limits)
     assert model_digest(result) == model_digest(undisturbed)
-    assert len(deaths) == 1
+    (told,) = deaths
+    assert told == f"being killed, because it {cause}"
 
 
 async def test_the_cause_of_every_death_is_told(tmp_path: Path):

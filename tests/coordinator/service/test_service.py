@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedemu.coordinator.fleet.online_times import OnlineTimes
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Absence, Observers
 from fedemu.coordinator.plan import CoordinatorPlan
@@ -75,6 +76,19 @@ async def test_a_coordinator_that_computes_tells_that_nobody_is_connected(tmp_pa
     assert service.absence(START + 7) is None
     service.roster.connected.clear()
     assert service.absence(START + 8) is None, "a new absence begins"
+
+
+async def test_a_device_that_is_silent_by_plan_for_longer_than_give_up_is_waited_for(tmp_path: Path) -> None:
+    settings = Settings(run="test", seed=1, rounds=4, devices=1, per_round=1, give_up=0.1, planned_silence=30.0)
+    roster, granted = Roster(settings), Granted
+    service = Service(settings, roster, Shelf(BlobStore(tmp_path)), Timeline("virtual"), Observers(), granted)
+    extending = asyncio.create_task(service.extend(2 * service.reception.horizon))
+    await asyncio.sleep(5 * settings.give_up)  # nothing may happen meanwhile, so there is nothing to wait for
+    assert not extending.done()
+    roster.members[0].online_times = OnlineTimes(service.reception.horizon, [])
+    service.reception.changed.set()
+    assert await extending
+    assert not roster.members[0].lost
 
 
 @pytest.mark.parametrize("connected", [0, 1])

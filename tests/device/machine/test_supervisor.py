@@ -70,6 +70,9 @@ class Heard(Silent):
     def found(self) -> None:
         self.told.append("found")
 
+    def hung(self, trainer: int, seconds: float, lacked: str, jobs: str) -> None:
+        self.told.append(f"trainer {trainer} {lacked} for {seconds:g} s: {jobs}")
+
 
 async def test_a_round_goes_all_the_way_and_stop_ends_it(coordinator: Any, plan: Any) -> None:
     server = coordinator()
@@ -182,6 +185,19 @@ async def test_a_silent_device_comes_back_by_itself(coordinator: Any, plan: Any)
         server.stop()
         await ended(task)
     assert server.heard_of(Died) == []
+
+
+async def test_a_trainer_that_computes_without_end_is_killed_and_its_work_is_done(
+    coordinator: Any, plan: Any, tmp_path: Path
+) -> None:
+    heard = Heard()
+    server = coordinator(spins=str(tmp_path / "spun"))
+    async with supervising(plan(server.address, stuck_seconds=3.0, observer=heard)) as task:
+        await server.everyone()
+        assert await server.hold(1, range(6)) == {d: expected(d, 1) for d in range(6)}
+        server.stop()
+        await ended(task)
+    assert any(line.startswith("trainer 0 finished no job for 3 s: device ") for line in heard.told), heard.told
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -86,7 +86,7 @@ def test_the_digest_of_the_defaults_is_what_it_has_been() -> None:
     assert Experiment().digest == EXPECTED_DIGEST
 
 
-EXPECTED_DIGEST = "25d61a681f6ff7270452489feb0beeefbf55478c70774de9733b749973e5fd71"
+EXPECTED_DIGEST = "f81d279619328ca8ff17e2790ba634aa1a80fe6ad0bdead366f2c8a7137ac364"
 
 
 def test_an_experiment_is_frozen() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from fedemu.protocol.host.idleness import Idleness, processor_seconds
+from fedemu.protocol.host.idleness import Idleness, Stuckness, processor_seconds
 
 
 def test_a_process_that_uses_no_processor_is_found_after_its_time() -> None:
@@ -52,3 +52,17 @@ def test_the_processor_time_is_that_of_the_kernel() -> None:
     assert after is not None
     assert 0.05 <= after - before < 30
     assert processor_seconds(2**22 + 1) is None
+
+
+def test_a_process_that_finishes_nothing_is_found_however_much_it_computes() -> None:
+    stuckness = Stuckness(30.0)
+    looks = [stuckness.look({0: (100, 5), 1: (200, int(now))}, now) for now in range(0, 35, 5)]
+    assert looks == [[], [], [], [], [], [], [0]]
+    assert stuckness.look({0: (101, 5)}, 35.0) == [], "the process that took its place begins anew"
+
+
+def test_time_for_which_nobody_looked_counts_as_ten_seconds_for_what_is_finished_too() -> None:
+    stuckness = Stuckness(30.0)
+    assert stuckness.look({0: (100, 5)}, 0.0) == []
+    assert stuckness.look({0: (100, 5)}, 1000.0) == []
+    assert stuckness.look({0: (100, 6)}, 1010.0) == []
