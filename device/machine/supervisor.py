@@ -43,9 +43,9 @@ class SupervisorPlan(MachinePlan):
 
     ``trainers = 0`` means one per core or GPU. ``per_process`` devices share a process. ``logs`` is the folder for what
     device processes log, None for the standard error output. A trainer that has jobs and uses no processor time for
-    ``idle_seconds``, or answers none of them for ``stuck_seconds``, is killed; another does its jobs. ``allow_code`` are
-    the modules and files that an experiment may name beside what comes with fedemu, if they are the coordinator's by
-    their digests. None: any, unchecked, because the experiment is that of the user of this machine.
+    ``idle_seconds``, or answers none of them for ``stuck_seconds``, is killed; another does its jobs. ``allow_code``
+    are the modules and files that an experiment may name beside what comes with fedemu, if they are the coordinator's
+    by their digests. None: any, unchecked, because the experiment is that of the user of this machine.
     """
 
     trainers: int = 0
