@@ -79,8 +79,8 @@ def answer(work):
     zeros = {f"delta/{name}": np.zeros_like(array) for name, array in model.items()}
     tensors = [{"name": name, "dtype": str(array.dtype), "shape": array.shape} for name, array in zeros.items()]
     frames = [array.tobytes() for array in zeros.values()]
-    took = {"seconds": time.monotonic() - began}
-    send("result", frames, ask=work["ask"], examples=examples, steps=0, metrics={}, tensors=tensors, **took)
+    told = {"examples": examples, "steps": 0, "metrics": {}, "seconds": time.monotonic() - began}
+    send("result", frames, ask=work["ask"], epoch=work["epoch"], tensors=tensors, **told)
 
 
 granted, _ = receive("granted", ("enroll", {"count": 1}))
@@ -97,7 +97,7 @@ while True:
     message, _ = receive()
     if message["t"] == "work" and virtual:
         works[message["ask"]] = message
-        send("scheduled", ask=message["ask"], event="finish", at=message["start"] + 1.0)
+        send("scheduled", ask=message["ask"], epoch=message["epoch"], event="finish", at=message["start"] + 1.0)
     elif message["t"] == "work":
         answer(message)
     elif message["t"] == "proceed" and message["ask"] in works:

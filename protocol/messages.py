@@ -29,6 +29,8 @@ Sentence = Annotated[str, StringConstraints(max_length=2048)]
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 Size = Annotated[int, Field(ge=0, lt=2**53)]
 Seconds = Annotated[float, Field(ge=0)]
+Epoch = Size | None
+"""The life of the coordinator to which an ask belongs; see Work."""
 RealSeconds = Annotated[float, Field(ge=0, le=1e9)]
 
 Verdict = Literal["accepted", "cancelled", "late", "dropped", "failed", "rejected"]
@@ -110,6 +112,7 @@ class Scheduled(Message):
     at: Seconds
     cause: DropCause | None = None
     back: Seconds | None = None
+    epoch: Epoch = None
 
 
 class Result(Message):
@@ -125,6 +128,7 @@ class Result(Message):
     metrics: Annotated[dict[Name, float], Field(max_length=64)]
     label_counts: Annotated[tuple[Size, ...], FIRST_ERROR, Field(max_length=65536)] | None = None
     seconds: RealSeconds | None = None
+    epoch: Epoch = None
     tensors: Tensors
 
 
@@ -136,6 +140,7 @@ class Failed(Message):
     reason: Name
     detail: Sentence = ""
     planned: bool = False
+    epoch: Epoch = None
 
 
 class Declined(Message):
@@ -144,6 +149,7 @@ class Declined(Message):
     type: Literal["declined"] = "declined"
     ask: AskText
     reason: Name
+    epoch: Epoch = None
 
 
 class Bye(Message):
@@ -236,6 +242,10 @@ class Work(Message):
     ``processed`` samples beside these determine the emulated times, by the device's profile. ``task`` is the period of
     the stream. The coordinator never goes back to before the end of ``durable_round``. The tensors are the device's own
     tree (``Ask.each``).
+
+    ``epoch`` is the life of the coordinator: a number that each start of a coordinator draws. A coordinator that was
+    started again plays its last rounds again, and their asks have the same names. So every message about an ask names
+    the epoch of its Work, and one of another epoch has no effect.
     """
 
     type: Literal["work"] = "work"
@@ -251,6 +261,7 @@ class Work(Message):
     processed: Seconds = 0.0
     deadline: Seconds
     durable_round: int
+    epoch: Epoch = None
     tensors: Tensors = ()
 
 

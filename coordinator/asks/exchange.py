@@ -47,6 +47,7 @@ class AskParts:
     start: float
     deadline: float
     durable_round: int
+    epoch: int
     shared: tuple[BlobRef, ...]
     by_device: Mapping[DeviceId, Part]
     passes: float
@@ -236,6 +237,7 @@ class Exchange:
             processed=parts.processed,
             deadline=parts.deadline,
             durable_round=parts.durable_round,
+            epoch=parts.epoch,
             tensors=specs,
         )
 

@@ -209,6 +209,7 @@ class Asking:
             start=self._service.timeline.time,
             deadline=self._settings.deadline,
             durable_round=self._service.reception.durable_round,
+            epoch=self._service.reception.epoch,
             shared=self._service.shelf.publish(ask.shared),
             by_device={device: pack_tree(each[device]) for device in cohort if device in each},
             passes=program.passes,

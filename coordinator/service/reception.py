@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, assert_never
@@ -71,6 +72,8 @@ class Reception:
         self.refusals = Refusals()
         self.horizon = horizon(timeline.time + settings.deadline)
         """The time up to which devices are asked to announce their on-line times."""
+        self.epoch = secrets.randbits(53)
+        """The life of this coordinator. Messages about an ask of another life have no effect."""
         self.durable_round = 0
         """The round of the oldest checkpoint. The run never goes back to before it."""
         self.perturbed = False
@@ -230,6 +233,10 @@ class Reception:
     def _about_ask(self, peer: bytes, message: AboutAsk, frames: Sequence[memoryview], now: float) -> None:
         device, exchange = self._device(peer), self.exchange
         if exchange is not None and message.ask == exchange.text:
+            if message.epoch not in (None, self.epoch):
+                # An answer would end the work of the same name that the device has or will have from this coordinator.
+                self._observers.rejected("epoch")
+                return
             exchange.receive(device, message, frames, now)
         elif isinstance(message, wire.Result):
             self._send(peer, self.verdicts.answer(message.ask, device), ())

@@ -38,6 +38,10 @@ class QueuedJob:
     def key(self) -> JobKey:
         return (self.submit.device, self.submit.ask)
 
+    def asks_the_same(self, other: QueuedJob) -> bool:
+        """Whether the other job has the same inputs, so that its answer is the same."""
+        return self.submit == other.submit and [*map(bytes, self.frames)] == [*map(bytes, other.frames)]
+
     @property
     def kind(self) -> Hashable:
         """Jobs of an equal kind may run as a group. A job in its last try equals no other."""
@@ -76,6 +80,8 @@ class JobQueue:
         self.linger = linger
         self._jobs: OrderedDict[JobKey, QueuedJob] = OrderedDict()
         self._lacking: dict[JobKey, set[Digest]] = {}
+        self._behind: set[JobKey] = set()
+        """The jobs that wait for another one of their name, which runs: both write the same file."""
         self._trainers: dict[int, _Trainer] = {}
         self._groups = 0
         self._first = self._last = float("-inf")
@@ -101,14 +107,16 @@ class JobQueue:
     def submit(self, job: QueuedJob, now: float, lacking: Sequence[Digest] = ()) -> None:
         """Queue a job. ``lacking`` are its blobs that are not here yet.
 
-        If an equal job is running, its answer goes to the new origin. A different one of the same key is replaced.
+        If an equal job is running, its answer goes to the new origin. A different one of the same key is replaced: its
+        answer goes to nobody, and the new job begins after it.
         """
         running = self._running(job.key)
-        if running is not None and running.submit == job.submit:
+        if running is not None and running.asks_the_same(job):
             running.origin = job.origin
             return
         if running is not None:
             running.origin = None
+            self._behind.add(job.key)
         if not self._jobs:
             self._first = now
         self._last = now
@@ -136,6 +144,7 @@ class JobQueue:
         """Forget a job that has not begun. A running job goes on to its end."""
         self._jobs.pop(key, None)
         self._lacking.pop(key, None)
+        self._behind.discard(key)
 
     def abandon(self, origin: Hashable) -> None:
         """A peer is gone, so forget its jobs that have not begun."""
@@ -153,6 +162,9 @@ class JobQueue:
             return []
         given_up = []
         for job in reversed(gone.group.running.values()):
+            if job.key in self._behind:
+                self._behind.discard(job.key)
+                continue  # nobody wants it any more
             job.deaths += 1
             if job.deaths >= MAX_DEATHS:
                 given_up.append(job)
@@ -164,7 +176,10 @@ class JobQueue:
     def answered(self, trainer: int, key: JobKey) -> QueuedJob | None:
         """The trainer has answered one job of its group. Returns the job, None if it is not running there."""
         group = self._trainers[trainer].group if trainer in self._trainers else None
-        return group.running.pop(key, None) if group else None
+        job = group.running.pop(key, None) if group else None
+        if job is not None:
+            self._behind.discard(key)
+        return job
 
     def finished(self, trainer: int, group: int) -> list[QueuedJob]:
         """The trainer is done with its group, and idle now. Returns the jobs that it has wrongly left unanswered."""
@@ -173,11 +188,13 @@ class JobQueue:
             return []
         unanswered = list(known.group.running.values())
         known.group = None
+        self._behind.difference_update(job.key for job in unanswered)
         return unanswered
 
     def due(self) -> float | None:
         """The time at which ``dispatch`` has something to do; None if no job can begin before another event."""
-        if not self.idle or len(self._lacking) == len(self._jobs):
+        waiting = len(self._lacking) + sum(key not in self._lacking for key in self._behind)
+        if not self.idle or waiting == len(self._jobs):
             return None
         return min(self._last + self.linger, self._first + 5 * self.linger)
 
@@ -193,7 +210,7 @@ class JobQueue:
             return groups
         kinds: dict[Hashable, list[QueuedJob]] = {}
         for key, job in self._jobs.items():
-            if key not in self._lacking:
+            if key not in self._lacking and key not in self._behind:
                 kinds.setdefault(job.kind, []).append(job)
         idle = sorted(number for number, trainer in self._trainers.items() if trainer.group is None)
         for ready in kinds.values():

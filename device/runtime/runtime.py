@@ -147,7 +147,7 @@ class DeviceRuntime:
     def _unreadable(self, detail: str) -> list[Action]:
         """The coordinator could not read a message. It can only be a result that this device corrupted as planned."""
         return [
-            Send(wire.Failed(ask=ask, reason="malformed", detail=detail, planned=True))
+            Send(wire.Failed(ask=ask, reason="malformed", detail=detail, planned=True, epoch=held.work.epoch))
             for ask, held in self._in_hand.items()
             if held.phase == "trained" and held.schedule.corruption is not None
         ]
@@ -158,7 +158,7 @@ class DeviceRuntime:
         if self._wall is not None:
             self._wall.set(work.start, now)
         held = self._in_hand.get(work.ask)
-        if held is None or not held.asks_the_same(work):
+        if held is None or not held.renew(work, frames):
             # The work is new, or a coordinator that has lost its latest round asks for it again.
             held = take_in_hand(work, frames, self._behaviour, self._stream, self._store)
             others = self._in_hand.values()
@@ -167,7 +167,7 @@ class DeviceRuntime:
                 del self._in_hand[other.work.ask]
             self._in_hand[work.ask] = held
         if held.schedule.reply == "decline":
-            return [Send(wire.Declined(ask=work.ask, reason="declined"))]
+            return [Send(wire.Declined(ask=work.ask, reason="declined", epoch=work.epoch))]
         if self._wall is not None:
             return self._begin(held, now)
         self.member.said(now)

@@ -41,9 +41,25 @@ class WorkInHand:
     due: float = math.inf
     """The time on the monotonic clock at which to do the next thing: drop out as planned, or send the result."""
 
-    def asks_the_same(self, work: Work) -> bool:
-        """Whether ``work`` is the same work again. The coordinator's durable round may have advanced meanwhile."""
-        return self.work is work or self.work == work.model_copy(update={"durable_round": self.work.durable_round})
+    def renew(self, work: Work, frames: Sequence[Any]) -> bool:
+        """Take ``work`` for the work in hand if it asks the same. Otherwise return False, and change nothing.
+
+        The coordinator's durable round may have advanced, and it may have begun another life: if it asks the same, the
+        result is the same, and belongs to the new epoch.
+        """
+        known = self.work
+        if known is work:
+            return True
+        if known != work.model_copy(update={"durable_round": known.durable_round, "epoch": known.epoch}):
+            return False
+        if known.epoch != work.epoch:
+            if [*map(bytes, frames)] != [*map(bytes, self.frames)]:
+                return False
+            self.replies = [
+                Send(reply.message.model_copy(update={"epoch": work.epoch}), reply.frames) for reply in self.replies
+            ]
+        self.work = work
+        return True
 
 
 def take_in_hand(
@@ -66,7 +82,14 @@ def announcement(held: WorkInHand) -> Send:
     """The device's answer to its work: when it will finish, or when and how it will drop out."""
     schedule = held.schedule
     return Send(
-        Scheduled(ask=held.work.ask, event=schedule.event, at=schedule.at, cause=schedule.cause, back=schedule.back)
+        Scheduled(
+            ask=held.work.ask,
+            event=schedule.event,
+            at=schedule.at,
+            cause=schedule.cause,
+            back=schedule.back,
+            epoch=held.work.epoch,
+        )
     )
 
 
@@ -93,7 +116,8 @@ def submission(held: WorkInHand, device: DeviceId, stream: DeviceStream, store: 
 def replies(held: WorkInHand, answer: Done | JobFailed, frames: Sequence[Any]) -> list[Send]:
     """The messages that tell the coordinator how a job ended, with the planned faults of the schedule."""
     if isinstance(answer, JobFailed):
-        return [Send(Failed(ask=answer.ask, reason=answer.reason, detail=answer.detail))]
+        failed = Failed(ask=answer.ask, reason=answer.reason, detail=answer.detail, epoch=held.work.epoch)
+        return [Send(failed)]
     result = Result(
         ask=answer.ask,
         examples=answer.examples,
@@ -101,6 +125,7 @@ def replies(held: WorkInHand, answer: Done | JobFailed, frames: Sequence[Any]) -
         metrics=answer.metrics,
         label_counts=answer.label_counts,
         seconds=answer.seconds,
+        epoch=held.work.epoch,
         tensors=answer.tensors,
     )
     if held.schedule.corruption is not None:

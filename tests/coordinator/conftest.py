@@ -213,11 +213,18 @@ class FakeDevice:
             self._proceed(work)
             return
         if act.reply == "declined":
-            self.dealer.send(wire.Declined(ask=work.ask, reason="declined"))
+            self.dealer.send(wire.Declined(ask=work.ask, reason="declined", epoch=work.epoch))
             return
         back = None if act.back is None else work.start + act.back
         self.dealer.send(
-            wire.Scheduled(ask=work.ask, event=act.event, at=work.start + act.after, cause=act.cause, back=back)  # type: ignore[arg-type]
+            wire.Scheduled(
+                ask=work.ask,
+                event=act.event,  # type: ignore[arg-type]
+                at=work.start + act.after,
+                cause=act.cause,  # type: ignore[arg-type]
+                back=back,
+                epoch=work.epoch,
+            )
         )
 
     def _proceed(self, work: wire.Work) -> None:
@@ -237,7 +244,9 @@ class FakeDevice:
         if act.reply in ("failed", "own_state"):
             reason = "training" if act.reply == "failed" else act.reply
             self.proceeding.discard(work.ask)  # the message may be lost, so it is sent again on request
-            self.dealer.send(wire.Failed(ask=work.ask, reason=reason, detail="the loss is not finite"))
+            self.dealer.send(
+                wire.Failed(ask=work.ask, reason=reason, detail="the loss is not finite", epoch=work.epoch)
+            )
             return
         step = np.float32((self.index + 1) / 8 * int(work.ask.split(".")[0]))
         arrays = {f"model/{name}": array + step for name, array in trees["model"].items()}
@@ -252,6 +261,7 @@ class FakeDevice:
             steps=4,
             metrics={"loss": float(self.index)},
             seconds=None if self.fleet.seconds is None else self.fleet.seconds * (1 + self.index),
+            epoch=work.epoch,
             tensors=specs,
         )
         self.results[work.ask] = result, frames

@@ -132,7 +132,11 @@ async def test_a_coordinator_that_is_killed_and_resumed_ends_with_the_same_model
     first.cancel()
     await asyncio.wait({first})
     granted = fleet.granted
+    before = {work.epoch for device in fleet.devices.values() for work in device.works.values()}
     summary, left = await play(make_plan(**BIG))
+    after = {device.works[max(device.works)].epoch for device in fleet.devices.values() if device.works}
+    assert len(after) == 1
+    assert not before & after
     assert [row.round for row in left.rows] == list(range(1, 9))
     assert (summary.model_digest, summary.perturbed, summary.rounds) == (digest, False, 8)
     assert granted is None or fleet.granted.lease == granted.lease

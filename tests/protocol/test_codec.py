@@ -56,8 +56,9 @@ def reason(decoder: Decoder, frames: Sequence[Any]) -> str:
 def test_the_frames_of_a_message_are_these_bytes() -> None:
     frames = encode(Scheduled(ask="1.0.0", event="finish", at=12.5))
     assert [bytes(frame).hex(" ") for frame in frames] == [
-        "87 a1 76 01 a1 74 a9 73 63 68 65 64 75 6c 65 64 a3 61 73 6b a5 31 2e 30 2e 30 a5 65 76 65 6e 74 "
-        "a6 66 69 6e 69 73 68 a2 61 74 cb 40 29 00 00 00 00 00 00 a5 63 61 75 73 65 c0 a4 62 61 63 6b c0"
+        "88 a1 76 01 a1 74 a9 73 63 68 65 64 75 6c 65 64 a3 61 73 6b a5 31 2e 30 2e 30 a5 65 76 65 6e 74 "
+        "a6 66 69 6e 69 73 68 a2 61 74 cb 40 29 00 00 00 00 00 00 a5 63 61 75 73 65 c0 a4 62 61 63 6b c0 "
+        "a5 65 70 6f 63 68 c0"
     ]
 
 

@@ -63,6 +63,7 @@ class Coordinator(ScriptedCoordinator):
             passes=1.0,
             deadline=60.0,
             durable_round=0,
+            epoch=77,
         )
 
     def receive(self, peer: bytes, envelope: Envelope) -> None:
@@ -114,7 +115,7 @@ async def test_the_device_takes_part_in_a_run_to_its_end(
     assert wire.Hello(device=1, incarnation=0, lease="lease-1") in coordinator.messages
     assert coordinator.rejected == []
     assert coordinator.result is not None
-    assert coordinator.result.examples == 5
+    assert (coordinator.result.examples, coordinator.result.epoch) == (5, 77)
     assert 0 <= (coordinator.result.seconds or 0.0) < 30
     deltas = unpack(coordinator.result.tensors, coordinator.frames)
     assert {name: (array.dtype, array.shape) for name, array in deltas.items()} == {

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from fedemu.coordinator.fleet.admission import STRANGERS_BURST
+from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import Summary
@@ -18,6 +22,17 @@ Until = Callable[[Callable[[], object]], Awaitable[None]]
 MakePlan = Callable[..., CoordinatorPlan]
 MakeFleet = Callable[..., Any]
 Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
+
+
+class Reasons(Observers):
+    """An observer that counts the messages that could not be used, by reason."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def rejected(self, reason: str) -> None:
+        self.counts[reason] += 1
 
 
 async def test_a_second_result_is_answered_with_the_first_verdict(
@@ -114,3 +129,31 @@ async def test_long_messages_of_strangers_are_not_read(
     assert [(message.reason, "its message is long" in message.detail) for message in heard] == [("unknown_peer", True)]
     summary, _ = await running
     assert (summary.outcome, summary.perturbed) == ("completed", False)
+
+
+@pytest.mark.parametrize("wall", [False, True])
+async def test_messages_of_another_life_of_the_coordinator_are_counted_and_have_no_effect(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until, wall: bool
+) -> None:
+    seen = Reasons()
+    fleet = make_fleet(2, script=lambda index, work: {"reply": "good" if index else "silent"}, wall=wall)
+    clock = "wall" if wall else "virtual"
+    plan = make_plan(devices=2, per_round=2, over_selection=1.0, rounds=1, quorum=0.5, clock=clock, observers=(seen,))
+    running = asyncio.create_task(play(plan))
+    await until(lambda: bool(fleet.devices) and "1.0.0" in fleet.devices[1].verdicts)
+    device = fleet.devices[0]
+    other = device.works["1.0.0"].epoch ^ 1
+    stale = (
+        wire.Result(ask="1.0.0", examples=1, steps=1, metrics={}, epoch=other, tensors=()),
+        wire.Failed(ask="1.0.0", reason="training", epoch=other),
+        wire.Declined(ask="1.0.0", reason="no", epoch=other),
+        wire.Scheduled(ask="1.0.0", event="finish", at=0.0, epoch=other),
+    )
+    for message in stale:
+        device.dealer.send(message)
+    await until(lambda: seen.counts["epoch"] == len(stale))
+    assert not running.done()
+    # A device that names no epoch is believed.
+    device.dealer.send(wire.Failed(ask="1.0.0", reason="training"))
+    _, left = await running
+    assert [(row.accepted, row.failed, row.rejected) for row in left.rows] == [(1, 1, 0)]

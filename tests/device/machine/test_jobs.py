@@ -125,10 +125,26 @@ def test_another_job_of_the_same_name_leaves_the_running_one_without_a_listener(
     changed = a_job(0)
     changed.submit = changed.submit.model_copy(update={"task": 1})
     queue.submit(changed, 2.0)
-    assert devices(queue.dispatch(3.0)) == [[0]]
+    # Both write the same own state, so the second one waits for the end of the first.
+    assert queue.due() is None
+    assert queue.dispatch(3.0) == []
     old = queue.answered(group.trainer, (0, "1.0.0"))
     assert old is not None
     assert old.origin is None
+    [second] = queue.dispatch(3.0)
+    assert second.jobs == [changed]
+
+
+def test_a_job_with_other_samples_is_another_job_and_outlives_the_trainer_of_the_first() -> None:
+    queue = a_queue(trainers=2)
+    first, second = a_job(0), a_job(0)
+    first.frames, second.frames = [b"one"], [memoryview(b"two")]
+    queue.submit(first, 0.0)
+    (group,) = queue.dispatch(1.0)
+    queue.submit(second, 2.0)
+    assert queue.remove_trainer(group.trainer) == []
+    [again] = queue.dispatch(3.0)
+    assert again.jobs == [second]
 
 
 def test_an_answer_that_nobody_asked_for_is_not_passed_on() -> None:

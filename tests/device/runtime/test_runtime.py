@@ -295,6 +295,44 @@ def test_proceed_or_work_again_brings_the_kept_result_again(new: Callable[..., D
     assert device.get(Proceed(ask="3.0.0")) == [Send(RESULT, PAYLOAD)]
 
 
+def test_a_coordinator_in_its_next_life_that_asks_the_same_gets_the_kept_result_in_its_name(
+    new: Callable[..., Device],
+) -> None:
+    device = new()
+    device.join()
+    assert messages(device.get(a_work(epoch=8)))[0].epoch == 8
+    device.get(Proceed(ask="3.0.0"))
+    assert device.trained() == [Send(RESULT.model_copy(update={"epoch": 8}), PAYLOAD)]
+    assert messages(device.get(a_work(epoch=9)))[0].epoch == 9
+    assert device.get(Proceed(ask="3.0.0")) == [Send(RESULT.model_copy(update={"epoch": 9}), PAYLOAD)]
+
+
+@pytest.mark.parametrize("change", [{"start": 11.0}, {"frames": [b"another"]}])
+def test_a_coordinator_in_its_next_life_that_asks_something_else_gets_a_new_result(
+    change: dict[str, Any], new: Callable[..., Device]
+) -> None:
+    part = TensorSpec(name="w", dtype="int8", shape=(7,))
+    device = new()
+    device.join()
+    device.get(a_work(epoch=8, tensors=(part,)), [b"the one"])
+    device.get(Proceed(ask="3.0.0"))
+    device.trained()
+    frames = change.pop("frames", [b"the one"])
+    device.get(a_work(epoch=9, tensors=(part,), **change), frames)
+    (job,) = messages(device.get(Proceed(ask="3.0.0")))
+    assert isinstance(job, Submit)
+    assert messages(device.trained())[0].epoch == 9
+
+
+def test_a_failure_names_the_epoch_of_its_work(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    device.get(a_work(epoch=8))
+    device.get(Proceed(ask="3.0.0"))
+    failed = device.trained(JobFailed(device=7, ask="3.0.0", reason="training", detail=""))
+    assert messages(failed) == [Failed(ask="3.0.0", reason="training", epoch=8)]
+
+
 def test_a_result_that_nobody_answers_is_sent_again_after_ever_longer_waits(new: Callable[..., Device]) -> None:
     device = new()
     device.join()
