@@ -18,7 +18,7 @@ def require_processor(device_type: str) -> None:
     if device_type != "cuda":
         return
     ask = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    seen = _gpus() or any(map(os.path.exists, ("/dev/dxg", "/dev/nvhost-gpu", "/dev/nvmap")))
+    seen = gpus() or any(map(os.path.exists, ("/dev/dxg", "/dev/nvhost-gpu", "/dev/nvmap")))
     if not seen or subprocess.run([sys.executable, "-c", ask], capture_output=True, check=False).returncode:
         raise ConfigurationError(
             "device_type is cuda, but torch finds no CUDA device on this machine; choose cpu, or auto, which takes "
@@ -28,16 +28,16 @@ def require_processor(device_type: str) -> None:
 
 def default_trainers(device_type: str) -> int:
     """The default number of trainers: one per GPU that this process may use, or one per core if there is no GPU."""
-    return (len(_gpus()) if device_type != "cpu" else 0) or len(os.sched_getaffinity(0))
+    return (len(gpus()) if device_type != "cpu" else 0) or len(os.sched_getaffinity(0))
 
 
 def gpu_of(number: int) -> str | None:
     """CUDA's name of the only GPU that trainer ``number`` sees. Trainers take the GPUs in turn. None without GPUs."""
-    gpus = _gpus()
-    return gpus[number % len(gpus)] if gpus else None
+    found = gpus()
+    return found[number % len(found)] if found else None
 
 
-def _gpus() -> list[str]:
+def gpus() -> list[str]:
     """CUDA's names of the GPUs that this process may use, found without loading CUDA."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:

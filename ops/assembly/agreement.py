@@ -12,6 +12,9 @@ from fedemu.ops.assembly.named_code import received
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.protocol.ids import Digest
 
+FREEZING = ("random_features",)
+"""The models of fedemu with frozen tensors."""
+
 
 def prepare(experiment: bytes) -> Digest:
     """Decode the data of an experiment, given as bytes, and return the digest that a fleet must have in common.
@@ -21,8 +24,8 @@ def prepare(experiment: bytes) -> Digest:
     """
     parsed = received(experiment)
     corpus = open_corpus(parsed)
-    if ":" not in parsed.model.name:
-        return corpus.digest  # The models of fedemu freeze nothing, and this process need not import torch.
+    if ":" not in parsed.model.name and parsed.model.name not in FREEZING:
+        return corpus.digest  # Nothing is frozen, and this process need not import torch.
     from fedemu.algorithms.models.frozen import frozen_of
     from fedemu.ops.assembly.learning import open_model
 

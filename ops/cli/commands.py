@@ -104,8 +104,17 @@ _COMMANDS = (
     (
         "sweep",
         cli_sweep.sweep,
-        "Run many experiments and seeds, and compare them.",
-        ("fedemu sweep mine.toml --out runs/mine --at-once 2",),
+        "Run a grid of settings and seeds, or many experiments, and compare them.",
+        (
+            "fedemu sweep digits --grid local.lr=0.01,0.1 --seeds 0-2 --out runs/rates",
+            "fedemu sweep mine.toml --out runs/mine --at-once 2",
+        ),
+    ),
+    (
+        "suite",
+        cli_sweep.suite,
+        "Run every method on some streams, and rank them.",
+        ("fedemu suite forgetting --size small", "fedemu suite forgetting --size tiny --method my_module:Mine"),
     ),
     (
         "watch",

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fedemu.ops.experiment.presets import JOINT, part_names, preset_names
+from fedemu.ops.experiment.presets import FOLDER, JOINT, part_names, preset_names
 
 _RUN_FILES = ("config.toml", "metrics.jsonl")
 """A folder with one of these is a run directory."""
@@ -30,6 +30,21 @@ def presets_and_parts(incomplete: str) -> list[str]:
 def experiments(incomplete: str) -> list[str]:
     """Presets, TOML files and the folders that lead to them."""
     return presets(incomplete) + toml_files(incomplete)
+
+
+def sweeps(incomplete: str) -> list[str]:
+    """Sweeps that come with fedemu, presets, TOML files and folders."""
+    return _beginning(incomplete, sorted(path.stem for path in FOLDER.glob("sweeps/*.toml"))) + experiments(incomplete)
+
+
+def suites(incomplete: str) -> list[str]:
+    """Suites that come with fedemu, TOML files and folders."""
+    return _beginning(incomplete, sorted(path.stem for path in FOLDER.glob("suites/*.toml"))) + toml_files(incomplete)
+
+
+def methods(incomplete: str) -> list[str]:
+    """Preset parts, TOML files and folders."""
+    return _beginning(incomplete, part_names()) + toml_files(incomplete)
 
 
 def toml_files(incomplete: str) -> list[str]:

@@ -1,69 +1,215 @@
-"""``fedemu sweep``: runs many experiments, one command for all, which may be interrupted and repeated."""
+"""``fedemu sweep`` and ``fedemu suite``: many experiments by one command, which may be interrupted and repeated."""
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedemu.ops.cli import complete, options
 from fedemu.ops.cli.guarded import guarded
-from fedemu.ops.data.apart import find_data
-from fedemu.ops.experiment.sources import CONFIG_FILE, load_experiment
-from fedemu.ops.experiment.sweeps import Planned, load_sweep, planned
-from fedemu.ops.running.launch import child_command
-from fedemu.ops.running.sweep import run_sweep
+from fedemu.ops.cli.options import overrides_of
+from fedemu.ops.experiment.presets import is_preset
+from fedemu.ops.figures import counted, span
+from fedemu.ops.running.folder import RUNS
+from fedemu.ops.running.seeds import parse_seeds
+from fedemu.ops.running.words import say
+from fedemu.ops.sweeps.grid import parse_grid
+from fedemu.ops.sweeps.plan import Part, Planned, chosen, is_sweep, load_sweep, planned, runs_of
+from fedemu.ops.sweeps.suite import open_suite, planned_suite, seconds_of, with_data
+from fedemu.ops.sweeps.sweep import loaded, prepare, run_sweep
 from fedemu.protocol.errors import ConfigurationError
+
+Out = Annotated[
+    Path,
+    typer.Option(metavar="DIR", help="The folder for the runs. With the one of an earlier sweep, that sweep goes on."),
+]
+AtOnce = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="The number of runs at a time. Default: one per core or GPU, as far as the memory reaches.",
+        min=1,
+        max=256,
+        show_default=False,
+    ),
+]
+Only = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATTERN",
+        help="Run only the folders that this regular expression finds, as in cifar10/.*seed-1.",
+        show_default=False,
+    ),
+]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method",
+        metavar="METHOD",
+        help="Add this method: a preset part such as wsm, a TOML file, or module:Name. Can be repeated.",
+        show_default=False,
+        autocompletion=complete.methods,
+    ),
+]
+ListOnly = Annotated[bool, typer.Option("--list", help="List the runs, and run nothing.")]
 
 
 @guarded
 def sweep(
     source: Annotated[
         str,
-        typer.Argument(metavar="SWEEP", help="A TOML file with the parts of the sweep, or a sweep that comes with it."),
+        typer.Argument(
+            metavar="SWEEP|EXPERIMENT",
+            help="A TOML file with the parts of the sweep, a sweep that comes with fedemu, or an experiment.",
+            autocompletion=complete.sweeps,
+        ),
     ],
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder for the runs. With an existing one the sweep goes on.")
-    ],
-    at_once: Annotated[int, typer.Option(metavar="N", help="The number of runs at a time.", min=1, max=256)] = 1,
-    only: Annotated[
-        str | None,
+    out: Out,
+    grid: Annotated[
+        list[str] | None,
         typer.Option(
-            metavar="PATTERN",
-            help="Run only the folders that this regular expression finds, as in cifar10/.*seed-1.",
+            metavar="KEY=VALUE,...",
+            help="Try these values of a setting, as in local.lr=0.01,0.1 or model.hidden=[64],[64,64]. "
+            "Can be repeated: every combination is run.",
             show_default=False,
+            autocompletion=complete.overrides,
         ),
     ] = None,
-    list_only: Annotated[bool, typer.Option("--list", help="List the runs, and run nothing.")] = False,
+    seeds: Annotated[
+        str | None,
+        typer.Option(metavar="SEEDS", help="Run with each of these seeds, as in 0,1,2 or 0-4.", show_default=False),
+    ] = None,
+    method: Methods = None,
+    rounds: options.Rounds = None,
+    devices: options.Devices = None,
+    settings: options.Settings = None,
+    at_once: AtOnce = None,
+    on: Annotated[
+        str,
+        typer.Option(metavar="PLACE", help="Where runs are started: here, which is this machine."),
+    ] = "here",
+    only: Only = None,
+    list_only: ListOnly = False,
 ) -> int:
-    """Run a list of experiments with several seeds, into DIR/PART/EXPERIMENT/seed-N, and compare each part.
+    """Run an experiment with every combination of a grid and every seed, or a list of experiments; and compare them.
 
-    The same command goes on after Ctrl-C or a kill: runs that are done are kept, and the others are resumed.
+    The same command goes on after Ctrl-C or a kill: runs that are done are kept, and the others are resumed. More
+    values and seeds add runs. A run that fails does not end the others, and the exit code is that of the first of them.
     """
-    runs = planned(load_sweep(source), only)
-    checked = {}
-    for run in runs:
-        key = (run.experiment, run.overrides)
-        if key not in checked:
-            checked[key], _ = load_experiment(run.experiment, run.overrides, os.environ)
+    _require_here(on)
+    if is_sweep(source):
+        runs = _of_file(source, only, grid, seeds, method, rounds, devices, settings)
+    else:
+        overrides = overrides_of(settings, rounds=rounds, fleet__devices=devices)
+        runs = chosen(runs_of(_part(source, grid, seeds, method, overrides)), only)
+    words = [source, "--out", str(out)]
+    for name, values in (("grid", grid), ("method", method), ("set", settings)):
+        words += [word for value in values or [] for word in (f"--{name}", value)]
+    given = {"seeds": seeds, "rounds": rounds, "devices": devices, "at-once": at_once, "only": only}
+    words += [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+    experiments = loaded(runs)
     if list_only:
         for run in runs:
             print(run.folder)
         return 0
-    for experiment in checked.values():
-        find_data(experiment)
-    if out.is_file():
-        raise ConfigurationError(f"{out} is a file; name a folder with --out")
-    words = [source, "--out", str(out), "--at-once", str(at_once), *(["--only", only] if only else [])]
-    return run_sweep(out, runs, at_once, _command, shlex.join(["fedemu", "sweep", *words]))
+    prepare(out, experiments)
+    return run_sweep(out, runs, experiments, at_once, shlex.join(["fedemu", "sweep", *words]))
 
 
-def _command(directory: Path, planned: Planned) -> list[str]:
-    """The command of a run: of a new one, or of one that goes on in its directory."""
-    begun = (directory / CONFIG_FILE).is_file()
-    source = ["--resume", str(directory)] if begun else [planned.experiment, "--out", str(directory)]
-    overrides = [f"seed={planned.seed}", *planned.overrides, "runtime.transport=memory", "runtime.report=false"]
-    settings = [word for override in overrides for word in ("--set", override)]
-    return child_command("fedemu-run", "fedemu.ops.cli.__main__", "run", *source, *settings)
+@guarded
+def suite(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SUITE",
+            help="A suite that comes with fedemu, such as forgetting, or a sweep file whose parts have sizes.",
+            autocompletion=complete.suites,
+        ),
+    ],
+    size: Annotated[
+        str,
+        typer.Option(metavar="SIZE", help="How much is run: tiny takes minutes, small an hour, full a night."),
+    ] = "small",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The folder for the runs. Default: runs/SUITE-SIZE.", show_default=False),
+    ] = None,
+    method: Methods = None,
+    alone: Annotated[bool, typer.Option("--alone", help="Run only the methods that --method names.")] = False,
+    at_once: AtOnce = None,
+    only: Only = None,
+    list_only: ListOnly = False,
+) -> int:
+    """Run a suite: methods on several streams with several seeds. Prints and saves a table of methods by streams.
+
+    The same command goes on after Ctrl-C or a kill, as with a sweep, and adds what another --method names.
+    """
+    if alone and not method:
+        raise ConfigurationError("--alone runs only the methods that --method names; name one")
+    parts = with_data(open_suite(source, size, method or [], alone))
+    runs = planned_suite(parts, only)
+    folder = out if out is not None else RUNS / f"{Path(source).stem}-{size}"
+    if list_only:
+        for run in runs:
+            print(run.folder)
+        return 0
+    seeds = counted(max(len(part.seeds) for part in parts), "seed")
+    said = f"{len({run.method or run.experiment for run in runs})} methods, {counted(len(parts), 'stream')}, {seeds}"
+    takes = f"; all of it takes about {span(seconds_of(runs))} of one core" if seconds_of(runs) else ""
+    say(f"{source}, {size}: {said}{takes}")
+    experiments = loaded(runs)
+    prepare(folder, experiments)
+    words = [
+        source,
+        "--size",
+        size,
+        "--out",
+        str(folder),
+        *(word for one in method or [] for word in ("--method", one)),
+    ]
+    words += [*(["--alone"] if alone else []), *(["--at-once", str(at_once)] if at_once else [])]
+    words += ["--only", only] if only else []
+
+    def conclude(folder: Path) -> None:
+        # Importing numpy takes time, for which no other command should have to wait.
+        from fedemu.ops.sweeps.standing import lines, text, write_standing
+
+        standing = lines(folder, runs)
+        say(f"the table is in {write_standing(folder, standing)}")
+        print(text(standing))
+
+    return run_sweep(folder, runs, experiments, at_once, shlex.join(["fedemu", "suite", *words]), conclude)
+
+
+def _require_here(place: str) -> None:
+    if place == "ray":
+        raise ConfigurationError("--on ray is not there yet: all runs are started on this machine; leave out --on ray")
+    if place != "here":
+        raise ConfigurationError(f"--on {place} is no place for runs; all runs are started here, so leave out --on")
+
+
+def _of_file(source: str, only: str | None, *beside: object) -> list[Planned]:
+    names = ("--grid", "--seeds", "--method", "--rounds", "--devices", "--set")
+    if given := next((name for name, value in zip(names, beside, strict=True) if value), None):
+        raise ConfigurationError(f"{given} goes with an experiment, and {source} is a sweep: write it into its parts")
+    return planned(load_sweep(source), only)
+
+
+def _part(
+    source: str, grid: list[str] | None, seeds: str | None, methods: list[str] | None, overrides: list[str]
+) -> Part:
+    """The only part of the sweep of one experiment. Its runs lie in the folder of the sweep itself."""
+    if methods and not is_preset(source):
+        raise ConfigurationError(f"--method goes with a preset, such as digits, and {source} is none")
+    return Part.model_construct(
+        name="",
+        experiments=[] if methods else [source],
+        presets=[source] if methods else [],
+        methods=methods or [],
+        grid=parse_grid(grid or []),
+        seeds=parse_seeds(seeds) if seeds is not None else [1],
+        set=overrides,
+    )

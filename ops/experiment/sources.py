@@ -150,7 +150,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     if unknown:
         raise ConfigurationError(unknown[0])
     for name in _variables(environment):
-        _place(layer, _keys_of(name), _value(environment[name], name), name)
+        _place(layer, _keys_of(name), toml_of(environment[name], name), name)
     return layer
 
 
@@ -209,12 +209,12 @@ def _from_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         keys = [part.strip() for part in key.split(".")]
         if not equals or not all(keys):
             raise ConfigurationError(f'"{override}" is no override; write section.key=value, as in local.lr=0.05')
-        _place(layer, keys, _value(text.strip(), key), override)
+        _place(layer, keys, toml_of(text.strip(), key), override)
     return layer
 
 
-def _value(text: str, name: str) -> Any:
-    """A TOML value.
+def toml_of(text: str, name: str) -> Any:
+    """The TOML value that a text says. ``name`` is said in errors.
 
     Text that is no TOML value is taken as text, unless it begins like a table, a list or a quotation.
     """

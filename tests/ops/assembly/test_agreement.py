@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedemu.algorithms.models.frozen import frozen_of
 from fedemu.algorithms.trees import model_digest
 from fedemu.ops.assembly.agreement import common, prepare
+from fedemu.ops.assembly.learning import open_model
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.ids import Digest
@@ -46,6 +48,13 @@ def test_without_frozen_tensors_it_is_the_digest_of_the_data() -> None:
 def test_frozen_tensors_count_and_follow_from_the_seed() -> None:
     assert of() == of()
     assert len({of(), of(seed=2), of(shift=0.5), of(frozen=False)}) == 4
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn", "random_features"])
+def test_a_machine_agrees_with_the_coordinator_whichever_model_of_fedemu_it_is(model: str) -> None:
+    experiment = Experiment.parse({"model": {"name": model}})
+    corpus = open_corpus(experiment)
+    assert prepare(experiment.to_bytes()) == common(corpus.digest, frozen_of(open_model(experiment, corpus)))
 
 
 def test_the_digest_of_both() -> None:

@@ -109,7 +109,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["report", "group"], "group holds 2 runs; compare them with fedemu compare group"),
     (["report", "group/.."], "holds 3 runs"),
     (["report", "damaged"], "round is 'x', and must be a whole number"),
-    (["sweep", "sweep.toml", "--out", "x"], "sweep.toml: parts[0].experiments is missing"),
+    (["sweep", "sweep.toml", "--out", "x"], "sweep.toml: the part x names no experiments and no presets; name some"),
     (["sweep", "seeds.toml", "--out", "x"], 'seeds.toml: parts[0].seeds[0] = "a" must be a whole number'),
     (["sweep", "evidence"], "--out is missing; see fedemu sweep --help"),
 ]

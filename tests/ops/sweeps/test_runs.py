@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.ops.experiment.sweeps import Planned
-from fedemu.ops.running.sweep import run_sweep
+from fedemu.ops.sweeps.plan import Planned
+from fedemu.ops.sweeps.sweep import run_sweep
+
+pytestmark = pytest.mark.timeout(600)
 
 SMALL = """
 [[parts]]
@@ -42,7 +44,7 @@ def test_runs_side_by_side_are_the_runs_alone_and_a_killed_sweep_goes_on(tmp_pat
 
     killed = subprocess.Popen(sweep(tmp_path, "--at-once", "2"), stderr=subprocess.DEVNULL)
     first = tmp_path / "runs" / "small" / "digits-small" / "seed-1"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 400
     while not (first / "config.toml").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -67,7 +69,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path, capsys: p
         code = 3 if planned.experiment == "bad" else 0
         return [sys.executable, "-c", f"print('fedemu: no quorum'); raise SystemExit({code})"]
 
-    assert run_sweep(tmp_path, runs, 1, command, "again") == 3
+    assert run_sweep(tmp_path, runs, {}, 1, "again", command=command) == 3
     said = capsys.readouterr().err
     assert "1 of 2: part/bad/seed-1" in said
     assert "failed: no quorum" in said
@@ -77,11 +79,11 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path, capsys: p
 def test_an_interrupt_stops_the_runs_and_says_how_to_go_on(tmp_path: Path) -> None:
     begun = subprocess.Popen(sweep(tmp_path, "--at-once", "2"), stderr=subprocess.PIPE, text=True)
     first = tmp_path / "runs" / "small" / "digits-small" / "seed-1"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 400
     while not (first / "config.toml").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     begun.send_signal(signal.SIGINT)
-    _, said = begun.communicate(timeout=60)
+    _, said = begun.communicate(timeout=400)
     assert begun.returncode == 4
     assert said.endswith(f"--out {tmp_path / 'runs'} --at-once 2\n")

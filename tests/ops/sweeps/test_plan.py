@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedemu.ops.experiment.sources import load_experiment
-from fedemu.ops.experiment.sweeps import SHIPPED, load_sweep, planned
+from fedemu.ops.sweeps.plan import SHIPPED, load_sweep, planned
 from fedemu.protocol.errors import ConfigurationError
 
 TWO = """
@@ -55,6 +55,7 @@ def test_a_pattern_chooses_among_the_folders(tmp_path: Path) -> None:
     ("text", "sentence"),
     [
         ("", "parts is missing"),
+        ('[[parts]]\nname = "a"\nmethods = ["wsm"]', "a has methods, and no presets"),
         ("parts = []", r"parts = \[\] must be a list that is not empty"),
         ("parts = 1 2", "is not valid TOML"),
         ('[[parts]]\nname = "a/b"\nexperiments = ["digits"]', r'parts\[0\].name = "a/b" must be made of letters'),
@@ -83,3 +84,25 @@ def test_the_shipped_sweeps_hold_experiments_that_can_be_read(name: str) -> None
     assert (SHIPPED / f"{name}.toml").read_text(encoding="utf-8").startswith("# ")
     for run in planned(load_sweep(name)):
         load_experiment(run.experiment, run.overrides, {})
+
+
+def test_presets_are_run_with_every_method_and_every_point_of_the_grid(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('name = "x"\n[algorithm]\nname = "fedprox"\noptions = { mu = 2.0 }\n')
+    text = f"""
+        [[parts]]
+        name = "product"
+        presets = ["digits", "churn"]
+        methods = ["wsm", "{tmp_path}/mine.toml", "own.module:Mine"]
+        seeds = "3-4"
+        [parts.grid]
+        "local.lr" = [0.1, 0.2]
+    """
+    runs = planned(load_sweep(written(tmp_path, text)))
+    assert len(runs) == 2 * 3 * 2 * 2
+    first, mine, module = runs[0], runs[2], runs[4]
+    assert str(first.folder) == "product/digits+wsm,local.lr=0.1/seed-3"
+    assert str(mine.folder) == "product/digits+mine,local.lr=0.1/seed-3"
+    assert mine.overrides == ('algorithm.name="fedprox"', "algorithm.options={ mu = 2.0 }", "local.lr=0.1")
+    assert str(module.folder) == "product/digits+Mine,local.lr=0.1/seed-3"
+    experiment, _ = load_experiment(mine.experiment, mine.overrides, {})
+    assert (experiment.algorithm.name, experiment.algorithm.options, experiment.local.lr) == ("fedprox", {"mu": 2}, 0.1)

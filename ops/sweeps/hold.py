@@ -1,0 +1,61 @@
+"""Holds the folder of a sweep, so that no second sweep works there, and waits for runs that a killed one has left."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedemu.ops.running.words import say
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.files import refusal_of
+
+LOCK = ".sweep.lock"
+_LOCK_OF_RUN = ".lock"
+_LONGEST_WAIT = 120.0
+"""Seconds in which a run must have stopped whose sweep was killed. It stops by itself, with a checkpoint."""
+_LOOK_EVERY = 0.2
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the folder in the block. Raises ConfigurationError if another sweep holds it, or it can't be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / LOCK, "ab")  # noqa: SIM115 - it is closed below
+    except OSError as error:
+        raise ConfigurationError(
+            f"{folder} can't be written: {refusal_of(error)}; choose another folder with --out"
+        ) from error
+    with lock:
+        if not _lockable(lock.fileno()):
+            raise ConfigurationError(f"another sweep is at work in {folder}; stop it, or choose another --out")
+        yield
+
+
+def await_left(directories: Sequence[Path]) -> None:
+    """Wait until no process is at work in these run directories. A sweep that was killed leaves runs that stop soon."""
+    deadline, said = time.monotonic() + _LONGEST_WAIT, False
+    while any(map(_is_busy, directories)) and time.monotonic() < deadline:
+        if not said:
+            say("waiting until the runs of the sweep that was killed have stopped")
+            said = True
+        time.sleep(_LOOK_EVERY)
+
+
+def _is_busy(directory: Path) -> bool:
+    try:
+        with open(directory / _LOCK_OF_RUN, "r+b") as lock:
+            return not _lockable(lock.fileno())
+    except OSError:
+        return False
+
+
+def _lockable(descriptor: int) -> bool:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

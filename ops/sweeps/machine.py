@@ -1,0 +1,30 @@
+"""How many runs a machine bears at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from fedemu.device.machine.limits import this_machine
+from fedemu.device.machine.processors import gpus
+from fedemu.ops.experiment import Experiment
+from fedemu.ops.figures import counted
+
+MEMORY_OF_A_RUN = 2**30
+"""Bytes that a run is reckoned to take. Those of the presets that run in minutes take 0.3 to 0.6 GiB."""
+
+
+def default_at_once(experiments: Iterable[Experiment], device_type: str) -> tuple[int, str]:
+    """How many runs this machine bears at a time, and why, in words.
+
+    Each run computes on as many cores as its ``server.threads``. With a GPU there is one run for each.
+    """
+    machine = this_machine()
+    if device_type != "cpu" and (found := len(gpus())):
+        return found, counted(found, "GPU")
+    threads = max((experiment.server.threads for experiment in experiments), default=1)
+    cores = len(os.sched_getaffinity(0))
+    memory = machine.memory
+    fit = cores if memory is None else memory // MEMORY_OF_A_RUN
+    free = "" if memory is None else f", {memory / 2**30:.1f} GiB free"
+    return int(max(1, min(cores // threads, fit))), f"{counted(cores, 'core')}{free}"

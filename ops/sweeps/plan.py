@@ -1,0 +1,200 @@
+"""What a sweep runs: lists of experiments, settings and seeds, read from a TOML file or ``shipped/sweeps/NAME.toml``.
+
+The first line of a shipped file is a comment that describes it. A sweep with sizes is a suite (``suite.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, JsonValue, ValidationError
+
+from fedemu.ops.experiment.mistakes import plain_table, refuse
+from fedemu.ops.experiment.near import did_you_mean
+from fedemu.ops.experiment.presets import FOLDER
+from fedemu.ops.experiment.read_toml import read_toml
+from fedemu.ops.experiment.tables.section import Count, NotNegative, Section
+from fedemu.ops.running.seeds import parse_seeds
+from fedemu.ops.sweeps.grid import Choice, name_of, override_of, points
+from fedemu.ops.sweeps.methods import resolved
+from fedemu.protocol.errors import ConfigurationError
+
+SHIPPED = FOLDER / "sweeps"
+MOST_RUNS = 100_000
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(min_length=1)]
+
+
+class Size(Section):
+    """What a part is in one size of a suite. What is left out is as in the part. ``set`` is added to that of it."""
+
+    methods: list[str] | None = None
+    seeds: Seeds | None = None
+    rounds: Count | None = None
+    set: list[str] = Field(default_factory=list)
+    seconds: NotNegative | None = None
+
+
+class Part(Section):
+    """Runs that belong in one comparison: every experiment with every point of the grid and every seed.
+
+    ``experiments`` are added to every preset with every method. ``set`` holds overrides for all of them, as in
+    ``local.lr=0.05``. ``grid`` holds lists of values by key. ``seconds`` is how long a run takes on one core, and
+    ``slow`` says it for single methods. With ``sizes`` the part is only in those of a suite.
+    """
+
+    name: Name
+    experiments: list[str] = Field(default_factory=list)
+    presets: list[str] = Field(default_factory=list)
+    methods: list[str] = Field(default_factory=list)
+    grid: dict[str, Annotated[list[JsonValue], Field(min_length=1)]] = Field(default_factory=dict)
+    seeds: Seeds = Field(default_factory=lambda: [1])
+    rounds: Count | None = None
+    set: list[str] = Field(default_factory=list)
+    seconds: NotNegative = 0.0
+    slow: dict[str, NotNegative] = Field(default_factory=dict)
+    sizes: dict[str, Size] = Field(default_factory=dict)
+
+
+class Sweep(Section):
+    """The parts of a sweep, in the order in which they are run."""
+
+    parts: Annotated[list[Part], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a sweep. ``part`` may be empty, if there is only one; ``method`` is None if none was added.
+
+    ``choices`` are the run's values of the grid, which are among ``overrides`` too. ``seconds`` is how long it takes on
+    one core, 0 if nobody knows.
+    """
+
+    part: str
+    experiment: str
+    seed: int
+    overrides: tuple[str, ...]
+    choices: tuple[Choice, ...] = ()
+    name: str = ""
+    method: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run below that of the sweep: ``PART/EXPERIMENT,KEY=VALUE,.../seed-N``."""
+        return self.group / f"seed-{self.seed}"
+
+    @property
+    def group(self) -> Path:
+        """The folder of all seeds of this run."""
+        named = self.name or Path(self.experiment).name.removesuffix(".toml")
+        return Path(self.part, ",".join([named, *([name_of(self.choices)] if self.choices else [])]))
+
+
+def is_sweep(source: str) -> bool:
+    """Whether a source is a sweep: a shipped one, or a TOML file with parts. Anything else is an experiment."""
+    path = Path(source)
+    if path.is_file():
+        return "parts" in read_toml(path)
+    return source in shipped_names()
+
+
+def shipped_names() -> list[str]:
+    """The names of the sweeps that come with fedemu."""
+    return sorted(each.stem for each in SHIPPED.glob("*.toml"))
+
+
+def load_sweep(source: str) -> Sweep:
+    """Read a sweep from a file, or a shipped one by its name.
+
+    Raises ConfigurationError if there is none, or if there is a mistake in it.
+    """
+    path = Path(source)
+    if not path.is_file():
+        known = shipped_names()
+        if source not in known:
+            hint = did_you_mean(source, known) or f"; the shipped sweeps are {', '.join(known)}"
+            raise ConfigurationError(f'there is no file and no sweep "{source}"{hint}')
+        path = SHIPPED / f"{source}.toml"
+    table = plain_table(read_toml(path))
+    try:
+        for part in _tables(table.get("parts")):
+            for seeded in (part, *_tables(part.get("sizes"))):
+                if isinstance(seeded.get("seeds"), str):
+                    seeded["seeds"] = parse_seeds(seeded["seeds"])
+        sweep = Sweep.model_validate_json(json.dumps(table))
+    except ValidationError as error:
+        raise ConfigurationError(f"{path}: {refuse(error, table, Sweep)}") from None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {str(error).replace('--seeds', 'seeds')}") from None
+    names = [part.name for part in sweep.parts]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigurationError(f"{path}: two parts are named {twice}; give each a name of its own")
+    for part in sweep.parts:
+        if part.methods and not part.presets:
+            raise ConfigurationError(f"{path}: the part {part.name} has methods, and no presets that they follow")
+        if not part.experiments and not part.presets:
+            raise ConfigurationError(f"{path}: the part {part.name} names no experiments and no presets; name some")
+    return sweep
+
+
+def planned(sweep: Sweep, only: str | None = None) -> list[Planned]:
+    """All runs of a sweep, the first seed of all experiments of a part before the second.
+
+    ``only`` is a regular expression, which has to be found in the run's folder. Raises ConfigurationError if nothing
+    fits, or if two runs would have the same folder.
+    """
+    return chosen([run for part in sweep.parts for run in runs_of(part)], only)
+
+
+def runs_of(part: Part) -> list[Planned]:
+    """The runs of one part."""
+    fixed = (*part.set, *([f"rounds={part.rounds}"] if part.rounds else []))
+    sources: list[tuple[str, str | None]] = [(experiment, None) for experiment in part.experiments]
+    sources += [(preset, method) for preset in part.presets for method in (part.methods or [None])]
+    if len(sources) * len(part.seeds) * _size(part.grid) > MOST_RUNS:
+        raise ConfigurationError(f"the part {part.name or 'of the sweep'} has more than {MOST_RUNS:,} runs; name fewer")
+    runs = []
+    for seed in part.seeds:
+        for source, method in sources:
+            experiment, of_method, name = (source, (), "") if method is None else resolved(source, method)
+            for choices in points(part.grid):
+                overrides = (*of_method, *fixed, *map(override_of, choices))
+                seconds = part.slow.get(method or source, part.seconds)
+                runs.append(Planned(part.name, experiment, seed, overrides, choices, name, method, seconds))
+    return runs
+
+
+def chosen(runs: Sequence[Planned], only: str | None) -> list[Planned]:
+    """The runs that ``only`` finds. Raises ConfigurationError as ``planned`` does."""
+    try:
+        wanted = re.compile(only or "")
+    except re.error as error:
+        raise ConfigurationError(f"--only {only} is no regular expression: {error}") from None
+    seen: set[Path] = set()
+    for run in runs:
+        if run.folder in seen:
+            raise ConfigurationError(f"two runs of the sweep would be written to {run.folder}; name every run once")
+        seen.add(run.folder)
+    found = [run for run in runs if wanted.search(str(run.folder))]
+    if not found:
+        raise ConfigurationError(f"--only {only} fits no run of the sweep, such as {runs[0].folder}")
+    return found
+
+
+def _size(grid: Mapping[str, Sequence[Any]]) -> int:
+    size = 1
+    for values in grid.values():
+        size *= len(values)
+    return size
+
+
+def _tables(value: Any) -> list[dict[str, Any]]:
+    """The tables in a list or in a table. What is anything else is a mistake that is told later."""
+    found = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [one for one in found if isinstance(one, dict)]

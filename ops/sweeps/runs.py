@@ -1,0 +1,207 @@
+"""The runs of a sweep as child processes, several at a time.
+
+Every run is a child process with everything in one process, so runs side by side do not change each other's results.
+The folder of the sweep shows what is left to do: a run that is complete is not run again, and one that has begun is
+resumed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedemu.coordinator.record.run import read_summary
+from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment.sources import CONFIG_FILE, differences, read_frozen
+from fedemu.ops.figures import counted, percent, span
+from fedemu.ops.running.codes import INTERRUPTED
+from fedemu.ops.running.launch import child_command, last_words
+from fedemu.ops.running.words import is_complete, say
+from fedemu.ops.sweeps.plan import Planned
+from fedemu.protocol.errors import ConfigurationError, FedemuError
+
+Command = Callable[[Path, Planned], list[str]]
+"""Makes the command of a run from its directory."""
+
+_LOOK_EVERY = 0.2
+"""Seconds between two looks at the runs under way."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A run that failed: its exit code, and its last words."""
+
+    planned: Planned
+    code: int
+    words: str
+
+
+@dataclass
+class Progress:
+    """How far a sweep has come. ``left`` are the runs that had to be run when it began."""
+
+    left: Sequence[Planned]
+    at_once: int
+    began: float = field(default_factory=time.monotonic)
+    took: list[tuple[Planned, float]] = field(default_factory=list)
+
+    def line(self, run: Planned, seconds: float, result: str) -> str:
+        """The line of a run that has ended after so many seconds."""
+        self.took.append((run, seconds))
+        place = f"{len(self.took)} of {len(self.left)}"
+        rest = f"; about {span(left)} left" if (left := self.seconds_left()) else ""
+        return f"{place}: {run.folder} in {span(seconds)}: {result}{rest}"
+
+    def seconds_left(self) -> float:
+        """How long the rest will take, if runs of a part are alike, or as long as the plan says."""
+        over = {run.folder for run, _ in self.took}
+        waiting = [run for run in self.left if run.folder not in over]
+        known = [(run.seconds, seconds) for run, seconds in self.took if run.seconds]
+        if known and all(run.seconds for run in waiting):
+            scale = sum(seconds for _, seconds in known) / sum(expected for expected, _ in known)
+            return scale * sum(run.seconds for run in waiting) / self.at_once
+        mean = sum(seconds for _, seconds in self.took) / len(self.took)
+        alike = {run.part: [seconds for other, seconds in self.took if other.part == run.part] for run in waiting}
+        each = (sum(alike[run.part]) / len(alike[run.part]) if alike[run.part] else mean for run in waiting)
+        return sum(each) / min(self.at_once, max(1, len(waiting)))
+
+
+def command_of(directory: Path, planned: Planned) -> list[str]:
+    """The command of a run: of a new one, or of one that goes on in its directory."""
+    begun = (directory / CONFIG_FILE).is_file()
+    source = ["--resume", str(directory)] if begun else [planned.experiment, "--out", str(directory)]
+    overrides = [*planned.overrides, f"seed={planned.seed}", "runtime.transport=memory", "runtime.report=false"]
+    settings = [word for override in overrides for word in ("--set", override)]
+    return child_command("fedemu-run", "fedemu.ops.cli.__main__", "run", *source, *settings)
+
+
+def play(folder: Path, runs: Sequence[Planned], progress: Progress, command: Command = command_of) -> list[Failed]:
+    """Run these, as many at a time as the progress says, and tell a line of each. Returns those that failed.
+
+    A run that fails does not end the others. KeyboardInterrupt is raised when all have stopped with a checkpoint.
+    """
+    waiting, failed = list(runs), list[Failed]()
+    running: list[_Running] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < progress.at_once:
+                planned = waiting.pop(0)
+                running.append(_start(folder / planned.folder, planned, command))
+            time.sleep(_LOOK_EVERY)
+            for one in [one for one in running if one.process.poll() is not None]:
+                running.remove(one)
+                directory = folder / one.planned.folder
+                result = _result(directory)
+                if one.process.returncode:
+                    # A run that was killed has a negative code, which no command ends with.
+                    code = one.process.returncode if one.process.returncode > 0 else INTERRUPTED
+                    words = _words(_log_of(directory)) or f"exit code {one.process.returncode}"
+                    failed.append(Failed(one.planned, code, words))
+                    result = f"failed: {words} (all its lines are in {_log_of(directory)})"
+                say(progress.line(one.planned, time.monotonic() - one.began, result))
+    except KeyboardInterrupt:
+        _stop(running)
+        raise
+    finally:
+        for one in running:
+            one.process.kill()
+    return failed
+
+
+def told(failed: Sequence[Failed], runs: int) -> str:
+    """The runs that failed, in words, one in a line."""
+    lines = [f"  {one.planned.folder}: {one.words}" for one in failed]
+    return "\n".join([f"{len(failed)} of {counted(runs, 'run')} failed; the same command tries them again:", *lines])
+
+
+def is_over(directory: Path) -> bool:
+    """Whether a run has nothing left to do: it is complete, or it diverged. A damaged one is not over."""
+    if not (directory / CONFIG_FILE).is_file():
+        return False
+    try:
+        outcome = (read_summary(directory) or {}).get("outcome")
+        return outcome == "diverged" or is_complete(directory, read_frozen(directory))
+    except FedemuError:
+        return False
+
+
+def require_same(directory: Path, wanted: Experiment) -> None:
+    """Raise ConfigurationError if a run has begun here as another experiment. It may get more rounds.
+
+    A folder that a killed process has made, and in which no run has begun, is removed.
+    """
+    if not (directory / CONFIG_FILE).is_file():
+        if directory.is_dir() and all(one.name.startswith((".", CONFIG_FILE)) for one in directory.iterdir()):
+            shutil.rmtree(directory, ignore_errors=True)
+        return
+    try:
+        frozen = read_frozen(directory)
+    except FedemuError:
+        return  # the run tells it, and the others go on
+    for path, old, new in differences(frozen.table(), wanted.table()):
+        if path != "rounds" or new < old:
+            raise ConfigurationError(
+                f"{directory} is the run of another experiment: there {path} is {old}, and here {new}; "
+                "choose another --out, or remove that folder"
+            )
+
+
+@dataclass
+class _Running:
+    """A run under way: what was planned, its process, and when it began."""
+
+    planned: Planned
+    process: subprocess.Popen[bytes]
+    began: float
+
+
+def _start(directory: Path, planned: Planned, command: Command) -> _Running:
+    """Start a run. Its lines for people go to the file ``seed-N.log`` beside its directory."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with _log_of(directory).open("wb") as log:
+        process = subprocess.Popen(
+            command(directory, planned), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    return _Running(planned, process, time.monotonic())
+
+
+def _log_of(directory: Path) -> Path:
+    return directory.with_name(f"{directory.name}.log")
+
+
+def _words(log: Path) -> str:
+    """What a run that failed has said of it: the last sentence that begins like an error, or its last line."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    said = [line.removeprefix("fedemu: ") for line in lines if line.startswith("fedemu: ") and "warning:" not in line]
+    return said[-1] if said else last_words(log)
+
+
+def _result(directory: Path) -> str:
+    """How a run ended, in words."""
+    try:
+        summary: Any = read_summary(directory) or {}
+    except FedemuError as error:
+        return str(error)
+    accuracy = summary.get("final_accuracy")
+    return f"{summary.get('outcome')}{'' if accuracy is None else f', accuracy {percent(accuracy)}'}"
+
+
+def _stop(running: Sequence[_Running]) -> None:
+    """Interrupt the runs, so that they keep a checkpoint, and wait for them. A second Ctrl-C does not wait."""
+    say("stopping the runs under way")
+    for one in running:
+        with suppress(ProcessLookupError):
+            one.process.send_signal(signal.SIGINT)
+    with suppress(KeyboardInterrupt):
+        for one in running:
+            one.process.wait()

@@ -1,0 +1,148 @@
+"""The table of a suite: for each stream the methods, the most accurate first, with the spread over the seeds."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedemu.coordinator.record.run import Run, read_run
+from fedemu.ops.compare import cells
+from fedemu.ops.compare.entry import Statistic, figures_of, outcome_of
+from fedemu.ops.sweeps.methods import label
+from fedemu.ops.sweeps.plan import Planned
+from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.files import write_whole
+
+TABLE, NUMBERS = "suite.md", "suite.csv"
+FORGETTING = ("average_forgetting", "round_forgetting")
+"""The measures of forgetting: that of earlier periods, or without periods that from round to round."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method on one stream: its figures over the seeds, and how many runs there are of how many."""
+
+    stream: str
+    method: str
+    accuracy: Statistic
+    forgetting: Statistic
+    bytes: Statistic
+    updates: Statistic
+    runs: int
+    planned: int
+    diverged: int
+
+
+def lines(folder: Path, runs: Sequence[Planned]) -> dict[str, list[Line]]:
+    """The lines of every stream, the most accurate method first. A method without a run comes last."""
+    streams = {run.part: [other for other in runs if other.part == run.part] for run in runs}
+    return {stream: _of_stream(folder, stream, planned) for stream, planned in streams.items()}
+
+
+def text(standing: dict[str, list[Line]]) -> str:
+    """The tables as Markdown, which terminals show too: all streams side by side, then each for itself."""
+    streams = list(standing)
+    by_method = {(line.stream, line.method): line for found in standing.values() for line in found}
+    methods = list(dict.fromkeys(line.method for found in standing.values() for line in found))
+    head = ["method", *(f"{stream}: {what}" for stream in streams for what in ("accuracy", "forgetting"))]
+    body = [
+        [
+            method,
+            *(
+                cell
+                for stream in streams
+                for line in [by_method.get((stream, method))]
+                for cell in (("", "") if line is None else (cells.share(line.accuracy), cells.share(line.forgetting)))
+            ),
+        ]
+        for method in methods
+    ]
+    blocks = [_markdown(head, body)] if len(streams) > 1 else []
+    for stream, found in standing.items():
+        head = ["method", "accuracy", "forgetting", "bytes", "updates", "runs"]
+        body = [
+            [
+                line.method,
+                cells.share(line.accuracy),
+                cells.share(line.forgetting),
+                cells.size(line.bytes),
+                cells.written(line.updates, 1, 0, ""),
+                f"{line.runs} of {line.planned}" + (f", {line.diverged} diverged" if line.diverged else ""),
+            ]
+            for line in found
+        ]
+        blocks.append(f"{stream}\n\n{_markdown(head, body)}")
+    return "\n\n".join([*blocks, _EXPLANATION])
+
+
+def write_standing(folder: Path, standing: dict[str, list[Line]]) -> Path:
+    """Write ``suite.md`` and ``suite.csv``, in which shares are shares of 1. Returns the path of the first."""
+    numbers = io.StringIO()
+    table = csv.writer(numbers)
+    names = ("accuracy", "forgetting", "bytes", "updates")
+    table.writerow(["stream", "method", "runs", *(f"{name}_{kind}" for name in names for kind in ("mean", "sd"))])
+    for found in standing.values():
+        for line in found:
+            values = [value for name in names for value in _of(getattr(line, name))]
+            table.writerow([line.stream, line.method, line.runs, *values])
+    write_whole(folder / NUMBERS, numbers.getvalue())
+    write_whole(folder / TABLE, text(standing) + "\n")
+    return folder / TABLE
+
+
+_EXPLANATION = (
+    "Mean ± sample standard deviation over the seeds. Accuracy is that of the last model on the whole test set. "
+    "Forgetting is the average forgetting of earlier periods, or the mean forgetting from round to round where there "
+    "are no periods. Bytes are the emulated ones of all devices in both directions; updates are their accepted replies."
+)
+
+
+def _of(figure: Statistic) -> tuple[float | None, float | None]:
+    return figure.mean, figure.deviation
+
+
+def _of_stream(folder: Path, stream: str, planned: Sequence[Planned]) -> list[Line]:
+    named = {run.group: label(run.method or run.experiment) for run in planned}
+    found = []
+    for group, name in named.items():
+        places = [folder / run.folder for run in planned if run.group == group]
+        found.append(_line(stream, name, [run for place in places for run in _read(place)], len(places)))
+    return sorted(found, key=lambda line: -1.0 if line.accuracy.mean is None else line.accuracy.mean, reverse=True)
+
+
+def _line(stream: str, name: str, runs: Sequence[Run], planned: int) -> Line:
+    figures = figures_of(runs, None)
+    forgetting = next((figures[key] for key in FORGETTING if figures[key].mean is not None), figures[FORGETTING[0]])
+    down, up = figures["bytes_down"].values, figures["bytes_up"].values
+    return Line(
+        stream,
+        name,
+        figures["final_accuracy"],
+        forgetting,
+        Statistic(tuple((a or 0) + (b or 0) for a, b in zip(down, up, strict=True))),
+        Statistic(tuple(float(sum(row.accepted or 0 for row in run.rows)) for run in runs)),
+        len(runs),
+        planned,
+        sum(outcome_of(run) == "diverged" for run in runs),
+    )
+
+
+def _read(place: Path) -> list[Run]:
+    """The run in a folder if it is over."""
+    try:
+        run = read_run(place)
+    except FedemuError:
+        return []
+    return [run] if outcome_of(run) in ("completed", "diverged") else []
+
+
+def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[place]) for row in (head, *body)) for place in range(len(head))]
+
+    def written(row: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+
+    return "\n".join([written(head), "|" + "|".join("-" * (width + 2) for width in widths) + "|", *map(written, body)])

@@ -1,0 +1,147 @@
+"""``fedemu sweep``: runs what is left of a sweep, and puts it into one table, and each part into one comparison."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from fedemu.ops.data.apart import decode_apart, find_data
+from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.figures import counted
+from fedemu.ops.running.codes import INTERRUPTED
+from fedemu.ops.running.exits import complain
+from fedemu.ops.running.words import say
+from fedemu.ops.sweeps.hold import await_left, held
+from fedemu.ops.sweeps.machine import default_at_once
+from fedemu.ops.sweeps.plan import Planned
+from fedemu.ops.sweeps.runs import Command, Failed, Progress, command_of, is_over, play, require_same, told
+from fedemu.protocol.errors import ConfigurationError, FedemuError
+
+Loaded = Mapping[Path, tuple[Experiment, Runtime]]
+"""The experiment and the machine's settings of each run, by its folder."""
+Conclude = Callable[[Path], None]
+
+
+def loaded(runs: Sequence[Planned]) -> dict[Path, tuple[Experiment, Runtime]]:
+    """The experiment of every run. Raises ConfigurationError for the first that is wrong, with the run's folder."""
+    known: dict[tuple[str, tuple[str, ...]], tuple[Experiment, Runtime]] = {}
+    found = {}
+    for run in runs:
+        key = (run.experiment, run.overrides)
+        if key not in known:
+            try:
+                known[key] = load_experiment(run.experiment, run.overrides, os.environ)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{run.group}: {error}") from None
+        experiment, runtime = known[key]
+        found[run.folder] = (experiment.model_copy(update={"seed": run.seed}), runtime)
+    return found
+
+
+def prepare(folder: Path, experiments: Loaded) -> None:
+    """Check that the data are there, and that no folder holds the run of another experiment."""
+    if folder.is_file():
+        raise ConfigurationError(f"{folder} is a file; name a folder with --out")
+    seen = set()
+    for place, (experiment, _) in experiments.items():
+        if experiment.data.dataset not in seen:
+            find_data(experiment)
+            seen.add(experiment.data.dataset)
+        require_same(folder / place, experiment)
+
+
+def run_sweep(
+    folder: Path,
+    runs: Sequence[Planned],
+    experiments: Loaded,
+    at_once: int | None,
+    resume: str,
+    conclude: Conclude | None = None,
+    command: Command = command_of,
+) -> int:
+    """Run what is left of ``runs``, then write the table and compare each part. Returns the exit code.
+
+    A run that fails does not end the others; the exit code is then that of the first one that failed. ``at_once`` is
+    the number of runs at a time, None for as many as the machine bears. ``resume`` is the command that goes on with the
+    sweep, for people. ``conclude`` is called in the end, and then the comparisons are not shown, only written.
+    """
+    try:
+        with held(folder):
+            left = [run for run in runs if not is_over(folder / run.folder)]
+            progress = Progress(left, begin(folder, runs, left, experiments, at_once))
+            decode_first(experiments[run.folder][0] for run in left if run.folder in experiments)
+            await_left([folder / run.folder for run in left])
+            failed = play(folder, left, progress, command)
+            return finish(folder, runs, failed, conclude)
+    except KeyboardInterrupt:
+        say(f"sweep interrupted; go on with what is left by\n{resume}")
+        return INTERRUPTED
+
+
+def begin(
+    folder: Path, runs: Sequence[Planned], left: Sequence[Planned], experiments: Loaded, at_once: int | None
+) -> int:
+    """Say how much there is to do. Returns the number of runs at a time."""
+    why = ""
+    if at_once is None:
+        device_type = next((runtime.device_type for _, runtime in experiments.values()), "auto")
+        at_once, why = default_at_once((experiment for experiment, _ in experiments.values()), device_type)
+        why = f" ({why}; --at-once says another number)"
+    done = len(runs) - len(left)
+    say(f"sweep: {counted(len(runs), 'run')}, {done} of them done already, {at_once} at a time{why}, in {folder}")
+    return at_once
+
+
+def decode_first(experiments: Iterable[Experiment]) -> None:
+    """Decode every data set once, so that runs that begin together do not all do it. A mistake is left to the runs."""
+    seen = set()
+    for experiment in experiments:
+        key = (experiment.data.model_dump_json(), str(experiment.stream.columns))
+        if key not in seen:
+            seen.add(key)
+            try:
+                decode_apart(experiment, say)
+            except FedemuError:
+                continue
+
+
+def finish(folder: Path, runs: Sequence[Planned], failed: Sequence[Failed], conclude: Conclude | None = None) -> int:
+    """Compare what there is, write the table, and name the runs that failed. Returns the exit code."""
+    # These import matplotlib and numpy, for which no run should have to wait.
+    from fedemu.ops.sweeps.table import write_table
+
+    code = failed[0].code if failed else 0
+    try:
+        for part in dict.fromkeys(run.part for run in runs):
+            _compare(folder / part, [run for run in runs if run.part == part], quiet=conclude is not None)
+        if conclude is not None:
+            conclude(folder)
+        say(f"one line for each run is in {write_table(folder, runs)}")
+    except FedemuError as error:
+        complain(str(error))
+        code = code or error.exit_code
+    if failed:
+        say(told(failed, len(runs)))
+    return code
+
+
+def _compare(folder: Path, runs: Sequence[Planned], *, quiet: bool) -> None:
+    """Compare the runs in a folder, if any has a row. If ``quiet``, only where the page is is told."""
+    from fedemu.ops.compare.compare import compare
+    from fedemu.ops.compare.page.page import claim_folder, write_comparison
+    from fedemu.ops.compare.text import text, width_of
+
+    groups = dict.fromkeys(folder / run.group.name for run in runs)
+    experiments = [path for path in groups if any((one / "metrics.jsonl").is_file() for one in path.glob("seed-*"))]
+    if not experiments:
+        return
+    comparison = compare(experiments)
+    claim_folder(folder / "compare")
+    for warning in comparison.warnings:
+        complain(f"warning: {warning}")
+    page = write_comparison(comparison, folder / "compare")
+    shown = "" if quiet else f"{text(comparison, width_of(sys.stderr.isatty()))}\n"
+    say(f"\n{folder.resolve().name}\n{shown}plots and numbers are in {page}")

@@ -1,0 +1,61 @@
+"""Grids: how their values are read, combined and named."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedemu.ops.sweeps.grid import name_of, override_of, parse_grid, points
+from fedemu.protocol.errors import ConfigurationError
+
+
+def test_commas_in_brackets_braces_and_quotes_part_nothing() -> None:
+    grid = parse_grid(
+        [
+            "model.hidden=[64],[64, 64]",
+            'data.partition={ kind = "iid" },{ kind = "dirichlet", alpha = 0.1 }',
+            'name="a,b",c',
+            "local.lr=0.01, 1e-3",
+        ]
+    )
+    assert grid == {
+        "model.hidden": [[64], [64, 64]],
+        "data.partition": [{"kind": "iid"}, {"kind": "dirichlet", "alpha": 0.1}],
+        "name": ["a,b", "c"],
+        "local.lr": [0.01, 0.001],
+    }
+
+
+def test_the_last_key_changes_fastest_and_every_point_has_a_name_and_overrides() -> None:
+    found = list(points({"local.lr": [0.1, 1], "model.hidden": [[64, 32]]}))
+    assert [name_of(point) for point in found] == [
+        "local.lr=0.1,model.hidden=64-32",
+        "local.lr=1,model.hidden=64-32",
+    ]
+    assert [override_of(choice) for choice in found[0]] == ["local.lr=0.1", "model.hidden=[64, 32]"]
+    assert list(points({})) == [()]
+
+
+def test_values_that_no_folder_can_be_called_by_get_a_mark_that_stays_the_same() -> None:
+    one, other = ({"kind": "dirichlet", "alpha": alpha} for alpha in (0.1, 0.5))
+    named = name_of((("data.partition", one),))
+    assert named == name_of((("data.partition", dict(one)),)) != name_of((("data.partition", other),))
+    assert "/" not in name_of((("algorithm.name", "a/b"),))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["local.lr"], "is no grid; write KEY=VALUE,VALUE as in local.lr=0.01,0.1"),
+        (["local.lr=0.1,"], "lacks a value"),
+        (["local.lr=0.1,0.10"], "names 0.1 twice"),
+        (["local.lr=1", "local.lr=2"], "--grid local.lr is there twice"),
+        (["seed=1,2"], "write --seeds 1,2"),
+        (["runtime.trainers=1,2"], "changes no result"),
+        (["model.hidden=[64,[32]"], "has no ] at its end"),
+        (["model.hidden=[64,]x]"], "is not a TOML value"),
+    ],
+)
+def test_a_mistake_is_one_sentence(options: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        parse_grid(options)
+    assert sentence in str(refused.value)

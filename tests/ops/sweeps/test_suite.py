@@ -1,0 +1,98 @@
+"""Suites: their sizes, their methods, and the table that they end in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.sweeps.standing import lines, text, write_standing
+from fedemu.ops.sweeps.suite import open_suite, planned_suite, seconds_of, suite_names
+from fedemu.protocol.errors import ConfigurationError
+
+MINE = """
+[[parts]]
+name = "one"
+presets = ["digits-small"]
+methods = ["fedavg", "wsm"]
+seconds = 2
+slow = { wsm = 5 }
+sizes.tiny = { seeds = [0], methods = ["wsm"], rounds = 2 }
+sizes.small = { seeds = "0-1", set = ["local.lr=0.5"] }
+
+[[parts]]
+name = "two"
+presets = ["digits-drift"]
+methods = ["fedavg"]
+sizes.small = { seeds = [0] }
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    path = tmp_path / "mine.toml"
+    path.write_text(MINE)
+    return str(path)
+
+
+def written(directory: Path, accuracy: float, forgetting: float, outcome: str = "completed") -> None:
+    directory.mkdir(parents=True)
+    row = {"round": 1, "accuracy": accuracy, "round_forgetting": forgetting, "accepted": 4, "bytes_down": 10}
+    (directory / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    (directory / "summary.json").write_text(json.dumps({"outcome": outcome}))
+
+
+def test_a_size_says_which_parts_methods_seeds_and_settings_are_run(mine: str) -> None:
+    tiny = planned_suite(open_suite(mine, "tiny", []), None)
+    assert [(str(run.folder), run.overrides) for run in tiny] == [("one/digits-small+wsm/seed-0", ("rounds=2",))]
+    small = planned_suite(open_suite(mine, "small", []), None)
+    assert [str(run.folder) for run in small] == [
+        "one/digits-small+fedavg/seed-0",
+        "one/digits-small+wsm/seed-0",
+        "two/digits-drift+fedavg/seed-0",
+        "one/digits-small+fedavg/seed-1",
+        "one/digits-small+wsm/seed-1",
+    ]
+    assert small[0].overrides == ("local.lr=0.5",)
+    assert seconds_of(small) == 14
+
+
+def test_a_method_of_ones_own_is_run_on_every_stream_or_alone(mine: str) -> None:
+    added = planned_suite(open_suite(mine, "small", ["own:Mine"]), "Mine/seed-0")
+    assert [str(run.folder) for run in added] == ["one/digits-small+Mine/seed-0", "two/digits-drift+Mine/seed-0"]
+    alone = planned_suite(open_suite(mine, "tiny", ["own:Mine"], own_only=True), None)
+    assert [run.overrides for run in alone] == [('algorithm.name="own:Mine"', "rounds=2")]
+
+
+def test_the_table_ranks_the_methods_of_each_stream_with_their_spread(tmp_path: Path, mine: str) -> None:
+    runs = planned_suite(open_suite(mine, "small", []), None)
+    written(tmp_path / "one/digits-small+fedavg/seed-0", 0.5, 0.2)
+    written(tmp_path / "one/digits-small+fedavg/seed-1", 0.7, 0.2)
+    written(tmp_path / "one/digits-small+wsm/seed-0", 0.8, 0.1)
+    written(tmp_path / "one/digits-small+wsm/seed-1", 0.0, 0.9, "interrupted")
+    standing = lines(tmp_path, runs)
+    assert [(line.method, line.runs, line.planned) for line in standing["one"]] == [("wsm", 1, 2), ("fedavg", 2, 2)]
+    shown = text(standing)
+    assert "60.0 ± 14.1 %" in shown
+    assert "| fedavg | 60.0 ± 14.1 % | 20.0 %     | 10.0 B | 4       | 2 of 2 |" in shown
+    numbers = write_standing(tmp_path, standing).with_suffix(".csv").read_text().splitlines()
+    assert numbers[0].startswith("stream,method,runs,accuracy_mean,accuracy_sd,forgetting_mean")
+    assert numbers[1].startswith("one,wsm,1,0.8,,0.1,")
+
+
+def test_an_unknown_suite_or_size_is_met_with_those_that_there_are(mine: str) -> None:
+    with pytest.raises(ConfigurationError, match='no suite "forgeting"; did you mean forgetting'):
+        open_suite("forgeting", "small", [])
+    with pytest.raises(ConfigurationError, match='has no size "huge"; it has tiny, small'):
+        open_suite(mine, "huge", [])
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_the_shipped_suites_hold_experiments_that_can_be_read(name: str) -> None:
+    for size in ("tiny", "small", "full"):
+        runs = planned_suite(open_suite(name, size, []), None)
+        assert all(run.seconds for run in runs)
+        for run in {(run.experiment, run.overrides): run for run in runs}.values():
+            load_experiment(run.experiment, run.overrides, {})
