@@ -44,7 +44,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("run --see", ["--seed", "--seeds"]),
         ("run --transport m", ["memory"]),
         ("run --set local.batch", ["local.batch_size="]),
-        ("run --set runtime.dev", ["runtime.device_type="]),
+        ("run --set runtime.device_", ["runtime.device_type="]),
         ("run --resume r", ["runs/"]),
         ("report runs/", ["runs/digits-1"]),
         ("compare runs/digits-1 runs/d", ["runs/digits-1"]),
