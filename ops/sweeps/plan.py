@@ -123,8 +123,8 @@ def load_sweep(source: str) -> Sweep:
         path = SHIPPED / f"{source}.toml"
     table = plain_table(read_toml(path))
     try:
-        for part in _tables(table.get("parts")):
-            for seeded in (part, *_tables(part.get("sizes"))):
+        for given in _tables(table.get("parts")):
+            for seeded in (given, *_tables(given.get("sizes"))):
                 if isinstance(seeded.get("seeds"), str):
                     seeded["seeds"] = parse_seeds(seeded["seeds"])
         sweep = Sweep.model_validate_json(json.dumps(table))
@@ -156,7 +156,8 @@ def runs_of(part: Part) -> list[Planned]:
     """The runs of one part."""
     fixed = (*part.set, *([f"rounds={part.rounds}"] if part.rounds else []))
     sources: list[tuple[str, str | None]] = [(experiment, None) for experiment in part.experiments]
-    sources += [(preset, method) for preset in part.presets for method in (part.methods or [None])]
+    methods: Sequence[str | None] = part.methods or [None]
+    sources += [(preset, method) for preset in part.presets for method in methods]
     if len(sources) * len(part.seeds) * _size(part.grid) > MOST_RUNS:
         raise ConfigurationError(f"the part {part.name or 'of the sweep'} has more than {MOST_RUNS:,} runs; name fewer")
     runs = []

@@ -35,7 +35,7 @@ def write_table(folder: Path, runs: Sequence[Planned]) -> Path:
     for run in runs:
         choices = {key: _written(value) for key, value in run.choices}
         named = {"part": run.part, "experiment": run.name or run.experiment, "seed": run.seed, **choices}
-        table.writerow(named | _of_run(folder / run.folder, figures) | {"directory": str(run.folder)})
+        table.writerow({**named, **_of_run(folder / run.folder, figures), "directory": str(run.folder)})
     write_whole(folder / TABLE, text.getvalue())
     return folder / TABLE
 
