@@ -30,9 +30,9 @@ ORDER = {
     "coordinator": ("settings timeline | fleet record | observer | asks | evaluation service | plan | rounds | serve"),
     "ops": (
         "figures | pages experiment/tables | experiment watching | data/own | data results "
-        "| assembly compare keys report/plots | report compare/page | doctor live | running | sweeps stress bench/measuring "
-        "| stress/campaign bench/aggregation bench/fleet bench/selection bench/system bench/training bench/wire "
-        "| bench notebook | cli"
+        "| assembly compare keys report/plots | report compare/page | doctor live | running "
+        "| sweeps stress bench/measuring | stress/campaign bench/aggregation bench/fleet bench/selection bench/system "
+        "bench/training bench/wire | bench notebook | cli"
     ),
 }
 """The rooms of each floor. A room imports from itself and from rooms further left, never from one behind the same bar.
