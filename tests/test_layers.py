@@ -23,7 +23,7 @@ ALLOWED = {
 ORDER = {
     "protocol": "errors ids seeds wording messages liveness | codec host | tensors transport | blobs",
     "algorithms": (
-        "interface measures replay/selection | trees data | streams | models | training "
+        "names interface measures replay/selection | trees data | streams | models | training "
         "| analytic methods replay incremental/generator terms | incremental | incremental/data_free | registry former"
     ),
     "device": "bus behaviour | pipe memory | forking | compute/executors | compute runtime | process | machine",

@@ -11,8 +11,11 @@ import typer
 
 from fedemu.ops.cli import complete, options
 from fedemu.ops.cli.guarded import guarded
-from fedemu.ops.cli.options import Format
+from fedemu.ops.cli.options import ComparisonFormat
+from fedemu.ops.figures import counted
+from fedemu.ops.pages.paper import FORMATS, paper_of
 from fedemu.ops.running.exits import complain
+from fedemu.protocol.errors import ConfigurationError
 
 
 @guarded
@@ -40,24 +43,55 @@ def compare(
         int, typer.Option(metavar="ROUNDS", help="Also give the mean accuracy of this number of last rounds.", min=1)
     ] = 100,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder for the page, its plots and compare.json.")
-    ] = Path("compare"),
-    format: options.FormatOption = Format.TEXT,
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="The folder for the page, its plots and compare.json. Default: compare, or none with --figures.",
+            show_default=False,
+        ),
+    ] = None,
+    formats: Annotated[
+        list[ComparisonFormat] | None,
+        typer.Option(
+            "--format",
+            metavar="text|json|pdf|svg|png",
+            help="The format of the data on stdout, text or json, and those of the figures. Can be repeated. "
+            "Default: text and pdf.",
+            show_default=False,
+        ),
+    ] = None,
+    figures: options.Figures = None,
+    widths: options.Widths = None,
+    font_size: options.FontSize = None,
+    titles: options.Titles = False,
 ) -> int:
     """Put runs in one table and one set of plots. Runs that differ only by their seed are one row, mean ± deviation."""
+    named = list(dict.fromkeys(kind.value for kind in formats or ()))
+    if {"text", "json"} <= {*named}:
+        raise ConfigurationError("--format text and --format json exclude each other; choose what goes to stdout")
+    paper = paper_of(figures, [kind for kind in named if kind in FORMATS], widths or (), font_size, titles)
     # Importing matplotlib takes a second, for which no other command should have to wait.
     from fedemu.ops.compare.compare import compare as side_by_side
-    from fedemu.ops.compare.page.page import claim_folder, write_comparison
+    from fedemu.ops.compare.page.page import all_figures, claim_folder, write_comparison
     from fedemu.ops.compare.text import text, width_of
+    from fedemu.ops.pages.files import write_figures
 
+    page = out or (None if paper else Path("compare"))
     comparison = side_by_side(runs, target, last)
-    claim_folder(out)
+    if page is not None:
+        claim_folder(page)
     for warning in comparison.warnings:
         complain(f"warning: {warning}")
-    page = write_comparison(comparison, out)
-    if format is Format.JSON:
+    told = []
+    if page is not None:
+        told.append(f"plots and numbers are in {write_comparison(comparison, page)}")
+    if paper is not None:
+        drawn = write_figures(all_figures(comparison), paper)
+        told.append(f"{counted(len(drawn), 'figure')} and the data behind each are in {paper.folder}")
+    if "json" in named:
         print(json.dumps(comparison.table(), allow_nan=False))
     else:
         print(text(comparison, width_of(sys.stdout.isatty())))
-    print(f"plots and numbers are in {page}", file=sys.stderr)
+    for line in told:
+        print(line, file=sys.stderr)
     return 0

@@ -19,6 +19,16 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class ComparisonFormat(StrEnum):
+    """The formats of data on stdout, and those of figures for papers."""
+
+    TEXT = "text"
+    JSON = "json"
+    PDF = "pdf"
+    SVG = "svg"
+    PNG = "png"
+
+
 class FigureFormat(StrEnum):
     """The formats of figures for papers."""
 

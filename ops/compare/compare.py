@@ -9,6 +9,7 @@ from typing import Any
 
 from fedemu.coordinator.record.summary import LAST_ROUNDS
 from fedemu.ops.compare.entry import Entry, Statistic, best_accuracy, figures_of
+from fedemu.ops.compare.looks import places
 from fedemu.ops.compare.replay import ReplayStudy, replay_studies
 from fedemu.ops.compare.runs import grouped, labels
 from fedemu.ops.compare.tasks import TaskStudy, task_studies
@@ -58,9 +59,10 @@ def compare(paths: Iterable[Path], target: float | None = None, last: int = LAST
     if target is None:
         best = (Statistic(tuple(best_accuracy(run) for run in group.runs)).mean for group in groups)
         target = next((mean for mean in best if mean is not None), None)
+    looks = places([group.experiment for group in groups])
     entries = tuple(
-        Entry(label, group.runs, group.seeds, figures_of(group.runs, target, last), group.experiment)
-        for label, group in zip(labels(groups), groups, strict=True)
+        Entry(label, group.runs, group.seeds, figures_of(group.runs, target, last), group.experiment, place)
+        for label, group, place in zip(labels(groups), groups, looks, strict=True)
     )
     studies = replay_studies(entries), task_studies(entries)
     return Comparison(entries, target, tuple(warnings), *studies, last, tuple(command))

@@ -84,7 +84,8 @@ class Statistic:
 class Entry:
     """One experiment of a comparison. ``figures`` has the keys ``FIGURES``.
 
-    ``experiment`` is the table of its settings, empty without a ``config.toml``.
+    ``experiment`` is the table of its settings, empty without a ``config.toml``. ``place`` is that of its colour and
+    line in all pictures (``looks.py``).
     """
 
     label: str
@@ -92,6 +93,7 @@ class Entry:
     seeds: tuple[int | None, ...]
     figures: Mapping[str, Statistic]
     experiment: Mapping[str, Any] = field(default_factory=dict)
+    place: int = 0
 
     @property
     def outcome(self) -> str:

@@ -155,7 +155,7 @@ def _study(label: str, members: Sequence[Entry], entries: Sequence[Entry]) -> Re
             line = strategy_label(entry.experiment["replay"])
             line = entry.label if (line, samples) in taken else line
             taken.add((line, samples))
-            points.append(_point(line, samples, entry, entries.index(entry), without, language))
+            points.append(_point(line, samples, entry, entry.place, without, language))
     runs = sum(len(point.entry.runs) for point in points)
     unpaired = sum(1 for point in points for run in point.by_period if np.isnan(run).all())
     if without is not None and unpaired == runs:

@@ -97,7 +97,7 @@ def task_studies(entries: Sequence[Entry]) -> tuple[TaskStudy, ...]:
         TaskStudy(
             dataset,
             tuple(
-                _method(label, entry, entries.index(entry))
+                _method(label, entry, entry.place)
                 for label, entry in zip(_named(members, entries), members, strict=True)
             ),
         )

@@ -10,7 +10,9 @@ from typing import Any, Final
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
@@ -29,6 +31,8 @@ _LETTER: Final = 0.53
 _MARKED: Final = 8
 """A line of many points has a marker at about this number of them."""
 _DPI: Final = 300
+_FOR_THREE: Final = 4.5
+"""In a figure of fewer inches there is no room for three panels beside each other."""
 _TITLES: Final = ("left", "center", "right")
 
 
@@ -44,6 +48,7 @@ def fit(figure: Figure, width: float, font_size: float, titles: bool) -> None:
         rows = sum(-(-len(legend.get_texts()) // legend._ncols) for legend in _legends(figure))
         figure.set_size_inches(width, was_high * min(scale, 1.0))
         panels = [axes for axes in figure.axes if axes.get_visible() and axes.get_label() != "<colorbar>"]
+        _regrid(figure, panels, width)
         _retitle(figure, panels, font_size, titles)
         _resize_texts(figure, font_size)
         _tell_apart(panels)
@@ -69,6 +74,21 @@ def saved_for_paper(figure: Figure, kind: str) -> bytes:
     with matplotlib.rc_context({**STYLE, **_STYLE}):
         figure.savefig(buffer, format=kind, dpi=_DPI, transparent=kind != "png", metadata=dates.get(kind))
     return buffer.getvalue()
+
+
+def _regrid(figure: Figure, panels: list[Any], width: float) -> None:
+    """Put two panels beside each other where three or more would be too narrow."""
+    grid = panels[0].get_subplotspec().get_gridspec() if panels and panels[0].get_subplotspec() else None
+    if grid is None or grid.ncols < 3 or len(set(grid.get_width_ratios())) > 1 or width >= _FOR_THREE:
+        return
+    wide, high = figure.get_size_inches()
+    down = -(-len(panels) // 2)
+    figure.set_size_inches(wide, high * (down / 2) / (grid.nrows / grid.ncols))
+    new = GridSpec(down, 2, figure=figure)
+    for place, axes in enumerate(panels):
+        axes.set_subplotspec(new[place // 2, place % 2])
+        if axes.get_shared_y_axes().joined(axes, panels[0]):
+            axes.tick_params(labelleft=place % 2 == 0)
 
 
 def _retitle(figure: Figure, panels: list[Any], font_size: float, titles: bool) -> None:
@@ -129,7 +149,13 @@ def _thin(figure: Figure, scale: float) -> None:
 def _new_legend(figure: Figure, old: Any, font_size: float) -> int:
     """Replace a legend by one that fits. Returns the number of lines of its text."""
     names: list[str] = [text.get_text() for text in old.get_texts()]
-    lines = {shortened(series_of(line)): line for axes in figure.axes for line in axes.lines}
+    lines: dict[str, Any] = {shortened(series_of(line)): line for axes in figure.axes for line in axes.lines}
+    lines |= {
+        shortened(series_of(bars)): bars.lines[0]
+        for axes in figure.axes
+        for bars in axes.containers
+        if isinstance(bars, ErrorbarContainer) and bars.lines[0] is not None
+    }
     handles = [lines.get(name, handle) for name, handle in zip(names, old.legend_handles, strict=True)]
     old.remove()
     most = 72 * figure.get_size_inches()[0] - 6

@@ -30,7 +30,7 @@ WIDTH = 5.6
 """The width of a figure in inches: two of them stand beside each other on a page."""
 PALETTE = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, SLATE)
 """The colours of lines that are compared. After the last colour they are used again with another line style."""
-LINE_STYLES = ("-", "--", ":")
+LINE_STYLES = ("-", "--", ":", "-.")
 MARKERS = "osD^vP*X<>"
 ACCURACY_COLOURS = matplotlib.colormaps["viridis"].with_extremes(bad=(0.55, 0.6, 0.64, 0.35))
 """The colours of accuracies from 0 to 1. A missing accuracy is grey."""
@@ -235,6 +235,15 @@ def wrapped(name: str, width: int) -> str:
 def line_look(place: int) -> dict[str, Any]:
     """The colour and the style of a line. ``place`` is its number, from 0, among the lines that are compared."""
     return {"color": PALETTE[place % len(PALETTE)], "linestyle": LINE_STYLES[place // len(PALETTE) % len(LINE_STYLES)]}
+
+
+def markers(place: int, points: int) -> dict[str, Any]:
+    """The markers of a line that is compared: those of its place, at eight of its points or so."""
+    return {
+        "marker": MARKERS[(place + 2 * (place // len(PALETTE))) % len(MARKERS)],
+        "markevery": (place % 3, max(1, -(-points // 8))) if points > 15 else 1,
+        "markersize": 4.5,
+    }
 
 
 def series(rows: Rows, column: str) -> tuple[list[int], list[float]]:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from fedemu.algorithms import names
 from fedemu.algorithms.interface import Context
 from fedemu.algorithms.methods.fedavg import FedAvg
 from fedemu.algorithms.models.feed_forward import mlp
-from fedemu.algorithms.registry import build_algorithm, build_model, find_criterion
+from fedemu.algorithms.registry import ALGORITHMS, CRITERIA, build_algorithm, build_model, find_criterion
 from fedemu.algorithms.training.ingredients import Ingredients
 from fedemu.algorithms.training.objective import cross_entropy
 from fedemu.protocol.errors import ConfigurationError
@@ -178,3 +179,8 @@ def test_a_wrong_option_of_a_built_in_method_is_named(
 def test_an_unknown_option_of_a_method_is_named(own: str, ingredients: Ingredients) -> None:
     with pytest.raises(ConfigurationError, match=r"has no option algorithm.options.mus; did you mean 'mu'\?"):
         build_algorithm(f"{own}:FedProx", {"mus": 0.5}, ingredients)
+
+
+def test_the_list_of_names_has_every_method_and_loss_once() -> None:
+    assert sorted(names.METHODS) == sorted(ALGORITHMS)
+    assert sorted(names.LOSSES) == sorted(CRITERIA)

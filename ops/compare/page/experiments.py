@@ -27,7 +27,7 @@ from fedemu.ops.pages.style import (
     legend_below,
     legend_columns,
     line_look,
-    marker,
+    markers,
     new_figure,
     round_ticks,
     wrapped,
@@ -118,8 +118,10 @@ def forgetting_and_accuracy(comparison: Comparison) -> Figure | None:
             shown += [*known, mean - spread, mean + spread]
             axes.errorbar(mean, place, xerr=spread or None, fmt="none", ecolor=look["color"], elinewidth=1.6, capsize=3)
             if len(known) > 1:
-                axes.plot(known, [place] * len(known), "o", color=look["color"], markerfacecolor="none", markersize=4)
-            axes.plot(mean, place, "o", color=look["color"], markeredgecolor=PAPER, markersize=9)
+                ring = {"color": look["color"], "markerfacecolor": "none", "markersize": 4}
+                axes.plot(known, [place] * len(known), "o", label=f"_{entry.label}, a seed", **ring)
+            dot = {"color": look["color"], "markeredgecolor": PAPER, "markersize": 9}
+            axes.plot(mean, place, "o", label=f"_{entry.label}, mean", **dot)
             axes.annotate(percent(mean), (mean, place), (0, 7), textcoords="offset points", ha="center", fontsize=8)
         drawn = drawn or bool(shown)
         fit_shares(axes, _widened(shown), "", "x", lowest=0.0 if key == "final_accuracy" else -1.0)
@@ -143,7 +145,7 @@ def round_forgetting_ecdf(comparison: Comparison) -> Figure | None:
     for entry, look in _looks(comparison):
         values = [row.round_forgetting for run in entry.runs for row in run.rows if row.round_forgetting is not None]
         if values:
-            axes.ecdf(values, linewidth=1.8, **look)
+            axes.ecdf(values, linewidth=1.8, **markers(entry.place, len(values)), **look)
     axes.xaxis.set_major_locator(round_ticks(6))
     axes.xaxis.set_major_formatter(SHARES)
     axes.set_xlim(left=0)
@@ -155,16 +157,16 @@ def round_forgetting_ecdf(comparison: Comparison) -> Figure | None:
 
 def round_forgetting(comparison: Comparison) -> Figure | None:
     """The accuracy that classes lost in each round (Aljahdali et al., figure 14). Jagged curves are running means."""
-    curves = [(curve(entry, "round_forgetting"), look) for entry, look in _looks(comparison)]
-    longest = max(len(drawn.rounds) for drawn, _ in curves)
+    curves = [(curve(entry, "round_forgetting"), entry.place, look) for entry, look in _looks(comparison)]
+    longest = max(len(drawn.rounds) for drawn, _, _ in curves)
     window = 1 if longest < _SMOOTH_FROM else max(3, longest // 20)
     title = "Round forgetting" if window == 1 else f"Round forgetting, running mean of {window}"
     figure, axes = new_figure(title, height=_height(comparison))
-    for drawn, look in curves:
+    for drawn, place, look in curves:
         if len(drawn.rounds) >= window:
             kernel = np.ones(window) / window
             smooth = Curve(*(np.convolve(values, kernel, mode="valid") for values in drawn))
-            axes.plot(smooth.rounds, smooth.mean, linewidth=1.6, marker=marker(len(smooth.rounds)), **look)
+            axes.plot(smooth.rounds, smooth.mean, linewidth=1.6, **markers(place, len(smooth.rounds)), **look)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(SHARES)
     axes.set_ylabel("accuracy lost, mean over classes")
@@ -208,8 +210,8 @@ WIDE_COMPARISON_PLOTS: Mapping[str, Callable[[Comparison], Figure | None]] = {"c
 
 def _looks(comparison: Comparison) -> Iterator[tuple[Entry, dict[str, Any]]]:
     """Every entry with the colour, line style and name of its line, the same in all pictures."""
-    for place, entry in enumerate(comparison.entries):
-        yield entry, {**line_look(place), "label": entry.label}
+    for entry in comparison.entries:
+        yield entry, {**line_look(entry.place), "label": entry.label}
 
 
 def _draw_accuracy(axes: Any, comparison: Comparison, since: float) -> list[float]:
@@ -221,9 +223,10 @@ def _draw_accuracy(axes: Any, comparison: Comparison, since: float) -> list[floa
         drawn = Curve(*(values[late] for values in whole))
         if len(drawn.rounds):
             low, high = drawn.mean - drawn.deviation, drawn.mean + drawn.deviation
-            axes.plot(drawn.rounds, drawn.mean, linewidth=1.8, marker=marker(len(drawn.rounds)), **look)
+            axes.plot(drawn.rounds, drawn.mean, linewidth=1.8, **markers(entry.place, len(drawn.rounds)), **look)
             if drawn.deviation.any():
-                axes.fill_between(drawn.rounds, low, high, color=look["color"], alpha=0.16, linewidth=0)
+                band = {"color": look["color"], "alpha": 0.16, "linewidth": 0, "label": f"_{entry.label}"}
+                axes.fill_between(drawn.rounds, low, high, **band)
             shown += [*low, *high]
     return shown
 
@@ -235,8 +238,8 @@ def _draw_accuracy_against(axes: Any, comparison: Comparison, key: str, divisor:
         spent, reached = curve(entry, key), curve(entry, "accuracy")
         both, of_spent, of_reached = np.intersect1d(spent.rounds, reached.rounds, return_indices=True)
         if len(both):
-            dots = marker(len(both))
-            axes.plot(spent.mean[of_spent] / divisor, reached.mean[of_reached], linewidth=1.8, marker=dots, **look)
+            dots = markers(entry.place, len(both))
+            axes.plot(spent.mean[of_spent] / divisor, reached.mean[of_reached], linewidth=1.8, **dots, **look)
             shown += [*reached.mean[of_reached]]
     axes.xaxis.set_major_locator(round_ticks(6))
     axes.set_xlim(left=0)

@@ -12,7 +12,7 @@ from fedemu.ops.pages.head import Fact, Swatch
 from fedemu.ops.pages.style import ACCURACY_COLOURS, LINE_STYLES, PALETTE, tones
 from fedemu.ops.results.words import date_of, settings_in_words
 
-_LINES: Final[Sequence[Literal["solid", "dashed", "dotted"]]] = ("solid", "dashed", "dotted")
+_LINES: Final[Sequence[Literal["solid", "dashed", "dotted"]]] = ("solid", "dashed", "dotted", "dashed")
 _MOST_VALUES = 6
 """Of a fact with more values than this, only their number is told."""
 
@@ -43,7 +43,8 @@ def swatches(comparison: Comparison) -> list[Swatch]:
     """The colour and the line of each experiment, and the colours of maps."""
     own = [
         Swatch((PALETTE[place % len(PALETTE)],), entry.label, _LINES[place // len(PALETTE) % len(LINE_STYLES)])
-        for place, entry in enumerate(comparison.entries)
+        for entry in comparison.entries
+        for place in [entry.place]
     ]
     return [*own, Swatch(tones(ACCURACY_COLOURS), "maps: accuracy from 0 to 100 %")]
 

@@ -14,7 +14,7 @@ from fedemu.ops.compare.page.replay import REPLAY_PLOTS, WIDE_REPLAY_PLOTS
 from fedemu.ops.compare.page.tasks import WIDE_TASK_PLOTS
 from fedemu.ops.compare.text import TO_THE_LEFT, columns, explanation, replay_tables, task_table
 from fedemu.ops.pages.page import render
-from fedemu.ops.pages.parts import Kind, Table, bound, draw_all
+from fedemu.ops.pages.parts import Draw, Kind, Table, bound, draw_all
 from fedemu.ops.results.words import command_again, date_of, table_of
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
@@ -33,6 +33,15 @@ def claim_folder(out: Path) -> None:
         (out / "plots").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(f"can't write to {out}: {error.strerror}; choose another folder with --out") from error
+
+
+def all_figures(comparison: Comparison) -> dict[str, Draw]:
+    """All figures of a comparison by name. It need not have data for all of them."""
+    return {
+        **bound({**COMPARISON_PLOTS, **WIDE_COMPARISON_PLOTS}, comparison),
+        **bound(WIDE_TASK_PLOTS, comparison.tasks),
+        **bound({**REPLAY_PLOTS, **WIDE_REPLAY_PLOTS}, comparison.replay),
+    }
 
 
 def write_comparison(comparison: Comparison, out: Path) -> Path:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.transforms import Affine2D
 
 from fedemu.ops.compare.entry import Statistic
 from fedemu.ops.compare.replay import ACCURACY, FORGETTING, LOSS, OBJECTIVE, PERPLEXITY, Measure, Point, ReplayStudy
@@ -136,13 +137,14 @@ def _by_size(studies: Studies, wanted: set[Measure]) -> Figure | None:
             found = [values(study, point, own) for point in points]
             apart = (1 + _APART) ** (list(looks).index((study.label, line)) - middle)
             axes.errorbar(
-                [point.samples * apart for point in points],
+                [point.samples for point in points],
                 numbers([figure.mean for figure in found]),
                 yerr=numbers([figure.deviation or 0.0 for figure in found]),
                 linewidth=1.5,
                 markersize=4.5,
                 capsize=2,
                 elinewidth=0.9,
+                transform=Affine2D().scale(apart, 1) + axes.transData,
                 **look,
             )
         _draw_reference(axes, study, own, changes, several=len(shown) > 1)
@@ -201,7 +203,8 @@ def _draw_periods(axes: Any, point: Point, look: Look) -> Any:
     (line,) = axes.plot(periods, mean, linewidth=1.5, markersize=3.5, **look)
     if len(known) > 1:
         spread = known.std(axis=0, ddof=1)
-        axes.fill_between(periods, mean - spread, mean + spread, color=look["color"], alpha=0.13, linewidth=0)
+        band = {"color": look["color"], "alpha": 0.13, "linewidth": 0, "label": f"_{look['label']}"}
+        axes.fill_between(periods, mean - spread, mean + spread, **band)
     return line
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.transforms import Affine2D
 
 from fedemu.ops.compare.tasks import Method, TaskStudy
 from fedemu.ops.pages.axes import fit_shares
-from fedemu.ops.pages.style import MARKERS, PALETTE, bare_figure, legend_columns, line_look, round_ticks, shortened
+from fedemu.ops.pages.style import bare_figure, legend_columns, line_look, markers, round_ticks, shortened
 
 Studies = Sequence[TaskStudy]
 
@@ -69,11 +70,11 @@ def _draw(axes: Any, method: Method, place: int, apart: float) -> Any:
     deviation = np.array([column.std(ddof=1) if len(column) > 1 else 0.0 for column in values])
     look = line_look(place)
     # A colour that is used again gets another marker.
-    marker = MARKERS[(place + place // len(PALETTE)) % len(MARKERS)]
-    (line,) = axes.plot(tasks + 1 + apart, mean, marker=marker, markersize=4.5, linewidth=1.6, **look)
-    axes.fill_between(
-        tasks + 1 + apart, mean - deviation, mean + deviation, color=look["color"], alpha=0.12, linewidth=0
-    )
+    look |= {"linewidth": 1.6, **markers(place, len(tasks)), "label": f"_{method.label}"}
+    beside = Affine2D().translate(apart, 0) + axes.transData
+    (line,) = axes.plot(tasks + 1, mean, transform=beside, **look)
+    band = {"color": look["color"], "alpha": 0.12, "linewidth": 0, "label": look["label"]}
+    axes.fill_between(tasks + 1, mean - deviation, mean + deviation, transform=beside, **band)
     return line
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +10,17 @@ from typing import Any
 
 import pytest
 
+from fedemu.algorithms.names import LOSSES, METHODS
 from fedemu.ops.compare.compare import Comparison, compare
+from fedemu.ops.compare.looks import COLOURS, places
 from fedemu.ops.compare.page.experiments import accuracy, accuracy_late, forgetting_and_accuracy
 from fedemu.ops.compare.page.head import head, swatches
+from fedemu.ops.compare.page.page import all_figures
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import write_frozen
 from fedemu.ops.pages.colours import on_page
+from fedemu.ops.pages.files import write_figures
+from fedemu.ops.pages.paper import paper_of
 
 
 def write_run(directory: Path, accuracies: Sequence[float], **settings: Any) -> Path:
@@ -79,6 +85,40 @@ def test_a_method_has_one_colour_in_every_picture_and_in_the_head(close: Compari
     told = {swatch.meaning: swatch.style for swatch in swatches(close)}
     for name, colour in lines(first).items():
         assert told[name] == f"background: {on_page(colour)}"
+
+
+def test_a_method_keeps_its_colour_whatever_it_is_compared_with(close: Comparison, tmp_path: Path) -> None:
+    own = write_run(tmp_path / "slow", [0.5, 0.6], algorithm={"name": "fedprox"}, local={"lr": 0.001})
+    others = compare([tmp_path / "scaffold", own, tmp_path / "fedprox"])
+    before, after = lines(accuracy(close)), lines(accuracy(others))
+    assert after["scaffold"] == before["scaffold"]
+    slow, usual = (name for name in after if name.startswith("fedprox"))
+    assert after[slow] == before["fedprox"]  # the first one of the method
+    assert len(set(after.values())) == 3
+    assert usual != slow
+
+
+def test_every_method_with_every_loss_has_a_look_of_its_own() -> None:
+    tables = [{"algorithm": {"name": method, "loss": loss}} for method in METHODS for loss in LOSSES]
+    found = places([*tables, {}, {}])
+    assert len(set(found)) == len(found)
+    colours = [place % COLOURS for place in found]
+    assert [place % COLOURS for place in places(tables[::7])] == colours[: len(tables) : 7]
+
+
+def test_every_picture_is_a_figure_for_a_paper_too(close: Comparison, tmp_path: Path) -> None:
+    paper = paper_of(tmp_path / "paper", ["pdf"], [], None, False)
+    assert paper is not None
+    names = write_figures(all_figures(close), paper)
+    assert names == ["accuracy", "accuracy_late", "forgetting_and_accuracy", "accuracy_by_bytes", "class_accuracy"]
+    assert {path.name for path in paper.folder.iterdir()} == {
+        "captions.txt",
+        *(f"{name}.{kind}" for name in names for kind in ("pdf", "csv")),
+    }
+    with (paper.folder / "accuracy.csv").open() as file:
+        told = [line for line in csv.DictReader(file) if line["series"] == "scaffold"]
+    assert [float(line["y"]) for line in told] == pytest.approx([0.1, 0.4, 0.7, *[0.923] * 4])
+    assert float(told[-1]["high"]) == pytest.approx(0.923 + 0.002 / 2**0.5)
 
 
 def test_the_head_tells_what_the_experiments_share_and_how_to_compare_them_again(
