@@ -46,7 +46,8 @@ def compare(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="The folder for the page, its plots and compare.json. Default: compare, or none with --figures.",
+            help="The folder for the page, its plots and compare.json. "
+            "Default: compare, or none with --figures or --latex.",
             show_default=False,
         ),
     ] = None,
@@ -60,6 +61,22 @@ def compare(
             show_default=False,
         ),
     ] = None,
+    latex: Annotated[
+        bool,
+        typer.Option(
+            "--latex",
+            help="Print the table for LaTeX (booktabs): the best values in bold, the spread over seeds, paired tests.",
+        ),
+    ] = False,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TITLES",
+            help='The columns of the table for LaTeX, as in "final accuracy,forgetting". Default: all that say how '
+            "good the models are.",
+            show_default=False,
+        ),
+    ] = None,
     figures: options.Figures = None,
     widths: options.Widths = None,
     font_size: options.FontSize = None,
@@ -69,15 +86,22 @@ def compare(
     named = list(dict.fromkeys(kind.value for kind in formats or ()))
     if {"text", "json"} <= {*named}:
         raise ConfigurationError("--format text and --format json exclude each other; choose what goes to stdout")
+    if latex and {"text", "json"} & {*named}:
+        raise ConfigurationError("--latex and --format text or json exclude each other; choose what goes to stdout")
+    if columns is not None and not latex:
+        raise ConfigurationError("--columns needs --latex, whose table it is about")
     paper = paper_of(figures, [kind for kind in named if kind in FORMATS], widths or (), font_size, titles)
     # Importing matplotlib takes a second, for which no other command should have to wait.
     from fedemu.ops.compare.compare import compare as side_by_side
+    from fedemu.ops.compare.latex import latex as table_for_latex
     from fedemu.ops.compare.page.page import all_figures, claim_folder, write_comparison
     from fedemu.ops.compare.text import text, width_of
     from fedemu.ops.pages.files import write_figures
 
-    page = out or (None if paper else Path("compare"))
+    page = out or (None if paper or latex else Path("compare"))
     comparison = side_by_side(runs, target, last)
+    wanted = [title.strip() for title in (columns or "").split(",") if title.strip()]
+    table = table_for_latex(comparison, wanted) if latex else ""
     if page is not None:
         claim_folder(page)
     for warning in comparison.warnings:
@@ -88,7 +112,9 @@ def compare(
     if paper is not None:
         drawn = write_figures(all_figures(comparison), paper)
         told.append(f"{counted(len(drawn), 'figure')} and the data behind each are in {paper.folder}")
-    if "json" in named:
+    if latex:
+        print(table)
+    elif "json" in named:
         print(json.dumps(comparison.table(), allow_nan=False))
     else:
         print(text(comparison, width_of(sys.stdout.isatty())))

@@ -25,9 +25,9 @@ def places(experiments: Sequence[Table]) -> list[int]:
     taken: dict[int, int] = {}
     for key, number in sorted(first.items(), key=lambda item: _own_place(*item[0])):
         taken[number] = _free(_own_place(*key), taken)
-    for number, key in enumerate(keys):
+    for number, named in enumerate(keys):
         if number not in taken:
-            wished = crc32(key[0].encode()) if key and key[0] not in METHODS else 0
+            wished = crc32(named[0].encode()) if named and named[0] not in METHODS else 0
             used = Counter(place % COLOURS for place in taken.values())
             colour = min(range(COLOURS), key=lambda colour: (used[colour], (colour - wished) % COLOURS))
             taken[number] = _free(colour, taken)

@@ -1,0 +1,126 @@
+"""Paired tests: whether an experiment differs from the best one in runs of the same seeds."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from scipy import stats
+
+from fedemu.ops.compare.entry import Entry
+
+Better = Literal["higher", "lower"]
+BETTER: Final[Mapping[str, Better]] = {
+    "final_accuracy": "higher",
+    "best_accuracy": "higher",
+    "last_accuracy": "higher",
+    "forgetting": "lower",
+    "round_forgetting": "lower",
+    "consistency": "higher",
+    "average_accuracy": "higher",
+    "average_incremental_accuracy": "higher",
+    "average_forgetting": "lower",
+    "backward_transfer": "higher",
+    "forward_transfer": "higher",
+    "all_period_perplexity": "lower",
+    "relative_forgetting": "lower",
+    "local_forgetting": "lower",
+    "aggregation_forgetting": "lower",
+    "local_alignment": "higher",
+    "global_alignment": "higher",
+}
+"""The figures that say how good a model is, and which of two values is better."""
+LEVEL: Final = 0.05
+_ROUNDING: Final = 1e-12
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One figure of an experiment beside that of the best one, over the seeds that both have.
+
+    ``difference`` is the mean of its values minus those of the best. ``t`` and ``wilcoxon`` are two-sided p-values, and
+    ``adjusted`` is ``t`` after Holm's correction for all experiments that are tested in this figure. None where a test
+    can't be made: with fewer than two pairs, or if all differences are equal.
+    """
+
+    key: str
+    label: str
+    best: str
+    pairs: int
+    difference: float
+    t: float | None
+    wilcoxon: float | None
+    adjusted: float | None = None
+
+    def table(self) -> dict[str, Any]:
+        """The test in the form of JSON."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def best_of(entries: Sequence[Entry], key: str) -> int | None:
+    """The place of the entry with the best mean of a figure, the first of equals. None if no entry has the figure."""
+    sign = 1 if BETTER[key] == "higher" else -1
+    known = [
+        (sign * mean, -place) for place, entry in enumerate(entries) if (mean := entry.figures[key].mean) is not None
+    ]
+    return -max(known)[1] if known else None
+
+
+def paired_tests(entries: Sequence[Entry], key: str) -> list[Paired]:
+    """Every entry beside the best one, in the order of ``entries``. Those without a shared seed are left out."""
+    place = best_of(entries, key)
+    if place is None:
+        return []
+    best = entries[place]
+    of_best = _by_seed(best, key)
+    tests = []
+    for entry in entries:
+        own = _by_seed(entry, key)
+        shared = [seed for seed in own if seed in of_best]
+        if entry is not best and shared:
+            differences = np.array([own[seed] - of_best[seed] for seed in shared])
+            tests.append(
+                Paired(key, entry.label, best.label, len(shared), float(differences.mean()), *_p_values(differences))
+            )
+    return _corrected(tests)
+
+
+def least_wilcoxon(pairs: int) -> float:
+    """The least two-sided p-value that Wilcoxon's signed-rank test can give with this number of pairs."""
+    return min(1.0, 2.0 ** (1 - pairs))
+
+
+def _by_seed(entry: Entry, key: str) -> dict[int, float]:
+    return {
+        seed: value
+        for seed, value in zip(entry.seeds, entry.figures[key].values, strict=True)
+        if seed is not None and value is not None
+    }
+
+
+def _p_values(differences: Any) -> tuple[float | None, float | None]:
+    """The p-values of the paired t-test and of the signed-rank test, exact for few pairs."""
+    if len(differences) < 2 or np.ptp(differences) < _ROUNDING:
+        return None, None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        t = float(stats.ttest_1samp(differences, 0.0).pvalue)
+        # Differences of 0 have no sign. Without any other there is nothing to rank.
+        signed = differences[np.abs(differences) > _ROUNDING]
+        rank = float(stats.wilcoxon(signed).pvalue)
+    return (t if math.isfinite(t) else None), (rank if math.isfinite(rank) else None)
+
+
+def _corrected(tests: list[Paired]) -> list[Paired]:
+    """The tests with Holm's correction: the smallest p-value times their number, the next one times one less, ..."""
+    order = sorted((test.t, place) for place, test in enumerate(tests) if test.t is not None)
+    adjusted: dict[int, float] = {}
+    largest = 0.0
+    for rank, (p, place) in enumerate(order):
+        largest = max(largest, min(1.0, p * (len(order) - rank)))
+        adjusted[place] = largest
+    return [Paired(**{**test.table(), "adjusted": adjusted.get(place)}) for place, test in enumerate(tests)]

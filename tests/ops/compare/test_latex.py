@@ -1,0 +1,131 @@
+"""The table for LaTeX, and the paired tests that it tells."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedemu.coordinator.record.run import Run
+from fedemu.ops.compare.compare import Comparison
+from fedemu.ops.compare.entry import FIGURES, Entry, Statistic
+from fedemu.ops.compare.latex import escaped, latex
+from fedemu.ops.compare.paired import least_wilcoxon, paired_tests
+from fedemu.protocol.errors import ConfigurationError
+
+GOOD = (0.91, 0.93, 0.95, 0.92)
+POOR = (0.81, 0.82, 0.86, 0.8)
+NEAR = (0.9, 0.94, 0.94, 0.92)
+
+
+def entry(label: str, accuracies: tuple[float | None, ...], **figures: tuple[float | None, ...]) -> Entry:
+    none = Statistic((None,) * len(accuracies))
+    given = {key: Statistic(values) for key, values in {"final_accuracy": accuracies, **figures}.items()}
+    runs = tuple(Run(Path(f"{label}-{n}"), "", [], [], None) for n in range(len(accuracies)))
+    return Entry(label, runs, tuple(range(len(runs))), dict.fromkeys(FIGURES, none) | given)
+
+
+def comparison(*entries: Entry) -> Comparison:
+    return Comparison(entries, None, (), command=("fedemu", "compare", "runs/a_b"))
+
+
+def rows(table: str) -> list[list[str]]:
+    """The cells of the table, read as LaTeX reads them: braces in balance, no character left special."""
+    body = "\n".join(line.replace(r"\$", "dollar") for line in table.splitlines() if not line.startswith("%"))
+    assert body.count("{") - body.count("\\{") == body.count("}") - body.count("\\}")
+    assert body.count("$") % 2 == 0
+    inside = body.split(r"\midrule")[0].split(r"\toprule")[1] + body.split(r"\midrule")[1].split(r"\bottomrule")[0]
+    lines = [line.strip().removesuffix(r"\\").strip() for line in inside.splitlines() if line.strip()]
+    cells = [re.split(r"(?<!\\)&", line) for line in lines]
+    cells = [[cell.strip().replace("dollar", r"\$") for cell in line] for line in cells]
+    (form,) = re.findall(r"\\begin\{tabular\}\{(\w+)\}", body)
+    assert {len(line) for line in cells} == {len(form)}
+    return cells
+
+
+def test_the_best_mean_is_bold_and_one_that_is_not_clearly_worse_has_a_dagger() -> None:
+    table = latex(comparison(entry("good", GOOD), entry("poor", POOR), entry("near", NEAR)))
+    assert rows(table) == [
+        ["Experiment", "Seeds", r"Final accuracy (\%) $\uparrow$"],
+        ["good", "4", r"$\mathbf{92.8} \pm 1.7$"],
+        ["poor", "4", r"$82.2 \pm 2.6$"],
+        ["near", "4", r"$92.5 \pm 1.9^{\dagger}$"],
+    ]
+    assert (
+        r"\caption{Mean $\pm$ sample standard deviation over the seeds. The best mean of each column is bold." in table
+    )
+    assert "paired t-test over 4 shared seeds" in table
+    assert "% fedemu compare runs/a_b --latex" in table
+
+
+def test_lower_is_better_for_forgetting_and_equal_means_are_both_bold() -> None:
+    one = entry("one", (0.5,), forgetting=(0.25,), consistency=(0.9,))
+    two = entry("two", (0.5,), forgetting=(0.125,))
+    assert rows(latex(comparison(one, two)))[1:] == [
+        ["one", "1", r"$\mathbf{50.0}$", "$25.0$", r"$\mathbf{0.900}$"],
+        ["two", "1", r"$\mathbf{50.0}$", r"$\mathbf{12.5}$", "--"],
+    ]
+    assert r"\caption{One run each." in latex(comparison(one, two))
+
+
+def test_columns_are_chosen_by_their_titles() -> None:
+    one = entry("one", (0.5,), best_accuracy=(0.75,), forgetting=(0.25,))
+    assert rows(latex(comparison(one), ["best", "forgetting"]))[1] == [
+        "one",
+        "1",
+        r"$\mathbf{75.0}$",
+        r"$\mathbf{25.0}$",
+    ]
+    with pytest.raises(ConfigurationError, match='no column "forgeting"; did you mean forgetting'):
+        latex(comparison(one), ["forgeting"])
+    with pytest.raises(ConfigurationError, match="there are final accuracy, best, forgetting"):
+        latex(comparison(one), ["perplexity"])
+
+
+def test_names_cannot_break_the_table() -> None:
+    name = r"a_b & 50 % of #1 {x} ~ ^2 $5 \end"
+    (_, line) = rows(latex(comparison(entry(name, (0.5,)))))
+    assert line[0] == (r"a\_b \& 50 \% of \#1 \{x\} \textasciitilde{} \textasciicircum{}2 \$5 \textbackslash{}end")
+    assert escaped("±") == "±"
+
+
+def test_pairs_are_runs_of_the_same_seed_and_p_values_are_those_of_scipy() -> None:
+    good, poor = entry("good", GOOD), entry("poor", (*POOR, 0.9))
+    (test,) = paired_tests([good, poor], "final_accuracy")
+    assert (test.label, test.best, test.pairs) == ("poor", "good", 4)
+    assert test.difference == pytest.approx(np.mean(np.subtract(POOR, GOOD)))
+    assert test.t == pytest.approx(stats.ttest_rel(POOR, GOOD).pvalue)
+    assert test.wilcoxon == pytest.approx(0.125)
+    assert test.adjusted == test.t
+    assert "Wilcoxon p = 0.125 (never below 0.125 with so few pairs)" in latex(comparison(good, poor))
+
+
+def test_holms_correction_multiplies_the_smallest_p_value_most() -> None:
+    tests = paired_tests([entry("good", GOOD), entry("poor", POOR), entry("near", NEAR)], "final_accuracy")
+    poor, near = tests
+    assert poor.t is not None
+    assert poor.adjusted == pytest.approx(2 * poor.t)
+    assert near.adjusted == near.t
+
+
+def test_what_cannot_be_tested_is_not_and_says_why() -> None:
+    good = entry("good", (0.9, 0.8))
+    assert paired_tests([good, entry("same", (0.8, 0.7))], "final_accuracy")[0].t is None
+    assert "all pairs differ equally" in latex(comparison(good, entry("same", (0.8, 0.7))))
+    assert "one pair is too few" in latex(comparison(good, entry("short", (0.5, None))))
+    assert paired_tests([good], "forgetting") == []
+    assert [least_wilcoxon(pairs) for pairs in (3, 5, 6)] == [0.25, 0.0625, 0.03125]
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex on this machine")
+def test_latex_takes_the_table(tmp_path: Path) -> None:
+    table = latex(comparison(entry(r"a_b & 5 % \x", GOOD), entry("near", NEAR)))
+    text = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{table}" + "\n\\end{document}\n"
+    (tmp_path / "paper.tex").write_text(text)
+    done = subprocess.run(["pdflatex", "-halt-on-error", "paper"], cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout.decode(errors="replace")[-2000:]
