@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Final
+
+from fedemu.protocol.errors import ConfigurationError
 
 COMPUTE_ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "1",
@@ -16,3 +20,52 @@ COMPUTE_ENVIRONMENT: Final = {
 By default glibc gives every large block back to the system, and the next step has to fault its pages in again. The two
 ``MALLOC`` thresholds, in bytes, make it keep the blocks. cuBLAS is deterministic only with a workspace of fixed size.
 """
+
+PORTABLE_ENVIRONMENT: Final = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_CBWR": "COMPATIBLE",
+    "MKL_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OPENBLAS_CORETYPE": "Haswell",
+    "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR X86_V4",
+}
+"""What makes libraries compute alike on all x86-64 processors with AVX2: the same instructions, one thread.
+
+Libraries read these variables when they are loaded. numpy ignores the features that a processor or a version lacks.
+"""
+
+
+def lacking(environment: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+    """The variables of ``wanted`` that ``environment`` does not have with these values."""
+    return {name: value for name, value in wanted.items() if environment.get(name) != value}
+
+
+def hold_to_portable(device_type: str) -> str:
+    """Have this process compute the same bits as on other processors. Returns the type of the device to compute on.
+
+    Raises ConfigurationError if that cannot be had: on a GPU, on a processor without AVX2, or in a process that was
+    started without the variables.
+    """
+    if device_type == "cuda":
+        raise ConfigurationError(
+            "compute.portable = true is for processors, and device_type is cuda; choose cpu, or set it to false"
+        )
+    import torch
+
+    if missing := lacking(os.environ, PORTABLE_ENVIRONMENT):
+        name, value = next(iter(missing.items()))
+        raise ConfigurationError(
+            f"compute.portable = true needs {name}={value} in the environment before Python starts; "
+            "`fedemu run`, `fedemu coordinator` and `fedemu device` see to it"
+        )
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability != "AVX2":
+        raise ConfigurationError(
+            f"compute.portable = true needs an x86-64 processor with AVX2, and torch computes with {capability} here; "
+            "set compute.portable = false"
+        )
+    # Its blocks fit the caches of the processor, so that the order of its sums might differ between processors.
+    torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
+    return "cpu"

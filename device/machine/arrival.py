@@ -30,11 +30,13 @@ class ExperimentCode:
     They are named and not passed, because other processes than this one call them. Each takes the experiment's bytes.
     ``behaviours`` returns a function from a device's index to its ``Behaviour``. ``trainer`` also takes the device
     type and returns a ``Trainer``. ``prepare`` decodes the data into this machine's cache and returns their digest.
+    ``environment`` returns the environment variables with which processes that compute must start; empty: none.
     """
 
     behaviours: str
     trainer: str
     prepare: str
+    environment: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,8 +61,10 @@ class DeviceProcesses:
         died: Callable[[int, int], None],
         process_ended: Callable[[int], None],
         failed: Callable[[FedemuError], None],
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._setup = setup
+        self._environment = dict(environment or {})
         self._observer = observer
         self._died = died
         self._process_ended = process_ended
@@ -118,7 +120,7 @@ class DeviceProcesses:
                 str(os.getpid()),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
-                env=os.environ | ZYGOTE_ENVIRONMENT,
+                env=os.environ | ZYGOTE_ENVIRONMENT | self._environment,
                 process_group=0,
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Never
 
+from fedemu.device.compute.environment import lacking
 from fedemu.device.machine.arrival import Arrival, MachinePlan, arrive
 from fedemu.device.machine.broker import Broker
 from fedemu.device.machine.limits import prepare_machine
@@ -25,6 +27,7 @@ from fedemu.device.machine.trainers import Nursery, Trainers
 from fedemu.device.pipe import Setup
 from fedemu.protocol.errors import Interrupted
 from fedemu.protocol.host.idleness import Idleness, Stuckness
+from fedemu.protocol.host.named import load
 from fedemu.protocol.host.phases import mark, used
 from fedemu.protocol.host.private import private_folder
 from fedemu.protocol.transport.zeromq import ZmqNetwork
@@ -108,6 +111,11 @@ class Supervision:
         here = await arrive(plan, network, socket.gethostname()[:256], stack)
         link = here.link
         mark("devices", "arrival")
+        environment = self._environment(here)
+        if lacking(os.environ, environment):  # it was not known before which variables this experiment needs
+            await nursery.stop()
+            nursery = await Nursery.start(plan.code.trainer, environment)
+            stack.push_async_callback(nursery.stop)
         prepared = prepare_data(plan.code.prepare, here.experiment, here.granted.data, plan.allow_code)
         await link.unless_ended(prepared)
         mark("devices", "data check")
@@ -130,6 +138,7 @@ class Supervision:
             died=link.died,
             process_ended=broker.process_ended,
             failed=here.fail,
+            environment=environment,
         )
         broker.joined, broker.crashed, broker.trainer_ready = processes.joined, link.died, trainers.ready
         watching = asyncio.create_task(self._watch(broker, trainers))
@@ -172,6 +181,13 @@ class Supervision:
                 log.error("trainer %d %s for %g s; it is killed, and done again are %s", number, lacked, seconds, jobs)
                 plan.observer.hung(number, seconds, lacked, jobs)
                 trainers.kill(number)
+
+    def _environment(self, here: Arrival) -> Mapping[str, str]:
+        """The variables that this experiment's processes must start with."""
+        if not self._plan.code.environment:
+            return {}
+        wanted: Mapping[str, str] = load(self._plan.code.environment)(here.experiment.read_bytes())
+        return wanted
 
     def _setup(self, here: Arrival) -> Setup:
         plan, granted = self._plan, here.granted

@@ -31,14 +31,22 @@ MOST_FAILURES = 5
 class Nursery:
     """The process that forks trainers, from its start to its end. It imports what they need, beside anything else."""
 
-    def __init__(self, process: asyncio.subprocess.Process, ours: socket.socket) -> None:
+    def __init__(
+        self, trainer: str, environment: Mapping[str, str], process: asyncio.subprocess.Process, ours: socket.socket
+    ) -> None:
+        self._trainer = trainer
+        self._environment = environment
         self._process = process
         self._ours = ours
         self._writer: asyncio.StreamWriter | None = None
 
     @classmethod
-    async def start(cls, trainer: str) -> Nursery:
-        """Start a nursery. ``trainer`` names the function that opens a trainer, so that its module is imported."""
+    async def start(cls, trainer: str, environment: Mapping[str, str] | None = None) -> Nursery:
+        """Start a nursery. ``trainer`` names the function that opens a trainer, so that its module is imported.
+
+        ``environment`` are variables that trainers need beside those that all of them have.
+        """
+        more = dict(environment or {})
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -49,10 +57,14 @@ class Nursery:
                 str(os.getpid()),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
-                env=os.environ | COMPUTE_ENVIRONMENT,
+                env=os.environ | COMPUTE_ENVIRONMENT | more,
                 process_group=0,
             )
-        return cls(process, ours)
+        return cls(trainer, more, process, ours)
+
+    async def again(self) -> Nursery:
+        """Start another one like it."""
+        return await Nursery.start(self._trainer, self._environment)
 
     async def follow(self, heard: Callable[[object], None], connected: Callable[[], None]) -> int:
         """Call ``connected``, and ``heard`` with each message, until the nursery ends. Returns its exit code."""
@@ -83,7 +95,7 @@ class Nursery:
 
 
 class Trainers:
-    """The trainers of one machine, numbered from 0. ``nursery`` has been started by the name in ``setup.trainer``.
+    """The trainers of one machine, numbered from 0. ``nursery`` forks them.
 
     Calls ``ended`` with the number of a trainer whose process has ended, ``restarted`` when it is started again, and
     ``failed`` with an error that another start would not mend.
@@ -161,7 +173,7 @@ class Trainers:
             self._restarted()
             if failures > 1:
                 await asyncio.sleep(0.1 * 2**failures)
-            self._nursery = await Nursery.start(self._setup.trainer)
+            self._nursery = await self._nursery.again()
 
     def _fork_all(self) -> None:
         for number in range(self._count):

@@ -17,6 +17,7 @@ from fedemu.coordinator.evaluation.evaluate import Evaluator
 from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.settings import Settings
+from fedemu.device.compute.environment import hold_to_portable
 from fedemu.ops.assembly.agreement import common
 from fedemu.ops.assembly.named_code import record, with_digests
 from fedemu.ops.assembly.trial import tried_parts
@@ -36,6 +37,8 @@ def assemble(
     Decodes the data and tries the first step. Raises ConfigurationError or DataError if the experiment cannot be run.
     """
     torch.set_num_threads(experiment.server.threads)
+    if experiment.compute.portable:
+        hold_to_portable("cpu")
     parts = tried_parts(experiment, _say)
     sent = with_digests(parts.experiment)
     record(directory, sent.code, _say)

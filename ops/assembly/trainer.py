@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedemu.algorithms.interface import Selecting
+from fedemu.device.compute.environment import hold_to_portable
 from fedemu.device.compute.trainer import Trainer
 from fedemu.ops.assembly.learning import first_ask
 from fedemu.ops.assembly.named_code import received
@@ -17,6 +18,8 @@ def open_trainer(experiment: bytes, device_type: str) -> Trainer:
     ``Parts`` do.
     """
     parts = Parts(received(experiment))
+    if parts.experiment.compute.portable:
+        device_type = hold_to_portable(device_type)
     algorithm, model = parts.algorithm, parts.model
     ask = first_ask(algorithm, model.init(0), parts.context)
     return Trainer(

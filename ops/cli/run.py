@@ -16,6 +16,7 @@ from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.running.folder import claim, give_back, reopen
+from fedemu.ops.running.portable import start_again_portably
 from fedemu.ops.running.seeds import SeedGroup, is_group, new_group, parse_seeds, reopen_group, run_group
 from fedemu.ops.running.together import run_together
 from fedemu.ops.running.words import conclude, is_complete
@@ -93,6 +94,7 @@ def run(
     if seeds is not None or (resume is not None and is_group(resume)):
         if timing:
             raise ConfigurationError("--timing is for one run, and here are several seeds; leave out --timing")
+        _prepare_group(experiment, resume, overrides)
         group = _open_group(experiment, out, resume, seeds, seed, overrides)
         return run_group(group, print_summaries=format is Format.JSON)
     directory, checked, runtime = _open(experiment, out, resume, overrides)
@@ -136,7 +138,7 @@ def coordinator(
         runtime__metrics_address=metrics_address,
         runtime__log_level=log_level,
     )
-    directory, checked, runtime = _open(experiment, out, resume, overrides)
+    directory, checked, runtime = _open(experiment, out, resume, overrides, computes_here=True)
     if resume is not None and is_complete(directory, checked):
         return conclude(directory, 0, "coordinator", new=False, print_summary=format is Format.JSON)
     try:
@@ -219,21 +221,39 @@ def device(
 
 
 def _open(
-    source: str | None, out: Path | None, resume: Path | None, overrides: list[str]
+    source: str | None, out: Path | None, resume: Path | None, overrides: list[str], computes_here: bool = False
 ) -> tuple[Path, Experiment, Runtime]:
     """Make a new run directory, or open the one to resume.
 
-    Returns it with its experiment and this machine's settings.
+    Returns it with its experiment and this machine's settings. ``computes_here`` says that this process computes; with
+    everything in one process it always does.
     """
     if resume is None:
         experiment, runtime = load_experiment(source, overrides, os.environ)
+        if computes_here or runtime.transport == "memory":
+            start_again_portably(experiment)
         require_processor(runtime.device_type)
         find_data(experiment)
         return claim(experiment, out), experiment, runtime
     _refuse_beside_resume(resume, source, out)
     experiment, runtime = reopen(resume, overrides, os.environ)
+    if computes_here or runtime.transport == "memory":
+        start_again_portably(experiment)
     require_processor(runtime.device_type)
     return resume, experiment, runtime
+
+
+def _prepare_group(source: str | None, resume: Path | None, overrides: list[str]) -> None:
+    """Start again with the variables of a portable experiment, before a folder is made, if this process computes."""
+    if resume is None:
+        experiment, runtime = load_experiment(source, overrides, os.environ)
+    else:
+        member = next(iter(sorted(resume.glob("seed-*"))), None)
+        if member is None:
+            return
+        experiment, runtime = reopen(member, [one for one in overrides if one.startswith("runtime.")], os.environ)
+    if runtime.transport == "memory":
+        start_again_portably(experiment)
 
 
 def _open_group(

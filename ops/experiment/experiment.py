@@ -31,7 +31,7 @@ from fedemu.ops.experiment.tables.learning import (
     Local,
     ModelSpec,
 )
-from fedemu.ops.experiment.tables.run import Clock, Diagnose, Evaluate, Limits, Liveness, Server
+from fedemu.ops.experiment.tables.run import Clock, Compute, Diagnose, Evaluate, Limits, Liveness, Server
 from fedemu.ops.experiment.tables.section import AUTO, FILLED, Count, Section
 from fedemu.ops.experiment.tables.stream import LONGEST, Replay, Static, Stream
 from fedemu.ops.experiment.toml_text import toml_text
@@ -60,6 +60,7 @@ class Experiment(Section):
     diagnose: Diagnose = Diagnose()
     liveness: Liveness = Liveness()
     server: Server = Server()
+    compute: Compute = Compute()
     limits: Limits = Limits()
     traces: Traces = Traces()
     code: dict[str, Annotated[Digest, StringConstraints(pattern=r"^[0-9a-f]{64}$")]] = Field(default_factory=dict)
@@ -82,6 +83,11 @@ class Experiment(Section):
             raise ValueError(
                 f"{replays} has nothing to replay where stream.cumulative = true keeps all samples; "
                 'set stream.cumulative = false, or replay.strategy = "none"'
+            )
+        if self.compute.portable and self.server.threads > 1:
+            raise ValueError(
+                f"compute.portable = true computes with one thread, and server.threads = {self.server.threads}; "
+                "set server.threads = 1, or compute.portable = false"
             )
         if self.stream.period_count * self.stream.seconds > LONGEST:
             raise ValueError(

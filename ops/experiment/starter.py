@@ -36,6 +36,7 @@ _TABLES = {
     "diagnose": "Whether the model of each selected device is tested before the models are averaged.",
     "liveness": "When a process that says nothing counts as dead, in real seconds.",
     "server": "The coordinator's own work.",
+    "compute": "How numbers are computed.",
     "limits": "Larger replies are rejected.",
     "runtime": "This machine. These settings never change what a run computes.",
 }
@@ -83,6 +84,7 @@ _KEYS = {
     "liveness.heartbeat_seconds": "real seconds between signs of life",
     "liveness.patience": "so many silent intervals count as dead",
     "server.threads": "threads for its numerical work",
+    "compute.portable": "the same bits on all processors with AVX2, slower",
     "limits.max_payload_bytes": "bytes of a reply",
     "limits.max_norm": "Euclidean norm of a reply",
     "runtime.device_type": "auto, cpu or cuda",

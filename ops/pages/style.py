@@ -80,12 +80,12 @@ def saved(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
     with matplotlib.rc_context(STYLE):
         if kind == "png":
             figure.set_dpi(120)
-            FigureCanvasAgg(figure).print_png(buffer)
+            FigureCanvasAgg(figure).print_png(buffer)  # type: ignore[no-untyped-call]
         else:
             figure.set_dpi(144)
             figure.patch.set_visible(False)
             text = io.TextIOWrapper(buffer, encoding="utf-8")
-            FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None})
+            FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None})  # type: ignore[no-untyped-call]
             text.flush()
             text.detach()
             figure.patch.set_visible(True)

@@ -13,4 +13,5 @@ DEVICE_CODE: Final = ExperimentCode(
     behaviours="fedemu.ops.assembly.behaviours:open_behaviours",
     trainer="fedemu.ops.assembly.trainer:open_trainer",
     prepare="fedemu.ops.assembly.agreement:prepare",
+    environment="fedemu.ops.running.portable:environment",
 )

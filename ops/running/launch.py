@@ -38,16 +38,18 @@ def launch(
     say: Callable[[str], None],
     started: Callable[[Mapping[Child, int]], None] = lambda pids: None,
     patience: Patience = DEFAULT_PATIENCE,
+    environment: Mapping[str, str] | None = None,
 ) -> Launch:
     """Run both commands to their end. Returns the launch as it ended. Its ``exit_code`` is that of the run.
 
     The coordinator gets one more argument, the number of a descriptor, and has to ``announce`` itself there. Then the
     devices are started, and ``started`` gets the process ids. ``terminal`` names the file for the output of a child;
-    with None the child shares the stderr of this process. ``say`` gets lines for people. Must be called in the main
+    with None the child shares the stderr of this process. ``environment`` are variables that the children get beside
+    those of this process. ``say`` gets lines for people. Must be called in the main
     thread, because it handles the stop signals meanwhile.
     """
     rules = Launch(patience)
-    children = _Children(commands, terminal)
+    children = _Children(commands, terminal, dict(os.environ) | dict(environment or {}))
     line, far_end = socket.socketpair()
     with line, far_end, _signals() as (readable, received):
         try:
@@ -90,7 +92,13 @@ def launch(
 class _Children:
     """The child processes of one launch."""
 
-    def __init__(self, commands: Mapping[Child, Sequence[str]], terminal: Mapping[Child, Path | None]) -> None:
+    def __init__(
+        self,
+        commands: Mapping[Child, Sequence[str]],
+        terminal: Mapping[Child, Path | None],
+        environment: Mapping[str, str],
+    ) -> None:
+        self._environment = environment
         self._commands = commands
         self._terminal = terminal
         self._processes: dict[Child, subprocess.Popen[bytes]] = {}
@@ -107,7 +115,8 @@ class _Children:
         It inherits ``line``, and its last argument is the number of that descriptor.
         """
         kept = () if line is None else (line.fileno(),)
-        self._processes[child] = _start([*self._commands[child], *map(str, kept)], self._terminal[child], kept)
+        command = [*self._commands[child], *map(str, kept)]
+        self._processes[child] = _start(command, self._terminal[child], kept, self._environment)
         self._ended.discard(child)
 
     def endings(self) -> list[tuple[Child, int]]:
@@ -153,7 +162,9 @@ def free_address() -> str:
     raise ConfigurationError("found no free port on 127.0.0.1; name one with --bind tcp://127.0.0.1:PORT")
 
 
-def _start(command: Sequence[str], terminal: Path | None, kept: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+def _start(
+    command: Sequence[str], terminal: Path | None, kept: Sequence[int], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     """Start a process that inherits the descriptors ``kept``.
 
     The stop signals are blocked at first. ``begin_child`` unblocks them when the child can handle them.
@@ -161,19 +172,29 @@ def _start(command: Sequence[str], terminal: Path | None, kept: Sequence[int] = 
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         if terminal is None:
-            return _popen(command, kept, subprocess.DEVNULL, None)
+            return _popen(command, kept, environment, subprocess.DEVNULL, None)
         terminal.parent.mkdir(parents=True, exist_ok=True)
         with terminal.open("ab") as file:
-            return _popen(command, kept, file, file)
+            return _popen(command, kept, environment, file, file)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _popen(
-    command: Sequence[str], kept: Sequence[int], stdout: int | IO[bytes], stderr: IO[bytes] | None
+    command: Sequence[str],
+    kept: Sequence[int],
+    environment: Mapping[str, str],
+    stdout: int | IO[bytes],
+    stderr: IO[bytes] | None,
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, pass_fds=kept, start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=kept,
+        env=environment,
+        start_new_session=True,
     )
 
 

@@ -13,6 +13,7 @@ from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE
 from fedemu.ops.running.exits import complain, exit_code_of
 from fedemu.ops.running.launch import child_command, last_words, launch
 from fedemu.ops.running.launch_rules import Child
+from fedemu.ops.running.portable import environment_for
 from fedemu.ops.running.timing import read_timing, table, timing
 from fedemu.ops.running.words import at_address, conclude, per_process, say, title
 from fedemu.protocol.errors import ConfigurationError
@@ -107,7 +108,8 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
         # On a terminal the cursor is at the end of the coordinator's display.
         say(f"\n{text}" if terminal else text)
 
-    ended = launch(commands, {"coordinator": None, "devices": devices_terminal}, interject, started)
+    outputs: dict[Child, Path | None] = {"coordinator": None, "devices": devices_terminal}
+    ended = launch(commands, outputs, interject, started, environment=environment_for(experiment))
     if terminal:
         # A display that was killed has left the cursor hidden.
         sys.stderr.write(_SHOW_CURSOR)

@@ -33,7 +33,7 @@ MODULES: Mapping[str, Callable[[list[str]], Callable[[], object]]] = {
     "fedemu.ops.running.child": lambda words: lambda: _module("fedemu.ops.running.child").main(words),
     "fedemu.device.process.zygote": lambda words: lambda: _module("fedemu.device.process.zygote").main(words),
     "fedemu.device.machine.prepare": lambda words: lambda: _module("fedemu.device.machine.prepare").main(words),
-    "fedemu.device.compute.process": lambda words: lambda: _train(words),
+    "fedemu.device.compute.nursery": lambda words: lambda: _nurse(words),
 }
 """What ``python -m MODULE`` does, by module: from its arguments to the function that does it."""
 SPARE = {"device": 7, "run": 2}
@@ -42,6 +42,7 @@ ANSWER_SECONDS = 20.0
 """A blank process that does not answer for so long is left alone, and an interpreter is started instead."""
 _IMPORTED = (
     *(name for name in MODULES if name != "fedemu.ops.cli"),
+    "fedemu.device.compute.process",
     "fedemu.ops.cli.commands",
     "fedemu.ops.cli.__main__",
     "fedemu.ops.running.coordinator",
@@ -245,11 +246,11 @@ def _module(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def _train(words: list[str]) -> object:
+def _nurse(words: list[str]) -> object:
+    from fedemu.device.compute.nursery import run_nursery
     from fedemu.device.compute.process import open_runner
-    from fedemu.device.compute.shell import run_trainer
 
-    return run_trainer(int(words[0]), open_runner)
+    return run_nursery(words, open_runner)
 
 
 def main(words: list[str]) -> int:

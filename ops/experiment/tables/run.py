@@ -53,6 +53,15 @@ class Server(Section):
     threads: Annotated[int, Field(ge=1, le=256)] = 1
 
 
+class Compute(Section):
+    """How numbers are computed. With ``portable`` a run has the same bits on all x86-64 processors with AVX2.
+
+    It costs time, because no process uses larger instructions, oneDNN, or more than one thread.
+    """
+
+    portable: bool = False
+
+
 class Limits(Section):
     """The largest reply that is accepted: in bytes of its tensors, and as the Euclidean norm over all of them."""
 

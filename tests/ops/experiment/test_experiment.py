@@ -86,7 +86,7 @@ def test_the_digest_of_the_defaults_is_what_it_has_been() -> None:
     assert Experiment().digest == EXPECTED_DIGEST
 
 
-EXPECTED_DIGEST = "f81d279619328ca8ff17e2790ba634aa1a80fe6ad0bdead366f2c8a7137ac364"
+EXPECTED_DIGEST = "246e21f3ad63c3f39ad4ebc18ac5113a734f4797e33c3ae6d6df054db9f333d1"
 
 
 def test_an_experiment_is_frozen() -> None:

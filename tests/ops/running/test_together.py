@@ -34,7 +34,7 @@ def test_a_run_opens_a_port_only_if_an_address_is_asked_for(
 ) -> None:
     given: dict[str, list[str]] = {}
 
-    def launch(commands: dict[str, list[str]], *rest: object) -> Launch:
+    def launch(commands: dict[str, list[str]], *rest: object, **more: object) -> Launch:
         given.update(commands)
         return Launch(exit_code=2)
 

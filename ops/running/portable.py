@@ -1,0 +1,36 @@
+"""``compute.portable``: the same bits on all x86-64 processors with AVX2.
+
+Most of it are environment variables, which a process must have before it loads torch and numpy.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from fedemu.device.compute.environment import PORTABLE_ENVIRONMENT, lacking
+from fedemu.ops.experiment import Experiment
+
+
+def environment_for(experiment: Experiment) -> Mapping[str, str]:
+    """The variables that every process which computes for this experiment must be started with."""
+    return PORTABLE_ENVIRONMENT if experiment.compute.portable else {}
+
+
+def environment(experiment: bytes) -> Mapping[str, str]:
+    """The same for an experiment that is given as bytes. Supervisors call it."""
+    return environment_for(Experiment.from_bytes(experiment))
+
+
+def start_again_portably(experiment: Experiment) -> None:
+    """Replace this process by one with the variables that the experiment needs, if it lacks them.
+
+    The command is the same, so nothing must have happened yet that the command does once.
+    """
+    missing = lacking(os.environ, environment_for(experiment))
+    if missing:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        command = [sys.executable, "-m", "fedemu.ops.cli", *sys.argv[1:]]
+        os.execve(sys.executable, command, dict(os.environ) | missing)
