@@ -15,6 +15,7 @@ from fedemu.ops.cli import bench as cli_bench
 from fedemu.ops.cli import compare as cli_compare
 from fedemu.ops.cli import keys as cli_keys
 from fedemu.ops.cli import look as cli_look
+from fedemu.ops.cli import ls as cli_ls
 from fedemu.ops.cli import presets as cli_presets
 from fedemu.ops.cli import run as cli_run
 from fedemu.ops.cli import shell as cli_shell
@@ -59,7 +60,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-_READ_NO_SETTINGS = ("watch", "report", "compare", "presets", "init", "doctor", "completion")
+_READ_NO_SETTINGS = ("ls", "watch", "report", "compare", "presets", "init", "schema", "doctor", "completion")
 """Commands for which a mistyped variable is no mistake. They only tell it; the others refuse it."""
 
 
@@ -122,6 +123,7 @@ _COMMANDS = (
         "Show runs as a page in the browser while they go on.",
         ("fedemu watch runs/digits-1", "fedemu watch runs/digits-1 runs/digits-wsm-1"),
     ),
+    ("ls", cli_ls.ls, "List the runs of a folder.", ("fedemu ls", "fedemu ls runs/rates --json")),
     (
         "report",
         cli_look.report,

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
+from fedemu.ops.at_hand import Needed, needed, where_looked
 from fedemu.ops.cli import complete, options
-from fedemu.ops.cli.at_hand import Needed, needed, where_looked
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format
 from fedemu.ops.experiment.near import did_you_mean

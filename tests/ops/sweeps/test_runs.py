@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.ops.sweeps.plan import Planned
+from fedemu.ops.sweeps.plan import Planned, load_sweep, planned
+from fedemu.ops.sweeps.runs import is_over
 from fedemu.ops.sweeps.sweep import run_sweep
 
 pytestmark = pytest.mark.timeout(600)
@@ -56,8 +57,13 @@ def test_runs_side_by_side_are_the_runs_alone_and_a_killed_sweep_goes_on(tmp_pat
     assert (tmp_path / "runs" / "small" / "compare" / "compare.html").exists()
     assert digest(first) == digest(alone)
 
-    third = subprocess.run(sweep(tmp_path), capture_output=True, text=True, check=True)
-    assert "2 runs, 2 of them done already" in third.stderr
+    folders = [run.folder for run in planned(load_sweep(str(tmp_path / "sweep.toml")))]
+    assert all(is_over(tmp_path / "runs" / folder) for folder in folders)
+    table = (tmp_path / "runs" / "sweep.csv").read_text().splitlines()
+    assert [line.split(",")[:4] for line in table[1:]] == [
+        ["small", "digits-small", "1", "completed"],
+        ["small", "digits-small+fedntd", "1", "completed"],
+    ]
 
 
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

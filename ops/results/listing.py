@@ -1,0 +1,215 @@
+"""The runs of a folder in short: how far each is, and how it ended. Nothing here fails on a damaged run."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MARKS = ("config.toml", "metrics.jsonl", "summary.json")
+"""A folder with one of these files is a run directory."""
+DEEPEST = 6
+"""Folders below the one that is listed, in which runs are looked for."""
+_TAIL = 2**16
+_OF_CONFIG = re.compile(r'^(name|seed|rounds) = "?([^"\n]*)"?', re.MULTILINE)
+_METHOD = re.compile(r'^\[algorithm\]\nname = "([^"\n]*)"\nloss = "([^"\n]*)"', re.MULTILINE)
+_LOCK = "hhqqi"
+"""The kernel's ``struct flock``: type, whence, start, length, process."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One run. ``accuracy`` is a share of 1, ``seconds`` is real time, ``size`` is in bytes. None is not known.
+
+    ``state`` is ``running``, an outcome of ``summary.json`` (completed, diverged, quorum, interrupted, failed),
+    ``unfinished`` if the run has begun and its coordinator is gone without a summary, ``not begun``, or ``damaged``.
+    """
+
+    directory: Path
+    name: str | None
+    method: str | None
+    seed: int | None
+    state: str
+    rounds: int | None
+    of_rounds: int | None
+    accuracy: float | None
+    seconds: float | None
+    ended: str | None
+    digest: str | None
+    size: int
+
+    def table(self) -> dict[str, Any]:
+        """The run in the form of JSON."""
+        return {key: str(value) if isinstance(value, Path) else value for key, value in vars(self).items()}
+
+
+def find(folder: Path) -> Iterator[Path]:
+    """The run directories in a folder, or the folder itself if it is one, in counting order.
+
+    Folders that cannot be read are left out, and links are not followed.
+    """
+    yield from _find(folder, DEEPEST)
+
+
+def listed(directory: Path) -> Listed:
+    """What is known of one run, from the first lines of its settings, its summary, and the end of its rows."""
+    config = _text(directory / "config.toml") or ""
+    known = dict(_OF_CONFIG.findall(config.partition("\n[")[0]))
+    method = _METHOD.search(config)
+    summary, damaged = _summary(directory)
+    row, broken = _last_row(directory)
+    finished = _whole(summary.get("rounds"))
+    rounds = max((one for one in (finished, _whole(row.get("round"))) if one is not None), default=None)
+    of_rounds = _whole(known.get("rounds"))
+    state = _state(directory, summary, rounds, of_rounds)
+    if state != "running" and (damaged or broken or not known.get("rounds")):
+        state = "damaged"
+    stale = finished != rounds
+    return Listed(
+        directory,
+        known.get("name"),
+        _named(method[1], method[2]) if method else None,
+        _whole(known.get("seed")),
+        state,
+        rounds,
+        of_rounds,
+        _number(row.get("accuracy") if stale else summary.get("final_accuracy")),
+        _number(row.get("wall_time") if stale else summary.get("wall_time")),
+        None if stale or not isinstance(summary.get("ended"), str) else summary["ended"],
+        None if stale or not isinstance(summary.get("model_digest"), str) else summary["model_digest"],
+        _size(directory),
+    )
+
+
+def _named(method: str, loss: str) -> str:
+    return method if loss == "cross_entropy" else f"{method} + {loss}"
+
+
+def _state(directory: Path, summary: dict[str, Any], rounds: int | None, of_rounds: int | None) -> str:
+    if _is_held(directory / ".lock"):
+        return "running"
+    outcome = summary.get("outcome")
+    over = outcome == "diverged" or rounds is None or of_rounds is None or rounds >= of_rounds
+    if isinstance(outcome, str) and (outcome != "completed" or over):
+        return outcome
+    if isinstance(outcome, str):
+        return "interrupted"  # it was completed, and was to get more rounds
+    begun = rounds is not None or (directory / "checkpoint").is_dir()
+    return "unfinished" if begun else "not begun"
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether another process holds the lock of a run. Asking takes no lock, so no run can be disturbed."""
+    try:
+        with open(lock, "rb") as file:
+            asked = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            answer = fcntl.fcntl(file.fileno(), fcntl.F_GETLK, asked)
+            return bool(struct.unpack(_LOCK, answer)[0] != fcntl.F_UNLCK)
+    except (OSError, struct.error):
+        return False
+
+
+def _find(folder: Path, left: int) -> Iterator[Path]:
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    if any(entry.name in MARKS for entry in entries):
+        yield folder
+        return
+    below = [entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
+    if left:
+        for name in sorted(below, key=_in_counting_order):
+            yield from _find(folder / name, left - 1)
+
+
+def _in_counting_order(name: str) -> tuple[str, int]:
+    """A sort key that puts seed-2 before seed-10."""
+    found = re.fullmatch(r"(.*-)(\d{1,18})", name)
+    return (found[1], int(found[2])) if found else (name, -1)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False
+
+
+def _summary(directory: Path) -> tuple[dict[str, Any], bool]:
+    """The summary, empty if there is none, and whether it is damaged."""
+    path = directory / "summary.json"
+    text = _text(path)
+    if text is None:
+        return {}, path.exists()
+    return _object(text)
+
+
+def _last_row(directory: Path) -> tuple[dict[str, Any], bool]:
+    """The last whole row, with the last accuracy that was measured near the end; and whether it is damaged."""
+    try:
+        with open(directory / "metrics.jsonl", "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL))
+            text = file.read(_TAIL)
+    except FileNotFoundError:
+        return {}, False
+    except OSError:
+        return {}, True
+    lines = text[: text.rfind(b"\n") + 1].splitlines()
+    if not lines:
+        return {}, False
+    row, broken = _object(lines[-1])
+    for line in reversed(lines[1:]):
+        if row.get("accuracy") is not None:
+            break
+        row["accuracy"] = _object(line)[0].get("accuracy")
+    return row, broken
+
+
+def _object(text: str | bytes) -> tuple[dict[str, Any], bool]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}, True
+    return (value, False) if isinstance(value, dict) else ({}, True)
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+
+
+def _whole(value: object) -> int | None:
+    try:
+        return int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
+    except ValueError:
+        return None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _size(folder: Path | str) -> int:
+    """The bytes of all files in a folder. What vanishes meanwhile does not count."""
+    total, waiting = 0, [os.fspath(folder)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if _is_folder(entry):
+                        waiting.append(entry.path)
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_size
+        except OSError:
+            continue
+    return total

@@ -1,0 +1,104 @@
+"""The runs of a folder in short: their states, also of damaged ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from fedemu.ops.experiment import Experiment
+from fedemu.ops.results.listing import find, listed
+
+DIGEST = "ab" * 32
+
+
+def run(directory: Path, rounds: int = 0, outcome: str | None = None, of_rounds: int = 5) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "config.toml").write_text(Experiment(name="x", seed=7, rounds=of_rounds).to_toml())
+    rows = [{"round": number + 1, "accuracy": 0.5, "wall_time": 2.0} for number in range(rounds)]
+    if rows:
+        (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if outcome is not None:
+        summary = {"outcome": outcome, "rounds": rounds, "final_accuracy": 0.75, "wall_time": 3.0}
+        (directory / "summary.json").write_text(json.dumps(summary | {"model_digest": DIGEST, "ended": "2026-01-02T"}))
+    return directory
+
+
+def test_the_state_of_every_kind_of_run(tmp_path: Path) -> None:
+    assert listed(run(tmp_path / "a", 5, "completed")).state == "completed"
+    assert listed(run(tmp_path / "b", 2, "diverged")).state == "diverged"
+    assert listed(run(tmp_path / "c", 2, "quorum")).state == "quorum"
+    assert listed(run(tmp_path / "d", 5, "completed", of_rounds=9)).state == "interrupted"
+    assert listed(run(tmp_path / "e", 2)).state == "unfinished"
+    assert listed(run(tmp_path / "f")).state == "not begun"
+
+
+def test_a_run_that_is_over_is_listed_with_what_its_summary_says(tmp_path: Path) -> None:
+    found = listed(run(tmp_path / "a", 5, "completed")).table()
+    assert found.pop("size") > 0
+    assert found == {
+        "directory": str(tmp_path / "a"),
+        "name": "x",
+        "method": "fedavg",
+        "seed": 7,
+        "state": "completed",
+        "rounds": 5,
+        "of_rounds": 5,
+        "accuracy": 0.75,
+        "seconds": 3.0,
+        "ended": "2026-01-02T",
+        "digest": DIGEST,
+    }
+
+
+def test_a_run_with_a_coordinator_at_work_is_running(tmp_path: Path) -> None:
+    directory = run(tmp_path / "a", 2)
+    (directory / ".lock").touch()
+    assert listed(directory).state == "unfinished"
+    code = (
+        "import fcntl, sys\n"
+        "lock = open(sys.argv[1], 'ab')\n"
+        "fcntl.lockf(lock, fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(directory / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        found = listed(directory)
+        holder.communicate("")
+    assert (found.state, found.rounds, found.accuracy) == ("running", 2, 0.5)
+
+
+def test_damaged_runs_are_listed_as_damaged(tmp_path: Path) -> None:
+    for number, (name, content) in enumerate(
+        [
+            ("summary.json", b'{"outcome'),
+            ("summary.json", b"[1]"),
+            ("summary.json", b"\xff\xfe"),
+            ("config.toml", b"\x00\xff"),
+            ("config.toml", b""),
+            ("metrics.jsonl", b"no row\n"),
+            ("metrics.jsonl", b'{"round": []}\n[[[\n'),
+        ]
+    ):
+        directory = run(tmp_path / str(number), 5, "completed")
+        (directory / name).write_bytes(content)
+        assert listed(directory).state == "damaged", (name, content)
+    (run(tmp_path / "folder") / "summary.json").mkdir()
+    assert listed(tmp_path / "folder").state == "damaged"
+    odd = run(tmp_path / "odd", 5, "completed")
+    (odd / "summary.json").write_text('{"outcome": 3, "rounds": "many", "final_accuracy": "high", "model_digest": 1}')
+    assert (listed(odd).state, listed(odd).digest) == ("unfinished", None)
+
+
+def test_runs_are_found_at_any_depth_in_counting_order_and_not_inside_runs(tmp_path: Path) -> None:
+    for name in ("b/seed-10", "b/seed-2", "a", "a/inside", "c/d/e"):
+        run(tmp_path / name)
+    (tmp_path / "loop").symlink_to(tmp_path)
+    found = [str(path.relative_to(tmp_path)) for path in find(tmp_path)]
+    assert found == ["a", "b/seed-2", "b/seed-10", "c/d/e"]
+    assert list(find(tmp_path / "a")) == [tmp_path / "a"]
