@@ -149,6 +149,12 @@ _COMMANDS = (
         ("fedemu init mine.toml", "fedemu init drift.toml --from digits-drift"),
     ),
     (
+        "schema",
+        cli_presets.schema,
+        "Print the JSON Schema of experiments, for editors.",
+        ("fedemu schema --out experiment.schema.json",),
+    ),
+    (
         "validate",
         cli_look.validate,
         "Check an experiment without running it.",

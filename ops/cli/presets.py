@@ -1,4 +1,4 @@
-"""``fedemu presets`` and ``fedemu init``: the experiments that come with fedemu, and one to start from."""
+"""``fedemu presets``, ``init`` and ``schema``: experiments that come with fedemu, one to start from, and their keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from fedemu.ops.experiment.presets import (
 from fedemu.ops.experiment.presets import presets as shipped
 from fedemu.ops.experiment.printed import printed
 from fedemu.ops.experiment.starter import STARTER, starter_text
+from fedemu.ops.experiment.toml_text import SCHEMA_FILE
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.files import write_whole
 
 
 @guarded
@@ -153,4 +155,44 @@ def init(
     print(file)
     quoted = shlex.quote(str(file))
     print(f"check it with: fedemu validate {quoted}\nrun it with:   fedemu run {quoted}", file=sys.stderr)
+    beside = file.parent / SCHEMA_FILE
+    if not beside.exists():
+        print(f"editors explain its keys after: fedemu schema --out {shlex.quote(str(beside))}", file=sys.stderr)
+    return 0
+
+
+@guarded
+def schema(
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=f"The file to write, such as {SCHEMA_FILE} beside an experiment. Default: print it.",
+            show_default=False,
+        ),
+    ] = None,
+) -> int:
+    """Print the JSON Schema of experiments (draft 2020-12), by which editors complete and explain keys.
+
+    `fedemu init` and `fedemu presets NAME` write the line by which Taplo and Even Better TOML find it beside the file.
+    """
+    # Imported here, because it takes a tenth of a second, for which no other command should have to wait.
+    from fedemu.ops.experiment.schema import TITLE
+    from fedemu.ops.experiment.schema import schema as made
+
+    text = json.dumps(made(), indent=2) + "\n"
+    if out is None:
+        print(text, end="")
+        return 0
+    if out.is_dir():
+        raise ConfigurationError(f"{out} is a folder; name a file in it, such as {out / SCHEMA_FILE}")
+    mark = f'"title": "{TITLE}"'
+    if out.exists() and mark not in out.read_text(encoding="utf-8", errors="replace")[:1000]:
+        raise ConfigurationError(f"{out} exists, is no schema of fedemu, and is not overwritten; name another file")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out, text)
+    except OSError as error:
+        raise ConfigurationError(f"{out} can't be written: {error.strerror}; name another file") from None
+    print(out)
     return 0

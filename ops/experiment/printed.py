@@ -20,7 +20,7 @@ from fedemu.ops.experiment.presets import (
     preset,
     preset_path,
 )
-from fedemu.ops.experiment.toml_text import toml_text
+from fedemu.ops.experiment.toml_text import SCHEMA_LINE, toml_text
 
 _COMMENTED = re.compile(r"(?P<key>[A-Za-z0-9_-]+) = (?P<value>.+?)\s+# (?P<comment>.+)")
 
@@ -41,12 +41,14 @@ def printed(name: str) -> str:
         said = [f"For {', '.join(own)} it sets other values; write {name}+{own[0]} to see them."] if own else []
     texts = [path.read_text(encoding="utf-8") for path in files]
     if len(texts) == 1 and not said and "name" in tomllib.loads(texts[0]):
-        return texts[0]
+        head, _, rest = texts[0].partition("\n")
+        return f"{head}\n{SCHEMA_LINE}\n{rest}"
     heads = [line for text in texts for line in _head(text)]
     comments = {path: comment for text in texts for path, comment in _comments(text, table)}
     plain = {key: value for key, value in table.items() if key not in OF_FILES}
     ordered = {"name": plain["name"], **plain} if "name" in plain else plain
-    return "\n".join([*heads, *(f"# {line}" for line in said)]) + "\n" + toml_text(ordered, comments)
+    heads += [f"# {line}" for line in said] + ([] if name in part_names() else [SCHEMA_LINE])
+    return "\n".join(heads) + "\n" + toml_text(ordered, comments)
 
 
 def _methods_of(files: list[Path]) -> list[str]:

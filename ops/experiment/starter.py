@@ -12,11 +12,11 @@ from typing import Any
 from fedemu.ops.experiment.experiment import Experiment
 from fedemu.ops.experiment.presets import preset
 from fedemu.ops.experiment.runtime import Runtime
-from fedemu.ops.experiment.toml_text import toml_text
+from fedemu.ops.experiment.toml_text import SCHEMA_LINE, toml_text
 
 STARTER = "digits-small"
 """The preset that a new experiment begins with: it runs in seconds."""
-_TABLES = {
+TABLES = {
     "data": 'What is learnt. Built in are "digits" and "synthetic"; others are named by a folder, a file, an id of\n'
     "the Hugging Face hub, or module:Name. Partitions: dirichlet, dirichlet_equal, shards, natural, iid, flwr.",
     "stream": "How data arrive over time. static: all from the beginning. Streams of periods: periods, drift, window.\n"
@@ -40,7 +40,7 @@ _TABLES = {
     "limits": "Larger replies are rejected.",
     "runtime": "This machine. These settings never change what a run computes.",
 }
-_KEYS = {
+KEYS = {
     "name": "the run directory is called by it",
     "seed": "every random draw follows from it",
     "rounds": "how often the method's script is run",
@@ -95,6 +95,7 @@ _KEYS = {
 }
 _HEAD = """\
 # An experiment of fedemu, which begins like the preset {preset}.
+{schema}
 #
 #   fedemu validate {file}     check it without running it
 #   fedemu run {file}          run it
@@ -113,7 +114,7 @@ def starter_text(source: str, file: str) -> str:
     written = preset(source)
     table = Experiment.parse(written).table() | {"runtime": known["runtime"]}
     kept: dict[str, Any] = {}
-    comments = dict(_TABLES)
+    comments = dict(TABLES)
     for key, value in table.items():
         if not isinstance(value, Mapping):
             kept[key] = value
@@ -125,20 +126,20 @@ def starter_text(source: str, file: str) -> str:
         kept[key] = {}
         for inner, setting in value.items():
             path = f"{key}.{inner}"
-            if path in _KEYS or setting != usual.get(inner):
+            if path in KEYS or setting != usual.get(inner):
                 # A table inside a table is written as the preset has it, without its own defaults.
                 kept[key][inner] = written.get(key, {}).get(inner, setting) if isinstance(setting, dict) else setting
-                if path in _KEYS:
+                if path in KEYS:
                     comments[path] = _commented(path, known[key].get(inner))
     name = Path(file).stem
     if all(letter.isalnum() or letter in "._-" for letter in name) and name.isascii() and name[:1].isalnum():
         kept["name"] = name[:100]
-    return f"{_HEAD.format(preset=source, file=file)}\n{toml_text(kept, comments)}"
+    return f"{_HEAD.format(preset=source, file=file, schema=SCHEMA_LINE)}\n{toml_text(kept, comments)}"
 
 
 def _commented(path: str, default: Any) -> str:
     """The comment of a key. A default that is a table is not stated, because it would be longer than the line."""
-    said = _KEYS[path]
+    said = KEYS[path]
     if default is None or isinstance(default, Mapping):
         return said
     shown = toml_text({"v": default}).removeprefix("v = ").strip()

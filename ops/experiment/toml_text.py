@@ -6,6 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+SCHEMA_FILE = "experiment.schema.json"
+SCHEMA_LINE = f"#:schema ./{SCHEMA_FILE}"
+"""The line by which editors (Taplo, Even Better TOML) find the schema of an experiment, beside its file."""
 _COMMENT_COLUMN = 40
 """Where a comment begins in its line, if the value leaves room for it."""
 
