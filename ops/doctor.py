@@ -24,6 +24,7 @@ DEVICES = 300
 EXTRAS = (
     ("language", ("transformers", "tokenizers"), "texts"),
     ("flwr", ("flwr-datasets",), "partitions of the kind flwr"),
+    ("search", ("optuna",), "fedemu sweep --search"),
 )
 """The optional parts of fedemu, each with its packages and its use."""
 _TORCH_SECONDS = 120

@@ -16,7 +16,7 @@ from fedemu.ops.figures import counted, span
 from fedemu.ops.running.folder import RUNS
 from fedemu.ops.running.seeds import parse_seeds
 from fedemu.ops.running.words import say
-from fedemu.ops.sweeps.grid import parse_grid
+from fedemu.ops.sweeps.grid import override_of, parse_grid
 from fedemu.ops.sweeps.plan import Part, Planned, chosen, is_sweep, load_sweep, planned, runs_of
 from fedemu.ops.sweeps.suite import open_suite, planned_suite, seconds_of, with_data
 from fedemu.ops.sweeps.sweep import loaded, prepare, run_sweep
@@ -86,6 +86,23 @@ def sweep(
     rounds: options.Rounds = None,
     devices: options.Devices = None,
     settings: options.Settings = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=LOW..HIGH",
+            help="Let Optuna choose values of a setting, as in local.lr=0.001..1:log, local.epochs=1..5 or "
+            "algorithm.loss=cross_entropy,wsm. Can be repeated.",
+            show_default=False,
+            autocompletion=complete.overrides,
+        ),
+    ] = None,
+    trials: Annotated[
+        int, typer.Option(metavar="N", help="The number of trials of a search.", min=1, max=100_000)
+    ] = 20,
+    metric: Annotated[
+        str,
+        typer.Option(metavar="FIGURE", help="What a search makes best: accuracy, or another column of sweep.csv."),
+    ] = "accuracy",
     at_once: AtOnce = None,
     on: Annotated[
         str,
@@ -100,6 +117,13 @@ def sweep(
     values and seeds add runs. A run that fails does not end the others, and the exit code is that of the first of them.
     """
     _require_here(on)
+    if search:
+        if grid or method or only or list_only or is_sweep(source):
+            raise ConfigurationError(
+                "--search goes with one experiment, and not with --grid, --method, --only and --list"
+            )
+        part = _part(source, None, seeds, None, overrides_of(settings, rounds=rounds, fleet__devices=devices))
+        return _search(part, out, search, trials, metric, at_once)
     if is_sweep(source):
         runs = _of_file(source, only, grid, seeds, method, rounds, devices, settings)
     else:
@@ -117,6 +141,24 @@ def sweep(
         return 0
     prepare(out, experiments)
     return run_sweep(out, runs, experiments, at_once, shlex.join(["fedemu", "sweep", *words]))
+
+
+def _search(part: Part, out: Path, search: list[str], trials: int, metric: str, at_once: int | None) -> int:
+    # Importing numpy takes time, for which no other command should have to wait.
+    from fedemu.ops.compare.entry import FIGURES
+    from fedemu.ops.sweeps.search import Study, figure_of, parse_space
+    from fedemu.ops.sweeps.searching import run_search
+
+    spaces, figure = parse_space(search), figure_of(metric, [key for key in FIGURES if "rounds_to" not in key])
+    first = [word for space in search for word in ("--search", space)]
+    words = [part.experiments[0], *first, "--trials", str(trials), "--metric", metric]
+    words += ["--seeds", ",".join(map(str, part.seeds)), "--out", str(out)]
+    words += [word for setting in part.set for word in ("--set", setting)]
+    words += ["--at-once", str(at_once)] if at_once else []
+    tried = [override_of((space.key, space.least)) for space in spaces]
+    loaded(runs_of(part.model_copy(update={"set": [*part.set, *tried]})))  # a mistake is told before the study begins
+    study = Study(out, spaces, figure, part.seeds[0])
+    return run_search(out, part, study, trials, at_once, shlex.join(["fedemu", "sweep", *words]))
 
 
 @guarded

@@ -72,7 +72,7 @@ class Planned:
     """One run of a sweep. ``part`` may be empty, if there is only one; ``method`` is None if none was added.
 
     ``choices`` are the run's values of the grid, which are among ``overrides`` too. ``seconds`` is how long it takes on
-    one core, 0 if nobody knows.
+    one core, 0 if nobody knows. ``listed`` are further values for the table, which the folder's name has already.
     """
 
     part: str
@@ -83,6 +83,7 @@ class Planned:
     name: str = ""
     method: str | None = None
     seconds: float = 0.0
+    listed: tuple[Choice, ...] = ()
 
     @property
     def folder(self) -> Path:

@@ -45,10 +45,11 @@ class Failed:
 
 @dataclass
 class Progress:
-    """How far a sweep has come. ``left`` are the runs that had to be run when it began."""
+    """How far a sweep has come. ``left`` are the runs that had to be run when it began, ``later`` how many follow."""
 
     left: Sequence[Planned]
     at_once: int
+    later: int = 0
     began: float = field(default_factory=time.monotonic)
     took: list[tuple[Planned, float]] = field(default_factory=list)
 
@@ -70,7 +71,8 @@ class Progress:
         mean = sum(seconds for _, seconds in self.took) / len(self.took)
         alike = {run.part: [seconds for other, seconds in self.took if other.part == run.part] for run in waiting}
         each = (sum(alike[run.part]) / len(alike[run.part]) if alike[run.part] else mean for run in waiting)
-        return sum(each) / min(self.at_once, max(1, len(waiting)))
+        several = min(self.at_once, max(1, len(waiting) + self.later))
+        return (sum(each) + mean * self.later) / several
 
 
 def command_of(directory: Path, planned: Planned) -> list[str]:

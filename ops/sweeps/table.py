@@ -25,7 +25,7 @@ def write_table(folder: Path, runs: Sequence[Planned]) -> Path:
 
     Shares are shares of 1. A figure that a run lacks is empty, and a run that is not there is ``missing``.
     """
-    keys = list(dict.fromkeys(key for run in runs for key, _ in run.choices))
+    keys = list(dict.fromkeys(key for run in runs for key, _ in (*run.choices, *run.listed)))
     figures = [key for key in FIGURES if key not in _LEFT_OUT]
     text = io.StringIO()
     table = csv.DictWriter(
@@ -33,7 +33,7 @@ def write_table(folder: Path, runs: Sequence[Planned]) -> Path:
     )
     table.writeheader()
     for run in runs:
-        choices = {key: _written(value) for key, value in run.choices}
+        choices = {key: _written(value) for key, value in (*run.choices, *run.listed)}
         named = {"part": run.part, "experiment": run.name or run.experiment, "seed": run.seed, **choices}
         table.writerow({**named, **_of_run(folder / run.folder, figures), "directory": str(run.folder)})
     write_whole(folder / TABLE, text.getvalue())

@@ -1,0 +1,95 @@
+"""``fedemu sweep --search``: runs the trials of a search, batch by batch, and tells the best one."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedemu.coordinator.record.run import read_run
+from fedemu.ops.experiment.toml_text import toml_value
+from fedemu.ops.figures import counted
+from fedemu.ops.running.codes import INTERRUPTED
+from fedemu.ops.running.words import say
+from fedemu.ops.sweeps.grid import Choice, name_of, override_of
+from fedemu.ops.sweeps.hold import await_left, held
+from fedemu.ops.sweeps.plan import Part, Planned, runs_of
+from fedemu.ops.sweeps.runs import Failed, Progress, is_over, play
+from fedemu.ops.sweeps.search import Study
+from fedemu.ops.sweeps.sweep import begin, decode_first, finish, loaded, prepare
+from fedemu.protocol.errors import FedemuError
+
+
+def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int | None, resume: str) -> int:
+    """Run trials until there are so many, then compare them all and tell the best. Returns the exit code.
+
+    ``part`` is the experiment with its seeds. A trial of which a run fails or diverges has no result.
+    """
+    failed: list[Failed] = []
+    seeds = len(part.seeds)
+    try:
+        with held(folder):
+            while batch := study.batch(trials):
+                of_trials = {number: _runs(part, number, choices) for number, choices in batch}
+                runs = [run for found in of_trials.values() for run in found]
+                experiments = loaded(runs)
+                prepare(folder, experiments)
+                left = [run for run in runs if not is_over(folder / run.folder)]
+                over = len(study.over())
+                if at_once is None or not over:
+                    at_once = begin(folder, runs, left, experiments, at_once)
+                for number, choices in batch:
+                    say(f"trial {number + 1} of {trials}: {', '.join(map(override_of, choices))}")
+                progress = Progress(left, at_once, later=max(0, trials - over - len(batch)) * seeds)
+                decode_first(experiments[run.folder][0] for run in left)
+                await_left([folder / run.folder for run in left])
+                failed += play(folder, left, progress)
+                for number, found in of_trials.items():
+                    study.tell(number, [_value(folder / run.folder, study.figure) for run in found])
+            _tell_best(part, study)
+            every = [run for number, choices, _ in study.over() for run in _runs(part, number, choices)]
+            return finish(folder, every, failed)
+    except KeyboardInterrupt:
+        say(f"search interrupted; go on with what is left by\n{resume}")
+        return INTERRUPTED
+
+
+def _runs(part: Part, number: int, choices: Sequence[Choice]) -> list[Planned]:
+    """The runs of a trial, one for each seed, in a folder that names its number and its values."""
+    base = runs_of(part)
+    named = f"trial-{number + 1:03d},{name_of([(key, _short(value)) for key, value in choices])}"
+    listed = tuple(choices)
+    return [
+        Planned(
+            run.part, run.experiment, run.seed, (*run.overrides, *map(override_of, choices)), (), named, None, 0, listed
+        )
+        for run in base
+    ]
+
+
+def _short(value: object) -> object:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _value(directory: Path, figure: str) -> float | None:
+    # Importing numpy takes time, for which no run should have to wait.
+    from fedemu.ops.compare.entry import figures_of, outcome_of
+
+    try:
+        run = read_run(directory)
+    except FedemuError:
+        return None
+    return figures_of([run], None)[figure].mean if outcome_of(run) == "completed" else None
+
+
+def _tell_best(part: Part, study: Study) -> None:
+    over = study.over()
+    if not over or over[0][2] is None:
+        say(f"none of {counted(len(over), 'trial')} has a result")
+        return
+    number, choices, value = over[0]
+    words = ["fedemu", "run", part.experiments[0]]
+    words += [word for setting in (*part.set, *map(override_of, choices)) for word in ("--set", setting)]
+    values = ", ".join(f"{key} = {toml_value(chosen)}" for key, chosen in choices)
+    say(f"\nbest of {counted(len(over), 'trial')}: trial {number + 1} with {values}: {study.figure} {value:.4g}")
+    say(f"run it alone by\n{shlex.join(words)}")

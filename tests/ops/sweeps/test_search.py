@@ -1,0 +1,98 @@
+"""Search: spaces as they are written, and a study that goes on where it was killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedemu.ops.sweeps.search import BATCH, Study, figure_of, parse_space
+from fedemu.protocol.errors import ConfigurationError
+
+SPACES = ["local.lr=0.001..1:log", "local.epochs=1..5", "model.hidden=[64],[64,64]"]
+
+
+def values(choices: Any) -> dict[str, Any]:
+    return dict(choices)
+
+
+def result(choices: Any) -> float:
+    return -abs(float(values(choices)["local.lr"]) - 0.1)
+
+
+def play(folder: Path, trials: int, stops: int | None = None) -> Study:
+    """Run trials; with ``stops`` only so many results are told, as if the search was killed then."""
+    study = Study(folder, parse_space(SPACES), "final_accuracy", seed=3)
+    while batch := study.batch(trials):
+        for number, choices in batch:
+            if stops is not None and stops == number:
+                return study
+            study.tell(number, [result(choices)])
+    return study
+
+
+def test_ranges_of_numbers_and_lists_of_values_are_spaces() -> None:
+    rate, epochs, hidden = parse_space(SPACES)
+    assert (rate.low, rate.high, rate.log, rate.whole) == (0.001, 1.0, True, False)
+    assert (epochs.low, epochs.high, epochs.log, epochs.whole) == (1, 5, False, True)
+    assert (hidden.choices, hidden.least, epochs.least) == (([64], [64, 64]), [64], 1)
+
+
+def test_proposals_lie_in_their_spaces_and_the_best_comes_first(tmp_path: Path) -> None:
+    study = play(tmp_path, 6)
+    over = study.over()
+    assert len(over) == 6
+    assert over[0][2] == max(one[2] for one in over if one[2] is not None)
+    for _, choices, _ in over:
+        found = values(choices)
+        assert 0.001 <= found["local.lr"] <= 1
+        assert found["local.epochs"] in range(1, 6)
+        assert found["model.hidden"] in ([64], [64, 64])
+
+
+def test_a_search_that_was_killed_proposes_what_it_would_have_proposed(tmp_path: Path) -> None:
+    whole = play(tmp_path / "whole", 2 * BATCH)
+    play(tmp_path / "killed", 2 * BATCH, stops=BATCH + 1)
+    again = play(tmp_path / "killed", 2 * BATCH)
+    assert again.over() == whole.over()
+
+
+def test_a_trial_without_a_result_has_failed_and_comes_last(tmp_path: Path) -> None:
+    study = Study(tmp_path, parse_space(SPACES), "final_accuracy", seed=3)
+    first, second = study.batch(2)
+    study.tell(first[0], [0.5, None])
+    study.tell(second[0], [0.5, 0.7])
+    assert [(number, value) for number, _, value in study.over()] == [(1, 0.6), (0, None)]
+
+
+def test_the_search_of_a_folder_stays_the_same(tmp_path: Path) -> None:
+    Study(tmp_path, parse_space(SPACES), "final_accuracy", seed=3)
+    with pytest.raises(ConfigurationError, match="begun with other spaces"):
+        Study(tmp_path, parse_space(SPACES[:1]), "final_accuracy", seed=3)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "study.sqlite3").write_text("no data base, but a text that is longer than its head" * 40)
+    with pytest.raises(ConfigurationError, match="can't be used"):
+        Study(tmp_path / "other", parse_space(SPACES), "final_accuracy", seed=3)
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("local.lr", "is no space; write KEY=LOW..HIGH"),
+        ("local.lr=1..0", "must be less than the second"),
+        ("local.lr=0..1:log", "the first above 0 with :log"),
+        ("local.lr=a..b", "needs two numbers"),
+        ("local.lr=0.1", "is no space; write LOW..HIGH"),
+    ],
+)
+def test_a_mistake_is_one_sentence(option: str, sentence: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        parse_space([option])
+    assert sentence in str(refused.value)
+
+
+def test_a_metric_is_a_figure_of_a_run() -> None:
+    assert figure_of("accuracy", ["final_accuracy"]) == "final_accuracy"
+    with pytest.raises(ConfigurationError, match="--metric forgeting is no figure of a run; did you mean forgetting"):
+        figure_of("forgeting", ["final_accuracy", "forgetting"])
