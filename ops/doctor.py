@@ -60,7 +60,9 @@ def _python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
     fits = (3, 11) <= sys.version_info[:2] <= (3, 13)
     return Finding(
-        "ok" if fits else "bad", "python", version if fits else f"{version}; fedemu needs 3.11, 3.12 or 3.13"
+        "ok" if fits else "bad",
+        "python",
+        version if fits else f"{version}; fedemu needs 3.11, 3.12 or 3.13: make a virtual environment with one",
     )
 
 
@@ -68,7 +70,7 @@ def _packages() -> Finding:
     """Whether every requirement of the installed package is met."""
     wrong = list(_unmet("fedemu"))
     if wrong:
-        return Finding("bad", "packages", f"{', '.join(wrong)}; install fedemu again")
+        return Finding("bad", "packages", f"{', '.join(wrong)}; install fedemu again: pip install --upgrade fedemu")
     return Finding("ok", "packages", f"fedemu {metadata.version('fedemu')}, all requirements met")
 
 
@@ -99,10 +101,15 @@ def _torch() -> Finding:
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        return Finding("bad", "torch", f"importing it takes more than {_TORCH_SECONDS} s")
+        return Finding(
+            "bad",
+            "torch",
+            f"importing it takes more than {_TORCH_SECONDS} s; look for what keeps this machine busy, and try again",
+        )
     if ended.returncode != 0:
         lines = ended.stderr.strip().splitlines()
-        return Finding("bad", "torch", lines[-1] if lines else f"importing it ends with code {ended.returncode}")
+        said = lines[-1] if lines else f"importing it ends with code {ended.returncode}"
+        return Finding("bad", "torch", f"{said}; install it again: pip install --force-reinstall torch")
     return Finding("ok", "torch", ended.stdout.strip())
 
 
@@ -110,7 +117,11 @@ def _messaging() -> Finding:
     most = zmq.Context.instance().get(zmq.SOCKET_LIMIT)
     have = f"libzmq {zmq.zmq_version()}, pyzmq {zmq.pyzmq_version()}, {most} sockets at most"
     if not zmq.has("curve"):
-        return Finding("note", "zeromq", f"{have}, but no CURVE: machines cannot use keys")
+        return Finding(
+            "note",
+            "zeromq",
+            f"{have}, but no CURVE, so machines cannot use keys; install the wheel of pyzmq: pip install pyzmq",
+        )
     return Finding("ok", "zeromq", have)
 
 
@@ -126,7 +137,9 @@ def _limits() -> list[Finding]:
     ):
         amount = f"{needed:,}" if unit == 1 else f"{needed / unit:.1f} GiB"
         if there is None:
-            found.append(Finding("note", subject, f"this system does not tell; {DEVICES} devices need {amount}"))
+            found.append(
+                Finding("note", subject, f"this system does not tell; see that {DEVICES} devices have {amount}")
+            )
             continue
         has = f"{there:,}" if unit == 1 else f"{there / unit:.1f} GiB"
         detail = f"{has} available, {DEVICES} devices need {amount}"
@@ -140,7 +153,11 @@ def _temporary_files() -> Finding:
     temporary = Path(tempfile.gettempdir())
     free = shutil.disk_usage(temporary).free
     if free < 2**30:
-        return Finding("note", "temporary files", f"{free / 2**20:.0f} MiB free in {temporary}; large models need more")
+        return Finding(
+            "note",
+            "temporary files",
+            f"{free / 2**20:.0f} MiB free in {temporary}; large models need more: make room, or set TMPDIR",
+        )
     return Finding("ok", "temporary files", f"{free / 2**30:.1f} GiB free in {temporary}")
 
 
@@ -155,7 +172,11 @@ def _cache(environment: Mapping[str, str]) -> Finding:
 def _data(environment: Mapping[str, str]) -> Finding:
     chosen = environment.get("FEDEMU_DATA")
     if not chosen:
-        return Finding("note", "data folder", "FEDEMU_DATA is not set; digits is built in, others come by id or path")
+        return Finding(
+            "note",
+            "data folder",
+            "FEDEMU_DATA is not set; digits is built in; for others set it to their folder, or name an id or a path",
+        )
     folder = Path(chosen).expanduser()
     if not folder.is_dir():
         return Finding("bad", "data folder", f"FEDEMU_DATA = {chosen} is no folder; correct or unset it")
@@ -185,5 +206,9 @@ def _version(package: str) -> str | None:
 def _prometheus() -> Finding:
     found = shutil.which("prometheus")
     if found is None:
-        return Finding("note", "prometheus", "not installed; only needed to collect metrics")
+        return Finding(
+            "note",
+            "prometheus",
+            "not installed; only needed to collect metrics: apt install prometheus, or prometheus.io/download",
+        )
     return Finding("ok", "prometheus", found)

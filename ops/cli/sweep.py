@@ -173,7 +173,7 @@ def suite(
     ],
     size: Annotated[
         str,
-        typer.Option(metavar="SIZE", help="How much is run: tiny takes minutes, small an hour, full a night."),
+        typer.Option(metavar="SIZE", help="How much is run: tiny, quick (one seed), small (an hour), full (a night)."),
     ] = "small",
     out: Annotated[
         Path | None,

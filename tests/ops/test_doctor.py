@@ -104,3 +104,18 @@ def test_a_torch_that_cannot_be_imported_is_bad(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(doctor.subprocess, "run", fails)
     assert find("torch", {}) == Finding("bad", "torch", "OSError: libcudart.so.13 is missing")
+
+
+def test_every_finding_that_is_not_well_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poor = limits.MachineLimits(files_hard=256, threads=None, memory=2**28)
+    monkeypatch.setattr(limits, "this_machine", lambda: poor)
+    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(doctor.zmq, "has", lambda name: False)
+    monkeypatch.setattr(doctor, "_unmet", lambda package: iter(["torch is missing"]))
+    todo = ("install", "raise", "see that", "start fewer", "set ", "make ", "correct")
+    found = [
+        finding for finding in doctor.examine({"FEDEMU_DATA": str(tmp_path / "absent")}) if finding.verdict != "ok"
+    ]
+    assert {"packages", "zeromq", "open files", "memory", "data folder", "prometheus"} <= {one.subject for one in found}
+    assert [finding for finding in found if not any(word in finding.detail for word in todo)] == []

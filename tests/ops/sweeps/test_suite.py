@@ -91,7 +91,7 @@ def test_an_unknown_suite_or_size_is_met_with_those_that_there_are(mine: str) ->
 
 @pytest.mark.parametrize("name", suite_names())
 def test_the_shipped_suites_hold_experiments_that_can_be_read(name: str) -> None:
-    for size in ("tiny", "small", "full"):
+    for size in ("tiny", "quick", "small", "full"):
         runs = planned_suite(open_suite(name, size, []), None)
         assert all(run.seconds for run in runs)
         for run in {(run.experiment, run.overrides): run for run in runs}.values():
