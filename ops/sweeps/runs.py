@@ -203,7 +203,8 @@ def _stop(running: Sequence[_Running]) -> None:
     say("stopping the runs under way")
     for one in running:
         with suppress(ProcessLookupError):
-            one.process.send_signal(signal.SIGINT)
+            # A sweep in the background of a shell, and so its runs, may be deaf to SIGINT.
+            one.process.send_signal(signal.SIGTERM)
     with suppress(KeyboardInterrupt):
         for one in running:
             one.process.wait()

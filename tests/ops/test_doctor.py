@@ -103,7 +103,9 @@ def test_a_torch_that_cannot_be_imported_is_bad(monkeypatch: pytest.MonkeyPatch)
         return subprocess.CompletedProcess(command, 1, "", "Traceback ...\nOSError: libcudart.so.13 is missing\n")
 
     monkeypatch.setattr(doctor.subprocess, "run", fails)
-    assert find("torch", {}) == Finding("bad", "torch", "OSError: libcudart.so.13 is missing")
+    finding = find("torch", {})
+    assert finding.verdict == "bad"
+    assert finding.detail.startswith("OSError: libcudart.so.13 is missing; install it again")
 
 
 def test_every_finding_that_is_not_well_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
