@@ -24,12 +24,13 @@ class Adam:
     epsilon: float = 1e-8
 
     def begin(self, trained: Tree) -> Tree:
-        """The memory before the first step: zeros."""
+        """The memory before the first step: zeros, on the device of what is trained."""
         zeros = zeros_like(trained)
+        device = next(iter(trained.values())).device
         return {
             **{f"mean/{name}": leaf for name, leaf in zeros.items()},
             **{f"square/{name}": leaf for name, leaf in zeros.items()},
-            "steps": torch.zeros((), dtype=torch.float64),
+            "steps": torch.zeros((), dtype=torch.float64, device=device),
         }
 
     def step(self, trained: Tree, gradients: Tree, memory: Tree, lr: Tensor) -> tuple[Tree, Tree]:

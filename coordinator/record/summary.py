@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,13 +41,34 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """The machine in a few facts: ``system``, ``processor``, ``cores`` usable here, ``memory_bytes``."""
+    """The machine in a few facts: ``system``, ``processor``, ``cores`` usable here, ``memory_bytes``.
+
+    With NVIDIA's driver also ``gpus``, their models, ``driver``, its version, and ``cuda``, the version that torch has.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": _processor(),
         "cores": cores,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        **graphics(Path("/proc/driver/nvidia")),
+    }
+
+
+def graphics(folder: Path) -> dict[str, Any]:
+    """The GPUs of this machine, as the kernel tells them in NVIDIA's ``folder``. Empty without its driver."""
+    try:
+        version = (folder / "version").read_text(encoding="utf-8", errors="replace")
+        told = [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob("gpus/*/information")]
+    except OSError:
+        return {}
+    models = re.findall(r"^Model:\s*(.+?)\s*$", "\n".join(told), re.MULTILINE)
+    driver = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", version)
+    torch = sys.modules.get("torch")
+    return {
+        "gpus": sorted(models),
+        "driver": driver[1] if driver else "unknown",
+        "cuda": getattr(getattr(torch, "version", None), "cuda", None),
     }
 
 

@@ -122,6 +122,8 @@ class Trainer:
 def open_device(device_type: str) -> torch.device:
     """The device to compute on. From this call on the process computes reproducibly: with one thread and no TF32.
 
+    On CUDA an operation that has no deterministic algorithm is an error, and its job fails with torch's words.
+
     Raises ConfigurationError for an unknown type, and for ``cuda`` if torch finds no CUDA device.
     """
     torch.set_num_threads(1)
@@ -135,7 +137,9 @@ def open_device(device_type: str) -> torch.device:
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
+    # No program reads memory that nobody wrote, and filling it would take time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     return torch.device("cuda")
 
 

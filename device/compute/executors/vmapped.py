@@ -162,7 +162,8 @@ class _Call:
             # The copies are made outside of inference mode: an inference tensor can neither be written to nor take part
             # in a gradient afterwards.
             rows = [
-                [row for leaf in leaves for row in leaf.cpu().clone().unbind()] for leaves in zip(*parts, strict=True)
+                [row for leaf in leaves for row in leaf.unbind()]
+                for leaves in zip(*(in_host_memory(part) for part in parts), strict=True)
             ]
         places = tree_unflatten(list(range(len(rows))), lowered.spec)
         devices = range(len(self._cohort.jobs))
@@ -228,6 +229,23 @@ class _Call:
         return torch.from_numpy(values).to(self._cohort.x.device)
 
 
+def in_host_memory(leaves: Sequence[Tensor], flat: bool | None = None) -> list[Tensor]:
+    """Copies of tensors in host memory.
+
+    If they lie elsewhere, those of one dtype come in one copy, as one ``flat`` tensor: each copy from a GPU costs the
+    same few microseconds, and waits for what the GPU has yet to do.
+    """
+    if not leaves or not (leaves[0].device.type != "cpu" if flat is None else flat):
+        return [leaf.cpu().clone() for leaf in leaves]
+    copied: dict[int, Tensor] = {}
+    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
+        places = [place for place, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        whole = torch.cat([leaves[place].reshape(-1) for place in places]).cpu()
+        cut = torch.split(whole, [leaves[place].numel() for place in places])
+        copied.update((place, part.view(leaves[place].shape).clone()) for place, part in zip(places, cut, strict=True))
+    return [copied[place] for place in range(len(leaves))]
+
+
 class _Batches:
     """The batches of a stack by step: x, y, weight, notes ``[slots, batch, ...]``, gathered for several steps at once.
 
@@ -239,10 +257,12 @@ class _Batches:
         self._lines = lines
         weights = np.concatenate([stage.weights, np.zeros((1, stage.weights.shape[1]), np.float32)])
         # ``IDLE`` is -1, the last row here: an idle slot sees samples of weight 0.
-        self._weights = weights[lines]
-        self.sizes: NDArray[np.float64] = self._weights.sum(-1, dtype=np.float64)
+        self.sizes: NDArray[np.float64] = weights[lines].sum(-1, dtype=np.float64)
         sample = cohort.x[:1].nbytes * stage.rows.shape[1] * lines.shape[1]
         self._span = max(1, BLOCK_BYTES // max(1, sample))
+        # Both tables go to the device at once, so that no step has to wait for a copy.
+        self._rows = torch.from_numpy(stage.rows[lines]).to(cohort.x.device)
+        self._weight = torch.from_numpy(weights[lines]).to(cohort.x.device)
         self._block: list[list[Tensor]] = []
         self._start = 0
 
@@ -254,7 +274,7 @@ class _Batches:
 
     def _gathered(self, times: slice) -> list[list[Tensor]]:
         cohort, lines = self._cohort, self._lines[times]
-        rows = torch.from_numpy(self._stage.rows[lines]).to(cohort.x.device)
+        rows = self._rows[times]
         flat = rows.view(-1)
         x = cohort.x.index_select(0, flat)
         if self._stage.augment is not None:
@@ -263,7 +283,7 @@ class _Batches:
             x = self._stage.augment.apply(x, drawn)
         x = x.view(*rows.shape, *x.shape[1:])
         y = cohort.y.index_select(0, flat).view(rows.shape)
-        weights = torch.from_numpy(self._weights[times]).to(cohort.x.device)
+        weights = self._weight[times]
         notes = [leaf.index_select(0, flat).view(*rows.shape, *leaf.shape[1:]) for leaf in cohort.notes.values()]
         return [list(batch) for batch in zip(*(leaf.unbind() for leaf in (x, y, weights, *notes)), strict=True)]
 

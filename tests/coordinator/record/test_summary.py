@@ -1,13 +1,14 @@
 """The summary of a run, made from its rows."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from fedemu.coordinator.record.row import Row
-from fedemu.coordinator.record.summary import TOTALS, accuracy_of_last, machine, summarize, versions
+from fedemu.coordinator.record.summary import TOTALS, accuracy_of_last, graphics, machine, summarize, versions
 
 FACTS = {"name": "digits", "outcome": "completed", "seed": 3, "model_digest": "00"}
 
@@ -125,3 +126,17 @@ def test_versions_and_machine_are_told():
     assert versions()["torch"] == torch.__version__
     assert machine()["cores"] >= 1
     assert machine()["memory_bytes"] > 2**20
+
+
+def test_gpus_are_named_with_their_driver(tmp_path: Path) -> None:
+    assert graphics(tmp_path) == {}
+    (tmp_path / "version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC version: 12.2.0\n"
+    )
+    for place, model in (("0000:41:00.0", "NVIDIA H100 80GB HBM3"), ("0000:01:00.0", "NVIDIA A100-PCIE-40GB")):
+        folder = tmp_path / "gpus" / place
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 137\n")
+    found = graphics(tmp_path)
+    assert found["gpus"] == ["NVIDIA A100-PCIE-40GB", "NVIDIA H100 80GB HBM3"]
+    assert found["driver"] == "550.54.15"

@@ -24,7 +24,7 @@ from fedemu.algorithms.trees import flatten
 from fedemu.device.compute.executors.checked import Checked
 from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source
 from fedemu.device.compute.executors.serial import Serial
-from fedemu.device.compute.executors.vmapped import Vmapped
+from fedemu.device.compute.executors.vmapped import Vmapped, in_host_memory
 from fedemu.protocol.errors import TrainingError
 from fedemu.protocol.host.named import load
 from fedemu.protocol.ids import Digest
@@ -141,6 +141,24 @@ def test_a_devices_bits_do_not_depend_on_the_other_devices(name: str, stack: int
             group = order[start : start + size]
             for job, result in zip(group, run(executor, program, shared, group, source), strict=True):
                 assert bits(result) == expected[job.device], f"device {job.device} in a group of {len(group)}"
+
+
+def test_tensors_that_come_in_one_copy_are_those_that_come_one_by_one() -> None:
+    leaves = [
+        torch.arange(6.0).view(2, 3),
+        torch.tensor(7),
+        torch.arange(8.0).view(2, 2, 2).transpose(0, 2),
+        torch.zeros(0, 4),
+        torch.tensor([True, False]),
+    ]
+    alone, together = in_host_memory(leaves, flat=False), in_host_memory(leaves, flat=True)
+    for leaf, one, other in zip(leaves, alone, together, strict=True):
+        assert torch.equal(one, leaf)
+        assert torch.equal(other, leaf)
+        assert other.dtype == leaf.dtype
+    together[0][0, 0] = 9.0
+    assert leaves[0][0, 0] == 0.0
+    assert in_host_memory([]) == []
 
 
 def test_a_new_executor_repeats_the_bits_of_another(source: Source) -> None:
