@@ -7,6 +7,7 @@ the descriptor of the nursery's end of the pipe, PARENT is the supervisor's proc
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -33,6 +34,7 @@ class Nursery:
     def serve(self) -> None:
         """Obey and report until the supervisor closes the pipe, then kill all trainers."""
         settle()
+        gc.enable()
         self._forker.serve()
 
     def _obey(self, message: Message) -> None:
@@ -62,6 +64,7 @@ def run_nursery(arguments: list[str], open_runner: OpenRunner) -> int:
 
 
 if __name__ == "__main__":
+    gc.disable()  # it would look at what imports make again and again
     # Only a real nursery imports torch here; the toys of tests do not.
     from fedemu.device.compute.process import open_runner
 
