@@ -120,7 +120,7 @@ class LiveFleet:
         return tomllib.loads((self.run_directory / "config.toml").read_text())[section][key]
 
     def processes(self, kind: str) -> list[psutil.Process]:
-        """The living processes of one kind: ``device``, ``trainer`` or ``zygote``."""
+        """The living processes of one kind: ``device``, ``trainer``, ``zygote`` or ``nursery``."""
         found = []
         for process in self._descendants():
             try:

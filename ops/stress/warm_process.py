@@ -36,7 +36,7 @@ MODULES: Mapping[str, Callable[[list[str]], Callable[[], object]]] = {
     "fedemu.device.compute.nursery": lambda words: lambda: _nurse(words),
 }
 """What ``python -m MODULE`` does, by module: from its arguments to the function that does it."""
-SPARE = {"device": 7, "run": 2}
+SPARE = {"device": 5, "run": 2}
 """How many processes a command can start without an interpreter, by its name. Further ones get an interpreter."""
 ANSWER_SECONDS = 20.0
 """A blank process that does not answer for so long is left alone, and an interpreter is started instead."""
@@ -47,11 +47,12 @@ _IMPORTED = (
     "fedemu.ops.cli.__main__",
     "fedemu.ops.running.coordinator",
     "fedemu.ops.running.devices",
+    "fedemu.device.compute.process",
     "fedemu.ops.data.corpora",
 )
 
 
-class Nursery:
+class Commands:
     """Forks a command for every request on ``line``, and tells there when one has ended."""
 
     def __init__(self, line: socket.socket) -> None:
@@ -266,7 +267,7 @@ def main(words: list[str]) -> int:
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=descriptor) as line:
-        Nursery(line).serve()
+        Commands(line).serve()
     return 0
 
 

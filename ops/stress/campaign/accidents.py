@@ -20,7 +20,7 @@ from fedemu.ops.stress.fleet import LiveFleet
 
 FILE_BYTES = 2_000
 """The largest file that a process may write on a disk that is full."""
-KINDS = ("device", "trainer", "zygote")
+KINDS = ("device", "trainer", "zygote", "nursery")
 
 
 @dataclass

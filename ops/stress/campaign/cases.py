@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fedemu.ops.stress.campaign.accidents import ACCIDENTS
 
-DEVICES = 12
+DEVICES = 9
 COMMON = (
     f"fleet.devices={DEVICES}",
     "fleet.per_round=4",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +15,7 @@ import psutil
 SHARED_MEMORY = Path("/dev/shm")
 SLACK_DESCRIPTORS = 20
 """Further descriptors that a coordinator may have later than at first: a download, a server job, a reconnection."""
+SAMPLE_SECONDS = 0.2
 _FEWEST_SAMPLES = 4
 
 
@@ -67,19 +69,26 @@ class Descriptors:
     """Numbers of open descriptors of one process: one before the first accident, and those after the last one."""
 
     count: Callable[[], int]
+    clock: Callable[[], float] = time.monotonic
     first: int | None = None
     last: list[int] = field(default_factory=list)
+    _due: float = -math.inf
 
     def begin(self) -> None:
         """An accident is about to happen."""
         if self.first is None:
+            self.last.clear()
+            self._due = -math.inf
             self.sample()
             self.first = next(iter(self.last), None)
 
     def sample(self) -> None:
-        """Take a sample, if the process lives."""
-        with suppress(psutil.Error, OSError):
-            self.last.append(self.count())
+        """Take a sample if the process lives, and if the last sample is ``SAMPLE_SECONDS`` old."""
+        now = self.clock()
+        if now >= self._due:
+            self._due = now + SAMPLE_SECONDS
+            with suppress(psutil.Error, OSError):
+                self.last.append(self.count())
 
     def struck(self) -> None:
         """An accident has happened. What was sampled before does not count as the end."""

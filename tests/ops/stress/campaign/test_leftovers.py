@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -31,7 +32,8 @@ def test_shared_memory_counts_only_if_nobody_uses_it() -> None:
 
 def test_descriptors_have_grown_only_if_they_stay_many_after_the_last_accident() -> None:
     numbers = iter([20, 90, 90, 30, 45, 45, 45, 30, 45, 45, 45, 45])
-    descriptors = Descriptors(lambda: next(numbers))
+    times = itertools.count()
+    descriptors = Descriptors(lambda: next(numbers), lambda: float(next(times)))
     descriptors.begin()
     for _ in range(2):
         descriptors.sample()
