@@ -14,7 +14,7 @@ import psutil
 
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.running.launch import free_address
-from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, live_fleet
+from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start, live_fleet
 from fedemu.ops.stress.invariants import Usage, clock_goes_forward, nothing_counted_twice, outcomes_add_up
 from fedemu.ops.stress.scenarios import Scale, Scenario
 
@@ -88,11 +88,12 @@ def play(
     expected_digest: str | None = None,
     options: Sequence[str] = (),
     seconds: float = 300.0,
+    start: Start | None = None,
 ) -> ScenarioResult:
     """Run one scenario from start to end in ``directory``.
 
     ``expected_digest`` is the model digest of an undisturbed run with the same settings. It is compared if the scenario
-    says so. A wait that takes longer than ``seconds`` ends with a complaint.
+    says so. A wait that takes longer than ``seconds`` ends with a complaint. ``start`` starts the processes.
     """
     began = time.monotonic()
     complaints: list[str] = []
@@ -100,7 +101,11 @@ def play(
     summary: dict[str, Any] = {}
     per_round = 0
     with live_fleet(
-        directory, address=free_address(), overrides=scenario.settings(scale), experiment=scale.experiment
+        directory,
+        address=free_address(),
+        overrides=scenario.settings(scale),
+        experiment=scale.experiment,
+        start=start,
     ) as fleet:
         watch = _Watch(fleet)
         watch.start()

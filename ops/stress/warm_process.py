@@ -110,6 +110,7 @@ class Commands:
         """Give up, in a child, what belongs to this process alone."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         self._selector.close()
         for end in (self._line, self._wake, self._wake_writer):
             end.close()

@@ -12,6 +12,7 @@ import pytest
 
 from fedemu.ops.stress.play import play
 from fedemu.ops.stress.scenarios import SHORT, scenarios
+from fedemu.ops.stress.warm import WarmStart
 
 ELSEWHERE = {
     "training-kills",
@@ -25,7 +26,10 @@ SCENARIOS = {name: scenario for name, scenario in scenarios(SHORT).items() if na
 
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
-def test_the_scenario_passes_in_its_short_form(name: str, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
-    result = play(SCENARIOS[name], SHORT, tmp_path, expected_digest=undisturbed["model_digest"], seconds=100.0)
+def test_the_scenario_passes_in_its_short_form(
+    name: str, tmp_path: Path, undisturbed: dict[str, Any], warm: WarmStart
+) -> None:
+    digest = undisturbed["model_digest"]
+    result = play(SCENARIOS[name], SHORT, tmp_path, expected_digest=digest, seconds=100.0, start=warm.start)
     assert result.complaints == ()
     assert result.rounds == SHORT.rounds

@@ -6,10 +6,9 @@ first round of a task has to be tried again.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from fedemu.coordinator.record.summary import Summary
 from fedemu.ops.stress.play import play
 from fedemu.ops.stress.scenarios import scenarios
 from fedemu.ops.stress.tasks import TASKS
+from fedemu.ops.stress.warm import Started, WarmStart
 
 Play = Callable[..., Summary]
 SCALE = replace(TASKS, rounds=4, disturbances=1)
@@ -49,9 +49,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, in_one_process: Play) 
 
 
 def test_kills_inside_the_training_of_the_generator_leave_the_model_as_it_would_be(
-    tmp_path: Path, undisturbed: Summary
+    tmp_path: Path, undisturbed: Summary, warm: WarmStart
 ) -> None:
-    result = play(KILLS, SCALE, tmp_path, expected_digest=undisturbed.model_digest, seconds=100.0)
+    digest = undisturbed.model_digest
+    result = play(KILLS, SCALE, tmp_path, expected_digest=digest, seconds=100.0, start=warm.start)
     assert result.complaints == ()
     log = (tmp_path / "run" / "logs" / "coordinator.log").read_text()
     first, second = _steps_by_coordinator(log)
@@ -61,20 +62,17 @@ def test_kills_inside_the_training_of_the_generator_leave_the_model_as_it_would_
 
 
 def test_ctrl_c_during_the_training_of_the_generator_leaves_a_run_that_goes_on_inside_it(
-    tmp_path: Path, undisturbed: Summary, in_one_process: Play
+    tmp_path: Path, undisturbed: Summary, in_one_process: Play, warm: WarmStart
 ) -> None:
-    run = tmp_path / "run"
+    run, log = tmp_path / "run", tmp_path / "log"
     arguments = [word for setting in KILLS.settings(SCALE) for word in ("--set", setting)]
     command = ["run", SCALE.experiment, *arguments, "--transport", "memory", "--out", str(run)]
-    with subprocess.Popen([sys.executable, "-m", "fedemu.ops.cli", *command], stderr=subprocess.PIPE) as process:
-        try:
-            _wait_for(lambda: load_job(run / "checkpoint", BEGINS, 0) is not None, process)
-            process.send_signal(signal.SIGINT)
-            _, told = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode == 4, told.decode()
-    assert f"fedemu run --resume {run}" in told.decode()
+    process = warm.start(command, log, os.environ)
+    _wait_for(lambda: load_job(run / "checkpoint", BEGINS, 0) is not None, process)
+    process.send_signal(signal.SIGINT)
+    code, told = process.wait(60), log.read_text()
+    assert code == 4, told
+    assert f"fedemu run --resume {run}" in told
     kept = load_job(run / "checkpoint", BEGINS, 0)
     assert kept is not None
     assert (kept.step, kept.finished) == (CHECKPOINT, False)
@@ -160,9 +158,9 @@ def _steps_by_coordinator(log: str) -> list[list[int]]:
     return [[step for step in done if step] for done in steps.values()]
 
 
-def _wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+def _wait_for(condition: Callable[[], bool], process: Started) -> None:
     deadline = time.monotonic() + 100
     while not condition():
-        assert process.poll() is None, process.communicate()[1].decode()
+        assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from fedemu.ops.stress.fleet import LiveFleet
 from fedemu.ops.stress.invariants import outcomes_add_up
 from fedemu.ops.stress.scenarios import SHORT
+from fedemu.ops.stress.warm import WarmStart
 
 FleetMaker = Callable[..., LiveFleet]
 
@@ -60,9 +62,11 @@ def test_three_machines_share_the_fleet(new_fleet: FleetMaker, undisturbed: dict
     assert fleet.summary()["model_digest"] == undisturbed["model_digest"]
 
 
-def test_everything_in_one_process_has_the_same_digest(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
-    done = _fedemu("run", "digits-small", *_overrides(), "--transport", "memory", "--out", str(tmp_path / "run"))
-    assert done.returncode == 0, done.stderr
+def test_everything_in_one_process_has_the_same_digest(
+    tmp_path: Path, undisturbed: dict[str, Any], warm: WarmStart
+) -> None:
+    words = ["run", "digits-small", *_overrides(), "--transport", "memory", "--out", str(tmp_path / "run")]
+    assert warm.start(words, tmp_path / "log", os.environ).wait(110) == 0, (tmp_path / "log").read_text()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["model_digest"] == undisturbed["model_digest"]
 
@@ -71,7 +75,8 @@ def test_run_starts_both_sides_writes_a_report_and_prints_the_result_as_json(
     tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
     out = tmp_path / "run"
-    done = _fedemu("run", "digits-small", *_overrides(), "--out", str(out), "--format", "json")
+    command = [sys.executable, "-m", "fedemu.ops.cli", "run", "digits-small", *_overrides(), "--out", str(out)]
+    done = subprocess.run([*command, "--format", "json"], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["model_digest"] == undisturbed["model_digest"]
     assert "report.html" in done.stderr
@@ -115,9 +120,3 @@ def test_an_interrupted_run_resumes_to_the_same_digest(new_fleet: FleetMaker, un
 def _overrides() -> list[str]:
     """The settings of the run that the fixture ``undisturbed`` made."""
     return [word for setting in SHORT.settings for word in ("--set", setting)]
-
-
-def _fedemu(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fedemu.ops.cli", *arguments], capture_output=True, text=True, timeout=110
-    )
