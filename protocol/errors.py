@@ -9,6 +9,7 @@ FedemuError
 │   ├── HandshakeFailed     the two sides of a connection do not accept each other's keys
 │   └── KeyRevoked          the peer's key was approved, and is not any more
 ├── BlobError               a blob is missing or does not match its digest
+│   └── UnwritableError     the disk of this machine does not take a blob
 ├── RefusedError            exit 3: the coordinator refused a peer, with a named reason
 ├── QuorumError             exit 3: too few replies in every attempt of a round
 ├── UnreachableError        exit 3: the other side never came, or is gone for good
@@ -81,6 +82,10 @@ class KeyRevoked(ProtocolError):
 
 class BlobError(FedemuError):
     """A blob is missing, or does not match its digest."""
+
+
+class UnwritableError(BlobError):
+    """The disk of this machine does not take a blob, mostly because it is full. To fetch the blob again is no help."""
 
 
 class RefusedError(FedemuError):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fedemu.protocol.blobs.downloads import CHUNK
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import Buffer
-from fedemu.protocol.errors import BlobError
+from fedemu.protocol.errors import BlobError, UnwritableError
 from fedemu.protocol.ids import Digest
 from fedemu.protocol.messages import Blob, BlobRef, Need
 
@@ -81,7 +81,10 @@ class Fetches:
         return Step(self._ask(digest, now), [], [])
 
     def receive(self, blob: Blob, data: Buffer, now: float) -> Step:
-        """A chunk has come; it is ignored if it was not asked for."""
+        """A chunk has come; it is ignored if it was not asked for.
+
+        Raises UnwritableError if the disk does not take it. No job of this machine could go on then.
+        """
         digest = Digest(blob.digest)
         fetch = self._fetches.get(digest)
         if fetch is None or fetch.asked.pop(blob.offset, None) is None:
@@ -91,6 +94,8 @@ class Fetches:
             if blob.size != fetch.size:
                 raise BlobError(f"the blob {digest} was announced with {fetch.size} bytes but has {blob.size}")
             whole = self._store.receive(digest, blob.offset, blob.size, data)
+        except UnwritableError:
+            raise
         except BlobError as error:
             fetch.broken += 1
             if fetch.broken >= TRIES:

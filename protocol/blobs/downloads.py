@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from fedemu.protocol.codec import Buffer
-from fedemu.protocol.errors import BlobError
+from fedemu.protocol.errors import BlobError, UnwritableError
 from fedemu.protocol.host.files import PartialFile, refusal_of
 from fedemu.protocol.ids import Digest
 
@@ -32,7 +32,9 @@ class Download:
         try:
             self._file = PartialFile(path)
         except OSError as error:
-            raise BlobError(f"the blob {digest} cannot be written to {path.parent}: {refusal_of(error)}") from error
+            raise UnwritableError(
+                f"the blob {digest} cannot be written to {path.parent}: {refusal_of(error)}"
+            ) from error
 
     def missing(self, length: int = CHUNK) -> tuple[int, int] | None:
         """The first missing (offset, length), of at most ``length`` bytes. None if everything has come."""
@@ -42,7 +44,8 @@ class Download:
     def receive(self, offset: int, size: int, data: Buffer) -> bool:
         """Take the bytes from ``offset`` on. Returns whether the blob is now complete, verified and in its place.
 
-        Raises BlobError if the bytes do not fit the size or the digest, or if the disk does not take them.
+        Raises BlobError if the bytes do not fit the size or the digest, and UnwritableError if the disk does not take
+        them.
         """
         try:
             self._take(offset, size, memoryview(data))
@@ -51,7 +54,7 @@ class Download:
             self._place()
         except OSError as error:
             self.close()
-            raise BlobError(
+            raise UnwritableError(
                 f"the blob {self.digest} cannot be written to {self.path.parent}: {refusal_of(error)}"
             ) from error
         except BlobError:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedemu.protocol.blobs.downloads import CHUNK, Download
 from fedemu.protocol.codec import Buffer
-from fedemu.protocol.errors import BlobError
+from fedemu.protocol.errors import BlobError, UnwritableError
 from fedemu.protocol.host.files import PartialFile, refusal_of, remove_abandoned
 from fedemu.protocol.ids import Digest, digest_of, digest_of_file
 
@@ -78,7 +78,9 @@ class BlobStore:
                     file.write(data, 0)
                     file.put_in_place()
             except OSError as error:
-                raise BlobError(f"the blob {digest} cannot be written to {path.parent}: {refusal_of(error)}") from error
+                raise UnwritableError(
+                    f"the blob {digest} cannot be written to {path.parent}: {refusal_of(error)}"
+                ) from error
             self._verified.add(digest)
         return digest
 
@@ -103,7 +105,7 @@ class BlobStore:
         """Take a chunk of a blob of ``size`` bytes. Returns whether the blob is now here, whole and verified.
 
         Chunks may come again, and in any order. Raises BlobError if they contradict each other or the digest; then
-        nothing of the blob is left, and it can be fetched anew.
+        nothing of the blob is left, and it can be fetched anew. Raises UnwritableError if the disk does not take it.
         """
         path = self.path(digest)
         if self.has(digest):

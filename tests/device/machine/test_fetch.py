@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from fedemu.device.machine.fetch import MOST_WAITS, PATIENCE, TRIES, WINDOW, Fetches
 from fedemu.protocol.blobs.downloads import CHUNK
 from fedemu.protocol.blobs.store import BlobStore
+from fedemu.protocol.errors import UnwritableError
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.messages import Blob, BlobRef, Need
 
@@ -89,3 +91,14 @@ def test_a_broken_blob_is_fetched_anew_and_given_up_after_some_tries(fetches: Fe
     assert digest == small.digest
     assert digest[:12] in str(error)
     assert digest not in fetches
+
+
+def test_a_disk_that_takes_no_blob_ends_the_machine_at_once(fetches: Fetches, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    small = BlobRef(key="k", digest=digest_of(b"good"), size=4)
+    (need,) = fetches.want(small, 0.0).needs
+    monkeypatch.setattr(os, "pwrite", no_space)
+    with pytest.raises(UnwritableError, match="the disk is full; make room there"):
+        fetches.receive(*chunk(need, b"good"), 0.0)
