@@ -45,7 +45,7 @@ def test_prometheus_scrapes_a_fleet_tells_of_its_crash_and_is_silent_when_a_run_
     ]
 
     def wait_for(query: str, least: float = 1.0) -> None:
-        fleet.wait_until(lambda: _value(own, query) >= least, f"{query} >= {least}", 60)
+        fleet.wait_until(lambda: _value(own, query) >= least, f"{query} >= {least}", 300)
 
     with (tmp_path / "prometheus.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
         try:
@@ -91,5 +91,5 @@ def _value(port: int, query: str) -> float:
 
 def _get(port: int, what: str, parameters: dict[str, str]) -> Any:
     url = f"http://127.0.0.1:{port}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return json.load(answer)["data"]

@@ -80,7 +80,7 @@ def test_a_device_that_chooses_alone_chooses_the_same_in_any_process(
     fleet = new_fleet(*settings)
     fleet.start_coordinator()
     fleet.start_devices(8, "--trainers", "2", "--per-process", "3")
-    assert fleet.wait_for_end(100) == 0, fleet.tail()
+    assert fleet.wait_for_end() == 0, fleet.tail()
     assert fleet.summary()["model_digest"] == expected.model_digest
     assert contents(fleet.run_directory.parent) == contents(tmp_path / "undisturbed")
 

@@ -30,6 +30,6 @@ def test_the_scenario_passes_in_its_short_form(
     name: str, tmp_path: Path, undisturbed: dict[str, Any], warm: WarmStart
 ) -> None:
     digest = undisturbed["model_digest"]
-    result = play(SCENARIOS[name], SHORT, tmp_path, expected_digest=digest, seconds=100.0, start=warm.start)
+    result = play(SCENARIOS[name], SHORT, tmp_path, expected_digest=digest, seconds=300.0, start=warm.start)
     assert result.complaints == ()
     assert result.rounds == SHORT.rounds

@@ -116,7 +116,7 @@ def test_what_devices_keep_of_earlier_tasks_is_there_still_when_they_and_the_tra
     fleet.wait_for_round(THIRD_TASK - 2)
     for process in [*fleet.processes("device")[::3], *fleet.processes("trainer")]:
         fleet.signal(process, signal.SIGKILL)
-    assert fleet.wait_for_end(100) == 0, fleet.tail()
+    assert fleet.wait_for_end() == 0, fleet.tail()
     assert (len(fleet.rows()), fleet.summary()["perturbed"]) == (ROUNDS, False)
     assert outcomes_add_up(fleet.rows()) == []
     assert fleet.summary()["model_digest"] == undisturbed(name).summary.model_digest

@@ -36,8 +36,6 @@ Play = Callable[..., Summary]
 SCALE = replace(TASKS, rounds=4, disturbances=1)
 """Two tasks of two rounds. The generator is trained once, and the test interrupts that training."""
 KILLS = scenarios(SCALE)["training-kills"]
-pytestmark = pytest.mark.timeout(300)
-"""A test starts processes that import torch up to three times. That is slow on a busy machine."""
 BEGINS, STEPS, CHECKPOINT = 3, 20, 10
 """The first round of the second task, the steps of its generator training, and the steps between two checkpoints."""
 
@@ -52,7 +50,7 @@ def test_kills_inside_the_training_of_the_generator_leave_the_model_as_it_would_
     tmp_path: Path, undisturbed: Summary, warm: WarmStart
 ) -> None:
     digest = undisturbed.model_digest
-    result = play(KILLS, SCALE, tmp_path, expected_digest=digest, seconds=100.0, start=warm.start)
+    result = play(KILLS, SCALE, tmp_path, expected_digest=digest, seconds=300.0, start=warm.start)
     assert result.complaints == ()
     log = (tmp_path / "run" / "logs" / "coordinator.log").read_text()
     first, second = _steps_by_coordinator(log)
@@ -70,7 +68,7 @@ def test_ctrl_c_during_the_training_of_the_generator_leaves_a_run_that_goes_on_i
     process = warm.start(command, log, os.environ)
     _wait_for(lambda: load_job(run / "checkpoint", BEGINS, 0) is not None, process)
     process.send_signal(signal.SIGINT)
-    code, told = process.wait(60), log.read_text()
+    code, told = process.wait(300), log.read_text()
     assert code == 4, told
     assert f"fedemu run --resume {run}" in told
     kept = load_job(run / "checkpoint", BEGINS, 0)

@@ -75,7 +75,7 @@ def test_a_generator_travels_once_per_machine_and_heartbeats_go_on_while_it_is_t
     training.send_signal(signal.SIGSTOP)
     fleet.pause(SECONDS)
     training.send_signal(signal.SIGCONT)
-    assert fleet.wait_for_end(100) == 0, fleet.tail()
+    assert fleet.wait_for_end() == 0, fleet.tail()
 
     rows = fleet.rows()
     assert [row.accepted for row in rows] == [4, 4, 4, 4, 4, 5]

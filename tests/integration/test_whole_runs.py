@@ -26,10 +26,10 @@ def test_the_devices_may_come_first_and_everyone_ends_with_exit_0(
 ) -> None:
     fleet = new_fleet()
     supervisor = fleet.start_devices(20)
-    fleet.wait_until(lambda: "device" in fleet.tail(), "the supervisor's first line", 30)
+    fleet.wait_until(lambda: "device" in fleet.tail(), "the supervisor's first line", 300)
     fleet.start_coordinator()
     assert fleet.wait_for_end() == 0, fleet.tail()
-    assert supervisor.wait(30) == 0
+    assert supervisor.wait(300) == 0
     assert outcomes_add_up(fleet.rows()) == []
     summary = fleet.summary()
     assert summary["outcome"] == "completed"
@@ -66,7 +66,7 @@ def test_everything_in_one_process_has_the_same_digest(
     tmp_path: Path, undisturbed: dict[str, Any], warm: WarmStart
 ) -> None:
     words = ["run", "digits-small", *_overrides(), "--transport", "memory", "--out", str(tmp_path / "run")]
-    assert warm.start(words, tmp_path / "log", os.environ).wait(110) == 0, (tmp_path / "log").read_text()
+    assert warm.start(words, tmp_path / "log", os.environ).wait(300) == 0, (tmp_path / "log").read_text()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["model_digest"] == undisturbed["model_digest"]
 
@@ -76,7 +76,7 @@ def test_run_starts_both_sides_writes_a_report_and_prints_the_result_as_json(
 ) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "fedemu.ops.cli", "run", "digits-small", *_overrides(), "--out", str(out)]
-    done = subprocess.run([*command, "--format", "json"], capture_output=True, text=True, timeout=110)
+    done = subprocess.run([*command, "--format", "json"], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["model_digest"] == undisturbed["model_digest"]
     assert "report.html" in done.stderr
@@ -90,12 +90,12 @@ def test_a_device_written_from_the_protocol_page_takes_part(new_fleet: FleetMake
     )
     fleet.start_coordinator()
     fleet.start_devices(10)
-    fleet.wait_until(lambda: bool(fleet.processes("device")), "the first device process", 30)
+    fleet.wait_until(lambda: bool(fleet.processes("device")), "the first device process", 300)
     page = Path(__file__).parents[2] / "docs" / "minimal_device.py"
     with subprocess.Popen([sys.executable, str(page), fleet.address], stdout=subprocess.PIPE, text=True) as device:
         try:
-            assert fleet.wait_for_end(90) == 0, fleet.tail()
-            assert device.wait(20) == 0
+            assert fleet.wait_for_end() == 0, fleet.tail()
+            assert device.wait(300) == 0
         finally:
             device.kill()
     assert [row.accepted for row in fleet.rows()] == [11] * 4
@@ -107,8 +107,8 @@ def test_an_interrupted_run_resumes_to_the_same_digest(new_fleet: FleetMaker, un
     coordinator = fleet.start_coordinator()
     fleet.wait_for_round(6)
     coordinator.send_signal(signal.SIGINT)
-    assert fleet.wait_for_end(30) == 4, fleet.tail()
-    assert supervisor.wait(30) == 4, "the devices end with the outcome of the run"
+    assert fleet.wait_for_end() == 4, fleet.tail()
+    assert supervisor.wait(300) == 4, "the devices end with the outcome of the run"
     assert "--resume" in fleet.tail()
     fleet.start_coordinator()
     fleet.start_devices(20)
