@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +50,10 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("run --resume r", ["runs/"]),
         ("report runs/", ["runs/digits-1"]),
         ("compare runs/digits-1 runs/d", ["runs/digits-1"]),
+        ("sweep evi", ["evidence"]),
+        ("sweep digits --grid local.batch", ["local.batch_size="]),
+        ("suite forg", ["forgetting"]),
+        ("suite forgetting --method scaffold-", ["scaffold-weights"]),
         ("presets scaffold-", ["scaffold-weights"]),
         ("init --from churn+fedno", ["churn+fednova"]),
         ("run zzz", []),
@@ -87,6 +93,35 @@ def test_bash_completes_with_the_script_that_is_printed(tmp_path: Path) -> None:
         check=True,
     )
     assert ended.stdout.split() == ["digits+fednova", "digits+fedntd"]
+
+
+_ZSH = """
+    compdef() { true; }
+    _arguments() { print -r -- "$@"; }
+    eval "$(fedemu completion zsh)"
+    words=(fedemu run digits+fedn) CURRENT=3
+    _fedemu_completion
+"""
+_FISH = """
+    fedemu completion fish | source
+    complete -C "fedemu run digits+fedn"
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("shell", "script"), [("zsh", ["-f", "-c", _ZSH]), ("fish", ["--no-config", "-c", _FISH])])
+def test_zsh_and_fish_complete_with_the_script_that_is_printed(shell: str, script: list[str], tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ended = subprocess.run(
+        [shell, *script],
+        env={**os.environ, "PATH": path, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert re.findall(r"digits\+\w+", ended.stdout) == ["digits+fednova", "digits+fedntd"]
 
 
 def test_completion_imports_nothing_heavy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ class Kernel:
             if "data" in content:
                 told(content["data"]["text/plain"])
 
-        self.client.execute_interactive(code, output_hook=hook, timeout=60)
+        self.client.execute_interactive(code, output_hook=hook, timeout=300)
         return [message for message in messages if message["kind"] not in ("status", "execute_input")]
 
 
@@ -64,6 +65,20 @@ def test_a_run_is_one_output_that_changes_and_its_result_a_card(kernel: Kernel) 
     assert len(card["data"]["text/plain"].splitlines()) < 12
     (picture,) = kernel.run("result.figure('accuracy')")
     assert "image/png" in picture["data"]
+
+
+@pytest.mark.timeout(600)
+def test_the_example_notebook_runs_from_its_first_cell_to_its_last(kernel: Kernel) -> None:
+    cells = json.loads((Path(__file__).parents[3] / "docs" / "example.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert not any(cell.get("outputs") for cell in cells), "it is kept without outputs"
+    outputs = [kernel.run(cell) for cell in code]
+    errors = [output for told in outputs for output in told if output["kind"] == "error"]
+    assert errors == []
+    results = [told[-1]["data"] for told in outputs]
+    assert "digits-tasks" in results[0]["text/plain"]
+    assert "image/png" in results[-2]
+    assert "uniform" in results[-1]["text/plain"]
 
 
 def test_a_model_of_a_cell_is_trained_by_other_processes(kernel: Kernel) -> None:
