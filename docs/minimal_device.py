@@ -1,6 +1,6 @@
 """A device in plain Python, from protocol.md alone: joins a run and answers every request with a delta of zeros.
 
-python minimal_device.py tcp://127.0.0.1:5577
+python minimal_device.py tcp://127.0.0.1:5577 [SERVER.key MACHINE.key_secret]
 """
 
 import hashlib
@@ -12,9 +12,13 @@ import time
 import msgpack
 import numpy as np
 import zmq
+import zmq.auth
 
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
 socket = zmq.Context().socket(zmq.DEALER)
+if len(sys.argv) > 2:  # files of `fedemu keys`: the coordinator's public key, and the keys of this machine
+    socket.curve_serverkey, _ = zmq.auth.load_certificate(sys.argv[2])
+    socket.curve_publickey, socket.curve_secretkey = zmq.auth.load_certificate(sys.argv[3])
 socket.connect(sys.argv[1])
 beat, patience = 2.0, 30  # until the coordinator says what it wants
 sent = heard = time.monotonic()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets  # type: ignore[import-untyped]
+from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from fedemu.ops.data.cache import Decoded
@@ -125,6 +126,9 @@ def _open_folder(place: Place, scratch: Path) -> datasets.DatasetDict | datasets
 
 def _open_hub(place: Place) -> datasets.DatasetDict:
     name, offline = place.where, datasets.config.HF_HUB_OFFLINE
+    if name in _PACKAGED_DATASETS_MODULES:
+        # The library would read any files of the working folder, and unpickle them if the name is pandas.
+        raise DataError(f"{name!r} is a reader of the package datasets, and no data set; name a folder or a file")
     folders = " or ".join(map(repr, place.looked_in or (name,)))
     # The hub's client tries again and again. If nothing answers, only earlier downloads are looked at.
     datasets.config.HF_HUB_OFFLINE = offline or not _reachable(datasets.config.HF_ENDPOINT)

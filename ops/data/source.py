@@ -14,7 +14,7 @@ from fedemu.algorithms.data.language import TextKind
 from fedemu.ops.data.cache import FORMAT, cache_folder
 from fedemu.ops.data.own import given
 from fedemu.protocol.errors import ConfigurationError, DataError
-from fedemu.protocol.host.named import is_name, source_of
+from fedemu.protocol.host.named import is_name, is_restricted, source_of
 
 BUILT_IN = ("digits", "synthetic")
 LABEL = "label"
@@ -103,6 +103,8 @@ def locate(dataset: str, data: Path | None) -> Place:
     name, _, subset = dataset.partition("#")
     folders = dict.fromkeys([*([data / name] if data is not None else []), Path(name).expanduser()])
     for folder in folders:
+        if folder.exists() and is_restricted():
+            _require_shared(dataset, folder, data)
         if folder.is_dir():
             return Place("folder", str(folder.resolve()), subset or None)
         if folder.is_file():
@@ -131,6 +133,16 @@ def entry_of(source: DataSource, place: Place, cache: Path) -> Path:
             settings["content"] = hashlib.sha256(_module_file(place.where).read_bytes()).hexdigest()
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     return cache / "datasets" / f"{re.sub(r'[^A-Za-z0-9.-]', '_', source.name)}-{key[:16]}"
+
+
+def _require_shared(dataset: str, found: Path, data: Path | None) -> None:
+    """Raise DataError unless ``found`` is below the folder of data sets. A coordinator may name no other file."""
+    inside = data is not None and Path(os.path.abspath(found)).is_relative_to(os.path.abspath(data))
+    if not inside:
+        raise DataError(
+            f"the coordinator's experiment names the data set {dataset!r}, and devices read files and folders only in "
+            "FEDEMU_DATA; set it to a folder above that data set, if devices may read all that is in it"
+        )
 
 
 def _checked_size(dataset: str) -> tuple[str, str | None]:

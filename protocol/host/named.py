@@ -42,6 +42,11 @@ def restrict(allowed: Iterable[str] | None) -> None:
         _allowed = frozenset(allowed) if _allowed is None else _allowed & frozenset(allowed)
 
 
+def is_restricted() -> bool:
+    """Whether this process got its experiment over the network."""
+    return _allowed is not None
+
+
 def expect(digests: Mapping[str, Digest]) -> None:
     """The digests that an experiment names, by place. They count in a restricted process alone."""
     global _digests

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import zmq.auth
 from numpy.typing import NDArray
 
 from fedemu.ops.bench.fleet.scripted import ScriptedCoordinator, Terms
@@ -19,7 +20,9 @@ from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.tensors import unpack
+from fedemu.protocol.transport.curve import ServerKeys
 from fedemu.protocol.transport.interface import Network
+from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 DEVICE = Path(__file__).parents[2] / "docs" / "minimal_device.py"
 MODEL: dict[str, NDArray[Any]] = {
@@ -91,9 +94,9 @@ class Coordinator(ScriptedCoordinator):
                 self.router.send(peer, wire.Stop())
 
 
-async def run_device(address: str) -> tuple[int | None, str]:
+async def run_device(*words: str) -> tuple[int | None, str]:
     """The exit code of the device, and what it wrote to stderr."""
-    device = await asyncio.create_subprocess_exec(sys.executable, str(DEVICE), address, stderr=asyncio.subprocess.PIPE)
+    device = await asyncio.create_subprocess_exec(sys.executable, str(DEVICE), *words, stderr=asyncio.subprocess.PIPE)
     try:
         _, errors = await asyncio.wait_for(device.communicate(), 30)
     finally:
@@ -122,6 +125,21 @@ async def test_the_device_takes_part_in_a_run_to_its_end(
         f"delta/{name}": (array.dtype, array.shape) for name, array in MODEL.items()
     }
     assert not any(array.any() for array in deltas.values())
+
+
+async def test_it_takes_part_with_keys(tmp_path: Path) -> None:
+    files = [zmq.auth.create_certificates(tmp_path, name) for name in ("server", "machine")]
+    (public, secret), (approved, _) = (zmq.auth.load_certificate(secret) for _, secret in files)
+    assert secret is not None
+    keys = ServerKeys(public.decode(), secret.decode(), {approved.decode()}.__contains__)
+    network = ZmqNetwork(keys=keys)
+    coordinator = Coordinator(network, tmp_path / "blobs", "wall")
+    coordinator.open("tcp://127.0.0.1:*")
+    try:
+        assert await run_device(coordinator.address, str(files[0][0]), str(files[1][1])) == (0, "")
+    finally:
+        network.close()
+    assert coordinator.result is not None
 
 
 async def test_a_refusal_ends_it_with_the_coordinators_words(tcp: Any) -> None:

@@ -10,8 +10,19 @@ import msgpack  # type: ignore[import-untyped]
 import pytest
 from pydantic.fields import FieldInfo
 
+from fedemu.coordinator.fleet.admission import (
+    REPEATS,
+    SPARE_BYTES,
+    SPARE_RATE,
+    STRANGERS_BURST,
+    STRANGERS_RATE,
+    Quotas,
+)
+from fedemu.coordinator.service.reception import STRANGERS_BYTES
 from fedemu.protocol import messages as wire
-from fedemu.protocol.codec import ITEM_BYTES, UP
+from fedemu.protocol.codec import ITEM_BYTES, UP, Limits
+from fedemu.protocol.transport.interface import Bounds
+from fedemu.protocol.transport.sockets import _HANDSHAKE_MS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 MESSAGES: dict[str, type[wire.Message]] = {
@@ -71,6 +82,15 @@ def test_every_choice_is_listed() -> None:
         assert f"`{choice}`" in PAGE
     [reasons] = re.findall(r"``reason`` is (.*?)\.", wire.Refused.__doc__ or "", re.DOTALL)
     assert set(rows(section("Refusals and reasons"))) >= set(re.split(r",\s+|\s+or\s+", reasons))
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    told = [float(value) for value in re.findall(r"\| (\d+) \|$", section("Limits"), re.MULTILINE)]
+    limits = Limits()
+    assert told == [
+        limits.header_bytes, limits.depth, limits.frames, STRANGERS_BYTES, STRANGERS_BURST, STRANGERS_RATE,
+        Quotas().messages_per_second, REPEATS, SPARE_BYTES, SPARE_RATE, Bounds.idle_seconds, _HANDSHAKE_MS / 1000,
+    ]  # fmt: skip
 
 
 def test_links_within_the_page_lead_somewhere() -> None:

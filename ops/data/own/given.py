@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ PREFIX = "object#"
 """The beginning of the names of such data sets. The digest follows."""
 _ARRAYS = "arrays.json"
 _DIGITS = 16
+_NAME = re.compile(rf"{PREFIX}[0-9a-f]{{{_DIGITS}}}")
 
 
 def store(data: Any, cache: Path) -> str:
@@ -47,7 +49,7 @@ def store(data: Any, cache: Path) -> str:
 def find(dataset: str, cache: Path) -> Path:
     """The folder of an object with this name. Raises DataError if it is not there."""
     folder = _folder(cache) / dataset.removeprefix(PREFIX)
-    if not folder.is_dir():
+    if not _NAME.fullmatch(dataset) or not folder.is_dir():
         raise DataError(
             f"the data of {dataset!r}, which a program has handed over, are not in {folder.parent}; "
             "hand them over again, or copy the folder from the machine that has it"

@@ -15,6 +15,8 @@ import pytest
 from fedemu.device.machine.prepare import prepare_data
 from fedemu.ops.assembly.named_code import CODE_FILE, named_places, received, record, with_digests
 from fedemu.ops.data.corpora import open_corpus
+from fedemu.ops.data.own.given import find
+from fedemu.ops.data.source import locate
 from fedemu.ops.experiment import Experiment
 from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.host import named
@@ -147,3 +149,29 @@ def test_a_trainer_process_refuses_for_itself(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert "ConfigurationError: the coordinator's experiment names code" in done.stderr
+
+
+def test_over_the_network_data_are_read_only_in_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("sets", "private"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "rows.csv").write_text("a,label\n1,x\n")
+    shared = tmp_path / "sets"
+    private = ("../private/rows.csv", str(tmp_path / "private"), "private/rows.csv")
+    assert [locate(name, shared).kind for name in private] == ["file", "folder", "file"]
+    named.restrict([])
+    assert (
+        locate("rows.csv", shared).where == locate(str(shared / "rows.csv"), shared).where == str(shared / "rows.csv")
+    )
+    for name in private:
+        with pytest.raises(DataError, match=r"devices read files and folders only in FEDEMU_DATA; set it"):
+            locate(name, shared)
+    with pytest.raises(DataError, match="only in FEDEMU_DATA"):
+        locate("sets/rows.csv", None)
+
+
+def test_the_name_of_an_object_leads_to_no_other_folder(tmp_path: Path) -> None:
+    (tmp_path / "objects").mkdir()
+    (tmp_path / "private").mkdir()
+    for name in ("object#../private", f"object#{tmp_path / 'private'}", "object#"):
+        with pytest.raises(DataError, match="hand them over again"):
+            find(name, tmp_path)
