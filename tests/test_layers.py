@@ -31,8 +31,8 @@ ORDER = {
     "ops": (
         "figures | pages experiment/tables | experiment watching | data/own | data results "
         "| assembly compare keys report/plots | report compare/page | at_hand doctor live | running "
-        "| sweeps stress bench/measuring | stress/campaign bench/aggregation bench/fleet bench/selection bench/system "
-        "bench/training bench/wire | bench notebook | cli"
+        "| sweeps stress bench/measuring | stress/campaign stress/strangers bench/aggregation bench/fleet "
+        "bench/selection bench/system bench/training bench/wire | bench notebook | cli"
     ),
 }
 """The rooms of each floor. A room imports from itself and from rooms further left, never from one behind the same bar.

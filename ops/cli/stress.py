@@ -21,6 +21,7 @@ from fedemu.ops.stress.campaign.cases import CaseResult
 from fedemu.ops.stress.campaign.telling import play_campaign
 from fedemu.ops.stress.play import ScenarioResult, play
 from fedemu.ops.stress.scenarios import FULL, SHORT, Scale, Scenario, scenarios
+from fedemu.ops.stress.strangers.telling import play_strangers
 from fedemu.protocol.errors import ConfigurationError
 
 FAILED = 1
@@ -28,6 +29,8 @@ CAMPAIGN = "campaign"
 """The word that plays a campaign in place of scenarios."""
 SOAK = "soak"
 """The word that plays a small fleet under churn for a long time instead."""
+STRANGERS = "strangers"
+"""The word that attacks runs instead."""
 
 
 @guarded
@@ -38,7 +41,8 @@ def stress(
             metavar="SCENARIO...",
             help="The scenarios to play. Default: all of them. The word campaign plays random accidents at random "
             "moments of runs of random methods instead, case after case. The word soak plays a small fleet under churn "
-            "for a long time, and tells whether memory, descriptors, processes or files grow.",
+            "for a long time, and tells whether memory, descriptors, processes or files grow. The word strangers "
+            "attacks a run of 40 devices in each way that the page on security names, without keys and with keys.",
         ),
     ] = None,
     short: Annotated[
@@ -61,6 +65,13 @@ def stress(
     case: Annotated[
         int | None, typer.Option(min=0, metavar="NUMBER", help="campaign: play the case of this number alone.")
     ] = None,
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="strangers: play this attack alone. It may be given several times."),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=1, metavar="N", help="strangers: how long each attack goes on, about.")
+    ] = 10.0,
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Try to break a real fleet, scenario by scenario, and check that the invariants held.
@@ -83,6 +94,12 @@ def stress(
         if format is Format.JSON:
             print(json.dumps({"passed": soaked.passed, **asdict(soaked)}, indent=1))
         return 0 if soaked.passed else FAILED
+    if names == [STRANGERS]:
+        with _folder(out) as folder:
+            attacked = play_strangers(folder, attack or (), seconds)
+        if format is Format.JSON:
+            print(json.dumps([asdict(result) | {"passed": result.passed} for result in attacked], indent=1))
+        return 0 if all(result.passed for result in attacked) else FAILED
     scale = SHORT if short else FULL
     known = scenarios(scale)
     if list_:
@@ -92,7 +109,8 @@ def stress(
     for name in names or ():
         if name not in known:
             raise ConfigurationError(
-                f"there is no scenario {name!r}; choose from {', '.join(known)}, or {CAMPAIGN} or {SOAK} alone"
+                f"there is no scenario {name!r}; choose from {', '.join(known)}, "
+                f"or {CAMPAIGN}, {SOAK} or {STRANGERS} alone"
             )
     with _folder(out) as folder:
         results = _play_all([known[name] for name in names or known], scale, folder, seed)

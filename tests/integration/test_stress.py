@@ -1,6 +1,6 @@
 """Every stress scenario in its short form, but for those of single kills: ``test_campaign.py`` plays more of these.
 
-``test_tasks_generator.py`` has the scenario that trains generators.
+``test_tasks_generator.py`` has the scenario that trains generators, and ``test_strangers.py`` throws garbage, too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fedemu.ops.stress.scenarios import SHORT, scenarios
 from fedemu.ops.stress.warm import WarmStart
 
 ELSEWHERE = {
+    "garbage",
     "training-kills",
     "coordinator-restarts",
     "trainer-kills",

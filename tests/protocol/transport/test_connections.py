@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedemu.ops.stress.zmtp import MORE, dial, frame, shake_hands
+from fedemu.ops.stress.strangers.zmtp import MORE, dial, frame, shake_hands
 from fedemu.protocol.codec import UP
 from fedemu.protocol.messages import Heartbeat
 from fedemu.protocol.transport import connections as room

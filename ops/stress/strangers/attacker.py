@@ -1,0 +1,30 @@
+"""The process of an attacker: ``python -m fedemu.ops.stress.strangers.attacker``, with what it knows as JSON on stdin.
+
+It ends when its stdin is closed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+
+from fedemu.ops.stress.strangers.attacks import ATTACKS, Target
+from fedemu.protocol.transport.curve import ClientKeys
+
+
+def main() -> None:
+    """Play the attacks of the first line of stdin, each in a thread."""
+    said = json.loads(sys.stdin.readline())
+    keys = ClientKeys(said["address"], **said["keys"]) if said["keys"] else None
+    for name in said["attacks"]:
+        server = keys.server if keys is not None else ""
+        known = Target(said["address"], said["lease"], server, keys if ATTACKS[name].approved else None)
+        threading.Thread(target=ATTACKS[name].play, args=(known,), daemon=True).start()
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""Plays attacks against a live run, and holds its model, its pace, its memory and its processor time against bounds."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from fedemu.ops.keys.store import KeyFolder
+from fedemu.ops.running.launch import free_address
+from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start, live_fleet
+from fedemu.ops.stress.invariants import clock_goes_forward, outcomes_add_up
+from fedemu.ops.stress.strangers.attacks import ATTACKS, DEVICES
+
+SETTINGS = (
+    f"fleet.devices={DEVICES}",
+    "fleet.per_round=8",
+    "fleet.start_timeout=120.0",
+    "fleet.give_up=90.0",
+    "liveness.heartbeat_seconds=1.0",
+    "runtime.report=false",
+)
+BEGIN = 5
+"""The round after which attacks begin."""
+PROBE = 15
+"""The rounds of the first undisturbed run, which tells the pace."""
+MOST_MEMORY = 700 * 2**20
+"""The most bytes that the coordinator may hold more than without an attack. A message without an end comes at a
+gigabyte per second within one machine, and is noticed after about half a second."""
+MOST_PROCESSORS = 1.5
+"""The most processors that the coordinator may use more than without an attack: it has one thread that decides, and one
+that reads."""
+SLOWEST = 0.5
+"""The least share of the undisturbed pace."""
+_COUNTED = re.compile(r"a message was rejected: (\S+) \((\d+) so far\)")
+
+
+@dataclass(frozen=True)
+class Calm:
+    """An undisturbed run: its digest, its rounds per second after ``BEGIN``, and the coordinator's part."""
+
+    rounds: int
+    digest: str
+    pace: float
+    memory: int
+    processors: float
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """What became of a run that was attacked. ``pace`` is that of the undisturbed run 1. ``counted`` tells refusals.
+
+    ``memory`` is in bytes beyond that of the undisturbed run; ``processors`` is a mean.
+    """
+
+    attacks: tuple[str, ...]
+    keys: bool
+    seconds: float
+    pace: float = 0.0
+    memory: int = 0
+    processors: float = 0.0
+    counted: dict[str, int] = field(default_factory=dict)
+    complaints: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether there are no complaints."""
+        return not self.complaints
+
+
+def undisturbed(folder: Path, seconds: float, start: Start | None = None) -> Calm:
+    """A run that nobody attacks, and that goes on for about ``seconds`` after the moment when attacks would begin."""
+    calm = _calm(folder / "probe", PROBE, start)
+    rounds = BEGIN + math.ceil(calm.pace * seconds)
+    return calm if rounds <= PROBE else _calm(folder / "undisturbed", rounds, start)
+
+
+def play(
+    attacks: Sequence[str],
+    calm: Calm,
+    folder: Path,
+    *,
+    keys: bool,
+    noticed: str = "",
+    seconds: float = 600.0,
+    start: Start | None = None,
+) -> AttackResult:
+    """Play these attacks at once against a run with or without keys, until the run is over.
+
+    With ``noticed``, the run stands still until the coordinator has counted something under this name; then neither its
+    pace nor its processor time are held against their bounds. A wait that takes longer than ``seconds`` ends with a
+    complaint.
+    """
+    began = time.monotonic()
+    complaints: list[str] = []
+    watch = None
+    with _fleet(folder, calm.rounds, start) as fleet, _attacker(folder) as attacker:
+        known = _start(fleet, folder, keys)
+        try:
+            fleet.wait_for_round(BEGIN, seconds)
+            watch = _Watch(fleet)
+            with _standing_still(fleet) if noticed else nullcontext():
+                _begin(attacker, fleet, attacks, known)
+                fleet.wait_until(lambda: not noticed or noticed in _counted(fleet), f"counting {noticed}", seconds)
+            code = fleet.wait_for_end(seconds)
+            if code:
+                complaints.append(f"the coordinator ended with exit {code}: {fleet.tail(4)}")
+            if attacker.poll() is not None:
+                complaints.append(f"the attacker ended by itself: {(folder / 'attacker.log').read_text()[-500:]}")
+        except FleetTimeout as error:
+            complaints.append(str(error))
+        finally:
+            if watch is not None:
+                watch.stop()
+        used = watch.figures() if watch is not None else (0, 0.0)
+        pace = 0.0
+        if not complaints:
+            complaints += outcomes_add_up(fleet.rows()) + clock_goes_forward(fleet.rows())
+            complaints += _model(fleet, calm)
+            pace = _pace(fleet) / calm.pace
+    memory, processors = max(0, used[0] - calm.memory), used[1]
+    if memory > MOST_MEMORY:
+        complaints.append(f"the coordinator held {memory / 2**20:,.0f} MiB more than without an attack")
+    if not noticed and not complaints:
+        if pace < SLOWEST:
+            complaints.append(f"the run went at {pace:.2f} of its pace")
+        if processors > calm.processors + MOST_PROCESSORS:
+            complaints.append(f"the coordinator used {processors:.1f} processors, undisturbed {calm.processors:.1f}")
+    return AttackResult(
+        tuple(attacks), keys, time.monotonic() - began, pace, memory, processors, _counted(fleet), tuple(complaints)
+    )
+
+
+class _Watch(threading.Thread):
+    """Samples the coordinator's memory until it is stopped, and the processor time that it uses meanwhile."""
+
+    def __init__(self, fleet: LiveFleet) -> None:
+        super().__init__(daemon=True)
+        assert fleet.coordinator is not None
+        self._process = psutil.Process(fleet.coordinator.pid)
+        self._done = threading.Event()
+        self._memory = 0
+        self._samples: list[tuple[float, float]] = []
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            try:
+                times = self._process.cpu_times()
+                self._samples.append((time.monotonic(), times.user + times.system))
+                self._memory = max(self._memory, self._process.memory_info().rss)
+            except psutil.Error:
+                return
+            if self._done.wait(0.1):
+                return
+
+    def stop(self) -> None:
+        self._done.set()
+        self.join(5)
+
+    def figures(self) -> tuple[int, float]:
+        """The most resident bytes, and the mean number of processors."""
+        if len(self._samples) < 2:
+            return self._memory, 0.0
+        (began, before), (ended, after) = self._samples[0], self._samples[-1]
+        return self._memory, (after - before) / (ended - began)
+
+
+def _fleet(folder: Path, rounds: int, start: Start | None) -> AbstractContextManager[LiveFleet]:
+    return live_fleet(
+        folder,
+        address=free_address(),
+        overrides=(*SETTINGS, f"rounds={rounds}"),
+        experiment="digits-small",
+        start=start,
+    )
+
+
+def _calm(folder: Path, rounds: int, start: Start | None) -> Calm:
+    with _fleet(folder, rounds, start) as fleet:
+        _start(fleet, folder, keys=False)
+        fleet.wait_for_round(BEGIN, 600.0)
+        watch = _Watch(fleet)
+        code = fleet.wait_for_end(600.0)
+        watch.stop()
+        if code:
+            raise FleetTimeout(f"the undisturbed run ended with exit {code}: {fleet.tail(4)}")
+        return Calm(rounds, str(fleet.summary()["model_digest"]), _pace(fleet), *watch.figures())
+
+
+def _start(fleet: LiveFleet, folder: Path, keys: bool) -> dict[str, str] | None:
+    """Start coordinator and devices. With keys, the result are keys that a second machine has, which are approved."""
+    if not keys:
+        fleet.start_coordinator()
+        fleet.start_devices(DEVICES)
+        return None
+    here, other = KeyFolder(folder / "keys"), KeyFolder(folder / "other-keys")
+    server = here.new()
+    here.approve("other", other.new())
+    fleet.start_coordinator("--keys", str(here.path))
+    fleet.start_devices(DEVICES, "--keys", str(here.path), "--server-key", server)
+    public, secret = other.pair()
+    return {"public": public, "secret": secret, "server": server}
+
+
+@contextmanager
+def _attacker(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is ready to attack. It is killed at the end of the block."""
+    with (folder / "attacker.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedemu.ops.stress.strangers.attacker"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def _standing_still(fleet: LiveFleet) -> Iterator[None]:
+    """The supervisor does nothing in this block, so no job reaches a trainer, and no round ends."""
+    for process in fleet.supervisors:
+        fleet.signal(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in fleet.supervisors:
+            fleet.signal(process, signal.SIGCONT)
+
+
+def _begin(
+    attacker: subprocess.Popen[bytes], fleet: LiveFleet, attacks: Sequence[str], keys: dict[str, str] | None
+) -> None:
+    """Let the attacks begin."""
+    assert attacker.stdin is not None
+    said = {"address": fleet.address, "attacks": list(attacks), "lease": _lease(fleet), "keys": keys}
+    attacker.stdin.write(json.dumps(said).encode() + b"\n")
+    attacker.stdin.flush()
+
+
+def _lease(fleet: LiveFleet) -> str:
+    """The lease of the fleet, as somebody learns it who listens to a run without keys."""
+    line = next((fleet.run_directory / "checkpoint").glob("leases.jsonl")).read_text().splitlines()[0]
+    return str(json.loads(line[: line.rindex("}") + 1])["grant"])
+
+
+def _pace(fleet: LiveFleet) -> float:
+    """Rounds per second of real time after ``BEGIN``."""
+    rows = [row for row in fleet.rows() if row.round > BEGIN]
+    return len(rows) / max(1e-9, sum(row.round_seconds or 0.0 for row in rows))
+
+
+def _model(fleet: LiveFleet, calm: Calm) -> list[str]:
+    summary = fleet.summary()
+    complaints = ["the run was perturbed"] if summary["perturbed"] else []
+    if summary["model_digest"] != calm.digest:
+        complaints.append(f"the model's digest is {summary['model_digest'][:16]}, undisturbed {calm.digest[:16]}")
+    return complaints
+
+
+def _counted(fleet: LiveFleet) -> dict[str, int]:
+    """How often the coordinator's log says that something was refused or closed: to the last power of ten."""
+    log = fleet.run_directory / "logs" / "coordinator.log"
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    counts = {reason: int(count) for reason, count in _COUNTED.findall(text)}
+    if found := re.findall(r"broke off in the handshake so far: (\d+)", text):
+        counts["handshake"] = int(found[-1])
+    if refused := len(re.findall(r"a machine with the key .{40} was refused", text)):
+        counts["key"] = refused
+    return counts
+
+
+def names(wanted: Sequence[str], keys: bool) -> list[str]:
+    """The attacks of these names, all if there are none, that are to be played against a run with or without keys."""
+    chosen = [ATTACKS[name] for name in wanted or ATTACKS]
+    return [attack.name for attack in chosen if keys or not attack.stopped_by_keys]

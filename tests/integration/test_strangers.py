@@ -1,0 +1,36 @@
+"""Strangers attack runs without and with keys. The model is the same, and memory is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedemu.coordinator.record.summary import Summary
+from fedemu.ops.stress.strangers.play import SETTINGS, Calm, play
+from fedemu.ops.stress.warm import WarmStart
+
+ROUNDS = 15
+USUAL_MEMORY = 500 * 2**20
+"""What the coordinator of a small run holds, with torch."""
+
+
+@pytest.fixture(scope="module")
+def calm(in_one_process: Callable[..., Summary], tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    """The run that nobody attacks. Its pace is not compared, because other processes may need this machine."""
+    summary = in_one_process(tmp_path_factory.mktemp("calm") / "run", *SETTINGS[:-1], f"rounds={ROUNDS}")
+    return Calm(ROUNDS, summary.model_digest, pace=1.0, memory=USUAL_MEMORY, processors=1.0)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("attacks", "keys", "counted"),
+    [(("garbage", "endless-message"), False, "unknown_peer"), (("garbage", "stolen-lease"), True, "lease_unknown")],
+)
+def test_attacks_change_no_model_and_fill_no_memory(
+    attacks: tuple[str, ...], keys: bool, counted: str, calm: Calm, tmp_path: Path, warm: WarmStart
+) -> None:
+    result = play(attacks, calm, tmp_path, keys=keys, noticed=counted, seconds=180.0, start=warm.start)
+    assert result.complaints == ()
+    assert result.counted[counted] >= 1
