@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,10 +116,6 @@ class Supervision:
             await nursery.stop()
             nursery = await Nursery.start(plan.code.trainer, environment)
             stack.push_async_callback(nursery.stop)
-        prepared = prepare_data(plan.code.prepare, here.experiment, here.granted.data, plan.allow_code)
-        await link.unless_ended(prepared)
-        mark("devices", "data check")
-
         broker = here.open_broker(network, self._bus, self._token, stack)
         trainers = Trainers(
             nursery,
@@ -144,10 +140,11 @@ class Supervision:
         watching = asyncio.create_task(self._watch(broker, trainers))
         stack.callback(watching.cancel)
         stack.push_async_callback(trainers.stop)
-        trainers.launch()
         stack.push_async_callback(processes.stop, broker.quit_processes, FAREWELL_SECONDS)
-        await link.unless_ended(processes.prepare())
-        mark("devices", "zygote")
+        prepared = prepare_data(plan.code.prepare, here.experiment, here.granted.data, plan.allow_code)
+        await link.unless_ended(_beside(prepared, processes.prepare()))
+        mark("devices", "data check and zygote")
+        trainers.launch()
         processes.launch()
         plan.shown(lambda: _facts(processes, trainers, broker))
         devices = len(here.devices)
@@ -218,6 +215,18 @@ def _facts(processes: DeviceProcesses, trainers: Trainers, broker: Broker) -> di
         "busy": broker.busy,
         "waiting": broker.waiting,
     }
+
+
+async def _beside(first: Coroutine[Any, Any, None], second: Coroutine[Any, Any, None]) -> None:
+    """Wait for both, which go on at the same time. An error of ``first`` ends ``second``, and is raised before its."""
+    task = asyncio.create_task(second)
+    try:
+        await first
+        await task
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
 
 
 @contextmanager
