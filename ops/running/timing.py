@@ -148,9 +148,10 @@ def _lives(marks: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 def _phases(life: Sequence[dict[str, Any]], start: float) -> Iterator[Phase]:
     """The phases of one process."""
     before, used = life[0]["began"], 0.0
+    # The children of a coordinator that end are its server jobs and its trial step. Others mark phases themselves.
+    with_children = any(each["process"] == "coordinator" for each in life)
     for each in life:
-        # The children of a coordinator that end are its server jobs and its trial step. Others mark phases themselves.
-        spent = each["cpu"] + (each["ended"] if each["process"] == "coordinator" else 0.0)
+        spent = each["cpu"] + (each["ended"] if with_children else 0.0)
         yield Phase(each["process"], each["phase"], spent - used, before - start, each["at"] - start)
         for name, (wall, cpu) in each["parts"].items():
             yield Phase(each["process"], f"{name} ({wall:.2f} s)", cpu, within=True)
