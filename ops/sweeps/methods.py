@@ -12,7 +12,7 @@ from fedemu.ops.experiment.read_toml import read_toml
 from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.protocol.errors import ConfigurationError
 
-_NAMED = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:([A-Za-z_][A-Za-z0-9_.]*)")
+_NAMED = re.compile(r"[^:+]+:([A-Za-z_][A-Za-z0-9_.]*)")
 
 
 def resolved(preset: str, method: str) -> tuple[str, tuple[str, ...], str]:

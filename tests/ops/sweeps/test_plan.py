@@ -92,7 +92,7 @@ def test_presets_are_run_with_every_method_and_every_point_of_the_grid(tmp_path:
         [[parts]]
         name = "product"
         presets = ["digits", "churn"]
-        methods = ["wsm", "{tmp_path}/mine.toml", "own.module:Mine"]
+        methods = ["wsm", "{tmp_path}/mine.toml", "lib/own.py:Mine"]
         seeds = "3-4"
         [parts.grid]
         "local.lr" = [0.1, 0.2]
