@@ -12,7 +12,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
 TYPED := build/typed
 
-.PHONY: help run install test lint docs wheel pins clean
+.PHONY: help run install test lint docs screenshots wheel pins clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -37,6 +37,9 @@ lint: $(VENV)/.linted ## Check style (ruff) and types (mypy --strict, on the pac
 docs: $(VENV)/.documented ## Build the documentation as a site: build/site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "build/site/index.html; to search it: python3 -m http.server --directory build/site"
+
+screenshots: $(VENV)/.tested ## Take the pictures of the live page anew, with chromium
+	@$(BIN)/python docs/images/make_screenshots.py
 
 wheel: $(VENV)/.installed ## Build dist/fedemu-*.whl
 	@rm -rf build/lib build/bdist* dist

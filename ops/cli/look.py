@@ -103,7 +103,8 @@ def watch(
     Only this machine reaches the page. Several runs stand side by side. Ctrl-C ends it, and the runs go on.
     """
     # The other commands do not need what this imports.
-    from fedemu.ops.live.serving import announce, serve_page
+    from fedemu.ops.live.serving import serve_page
+    from fedemu.ops.live.starting import announce
 
     runs = [run.resolve() for directory in directories for run in (runs_below(directory) or [directory])]
     serve_page(list(dict.fromkeys(runs)), port, announce)

@@ -186,6 +186,13 @@ DeviceTypeOption = Annotated[
 ]
 
 
+Page = Annotated[
+    bool,
+    typer.Option(
+        "--page",
+        help="Serve a page that shows the run in the browser. Prints its address, which only this machine reaches.",
+    ),
+]
 Keys = Annotated[
     Path | None,
     typer.Option(

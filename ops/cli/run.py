@@ -15,6 +15,7 @@ from fedemu.ops.cli.options import Format, overrides_of
 from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.live.starting import start_page
 from fedemu.ops.running.folder import claim, give_back, reopen
 from fedemu.ops.running.portable import start_again_portably
 from fedemu.ops.running.seeds import SeedGroup, is_group, new_group, parse_seeds, reopen_group, run_group
@@ -63,6 +64,7 @@ def run(
     trainers: options.Trainers = None,
     per_process: options.PerProcess = None,
     device_type: options.DeviceTypeOption = None,
+    page: options.Page = False,
     log_level: options.LogLevelOption = None,
     timing: Annotated[
         bool,
@@ -92,6 +94,8 @@ def run(
         runtime__log_level=log_level,
     )
     if seeds is not None or (resume is not None and is_group(resume)):
+        if page:
+            raise ConfigurationError("--page is for one run, and here are several seeds; watch them with fedemu watch")
         if timing:
             raise ConfigurationError("--timing is for one run, and here are several seeds; leave out --timing")
         _prepare_group(experiment, resume, overrides)
@@ -100,6 +104,8 @@ def run(
     directory, checked, runtime = _open(experiment, out, resume, overrides)
     if resume is not None and is_complete(directory, checked):
         return conclude(directory, 0, "run", new=False, print_summary=format is Format.JSON)
+    if page:
+        start_page(directory)
     return run_together(
         directory, checked, runtime, new=resume is None, print_summary=format is Format.JSON, timed=timing
     )
@@ -119,6 +125,7 @@ def coordinator(
     insecure: options.Insecure = None,
     metrics_port: options.MetricsPort = None,
     metrics_address: options.MetricsAddress = None,
+    page: options.Page = False,
     log_level: options.LogLevelOption = None,
     format: options.FormatOption = Format.TEXT,
 ) -> int:
@@ -149,6 +156,8 @@ def coordinator(
             give_back(directory)
         raise
 
+    if page:
+        start_page(directory)
     return coordinate_alone(directory, checked, runtime, new=resume is None, print_summary=format is Format.JSON)
 
 

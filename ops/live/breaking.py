@@ -44,7 +44,7 @@ class Breaking:
     def __init__(self) -> None:
         self._commands: dict[int, tuple[list[str], Path]] = {}
         self._noted: dict[int, int] = {}
-        self._resumed: list[subprocess.Popen[bytes]] = []
+        self._resumed: dict[int, subprocess.Popen[bytes]] = {}
 
     async def act(self, run: LiveRun, wanted: Mapping[str, Any]) -> str:
         """Do ``wanted["action"]``, for ``wanted["devices"]`` if it is about devices."""
@@ -128,7 +128,7 @@ class Breaking:
         return f"coordinator killed (process {pid}); {self.command(run)} goes on with the run"
 
     def _resume(self, run: LiveRun) -> str:
-        if run.coordinator is not None:
+        if run.coordinator is not None or self.resuming(run):
             raise ConfigurationError("the run goes on already")
         words, place = self._commands.get(run.number, (["run", "--resume", str(run.directory)], Path.cwd()))
         logs = run.directory / "logs"
@@ -142,12 +142,13 @@ class Breaking:
                 cwd=place if place.is_dir() else None,
                 start_new_session=True,
             )
-        self._resumed = [started for started in self._resumed if started.poll() is None] + [process]
+        self._resumed[run.number] = process
         return f"{self.command(run)} was started (process {process.pid})"
 
-    def reap(self) -> None:
-        """Take note of the ends of the runs that were resumed here."""
-        self._resumed = [started for started in self._resumed if started.poll() is None]
+    def resuming(self, run: LiveRun) -> bool:
+        """Whether a command that was started here is about to go on with the run."""
+        started = self._resumed.get(run.number)
+        return started is not None and started.poll() is None and run.coordinator is None
 
 
 def _indices(run: LiveRun, given: Any) -> list[int]:

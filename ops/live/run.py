@@ -43,6 +43,8 @@ class LiveRun:
         self.machine = Machine(directory)
         self.resume_command = ""
         """The command that goes on with the run."""
+        self.resuming = False
+        """Whether the page has started this command, and it has not come so far as to play rounds."""
         self._begin()
 
     def _begin(self) -> None:
@@ -174,6 +176,8 @@ class LiveRun:
         rounds = int(row.get("round") or 0)
         if self.coordinator is not None:
             state = "running" if feed.get("ask") or rounds else "waiting"
+        elif self.resuming:
+            state = "resuming"
         else:
             state = str(summary.get("outcome", "stopped" if (self.directory / CONFIG).is_file() else "gone"))
         seconds = totals.get("round_seconds", 0.0)

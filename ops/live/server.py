@@ -74,10 +74,10 @@ class Page:
 
     async def _look(self) -> None:
         self._looked = time.monotonic()
-        self._breaking.reap()
         for run in self._runs:
             self._breaking.note(run)
             run.resume_command = self._breaking.command(run)
+            run.resuming = self._breaking.resuming(run)
             run.look()
             await asyncio.sleep(0)
 

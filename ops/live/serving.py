@@ -57,7 +57,7 @@ async def _serve(
         while not stopped.is_set() and not following.done():
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), 0.5)
-            if parent is not None and _is_gone(parent) and not page.wanted(LINGER_SECONDS):
+            if parent is not None and _is_gone(parent) and (not page.wanted(LINGER_SECONDS) or _are_gone(runs)):
                 break
     finally:
         following.cancel()
@@ -88,13 +88,9 @@ def _is_gone(process: int) -> bool:
     return os.getppid() != process
 
 
-def announce(address: str, token: str) -> None:
-    """Tell people where the page is, and by which token its buttons work."""
-    print(
-        f"  page         {address}#token={token}\n  token        {token}   (for its buttons)",
-        file=sys.stderr,
-        flush=True,
-    )
+def _are_gone(runs: Sequence[LiveRun]) -> bool:
+    """Whether the run directories were removed, as after an experiment that could not begin."""
+    return not any(run.directory.exists() for run in runs)
 
 
 def main(words: Sequence[str]) -> int:

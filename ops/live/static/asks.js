@@ -75,6 +75,7 @@ export class Asks {
       context.textAlign = tick === 4 ? "right" : tick ? "center" : "left";
       context.fillText(span((last * tick) / 4), at, height - 5);
     }
+    context.font = `${high >= 11 ? 11 : 9}px system-ui, sans-serif`;
     this.order.forEach(({ device, letter, time }, row) => {
       const y = row * high, code = Math.max(0, LETTERS.indexOf(letter));
       context.fillStyle = colours[code];
@@ -82,14 +83,14 @@ export class Asks {
       const end = known(time) ? Math.max(LEFT + 2, x(time)) : x(ask.end);
       context.fillRect(LEFT, y + (high > 6 ? 2 : 0), end - LEFT, Math.max(1, high - (high > 6 ? 4 : 0.5)));
       context.globalAlpha = 1;
-      if (high >= 10) {
+      if (high >= 9) {
         context.fillStyle = soft;
         context.textAlign = "right";
-        context.fillText(String(device), LEFT - 6, y + high - 4);
+        context.fillText(String(device), LEFT - 6, y + high / 2 + 4);
         if (letter === "d") {
           context.fillStyle = colours[code];
           context.textAlign = "left";
-          context.fillText("×", Math.min(width - 10, end + 3), y + high - 4);
+          context.fillText("×", Math.min(width - 10, end + 3), y + high / 2 + 4);
         }
       }
     });

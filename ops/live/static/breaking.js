@@ -19,6 +19,7 @@ export class Breaking {
     parts.chosen.addEventListener("input", () => { field.selected = new Set(this.devices()); field.all(); this.able(); });
     for (const button of parts.breaking.querySelectorAll("[data-action]")) button.addEventListener("click", () => this.act(button.dataset.action));
     parts.resume.addEventListener("click", () => this.act("resume"));
+    parts.tokenform.addEventListener("submit", (event) => event.preventDefault());
     this.able();
   }
 

@@ -1,5 +1,5 @@
 // Charts by uPlot, and the heat map of classes. Each has a sentence that says its last values, and a table.
-import { bytes, colour, known, make, percent, prepare, span, table } from "./words.js";
+import { bytes, colour, known, make, percent, prepare, span, table, watchShown } from "./words.js";
 
 const HEIGHT = 210, TABLE_ROWS = 20;
 const share = (u, values) => values.map((value) => (known(value) ? `${Math.round(1000 * value) / 10} %` : ""));
@@ -24,6 +24,7 @@ export class Chart {
     if (lines.length > 1) this.figure.insertBefore(this.keys, this.caption);
     parent.append(this.figure);
     new ResizeObserver(() => this.resize()).observe(this.plot);
+    this.seen = watchShown(this.figure, () => this.rows && this.draw(this.rows));
   }
 
   resize() {
@@ -38,8 +39,9 @@ export class Chart {
 
   draw(rows) {
     this.rows = rows;
-    const drawn = this.lines.filter(([, , value]) => rows.some((row) => known(value(row))));
+    const drawn = this.lines.filter(([, , value]) => known(rows.length && value(rows[rows.length - 1])) || rows.some((row) => known(value(row))));
     this.figure.hidden = !drawn.length && this.options.optional;
+    if (!this.seen.now) return this.say(drawn, rows);
     const kept = rows.filter((row) => drawn.some(([, , value]) => known(value(row))));
     const data = [kept.map(this.options.at), ...drawn.map(([, , value]) => kept.map((row) => value(row) ?? null))];
     const key = drawn.map(([name]) => name).join("\n");
@@ -113,6 +115,7 @@ export class Heat {
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("pointerleave", () => this.say());
     new ResizeObserver(() => this.rows && this.draw(this.rows)).observe(this.plot);
+    this.seen = watchShown(this.figure, () => this.rows && this.draw(this.rows));
   }
 
   restyle() {
@@ -124,6 +127,7 @@ export class Heat {
     this.kept = rows.filter((row) => row[this.column]);
     const width = this.plot.clientWidth, left = 40, foot = 18;
     this.figure.hidden = !this.kept.length;
+    if (!this.seen.now) return this.say();
     if (!width || !this.kept.length) return;
     const values = this.kept, classes = values[values.length - 1][this.column].length;
     const context = prepare(this.canvas, width, HEIGHT);

@@ -147,6 +147,7 @@ export class Field {
 
   press(event) {
     this.from = this.deviceAt(event);
+    this.cursor = this.from ?? this.cursor;
     this.canvas.setPointerCapture(event.pointerId);
   }
 

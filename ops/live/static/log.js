@@ -1,7 +1,7 @@
 // The log: events with filters by kind, device and text. At most the last ones that fit are drawn.
-import { counted, known, make, span } from "./words.js";
+import { counted, known, make, span, watchShown } from "./words.js";
 
-const MOST = 300;
+const MOST = 200;
 const WARNINGS = new Set(["death", "silence", "failure", "given_up", "retry", "diverged", "damage", "server_job_died", "own_states_lost", "refusal", "revoked", "dropout", "pictures_failed"]);
 const HIDDEN = new Set(["n", "event", "virtual_time", "wall_time"]);
 
@@ -17,9 +17,11 @@ export class Log {
     this.off = new Set();
     for (const part of ["search", "bydevice"]) parts[part].addEventListener("input", () => this.draw());
     parts.follow.addEventListener("change", () => this.draw());
+    this.seen = watchShown(parts.log, () => this.draw());
   }
 
   draw() {
+    if (!this.seen.now && this.drawn) return;
     const counts = new Map();
     for (const event of this.run.events) counts.set(event.event, (counts.get(event.event) || 0) + 1);
     const key = [...counts].join() + [...this.off].join();

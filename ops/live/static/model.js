@@ -25,6 +25,7 @@ export class Run extends EventTarget {
     this.outcomes = new Uint8Array(about.devices).fill(6);
     this.visits = new Uint32Array(about.devices);
     this.frames = 0;
+    this.drawing = 0;
     this.open();
   }
 
@@ -94,21 +95,25 @@ export class Run extends EventTarget {
   }
 }
 
-// Calls a view at most once a frame, with all parts that have changed since.
+// Calls a view with all parts that have changed since. The pause after it is at least four times as long as it took, so
+// that a slow browser still answers to people.
 export function follow(run, draw) {
   const parts = new Set();
-  let asked = false;
+  let asked = false, rested = 0;
   const later = (event) => {
     event.detail.forEach((part) => parts.add(part));
     if (asked) return;
     asked = true;
-    requestAnimationFrame(() => {
+    setTimeout(() => requestAnimationFrame(() => {
       asked = false;
-      const changed = new Set(parts);
+      const changed = new Set(parts), began = performance.now();
       parts.clear();
       run.frames += 1;
       draw(changed);
-    });
+      const took = performance.now() - began;
+      run.drawing += took;
+      rested = performance.now() + 4 * took;
+    }), Math.max(0, rested - performance.now()));
   };
   run.addEventListener("change", later);
   later(new CustomEvent("change", { detail: new Set(["all", "rows", "events", "asks", "status", "machine", "fleet", "connection"]) }));

@@ -58,6 +58,17 @@ export function swatch(name) {
   return field;
 }
 
+// Calls "shown" when an element comes into the window, and tells whether it is there.
+export function watchShown(element, shown) {
+  const seen = { now: false };
+  new IntersectionObserver(([entry]) => {
+    const before = seen.now;
+    seen.now = entry.isIntersecting;
+    if (seen.now && !before) shown();
+  }, { rootMargin: "150px" }).observe(element);
+  return seen;
+}
+
 // A canvas whose pixels are those of the screen. Returns its context and its size in CSS pixels.
 export function prepare(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;
