@@ -75,18 +75,28 @@ def opened(browser: Any, address: str, width: int, height: int, scheme: str) -> 
     page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
     page.set_default_timeout(1000 * PATIENCE)
     page.goto(address)
-    page.wait_for_function(f"window.fedemu && (window.fedemu.runs[0].status.round || 0) >= {ROUND}")
+    until(page, f"() => window.fedemu && (window.fedemu.runs[0].status.round || 0) >= {ROUND}")
     page.wait_for_selector(".u-wrap canvas")
-    page.wait_for_function(MOMENT)
+    until(page, MOMENT)
     page.evaluate("document.querySelectorAll('.sub code').forEach((one) => { one.textContent = 'runs/digits-1' })")
     page.wait_for_timeout(1000)  # the last tick is drawn
     return page
 
 
+def until(page: Any, script: str) -> None:
+    """Wait until a script is true. The page forbids to make programs of texts, as Playwright's own wait does it."""
+    end = time.monotonic() + PATIENCE
+    while not page.evaluate(script):
+        assert time.monotonic() < end, f"{script} did not become true"
+        time.sleep(0.02)
+
+
 def take(page: Any, name: str, of: str | None = None) -> None:
     """Save a picture of the window, or of a part of the page."""
     taken = page.locator(of).screenshot() if of else page.screenshot()
-    picture = Image.open(io.BytesIO(taken)).convert("RGB")
+    picture = (
+        Image.open(io.BytesIO(taken)).convert("RGB").quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    )
     picture.save(HERE / name, optimize=True)
     size = (HERE / name).stat().st_size
     print(f"{size:>8,} bytes  {name}{'  TOO LARGE' if size > LARGEST else ''}")
