@@ -13,7 +13,7 @@ from fedemu.device.runtime.actions import Action, Connect, Crash, Disconnect, Le
 from fedemu.device.runtime.runtime import DeviceRuntime
 from fedemu.protocol.codec import DOWN, Envelope
 from fedemu.protocol.errors import ProtocolError
-from fedemu.protocol.transport.interface import Dealer, Network
+from fedemu.protocol.transport.interface import Dealer, Dialer
 
 DeviceLoop = PollLoop | asyncio.AbstractEventLoop
 End = Crash | Leave | Retire
@@ -31,7 +31,7 @@ class DevicePeer:
         self,
         runtime: DeviceRuntime,
         loop: DeviceLoop,
-        network: Network,
+        network: Dialer,
         address: str,
         tell: TellSupervisor,
         ended: Callable[[End], None],

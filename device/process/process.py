@@ -23,7 +23,8 @@ from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.curve import ClientKeys
-from fedemu.protocol.transport.interface import Network
+from fedemu.protocol.transport.direct import DirectNetwork
+from fedemu.protocol.transport.interface import Dialer
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 RETIRED = 3
@@ -50,9 +51,9 @@ class DeviceProcess:
     def __init__(
         self,
         loop: DeviceLoop,
-        network: Network,
+        network: Dialer,
         coordinator: str,
-        bus_network: Network,
+        bus_network: Dialer,
         bus: str,
         attach: Attach,
         birthplace: Birthplace,
@@ -149,12 +150,16 @@ def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple
         end(FAILED)
 
     loop = PollLoop(fail)
-    keys = None if setup.keys is None else ClientKeys(setup.coordinator, *setup.keys)
-    network = ZmqNetwork(max_sockets=64 + 4 * len(lives), loop=loop, keys=keys)
+    direct = DirectNetwork(loop)
+    network: Dialer = direct
+    if setup.keys is not None:
+        keys = ClientKeys(setup.coordinator, *setup.keys)
+        network = ZmqNetwork(max_sockets=64 + 4 * len(lives), loop=loop, keys=keys)
     attach = Attach(token=setup.token, role="process", number=number)
-    DeviceProcess(loop, network, setup.coordinator, network, setup.bus, attach, birthplace, lives, end)
+    DeviceProcess(loop, network, setup.coordinator, direct, setup.bus, attach, birthplace, lives, end)
     loop.run()
-    network.close()
+    for each in {direct, network}:
+        each.close()
     loop.close()
     return codes[0]
 

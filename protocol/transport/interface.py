@@ -131,8 +131,26 @@ class Dealer(Protocol):
         ...
 
 
-class Network(Protocol):
-    """Makes Routers and Dealers. ``received`` gets decoded messages, ``rejected`` the errors of the others."""
+class Dialer(Protocol):
+    """Makes Dealers. ``received`` gets decoded messages, ``rejected`` the errors of the others."""
+
+    def connect(
+        self,
+        address: str,
+        decoder: Decoder,
+        received: Callable[[Envelope], None],
+        rejected: Callable[[ProtocolError], None],
+    ) -> Dealer:
+        """A Dealer to the address, where nobody has to listen yet. Raises ConfigurationError if it is no address."""
+        ...
+
+    def close(self) -> None:
+        """Close everything that the network has made. Returns within the linger."""
+        ...
+
+
+class Network(Dialer, Protocol):
+    """Makes Routers, too."""
 
     def bind(
         self,
@@ -148,18 +166,4 @@ class Network(Protocol):
         ``screen`` sees the frames of each message before they are decoded. Without ``bounds`` connections are not
         counted.
         """
-        ...
-
-    def connect(
-        self,
-        address: str,
-        decoder: Decoder,
-        received: Callable[[Envelope], None],
-        rejected: Callable[[ProtocolError], None],
-    ) -> Dealer:
-        """A Dealer to the address, where nobody has to listen yet. Raises ConfigurationError if it is no address."""
-        ...
-
-    def close(self) -> None:
-        """Close all Routers and Dealers of the network. Returns within the linger."""
         ...

@@ -60,7 +60,7 @@ def bound(
     context: zmq.Context[zmq.Socket[bytes]], address: str, limits: Limits, linger_ms: int, keys: ServerKeys | None
 ) -> zmq.Socket[bytes]:
     """A ROUTER at ``address``, which reports peers that it cannot reach."""
-    _check(address, listening=True)
+    check_address(address, listening=True)
     _refuse_taken(address)
     socket = _socket(context, zmq.ROUTER, address, limits, linger_ms)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -81,7 +81,7 @@ def connected(
     context: zmq.Context[zmq.Socket[bytes]], address: str, limits: Limits, linger_ms: int, keys: ClientKeys | None
 ) -> zmq.Socket[bytes]:
     """A DEALER that connects to ``address`` as soon as somebody listens there."""
-    _check(address, listening=False)
+    check_address(address, listening=False)
     socket = _socket(context, zmq.DEALER, address, limits, linger_ms)
     socket.setsockopt(zmq.SNDHWM, _DEALER_QUEUE)
     socket.setsockopt(zmq.RCVHWM, _DEALER_QUEUE)
@@ -124,7 +124,7 @@ def _socket(
     return socket
 
 
-def _check(address: str, listening: bool) -> None:
+def check_address(address: str, listening: bool) -> None:
     """Raise ConfigurationError for an address of the wrong form. ZeroMQ itself would read port 99999 as 34463."""
     scheme, separator, rest = address.partition("://")
     if not separator or not rest or not address.isprintable():

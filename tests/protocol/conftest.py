@@ -15,7 +15,8 @@ from zmq.utils.garbage import gc as sent_buffers
 
 from fedemu.protocol.codec import DOWN, UP, Decoder, Envelope
 from fedemu.protocol.errors import ConfigurationError, ProtocolError
-from fedemu.protocol.transport.interface import Dealer, Network, Router
+from fedemu.protocol.transport.direct import DirectNetwork
+from fedemu.protocol.transport.interface import Dealer, Dialer, Network, Router
 from fedemu.protocol.transport.memory import MemoryNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
@@ -68,11 +69,12 @@ class DealerSide(Side):
 
 @dataclass
 class Wire:
-    """A network of one kind, and an address to listen at."""
+    """A network of one kind, and an address to listen at. ``dialer`` makes the Dealers, if not the network itself."""
 
     kind: str
     network: Network
     wildcard: str
+    dialer: Dialer | None = None
 
     def listen(self, address: str | None = None, decoder: Decoder = UP) -> RouterSide:
         side = RouterSide()
@@ -93,8 +95,13 @@ class Wire:
 
     def join(self, address: str, decoder: Decoder = DOWN) -> DealerSide:
         side = DealerSide()
-        side.dealer = self.network.connect(address, decoder, side.received, side.rejected.append)
+        side.dealer = (self.dialer or self.network).connect(address, decoder, side.received, side.rejected.append)
         return side
+
+    def close(self) -> None:
+        if self.dialer is not None:
+            self.dialer.close()
+        self.network.close()
 
 
 @pytest.fixture
@@ -109,17 +116,18 @@ def socket_path(tmp_path: Path) -> Path:
     return Path(os.path.relpath(tmp_path)) / "s"
 
 
-@pytest.fixture(params=["tcp", "ipc", "memory"])
+@pytest.fixture(params=["tcp", "ipc", "direct-tcp", "direct-ipc", "memory"])
 async def wire(request: pytest.FixtureRequest, socket_path: Path) -> AsyncIterator[Wire]:
     """Each kind of network in turn. After a test no descriptor is left open."""
     before = len(os.listdir("/proc/self/fd"))
     if request.param == "memory":
         made = Wire("memory", MemoryNetwork(), "memory://fleet:0")
     else:
-        wildcard = "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{socket_path}"
-        made = Wire(request.param, ZmqNetwork(), wildcard)
+        wildcard = "tcp://127.0.0.1:*" if request.param.endswith("tcp") else f"ipc://{socket_path}"
+        dialer = DirectNetwork(asyncio.get_running_loop()) if request.param.startswith("direct") else None
+        made = Wire(request.param, ZmqNetwork(), wildcard, dialer)
     yield made
-    made.network.close()
+    made.close()
     sent_buffers.stop()
     await _eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -77,6 +78,29 @@ def test_a_reader_is_called_while_there_is_something_to_read(loop: PollLoop) -> 
     assert heard == [b"a", b"b"]
     os.close(reading)
     os.close(writing)
+
+
+def test_a_writer_is_called_while_there_is_room_and_beside_a_reader(loop: PollLoop) -> None:
+    left, right = socket.socketpair()
+    heard: list[str] = []
+
+    def write() -> None:
+        heard.append("write")
+        right.send(b"x")
+        assert loop.remove_writer(left.fileno())
+        assert not loop.remove_writer(left.fileno())
+
+    def read() -> None:
+        heard.append(left.recv(10).decode())
+        assert loop.remove_reader(left.fileno())
+        loop.stop()
+
+    loop.add_reader(left.fileno(), read)
+    loop.add_writer(left.fileno(), write)
+    loop.run()
+    assert heard == ["write", "x"]
+    left.close()
+    right.close()
 
 
 def test_an_error_in_a_callback_is_told_and_the_loop_goes_on(loop: PollLoop, errors: list[Exception]) -> None:

@@ -103,7 +103,7 @@ async def test_received_buffers_outlive_the_network(wire: Any, eventually: Any) 
     chunk = b"x" * 200_000
     coordinator.router.send(coordinator.peers[0], Blob(digest="a" * 64, offset=0, size=200_000), [chunk])
     await eventually(lambda: device.messages)
-    wire.network.close()
+    wire.close()
     assert bytes(device.frames[0][0]) == chunk
 
 

@@ -1,0 +1,156 @@
+"""ZMTP 3.0, the protocol of ZeroMQ connections, as much of it as a DEALER without keys needs. No sockets are here.
+
+The specification is https://rfc.zeromq.org/spec/23/. ``direct.py`` uses this in device processes, where the threads of
+the ZeroMQ library would cost more than the messages.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from fedemu.protocol.codec import Buffer
+
+GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+"""What both sides say first: version 3.0, no security, not a server."""
+SMALL: Final = 64 * 1024
+"""A frame of at least this size is neither copied when it is sent nor joined from pieces when it is received."""
+_MORE, _LONG, _COMMAND = 1, 2, 4
+_LONG_SIZE: Final = struct.Struct(">BQ")
+_LONGEST_COMMAND: Final = 1024
+
+
+class ZmtpViolation(Exception):
+    """The other side does not speak ZMTP 3 without keys, or a frame of it is too large. The connection is useless."""
+
+
+def ready() -> bytes:
+    """The command that ends the handshake, with the type of the socket."""
+    body = b"\x05READY"
+    for name, value in ((b"Socket-Type", b"DEALER"), (b"Identity", b"")):
+        body += bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value
+    return _command(body)
+
+
+def framed(message: Sequence[Buffer]) -> list[Buffer]:
+    """The bytes of a message of one or several frames, as pieces to be sent one after the other."""
+    pieces: list[Buffer] = []
+    small = bytearray()
+    last = len(message) - 1
+    for position, frame in enumerate(message):
+        size = len(frame)
+        flags = _MORE if position < last else 0
+        small += bytes((flags, size)) if size < 256 else _LONG_SIZE.pack(flags | _LONG, size)
+        if size < SMALL:
+            small += frame
+        else:
+            pieces += [bytes(small), frame]
+            small = bytearray()
+    if small:
+        pieces.append(bytes(small))
+    return pieces
+
+
+def _command(body: bytes) -> bytes:
+    return bytes((_COMMAND, len(body))) + body
+
+
+class Incoming:
+    """Cuts the bytes of one connection into messages.
+
+    ``answers`` collects what has to be sent back to the other side's questions. A message keeps at most ``most_frames``
+    frames. A frame of more than ``most_bytes`` is a violation, before any memory is taken for it.
+    """
+
+    def __init__(self, most_frames: int, most_bytes: int) -> None:
+        self.ready = False
+        """Whether the handshake is over, so that messages may be sent."""
+        self.answers: list[bytes] = []
+        self.large: memoryview | None = None
+        """The part of a large frame that is still to come. If there is one, the next bytes belong into it."""
+        self._most_frames = most_frames
+        self._most_bytes = most_bytes
+        self._greeted = False
+        self._rest = b""
+        self._frames: list[Buffer] = []
+        self._filling = bytearray()
+        self._flags = 0
+
+    def feed(self, data: bytes) -> Iterator[list[Buffer]]:
+        """The messages that are complete with ``data``. Raises ZmtpViolation."""
+        if self._rest:
+            data = self._rest + data
+        self._rest = data
+        if not self._greeted:
+            if len(data) < len(GREETING):
+                return
+            _check_greeting(data)
+            self._greeted = True
+            data = data[len(GREETING) :]
+            self.answers.append(ready())
+        place = 0
+        while len(data) - place >= 2:
+            flags = data[place]
+            start = place + (9 if flags & _LONG else 2)
+            if start > len(data):
+                break
+            size = int.from_bytes(data[place + 1 : start], "big")
+            self._check_frame(flags, size)
+            end = start + size
+            if end > len(data):
+                if size >= SMALL:
+                    self._filling, self._flags = bytearray(size), flags
+                    self._filling[: len(data) - start] = data[start:]
+                    self.large = memoryview(self._filling)[len(data) - start :]
+                    place = len(data)
+                break
+            place = end
+            self._rest = data[place:]
+            if flags & _COMMAND:
+                self._obey(data[start:end])
+            elif (message := self._framed(flags, data[start:end])) is not None:
+                yield message
+        self._rest = data[place:]
+
+    def filled(self, size: int) -> list[Buffer] | None:
+        """``size`` more bytes are in ``large``. Returns the message if this completes it."""
+        assert self.large is not None
+        self.large = self.large[size:]
+        if len(self.large):
+            return None
+        self.large = None
+        return self._framed(self._flags, self._filling)
+
+    def _framed(self, flags: int, frame: Buffer) -> list[Buffer] | None:
+        if len(self._frames) < self._most_frames:
+            self._frames.append(frame)
+        if flags & _MORE:
+            return None
+        message, self._frames = self._frames, []
+        return message
+
+    def _check_frame(self, flags: int, size: int) -> None:
+        if flags & ~(_MORE | _LONG | _COMMAND):
+            raise ZmtpViolation(f"a frame has the unknown flags {flags:#x}")
+        most = _LONGEST_COMMAND if flags & _COMMAND else self._most_bytes
+        if size > most:
+            raise ZmtpViolation(f"a frame has {size} bytes, at most {most} are read")
+        if not self.ready and not flags & _COMMAND:
+            raise ZmtpViolation("a message came before the end of the handshake")
+
+    def _obey(self, body: bytes) -> None:
+        name, rest = body[1 : 1 + body[0]] if body else b"", body[1 + body[0] :] if body else b""
+        if name == b"READY":
+            self.ready = True
+        elif name == b"ERROR":
+            raise ZmtpViolation(f"the other side refuses the connection: {rest[1:].decode('ascii', 'replace')}")
+        elif name == b"PING":
+            self.answers.append(_command(b"\x04PONG" + rest[2:]))
+
+
+def _check_greeting(data: bytes) -> None:
+    if data[0] != 0xFF or not data[9] & 1 or data[10] < 3:
+        raise ZmtpViolation("the other side does not speak ZMTP 3")
+    if data[12:32] != GREETING[12:32]:
+        raise ZmtpViolation("the other side wants keys")
