@@ -42,6 +42,8 @@ class Settings:
     """Real: how long a device that falls silent by plan stays away under the virtual clock if nobody asks it."""
     start_timeout: float = 60.0
     """Real: how long the fleet may take to be complete."""
+    verdict_delay: float = 0.0
+    """Real: how long an outcome may wait for the device's next Work, which tells it, too (virtual clock)."""
     give_up: float = 60.0
     """Real: how long a device may be away without a plan before its outcome is ``failed``."""
     answer_timeout: float = 600.0

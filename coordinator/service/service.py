@@ -37,6 +37,9 @@ SPARE_UNFINISHED = 8 * 2**20
 """The bytes of messages that have not ended that a peer may send, beside a few replies to an ask."""
 
 
+_OUTCOMES = wire.Accepted | wire.Late | wire.Cancel
+
+
 @dataclass(frozen=True)
 class _Wait:
     """A wait for devices, in real seconds. ``missing`` counts those that are not there, ``then`` is what follows.
@@ -81,6 +84,8 @@ class Service:
         self._deserted: float | None = None
         """Since when no device at all has had a connection."""
         self._told_deserted = False
+        self._untold: dict[DeviceId, tuple[float, Message]] = {}
+        """The outcomes that wait for the device's next Work, and until when they do."""
 
     def open(self, network: Network, address: str) -> Router:
         """Bind the address and begin to answer. Raises ConfigurationError for an address that cannot be used."""
@@ -209,10 +214,20 @@ class Service:
             self.reception.verdicts.remember(parts.ask, exchange.machine.verdicts)
 
     def tell(self, device: DeviceId, message: Message, frames: Sequence[Buffer] = ()) -> None:
-        """Send to a device if it is connected. A message that does not arrive is sent again when the device is back."""
+        """Send to a device if it is connected. A message that does not arrive is sent again when the device is back.
+
+        Work tells a device that all its earlier asks are over. So an outcome waits a moment for the next Work, which
+        often saves the message.
+        """
         peer = self.roster.connected.get(device)
-        if peer is not None:
-            self._send(peer, message, frames)
+        if peer is None:
+            return
+        if isinstance(message, wire.Work):
+            self._untold.pop(device, None)
+        elif isinstance(message, _OUTCOMES) and self._settings.clock == "virtual" and self._settings.verdict_delay:
+            self._untold[device] = (self.timeline.now() + self._settings.verdict_delay, message)
+            return
+        self._send(peer, message, frames)
 
     def traffic(self) -> tuple[int, int]:
         """The bytes that were sent and received over the wire so far."""
@@ -305,6 +320,10 @@ class Service:
             self.reception.expire(now)
         if self._router is not None:
             self._router.look()
+        for device in [device for device, (until, _) in self._untold.items() if now >= until]:
+            _, message = self._untold.pop(device)
+            if (peer := self.roster.connected.get(device)) is not None:
+                self._send(peer, message)
         if self.reception.exchange is not None:
             self.reception.exchange.tick(now)
         if int(now) != int(self._ticked):

@@ -157,24 +157,27 @@ class DeviceRuntime:
             self._store.supersede(AskId.parse(work.state) if work.state else None, work.durable_round)
         if self._wall is not None:
             self._wall.set(work.start, now)
+        actions: list[Action] = []
         held = self._in_hand.get(work.ask)
         if held is None or not held.renew(work, frames):
             # The work is new, or a coordinator that has lost its latest round asks for it again.
             held = take_in_hand(work, frames, self._behaviour, self._stream, self._store)
-            others = self._in_hand.values()
-            stale = [other for other in others if other.phase == "scheduled" and other.ask < held.ask]
-            for other in stale:  # their verdicts were lost on the way here
-                del self._in_hand[other.work.ask]
+            # One ask is open at a time, so all earlier ones have their outcomes. Under the wall clock a result is kept
+            # until its own comes, because it may be on the way.
+            over = [ask for ask, other in self._in_hand.items() if other.ask < held.ask]
+            for ask in over:
+                if self._wall is None or self._in_hand[ask].phase == "scheduled":
+                    actions += self._settle(ask)
             self._in_hand[work.ask] = held
         if held.schedule.reply == "decline":
-            return [Send(wire.Declined(ask=work.ask, reason="declined", epoch=work.epoch))]
+            return [*actions, Send(wire.Declined(ask=work.ask, reason="declined", epoch=work.epoch))]
         if self._wall is not None:
-            return self._begin(held, now)
+            return actions + self._begin(held, now)
         self.member.said(now)
         if work.ask not in self._early:
-            return [announcement(held)]
+            return [*actions, announcement(held)]
         del self._early[work.ask]
-        return [announcement(held), *self._proceed(work.ask, now)]
+        return [*actions, announcement(held), *self._proceed(work.ask, now)]
 
     def _proceed(self, ask: str, now: float) -> list[Action]:
         held = self._in_hand.get(ask)

@@ -27,6 +27,8 @@ from fedemu.protocol.transport.interface import Network
 
 MOST_HEARTBEATS = 500
 """Heartbeats per second of the whole fleet. A larger fleet beats less often, to leave room for other messages."""
+VERDICT_DELAY = 1.0
+"""Real seconds for which an outcome may wait for the device's next work. A foreign device may wait for it, too."""
 
 
 def assemble(
@@ -102,6 +104,7 @@ def settings_of(experiment: Experiment, stream: StreamPlan) -> Settings:
         planned_silence=heartbeat * (liveness.patience + 1) if experiment.faults.silence_rate else 0.0,
         start_timeout=fleet.start_timeout,
         give_up=fleet.give_up,
+        verdict_delay=VERDICT_DELAY,
         answer_timeout=fleet.answer_timeout,
         payload_bytes=experiment.limits.max_payload_bytes,
         max_norm=experiment.limits.max_norm,

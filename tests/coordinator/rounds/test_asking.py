@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -65,6 +66,32 @@ async def test_every_outcome_is_counted_where_it_belongs(
     assert not {7, 8} & {index for index, _ in fleet.trained}
     [dropout] = left.named("dropout")
     assert (dropout["device"], dropout["ask"], dropout["cause"], dropout["back"]) == (3, "1.0.0", "offline", 1000.0)
+
+
+async def test_work_tells_that_earlier_asks_are_over_so_their_outcomes_are_not_sent(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    fleet = make_fleet(2)
+    _, left = await play(make_plan(devices=2, per_round=1, over_selection=2.0, rounds=3, verdict_delay=60.0))
+    assert [row.outcomes["accepted"] for row in left.rows] == [1, 1, 1]
+    # A result that a device sends again is still answered at once.
+    assert {answer.type for device in fleet.devices.values() for answer in device.answers} <= {"duplicate"}
+
+
+async def test_an_outcome_that_waits_is_told_before_long(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    def script(index: int, work: wire.Work) -> Any:
+        # The second round does not end before the other device was told how its first round ended.
+        untold = work.ask == "2.0.0" and not fleet.devices[1].answers
+        return {"after": 10.0 + index, "reply": "silent" if untold else "good"}
+
+    def presence(index: int, until: float) -> Presence:
+        return Presence(until=math.inf, intervals=((0.0, 5.0 if index else math.inf),))
+
+    fleet = make_fleet(2, script=script, presence=presence)
+    await play(make_plan(devices=2, per_round=1, over_selection=2.0, rounds=2, verdict_delay=0.05))
+    assert [answer.type for answer in fleet.devices[1].answers] == ["cancel"]
 
 
 async def test_a_dropped_device_is_not_asked_before_it_is_back(

@@ -276,6 +276,21 @@ def test_a_result_is_sent_once_trained_and_forgotten_once_accepted(new: Callable
     assert device.wait_until_due() == [Send(Heartbeat())]
 
 
+def test_work_of_a_later_ask_says_that_earlier_ones_are_over(new: Callable[..., Device]) -> None:
+    device = new()
+    device.join()
+    for ask in ("3.0.0", "4.0.0"):
+        assert messages(device.get(a_work(ask))) == [Scheduled(ask=ask, event="finish", at=12.0)]
+        device.get(Proceed(ask=ask))
+        if ask == "3.0.0":
+            device.trained()
+    actions = device.get(a_work("5.0.0"))
+    assert actions[0] == Tell(Withdraw(device=7, ask="4.0.0")), "nobody waits for its result any more"
+    assert messages(actions[1:]) == [Scheduled(ask="5.0.0", event="finish", at=12.0)]
+    device.now = 25.0
+    assert device.wait_until_due() == [Send(Heartbeat())], "the result for 3.0.0 is not sent again"
+
+
 def test_proceed_while_training_starts_no_second_job(new: Callable[..., Device]) -> None:
     device = new()
     device.join()
