@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
 import sys
-from types import FrameType
 from typing import NoReturn
 
-from fedemu.ops.running.codes import INTERRUPTED
-
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from fedemu.ops.running.codes import leave_on_signals
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -19,28 +14,16 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
     ``arguments`` are those of the process unless they are given.
     """
-    heeded = [sign for sign in _STOP_SIGNALS if signal.getsignal(sign) != signal.SIG_IGN]
-    for sign in heeded:
-        signal.signal(sign, _leave)
-    # Importing this takes half a second, in which Ctrl-C must not end in a traceback.
+    # Importing this takes half a second, in which Ctrl-C must not end in a traceback. A command changes that when it
+    # begins.
+    leave_on_signals()
     # The collector finds nothing in what imports make.
     gc.disable()
     from fedemu.ops.cli.commands import app
 
     gc.freeze()
     gc.enable()
-    for sign in heeded:
-        signal.signal(sign, signal.default_int_handler)
     sys.exit(app(arguments))
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """End the process at once.
-
-    Nothing has begun yet, and an exception in the middle of an import would be a traceback.
-    """
-    os.write(sys.stderr.fileno(), b"fedemu: interrupted\n")
-    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

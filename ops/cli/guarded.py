@@ -8,6 +8,7 @@ from typing import ParamSpec
 
 import typer
 
+from fedemu.ops.running.codes import interrupt_on_signals
 from fedemu.ops.running.exits import exit_code_of
 
 P = ParamSpec("P")
@@ -18,6 +19,7 @@ def guarded(command: Callable[P, int | None]) -> Callable[P, None]:
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        interrupt_on_signals()
         raise typer.Exit(exit_code_of(lambda: command(*args, **kwargs) or 0))
 
     return wrapped

@@ -1,9 +1,14 @@
-"""The codes with which commands end. The numbers themselves stand with the errors in ``protocol/errors.py``.
+"""The codes with which commands end, and their end before they begin. The numbers stand in ``protocol/errors.py``.
 
 This file imports next to nothing, so a command knows its codes before the imports that take half a second.
 """
 
 from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
 
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted
 
@@ -25,3 +30,27 @@ IN_WORDS = (
     "never came or is gone; 4 interrupted, with a checkpoint; 5 internal error (see the log) or a full disk."
 )
 """The exit codes, in the help of every command."""
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def leave_on_signals() -> None:
+    """A signal that stops a command ends the process at once from now on, unless it is ignored.
+
+    Nothing has begun yet, and an exception in the middle of an import would be a traceback.
+    """
+    for sign in STOP_SIGNALS:
+        if signal.getsignal(sign) != signal.SIG_IGN:
+            signal.signal(sign, _leave)
+
+
+def interrupt_on_signals() -> None:
+    """Such a signal raises KeyboardInterrupt from now on."""
+    for sign in STOP_SIGNALS:
+        if signal.getsignal(sign) is _leave:
+            signal.signal(sign, signal.default_int_handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os.write(sys.stderr.fileno(), b"fedemu: interrupted\n")
+    os._exit(INTERRUPTED)

@@ -29,10 +29,10 @@ from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import read_frozen
 from fedemu.ops.keys.choice import in_words as keys_in_words
 from fedemu.ops.keys.choice import reachable_elsewhere, server_keys
-from fedemu.ops.running.codes import INTERRUPTED
+from fedemu.ops.running.codes import INTERRUPTED, STOP_SIGNALS
 from fedemu.ops.running.embedded import serve_embedded
 from fedemu.ops.running.exits import complain, exit_code_of
-from fedemu.ops.running.processes import STOP_SIGNALS, announce
+from fedemu.ops.running.processes import announce
 from fedemu.ops.running.timing import timed
 from fedemu.ops.running.words import at_address, conclude, say, title
 from fedemu.ops.watching.display import open_display

@@ -21,8 +21,8 @@ from signal import Signals
 from types import FrameType
 from typing import IO
 
+from fedemu.ops.running.codes import STOP_SIGNALS
 from fedemu.ops.running.launch_rules import Action, Child, Launch, Patience, Say, Send, StartDevices
-from fedemu.ops.running.processes import STOP_SIGNALS
 from fedemu.protocol.errors import ConfigurationError
 
 DEFAULT_PATIENCE = Patience()

@@ -8,9 +8,9 @@ import socket
 from contextlib import suppress
 from types import FrameType
 
+from fedemu.ops.running.codes import STOP_SIGNALS
 from fedemu.protocol.host.kernel import end_with_parent, name_process
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LEFT_EARLY = 130
 """The exit code of a child that was stopped before its work began. Nobody else knows yet that it has ended."""
 
