@@ -11,7 +11,15 @@ from pathlib import Path
 from fedemu.algorithms.interface import DeviceReply
 from fedemu.coordinator.asks.ask import Action, AskMachine, Give
 from fedemu.coordinator.asks.holdings import Holdings
-from fedemu.coordinator.asks.payload import Payload, PayloadError, PayloadTemplate, check, spill
+from fedemu.coordinator.asks.payload import (
+    FILE_THRESHOLD,
+    Payload,
+    PayloadError,
+    PayloadTemplate,
+    check,
+    spill,
+)
+from fedemu.coordinator.asks.turns import Apart, Turns
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
 from fedemu.protocol.codec import Buffer
@@ -84,9 +92,15 @@ class Contribution:
 
 
 class Exchange:
-    """Performs the actions of an ask's machine. The future ``closed`` is done when every device has its outcome."""
+    """Performs the actions of an ask's machine. The future ``closed`` is done when every device has its outcome.
 
-    def __init__(self, parts: AskParts, machine: AskMachine, roster: Roster, send: Send, observers: Observers) -> None:
+    Large replies are checked and kept ``apart``, so that the event loop hears the fleet meanwhile. What comes until
+    then waits, and is handled in its order. Small ones are checked at once, because a thread would cost more.
+    """
+
+    def __init__(
+        self, parts: AskParts, machine: AskMachine, roster: Roster, send: Send, observers: Observers, apart: Apart
+    ) -> None:
         self.parts = parts
         self.machine = machine
         self.text = str(parts.ask)
@@ -107,6 +121,9 @@ class Exchange:
         self._observers = observers
         self._works: dict[DeviceId, Work] = {}
         self._stateless: set[DeviceId] = set()
+        self._turns = Turns(apart, self._fail)
+        self._heard: set[DeviceId] = set()
+        """The devices whose replies are being checked, or wait for that."""
 
     def start(self, now: float) -> None:
         """Give the Work out."""
@@ -122,8 +139,25 @@ class Exchange:
         now: float,
     ) -> None:
         """Handle a device's message about this ask."""
+        if self._turns.busy:
+            # At most one reply of each device waits with its tensors. A copy gets its answer, or comes again.
+            kept = None if isinstance(message, Result) and device in self._heard else frames
+            if isinstance(message, Result):
+                self._heard.add(device)
+            self._turns.take(lambda: self._receive(device, message, kept, now))
+        else:
+            self._receive(device, message, frames, now)
+
+    def _receive(
+        self,
+        device: DeviceId,
+        message: Scheduled | Result | Failed | Declined,
+        frames: Sequence[memoryview] | None,
+        now: float,
+    ) -> None:
         match message:
             case Result():
+                self._heard.discard(device)
                 self._result(device, message, frames, now)
             case Scheduled() if device in self._works:
                 self._perform(self.machine.scheduled(device, message, now))
@@ -132,19 +166,20 @@ class Exchange:
 
     def joined(self, device: DeviceId, now: float) -> None:
         """The device or its next incarnation is connected."""
-        self._perform(self.machine.joined(device, now))
+        self._turns.take(lambda: self._perform(self.machine.joined(device, now)))
 
     def left(self, device: DeviceId, now: float) -> None:
         """The device is no longer connected."""
-        self._perform(self.machine.left(device, now))
+        self._turns.take(lambda: self._perform(self.machine.left(device, now)))
 
     def stalled(self, seconds: float) -> None:
         """The coordinator stood still, and read no message meanwhile."""
-        self.machine.stalled(seconds)
+        self._turns.take(lambda: self.machine.stalled(seconds))
 
     def tick(self, now: float) -> None:
-        """Time passed. Unanswered messages are sent again, and devices are given up."""
-        self._perform(self.machine.tick(now))
+        """Time passed. Unanswered messages are sent again, and devices are given up, but for none that waits here."""
+        if not self._turns.busy:
+            self._perform(self.machine.tick(now))
 
     @property
     def contributions(self) -> list[Contribution]:
@@ -168,37 +203,47 @@ class Exchange:
 
     def discard(self) -> None:
         """Free the memory and the files of the payloads."""
+        self._turns.close()
         for contribution in self._contributions.values():
             contribution.payload.discard()
 
-    def _result(self, device: DeviceId, result: Result, frames: Sequence[memoryview], now: float) -> None:
+    def _fail(self, error: Exception) -> None:
+        if not self.closed.done():
+            self.closed.set_exception(error)
+
+    def _result(self, device: DeviceId, result: Result, frames: Sequence[memoryview] | None, now: float) -> None:
         verdict = self.machine.verdicts.get(device)
         if verdict is not None:
             self._send(device, Duplicate(ask=self.text, verdict=verdict), ())
         elif device not in self._works:
             self._send(device, Late(ask=self.text), ())
-        elif self.machine.expects(device):  # otherwise the result came before its Proceed, and will come again
+        elif frames is not None and self.machine.expects(device):
+            # Otherwise the result came before its Proceed, or is a copy, and will come again.
             self._judge(device, result, frames, now)
 
     def _judge(self, device: DeviceId, result: Result, frames: Sequence[memoryview], now: float) -> None:
-        parts = self.parts
-        self.bytes_up += parts.upload_bytes
-        try:
-            counts = _label_counts(result, parts.label_counts)
-            if parts.holdings is not None:
-                parts.holdings.check(device, parts.task, result.examples, counts)
-            check(result.tensors, frames, parts.template, parts.max_norm)
-        except PayloadError as error:
-            # A model that diverges step by step exceeds the largest norm before it stops being finite.
-            self.exploded += error.reason in ("nonfinite", "norm")
-            self.rejections[error.reason] += 1
-            self._observers.rejected(error.reason)
-            self._perform(self.machine.rejected(device, error.reason, str(error), now))
+        self.bytes_up += self.parts.upload_bytes
+        if sum(frame.nbytes for frame in frames) <= FILE_THRESHOLD:
+            self._judged(_examined(self.parts, device, result, frames), device, now)
             return
-        reply = DeviceReply(device, result.examples, result.steps, result.metrics, counts)
-        payload = spill(parts.spill, device, result.tensors, frames)
-        self._contributions[device] = Contribution(reply, payload, result.seconds)
-        self._perform(self.machine.result(device, now))
+        self._heard.add(device)
+
+        def then(found: Contribution | PayloadError) -> None:
+            self._heard.discard(device)
+            self._judged(found, device, now)
+
+        self._turns.work(_examined, self.parts, device, result, frames, then=then)
+
+    def _judged(self, found: Contribution | PayloadError, device: DeviceId, now: float) -> None:
+        if isinstance(found, Contribution):
+            self._contributions[device] = found
+            self._perform(self.machine.result(device, now))
+            return
+        # A model that diverges step by step exceeds the largest norm before it stops being finite.
+        self.exploded += found.reason in ("nonfinite", "norm")
+        self.rejections[found.reason] += 1
+        self._observers.rejected(found.reason)
+        self._perform(self.machine.rejected(device, found.reason, str(found), now))
 
     def _failed(self, device: DeviceId, message: Failed | Declined, now: float) -> None:
         if isinstance(message, Failed) and message.reason == "malformed" and self.machine.expects(device):
@@ -251,6 +296,21 @@ class Exchange:
         if self.machine.end is not None and not self.closed.done():
             self.machine.check()
             self.closed.set_result(None)
+
+
+def _examined(
+    parts: AskParts, device: DeviceId, result: Result, frames: Sequence[memoryview]
+) -> Contribution | PayloadError:
+    """Check a reply, and keep its tensors. A reply that cannot be used is a PayloadError."""
+    try:
+        counts = _label_counts(result, parts.label_counts)
+        if parts.holdings is not None:
+            parts.holdings.check(device, parts.task, result.examples, counts)
+        check(result.tensors, frames, parts.template, parts.max_norm)
+    except PayloadError as error:
+        return error
+    reply = DeviceReply(device, result.examples, result.steps, result.metrics, counts)
+    return Contribution(reply, spill(parts.spill, device, result.tensors, frames), result.seconds)
 
 
 def _label_counts(result: Result, expected: int | None) -> tuple[int, ...] | None:

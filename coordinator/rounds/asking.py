@@ -98,7 +98,8 @@ class Asking:
         )
         kind: type[AskMachine] = VirtualAsk if settings.clock == "virtual" else WallAsk
         machine = kind(terms, self._service.roster.connected)
-        exchange = Exchange(parts, machine, self._service.roster, self._service.tell, self._observers)
+        service = self._service
+        exchange = Exchange(parts, machine, service.roster, service.tell, self._observers, self._numerics.compute)
         try:
             with self._waiting(tally):
                 await self._service.perform(exchange)

@@ -1,0 +1,164 @@
+"""Large replies are checked apart from the event loop, and the ask goes as if their checks took no time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedemu.coordinator.asks.ask import Terms
+from fedemu.coordinator.asks.exchange import AskParts, Exchange
+from fedemu.coordinator.asks.payload import FILE_THRESHOLD, Leaf, PayloadTemplate
+from fedemu.coordinator.asks.wall import WallAsk
+from fedemu.coordinator.fleet.roster import Roster
+from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.settings import Settings
+from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.ids import AskId, DeviceId
+from fedemu.protocol.messages import Result, TensorSpec
+
+ASK = AskId(1, 0, 0)
+LARGE, SMALL = FILE_THRESHOLD // 4 + 1, 5
+DEVICES = tuple(map(DeviceId, range(4)))
+
+
+class Thread:
+    """A thread that does its work when the test says so. ``asked`` counts the calls."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.may = asyncio.Semaphore(0)
+
+    async def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self.asked += 1
+        await self.may.acquire()
+        return function(*arguments)
+
+
+class Play:
+    """An ask under the wall clock that wants two replies of ``size`` numbers, and what it sends."""
+
+    def __init__(self, folder: Path, size: int, apart: Any, wanted: int = 2) -> None:
+        self.sent: list[tuple[int, str]] = []
+        self.leaf = Leaf("float32", (size,))
+        template = PayloadTemplate({"model/w": self.leaf}, self.leaf.bytes)
+        parts = AskParts(ASK, "train", 0, 0.0, 10.0, 0, (), {}, 1.0, 0.0, template, False, None, 1e30, folder / "spill")
+        settings = Settings(run="test", seed=1, rounds=1, devices=len(DEVICES), per_round=wanted)
+        machine = WallAsk(Terms(ASK, DEVICES, wanted, 0.0, 10.0), DEVICES)
+        self.exchange = Exchange(parts, machine, Roster(settings), self._send, Observers(), apart)
+        self.exchange.start(0.0)
+        self.sent.clear()
+
+    def _send(self, device: DeviceId, message: Any, frames: Any) -> None:
+        self.sent.append((device, message.type))
+
+    def reply(self, device: int, now: float, value: float = 1.0) -> None:
+        specs = (TensorSpec(name="model/w", dtype="float32", shape=self.leaf.shape),)
+        result = Result(ask=str(ASK), examples=3, steps=1, metrics={}, label_counts=None, tensors=specs)
+        frame = memoryview(np.full(self.leaf.shape, value, np.float32).tobytes())
+        self.exchange.receive(DeviceId(device), result, [frame], now)
+
+    @property
+    def verdicts(self) -> dict[int, str]:
+        return {int(device): verdict for device, verdict in self.exchange.machine.verdicts.items()}
+
+
+@pytest.fixture
+async def thread() -> AsyncIterator[Thread]:
+    yield Thread()
+    assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()], "no check goes on"
+
+
+async def settle(play: Play) -> None:
+    await asyncio.wait_for(asyncio.shield(play.exchange.closed), 30)
+
+
+async def test_a_small_reply_is_checked_at_once(tmp_path: Path, thread: Thread) -> None:
+    play = Play(tmp_path, SMALL, thread)
+    play.reply(0, 1.0)
+    play.reply(1, 2.0, float("nan"))
+    assert (play.verdicts, thread.asked) == ({0: "accepted", 1: "rejected"}, 0)
+
+
+async def test_what_comes_during_a_check_is_handled_after_it_and_in_its_order(tmp_path: Path, thread: Thread) -> None:
+    play = Play(tmp_path, LARGE, thread)
+    play.reply(0, 1.0, float("inf"))
+    play.reply(1, 2.0)
+    play.exchange.left(DeviceId(2), 3.0)
+    play.reply(2, 3.5)
+    play.reply(3, 4.0)
+    assert (play.verdicts, play.sent) == ({}, [])
+    for _ in range(3):
+        thread.may.release()
+    await settle(play)
+    assert play.verdicts == {0: "rejected", 1: "accepted", 2: "dropped", 3: "accepted"}
+    assert play.sent == [(0, "invalid"), (1, "accepted"), (2, "duplicate"), (3, "accepted")]
+    assert play.exchange.machine.end == 4.0
+    assert [each.reply.device for each in play.exchange.contributions] == [1, 3]
+    np.testing.assert_array_equal(play.exchange.contributions[0].payload.load()["model/w"], np.ones(LARGE))
+    play.exchange.discard()
+
+
+async def test_a_reply_that_came_in_time_counts_though_its_check_ends_after_the_deadline(
+    tmp_path: Path, thread: Thread
+) -> None:
+    play = Play(tmp_path, LARGE, thread)
+    play.reply(0, 9.9)
+    play.reply(1, 10.1)
+    play.exchange.tick(11.0)
+    assert play.verdicts == {}, "nobody is late before all that came is looked at"
+    for _ in range(2):
+        thread.may.release()
+    await settle(play)
+    assert play.verdicts == {0: "accepted", 1: "late", 2: "late", 3: "late"}
+    assert play.exchange.machine.end == 10.0
+
+
+async def test_a_copy_of_a_reply_is_not_kept_and_not_checked_twice(tmp_path: Path, thread: Thread) -> None:
+    play = Play(tmp_path, LARGE, thread, wanted=1)
+    for _ in range(3):
+        play.reply(0, 1.0)
+    thread.may.release()
+    await settle(play)
+    assert (play.verdicts[0], thread.asked) == ("accepted", 1)
+    assert [kind for device, kind in play.sent if device == 0] == ["accepted", "duplicate", "duplicate"]
+
+
+async def test_a_full_disk_ends_the_ask(tmp_path: Path, thread: Thread) -> None:
+    play = Play(tmp_path, LARGE, thread)
+    (tmp_path / "spill").write_text("a file where a folder is needed")
+    play.reply(0, 1.0)
+    thread.may.release()
+    with pytest.raises(FedemuError, match=f"cannot keep a payload of {4 * LARGE} bytes"):
+        await settle(play)
+
+
+async def test_an_ask_that_is_given_up_takes_no_result_of_a_check(tmp_path: Path, thread: Thread) -> None:
+    play = Play(tmp_path, LARGE, thread)
+    play.reply(0, 1.0)
+    await asyncio.sleep(0)
+    play.exchange.discard()
+    await asyncio.sleep(0)
+    assert play.verdicts == {}
+
+
+async def test_the_event_loop_goes_on_during_a_check(tmp_path: Path) -> None:
+    heard = threading.Event()
+
+    async def apart(function: Callable[..., Any], *arguments: Any) -> Any:
+        def check() -> Any:
+            assert heard.wait(30), "the loop was held"
+            return function(*arguments)
+
+        return await asyncio.to_thread(check)
+
+    play = Play(tmp_path, LARGE, apart, wanted=1)
+    play.reply(0, 1.0)
+    asyncio.get_running_loop().call_soon(heard.set)
+    await settle(play)
+    assert play.verdicts[0] == "accepted"
