@@ -31,6 +31,8 @@ AboutAsk = wire.Scheduled | wire.Result | wire.Failed | wire.Declined
 
 STRANGERS_BYTES = 4096
 """The longest message of a peer without a session that is decoded. ``Enroll`` and ``Hello`` are shorter."""
+SMALL_CHUNK = 2**16
+"""A chunk of a blob of at most so many bytes is read at once: a thread would cost more."""
 _BEAT = wire.Beat()
 
 
@@ -170,8 +172,7 @@ class Reception:
                 self._about_ask(peer, message, frames, now)
             case wire.Need():
                 if self.roster.admission.may_get(peer, message.length, now):
-                    blob, data = self.shelf.answer(message)
-                    self._send(peer, blob, (data,))
+                    self._need(peer, message)
                 else:
                     self._too_much(peer)
             case wire.Presence():
@@ -184,6 +185,26 @@ class Reception:
                     self._gone(peer, device, "death", now, incarnation=message.incarnation)
             case _:
                 assert_never(message)
+
+    def _need(self, peer: bytes, message: wire.Need) -> None:
+        """Send the chunk of a blob. A large one is read apart from the event loop."""
+        if message.length <= SMALL_CHUNK:
+            blob, data = self.shelf.answer(message)
+            self._send(peer, blob, (data,))
+            return
+        read = asyncio.get_running_loop().run_in_executor(self.shelf.reader, self.shelf.answer, message)
+        read.add_done_callback(lambda done: self._read(peer, done))
+
+    def _read(self, peer: bytes, done: asyncio.Future[tuple[wire.Blob, bytes]]) -> None:
+        if done.cancelled():
+            return
+        try:
+            blob, data = done.result()
+            self._send(peer, blob, (data,))
+        except BlobError as error:
+            self._refuse(peer, "unknown_blob", str(error), self.timeline.now())
+        except Exception as error:
+            self.fail(error)
 
     def _enroll(self, peer: bytes, message: wire.Enroll, now: float) -> None:
         before = self.roster.leases.of_peer(peer)

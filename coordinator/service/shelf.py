@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -26,6 +27,8 @@ class Shelf:
     """The blobs of a run. Some are kept to its end, others as long as they belong to one of the last two asks."""
 
     def __init__(self, store: BlobStore) -> None:
+        self.reader = ThreadPoolExecutor(1, "blobs")
+        """The thread that reads large chunks: a slow disk must not hold the event loop."""
         self._store = store
         self._kept: dict[Digest, None] = {}
         self.kept_bytes = 0
@@ -34,6 +37,7 @@ class Shelf:
 
     def close(self) -> None:
         """Remove every blob. A run that is resumed publishes them again."""
+        self.reader.shutdown(cancel_futures=True)
         self._store.evict(())
         with contextlib.suppress(OSError):
             self._store.directory.rmdir()

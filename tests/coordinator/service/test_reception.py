@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import Summary
+from fedemu.coordinator.service.shelf import Shelf
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN
 
@@ -157,3 +159,27 @@ async def test_messages_of_another_life_of_the_coordinator_are_counted_and_have_
     device.dealer.send(wire.Failed(ask="1.0.0", reason="training"))
     _, left = await running
     assert [(row.accepted, row.failed, row.rejected) for row in left.rows] == [(1, 1, 0)]
+
+
+async def test_large_chunks_of_blobs_are_read_apart_from_the_event_loop(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: dict[int, str] = {}
+    answer = Shelf.answer
+
+    def watched(shelf: Shelf, need: wire.Need) -> tuple[wire.Blob, bytes]:
+        readers[need.length] = threading.current_thread().name.partition("_")[0]
+        return answer(shelf, need)
+
+    monkeypatch.setattr(Shelf, "answer", watched)
+    fleet = make_fleet(2)
+    plan = make_plan(devices=2, per_round=2, over_selection=1.0, rounds=2)
+    running = asyncio.create_task(play(plan))
+    await until(lambda: fleet.granted is not None)
+    wanted = fleet.granted.experiment.digest
+    for digest in (wanted, "f" * 64):
+        fleet.supervisor.send(wire.Need(digest=digest, offset=0, length=2**20))
+    await until(lambda: wanted in fleet.blobs and any(message.reason == "unknown_blob" for message in fleet.refused))
+    assert fleet.blobs[wanted] == plan.experiment
+    await running
+    assert (readers[2**20], readers[64]) == ("blobs", "MainThread")
