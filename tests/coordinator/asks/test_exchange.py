@@ -47,7 +47,9 @@ class Play:
         self.sent: list[tuple[int, str]] = []
         self.leaf = Leaf("float32", (size,))
         template = PayloadTemplate({"model/w": self.leaf}, self.leaf.bytes)
-        parts = AskParts(ASK, "train", 0, 0.0, 10.0, 0, (), {}, 1.0, 0.0, template, False, None, 1e30, folder / "spill")
+        parts = AskParts(
+            ASK, "train", 0, 0.0, 10.0, 0, 7, (), {}, 1.0, 0.0, template, False, None, 1e30, folder / "spill"
+        )
         settings = Settings(run="test", seed=1, rounds=1, devices=len(DEVICES), per_round=wanted)
         machine = WallAsk(Terms(ASK, DEVICES, wanted, 0.0, 10.0), DEVICES)
         self.exchange = Exchange(parts, machine, Roster(settings), self._send, Observers(), apart)

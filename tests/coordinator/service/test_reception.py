@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
