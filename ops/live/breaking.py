@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -91,7 +92,7 @@ class Breaking:
                     run.machine.frozen.pop(pid, None)
                 elif action == "freeze":
                     process.send_signal(signal.SIGSTOP)
-                    run.machine.frozen[pid] = process
+                    run.machine.frozen[pid] = process, time.monotonic()
                 else:
                     process.send_signal(signal.SIGCONT)
                     run.machine.frozen.pop(pid, None)

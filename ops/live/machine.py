@@ -18,6 +18,8 @@ SEARCH_SECONDS: Final = 3.0
 """How often the supervisors are looked for."""
 SAMPLE_SECONDS: Final = 1.0
 KEPT_SAMPLES: Final = 600
+STOP_SECONDS: Final = 5.0
+"""How long the kernel may take to stop a process."""
 
 
 @dataclass
@@ -43,8 +45,8 @@ class Machine:
         self._searched = -SEARCH_SECONDS
         self._supervisors: list[Supervisor] = []
         self.crews: list[Crew] = []
-        self.frozen: dict[int, psutil.Process] = {}
-        """The processes that the page has stopped, by their ids."""
+        self.frozen: dict[int, tuple[psutil.Process, float]] = {}
+        """The processes that the page has stopped, by their ids, and when it did so, by the monotonic clock."""
         self._clocks: dict[tuple[str, int], tuple[float, psutil.Process, float]] = {}
         self._samples: deque[dict[str, Any]] = deque(maxlen=KEPT_SAMPLES)
         self._sampled = 0.0
@@ -105,11 +107,13 @@ class Machine:
 
     def frozen_devices(self) -> set[int]:
         """The devices in processes that the page has stopped and that still are stopped."""
-        for pid, process in list(self.frozen.items()):
+        now = time.monotonic()
+        for pid, (process, since) in list(self.frozen.items()):
             with suppress(psutil.Error):
-                if process.is_running() and process.status() == psutil.STATUS_STOPPED:
+                stopped = process.status() == psutil.STATUS_STOPPED or now - since < STOP_SECONDS
+                if process.is_running() and stopped:
                     continue
-            del self.frozen[pid]
+            self.frozen.pop(pid, None)
         if not self.frozen:
             return set()
         return {device for crew in self.crews for device, pid in crew.devices.items() if pid in self.frozen}

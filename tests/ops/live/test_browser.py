@@ -1,0 +1,318 @@
+"""The page in a real browser, during a run that is broken by its buttons. One run serves all tests of this file."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fedemu.ops.live.found import supervisors_of
+from fedemu.ops.live.holder import holder_of
+from fedemu.ops.live.machine import Crew, Machine
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (pip install playwright)")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "chromium-browser"))), None)
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium (on Debian: apt-get install chromium)"),
+    pytest.mark.timeout(600),
+]
+PATIENCE = 120.0
+"""Seconds for a condition that an idle machine meets in one or two."""
+DEVICES = 20
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> Any:
+    """What ``condition`` returns as soon as it is true."""
+    end = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < end, f"{what} did not happen within {PATIENCE:.0f} s"
+        time.sleep(0.05)
+    return found
+
+
+def until(page: Any, script: str, argument: Any = None) -> None:
+    """Wait until a script is true. The page forbids to make programs of texts, as Playwright's own wait does it."""
+    wait_until(lambda: page.evaluate(script, argument), script)
+
+
+class Shown:
+    """A process that serves a page: its command line, the address, the token."""
+
+    def __init__(self, *words: str, log: Path) -> None:
+        with log.open("wb") as output:
+            self.process = psutil.Popen(
+                ["nice", sys.executable, "-m", "fedemu.ops.cli", *words],  # the browser comes first
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=log.parent,
+            )
+        found = wait_until(lambda: re.search(r"(http://\S+)#token=(\w+)", log.read_text()), f"the page of {words}")
+        self.address, self.token = found[1], found[2]
+
+    def end(self) -> None:
+        """End the process and all that it has started."""
+        with_children = [self.process, *self.process.children(recursive=True)] if self.process.is_running() else []
+        for process in with_children:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait(PATIENCE)
+
+
+class Live:
+    """A run that goes on, with its page."""
+
+    def __init__(self, folder: Path) -> None:
+        self.directory = folder / "run"
+        settings = ["--devices", str(DEVICES), "--rounds", "100000", "--trainers", "1"]
+        # With so many epochs a round takes about a second, so that pages stay small while the tests go on.
+        for setting in ("fleet.per_round=4", "runtime.report=false", "local.epochs=300"):
+            settings += ["--set", setting]
+        words = ["run", "digits-small", "--out", str(self.directory), *settings, "--page"]
+        self.shown = Shown(*words, log=folder / "terminal")
+
+    @property
+    def coordinator(self) -> int | None:
+        """The process that plays the run now."""
+        return holder_of(self.directory / ".lock")
+
+    def crew(self) -> Crew:
+        """The processes of the run's supervisor, complete."""
+
+        def look() -> Crew | None:
+            machine = Machine(self.directory)
+            machine.look(self.coordinator)
+            complete = machine.crews and len(machine.crews[0].devices) == DEVICES and machine.crews[0].trainers
+            return machine.crews[0] if complete else None
+
+        return wait_until(look, "a complete crew")
+
+    def end(self) -> None:
+        """End every process of the run and its page."""
+        pids = [self.coordinator] if self.coordinator else []
+        pids += [found.process.pid for pid in list(pids) for found in supervisors_of(pid, self.directory)]
+        self.shown.end()
+        for pid in pids:
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).kill()
+        for process in psutil.process_iter(["cmdline"]):
+            if str(self.directory) in (process.info["cmdline"] or ()):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    run = Live(tmp_path_factory.mktemp("live"))
+    yield run
+    run.end()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a page. A page that writes an error into the console fails its test."""
+    mistakes: list[str] = []
+    contexts = []
+
+    def open_page(address: str, **look: Any) -> Any:
+        context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | look))
+        contexts.append(context)
+        context.set_default_timeout(1000 * PATIENCE)
+        page = context.new_page()
+        page.on("pageerror", lambda error: mistakes.append(str(error)))
+        page.on("console", lambda line: line.type in ("error", "warning") and mistakes.append(line.text))
+        page.goto(address)
+        page.wait_for_selector(".card b, .side .pill")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    # A browser tells of every lost connection and of every request that is refused, such as one with a wrong token.
+    expected = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE", "status of 403")
+    assert [line for line in mistakes if not any(words in line for words in expected)] == []
+
+
+def grown(page: Any, beyond: int = 0) -> int:
+    """The number of rows on the page, once there are more than ``beyond``."""
+    until(page, "beyond => window.fedemu && window.fedemu.runs[0].rows.length > beyond", beyond)
+    return int(page.evaluate("window.fedemu.runs[0].rows.length"))
+
+
+def test_the_page_fills_while_the_run_goes_on_and_survives_a_reload(live: Live, visit: Callable[..., Any]) -> None:
+    page = visit(live.shown.address)
+    before = grown(page, 1)
+    grown(page, before)
+    assert page.inner_text("h1") == "digits-small"
+    assert page.inner_text("[data-part=state]") == "running"
+    until(page, "document.querySelector('[data-part=line]').textContent.includes('round ')")
+    page.wait_for_selector("[data-part=legend] button")
+    until(page, "window.fedemu.runs[0].states.some((state) => state > 0)")
+    page.locator(".chart >> nth=0").scroll_into_view_if_needed()  # charts are drawn when they can be seen
+    page.wait_for_selector(".u-wrap canvas")
+    page.locator("[data-part=log]").scroll_into_view_if_needed()
+    page.wait_for_selector(".log b")
+    assert re.fullmatch(r"\d+\.\d %", page.inner_text(".card b >> nth=0"))
+    page.reload()
+    grown(page, before)
+    assert page.inner_text("#connection") == "live"
+
+
+def test_what_is_drawn_is_also_said(live: Live, visit: Callable[..., Any]) -> None:
+    page = visit(live.shown.address)
+    grown(page, 1)
+    for title in ("Accuracy", "Loss", "Accuracy by class"):
+        label = page.get_attribute(f'[role=img][aria-label^="{title}. "]', "aria-label")
+        assert re.search(r"\d", label), label
+    page.wait_for_selector(f'canvas[aria-label^="Field of {DEVICES} devices: "]')
+    page.wait_for_selector('canvas[aria-label^="Timeline of round "]')
+    assert page.get_attribute("[role=progressbar]", "aria-valuemax") == "100000"
+    names = page.evaluate(
+        "[...document.querySelectorAll('button, input, select')].filter((one) => one.checkVisibility())"
+        ".map((one) => one.textContent.trim() || one.ariaLabel || one.closest('label')?.textContent.trim() || '')"
+    )
+    assert all(names)
+    page.click("[data-part=askpanel] summary")
+    page.wait_for_selector("[data-part=asktable] td")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fits_a_phone_in_either_scheme(live: Live, visit: Callable[..., Any], scheme: str) -> None:
+    page = visit(live.shown.address, viewport={"width": 400, "height": 800}, color_scheme=scheme)
+    grown(page)
+    page.locator(".chart >> nth=0").scroll_into_view_if_needed()  # charts are drawn when they can be seen
+    page.wait_for_selector(".u-wrap canvas")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    tone = sum(
+        int(part) for part in re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))[:3]
+    )
+    assert (tone < 200) == (scheme == "dark")
+
+
+def test_the_field_is_used_by_the_keyboard(live: Live, visit: Callable[..., Any]) -> None:
+    page = visit(live.shown.address)
+    grown(page)
+    page.focus("[data-part=field]")
+    for key in ("ArrowRight", "ArrowRight", "Space"):
+        page.keyboard.press(key)
+    assert page.input_value("[data-part=chosen]") == "2"
+    assert page.inner_text("[data-part=pointed]").startswith("Device 2: ")
+    page.keyboard.press("Enter")
+    page.wait_for_selector('[data-part=story] svg[role=img][aria-label^="Training samples: "]')
+    assert page.inner_text("[data-part=story] h3").startswith("Device 2")
+    assert page.evaluate("document.activeElement.dataset.part") == "story"
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert not page.is_visible("[data-part=story]")
+
+
+def test_the_log_is_filtered(live: Live, visit: Callable[..., Any]) -> None:
+    page = visit(live.shown.address)
+    grown(page)
+    page.uncheck("[data-part=follow]")
+    page.check("[data-part=follow]")
+    page.fill("[data-part=search]", "checkpoint")
+    page.locator("[data-part=log]").scroll_into_view_if_needed()
+    until(page, "[...document.querySelectorAll('.log b')].every((one) => one.textContent === 'checkpoint')")
+    page.fill("[data-part=search]", "no event has this")
+    until(page, "!document.querySelector('.log b')")
+    assert page.inner_text("[data-part=logcount]").startswith("0 events")
+
+
+def test_a_page_whose_server_is_gone_for_a_while_goes_on(live: Live, visit: Callable[..., Any], tmp_path: Path) -> None:
+    first = Shown("watch", str(live.directory), log=tmp_path / "first")
+    port = first.address.rstrip("/").rpartition(":")[2]
+    page = visit(first.address)
+    before = grown(page)
+    page.evaluate("window.kept = true")
+    first.end()
+    until(page, "document.getElementById('connection').textContent.startsWith('connection lost')")
+    second = Shown("watch", str(live.directory), "--port", port, log=tmp_path / "second")
+    try:
+        until(page, "document.getElementById('connection').textContent === 'live'")
+        grown(page, before)
+        assert page.evaluate("window.kept"), "the page was not loaded again"
+    finally:
+        second.end()
+
+
+def test_buttons_kill_and_freeze_what_they_say_and_the_run_goes_on(live: Live, visit: Callable[..., Any]) -> None:
+    page = visit(live.shown.address)
+    grown(page)
+    page.evaluate("window.kept = true")
+
+    def press(action: str, said: str) -> None:
+        page.click(f"[data-action={action}]")
+        until(page, "said => document.querySelector('[data-part=told]').textContent.includes(said)", said)
+
+    def gone(pid: int) -> bool:
+        return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+    assert page.is_disabled("[data-action=kill_trainer]")
+    page.fill("[data-part=token]", "wrong")
+    press("kill_trainer", "the token is wrong")
+    page.fill("[data-part=token]", live.shown.token)
+    page.fill("[data-part=chosen]", "3, 5-6")
+    assert page.inner_text("[data-part=chosencount]") == "3 devices selected"
+
+    chosen = [psutil.Process(live.crew().devices[device]) for device in (3, 5, 6)]
+    press("freeze", "3 device processes frozen")
+    wait_until(lambda: {one.status() for one in chosen} == {psutil.STATUS_STOPPED}, "they stand still")
+    until(page, "window.fedemu.runs[0].states.filter((state) => state === 7).length === 3")
+    press("release", "3 device processes let go on")
+    wait_until(lambda: all(process.status() != psutil.STATUS_STOPPED for process in chosen), "they go on")
+    press("kill", "3 device processes killed")
+    wait_until(lambda: all(gone(process.pid) for process in chosen), "they are dead")
+
+    trainer = live.crew().trainers[0]
+    press("kill_trainer", f"trainer 1 killed (process {trainer})")
+    wait_until(lambda: gone(trainer), "the trainer is dead")
+    supervisor = live.crew().supervisor.pid
+    press("kill_supervisor", f"supervisor killed (process {supervisor})")
+    wait_until(lambda: gone(supervisor), "the supervisor is dead")
+    wait_until(lambda: live.crew().supervisor.pid != supervisor, "another supervisor")
+    grown(page, grown(page))
+
+    coordinator = live.coordinator
+    press("kill_coordinator", f"coordinator killed (process {coordinator})")
+    page.wait_for_selector("[data-part=banner]:not([hidden])")
+    assert str(live.directory) in page.inner_text("[data-part=command]")
+    page.click("[data-part=resume]")
+    wait_until(lambda: live.coordinator not in (None, coordinator), "another coordinator")
+    page.wait_for_selector("[data-part=banner]", state="hidden")
+    grown(page, grown(page))
+    until(page, "document.querySelector('[data-part=state]').textContent === 'running'")
+    assert page.evaluate("window.kept"), "the page was not loaded again"
+
+
+def test_runs_stand_side_by_side(made: Any, live: Live, visit: Callable[..., Any], tmp_path: Path) -> None:
+    made.row(1, accuracy=0.25)
+    made.row(2, accuracy=0.75)
+    shown = Shown("watch", str(made.directory), str(live.directory), log=tmp_path / "terminal")
+    try:
+        page = visit(shown.address)
+        until(page, "document.querySelectorAll('.side .pill').length === 2")
+        until(page, "document.body.innerText.includes('accuracy 75.0 %')")
+        page.click(".side button >> nth=1")
+        page.wait_for_selector("[data-part=field]")
+        page.click("#tabs button >> nth=0")
+        page.wait_for_selector(".side")
+    finally:
+        shown.end()
