@@ -258,7 +258,20 @@ def plan(tmp_path: Path) -> Callable[..., SupervisorPlan]:
 
 
 @pytest.fixture
-def leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def family() -> Callable[[], list[psutil.Process]]:
+    """Lists the processes that tests have started and that still live, apart from the one that starts others warm."""
+
+    def listed() -> list[psutil.Process]:
+        children = [child for child in psutil.Process().children() if child.name() != "fedemu-warm"]
+        return [process for child in children for process in (child, *child.children(recursive=True))]
+
+    return listed
+
+
+@pytest.fixture
+def leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Callable[[], list[psutil.Process]]
+) -> Iterator[None]:
     """Puts toy trainers in place of real ones. At the end no child and no folder of a bus may be left."""
     folders: list[Path] = []
 
@@ -271,9 +284,9 @@ def leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setattr("fedemu.device.machine.trainers.COMMAND", (str(HERE / "toy_trainer.py"),))
     monkeypatch.setattr("fedemu.device.machine.supervisor.private_folder", noted)
     (tmp_path / "logs").mkdir()
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    before = {process.pid for process in family()}
     yield
-    left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
+    left = [process for process in family() if process.pid not in before]
     assert left == []
     assert [folder for folder in folders if folder.exists()] == []
 

@@ -21,6 +21,14 @@ _DEVICES = 300
 _MOST_PAIRS = 3
 
 
+_SELDOM_AWAY = (
+    "availability.mean_online=3600.0",
+    "availability.mean_offline=1800.0",
+    "profile.seconds_per_sample={kind='lognormal', median=0.01, sigma=0.5}",
+)
+"""Devices that are on-line for an hour, so that few drop out and an update costs what its work costs."""
+
+
 @dataclass(frozen=True)
 class Accepted:
     """The devices whose updates were accepted, by round, and the model digest."""
@@ -32,9 +40,9 @@ class Accepted:
 def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
     """Accepted updates per second, and the CPU time per accepted update by kind of process."""
     devices, last = effort.count(_DEVICES, 10), max(FIRST + 3, effort.count(LAST))
-    overrides = [f"fleet.devices={devices}", f"fleet.per_round={devices // 10}", f"rounds={last}"]
+    overrides = [f"fleet.devices={devices}", f"fleet.per_round={devices // 10}", f"rounds={last}", *_SELDOM_AWAY]
     tell("system: which updates are accepted")
-    accepted = overhear(overrides)
+    accepted = play_calmly(overrides)
     cohorts = [accepted.rounds.get(round, []) for round in range(FIRST + 1, last + 1)]
     pairs: list[Pair] = []
     stretches: list[Stretch] = []
@@ -62,7 +70,7 @@ def _shares(stretches: Sequence[Stretch]) -> Iterator[Figure]:
         yield cost("system", f"CPU per accepted update: {kind}", "ms", values)
 
 
-def overhear(overrides: Sequence[str]) -> Accepted:
+def play_calmly(overrides: Sequence[str]) -> Accepted:
     """The updates that a run accepts, found by ``accepted.py`` in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "fedemu.ops.bench.system.accepted", *overrides],

@@ -25,6 +25,7 @@ from fedemu.protocol.transport.zeromq import ZmqNetwork
 TOYS = Path(__file__).parents[1] / "toys.py"
 DEVICES = 20
 Until = Callable[..., Coroutine[Any, Any, None]]
+Family = Callable[[], list[psutil.Process]]
 FIRST = 1 << LIFE_BITS
 
 
@@ -74,10 +75,11 @@ class Nursery:
 
 
 @pytest.fixture
-async def nursery(tmp_path: Path, toy_stream: Callable[[int], bytes]) -> AsyncIterator[Callable[..., Nursery]]:
+async def nursery(
+    tmp_path: Path, toy_stream: Callable[[int], bytes], family: Family
+) -> AsyncIterator[Callable[..., Nursery]]:
     """Makes nurseries. At the end none of their processes may live."""
     made: list[Nursery] = []
-    me = psutil.Process()
 
     def make(experiment: dict[str, object] | None = None, per_process: int = 1) -> Nursery:
         made.append(Nursery(tmp_path, experiment or {}, toy_stream(DEVICES), per_process))
@@ -85,10 +87,10 @@ async def nursery(tmp_path: Path, toy_stream: Callable[[int], bytes]) -> AsyncIt
 
     yield make
     for nursery in made:
-        family = me.children(recursive=True)
+        processes = family()
         await nursery.processes.stop(None, 0.0)
         nursery.network.close()
-        _, alive = psutil.wait_procs(family, timeout=5)
+        _, alive = psutil.wait_procs(processes, timeout=5)
         assert alive == []
 
 
@@ -143,15 +145,17 @@ async def test_no_process_outlives_a_killed_zygote_and_all_are_started_again(
     assert sorted(device for device, _ in place.deaths) == list(range(DEVICES))
 
 
-async def test_everything_ends_when_the_pipe_closes(nursery: Callable[..., Nursery], until: Until) -> None:
+async def test_everything_ends_when_the_pipe_closes(
+    nursery: Callable[..., Nursery], until: Until, family: Family
+) -> None:
     place = nursery()
     await place.processes.prepare()
     place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
-    family = psutil.Process().children(recursive=True)
-    assert len(family) == DEVICES + 1
+    processes = family()
+    assert len(processes) == DEVICES + 1
     await place.processes.stop(None, 0.0)
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(processes, timeout=5)
     assert alive == []
 
 
