@@ -42,7 +42,7 @@ def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
     devices, last = effort.count(_DEVICES, 10), max(FIRST + 3, effort.count(LAST))
     overrides = [f"fleet.devices={devices}", f"fleet.per_round={devices // 10}", f"rounds={last}", *_SELDOM_AWAY]
     tell("system: which updates are accepted")
-    accepted = play_calmly(overrides)
+    accepted = find_accepted(overrides)
     cohorts = [accepted.rounds.get(round, []) for round in range(FIRST + 1, last + 1)]
     pairs: list[Pair] = []
     stretches: list[Stretch] = []
@@ -70,7 +70,7 @@ def _shares(stretches: Sequence[Stretch]) -> Iterator[Figure]:
         yield cost("system", f"CPU per accepted update: {kind}", "ms", values)
 
 
-def play_calmly(overrides: Sequence[str]) -> Accepted:
+def find_accepted(overrides: Sequence[str]) -> Accepted:
     """The updates that a run accepts, found by ``accepted.py`` in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "fedemu.ops.bench.system.accepted", *overrides],

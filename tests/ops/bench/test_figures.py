@@ -94,7 +94,7 @@ def test_the_whole_system_is_measured_against_the_very_updates_that_it_accepts(
 ) -> None:
     monkeypatch.setattr(system, "Worker", Here)
     monkeypatch.setattr(
-        system, "play_calmly", lambda overrides: system.Accepted(*asyncio.run(accepted.accepted_updates(overrides)))
+        system, "find_accepted", lambda overrides: system.Accepted(*asyncio.run(accepted.accepted_updates(overrides)))
     )
     figures = list(system.figures(TINY, lambda line: None))
     assert measured(figures[0])
