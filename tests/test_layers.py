@@ -30,7 +30,7 @@ ORDER = {
     "coordinator": ("settings timeline | fleet record | observer | asks | evaluation service | plan | rounds | serve"),
     "ops": (
         "figures | pages experiment/tables | experiment watching | data/own | data results "
-        "| assembly compare keys report/plots | report compare/page | at_hand doctor live | running "
+        "| assembly compare keys report/plots track | report compare/page | at_hand doctor live | running "
         "| sweeps stress bench/measuring | stress/campaign stress/strangers bench/aggregation bench/fleet "
         "bench/selection bench/system bench/training bench/wire | bench notebook | cli"
     ),

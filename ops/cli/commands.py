@@ -60,7 +60,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-_READ_NO_SETTINGS = ("ls", "watch", "report", "compare", "presets", "init", "schema", "doctor", "completion")
+_READ_NO_SETTINGS = ("ls", "watch", "report", "export", "compare", "presets", "init", "schema", "doctor", "completion")
 """Commands for which a mistyped variable is no mistake. They only tell it; the others refuse it."""
 
 
@@ -129,6 +129,12 @@ _COMMANDS = (
         cli_look.report,
         "Write the report of a run.",
         ("fedemu report runs/digits-1", "fedemu report runs/digits-1 --figures paper"),
+    ),
+    (
+        "export",
+        cli_look.export,
+        "Tell TensorBoard, MLflow or Weights & Biases of a run.",
+        ("fedemu export runs/digits-1 --to tensorboard --out runs/tensorboard",),
     ),
     (
         "compare",

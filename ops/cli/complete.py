@@ -63,10 +63,11 @@ def run_directories(incomplete: str) -> list[str]:
 
 def overrides(incomplete: str) -> list[str]:
     """Keys of settings for ``--set``, with the equals sign."""
-    from fedemu.ops.experiment import Experiment, Runtime
+    from fedemu.ops.experiment import Experiment
     from fedemu.ops.experiment.mistakes import setting_paths
+    from fedemu.ops.experiment.sources import machine_paths
 
-    keys = [*setting_paths(Experiment), *(f"runtime.{key}" for key in Runtime.model_fields)]
+    keys = [*setting_paths(Experiment), *machine_paths()]
     return _beginning(incomplete, [f"{key}=" for key in keys])
 
 

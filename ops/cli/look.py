@@ -21,6 +21,7 @@ from fedemu.ops.experiment.sources import load_experiment, read_frozen
 from fedemu.ops.figures import counted
 from fedemu.ops.pages.paper import paper_of
 from fedemu.ops.running.exits import complain
+from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
 
@@ -108,6 +109,42 @@ def watch(
 
     runs = [run.resolve() for directory in directories for run in (runs_below(directory) or [directory])]
     serve_page(list(dict.fromkeys(runs)), port, announce)
+    return 0
+
+
+@guarded
+def export(
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="The run directory of a finished or unfinished run.",
+            autocompletion=complete.run_directories,
+        ),
+    ],
+    to: Annotated[
+        list[str],
+        typer.Option(
+            metavar="tensorboard|mlflow|wandb|MODULE:NAME",
+            help="The tracker: one that comes with fedemu as an extra, or your own. Can be repeated.",
+        ),
+    ],
+    out: Annotated[
+        str,
+        typer.Option(
+            metavar="FOLDER|ADDRESS", help="Where the tracker writes. Default: DIR/track/.", show_default=False
+        ),
+    ] = "",
+    project: Annotated[
+        str, typer.Option(metavar="NAME", help="The project, or MLflow's experiment, to which the run belongs.")
+    ] = "fedemu",
+) -> int:
+    """Tell trackers of a run: settings, rows, figures, model and digest. What they know already is not told again."""
+    from fedemu.ops.track.export import export as tell
+
+    check_trackers(to)
+    for name in dict.fromkeys(to):
+        print(tell(directory, name, out, project))
     return 0
 
 

@@ -21,6 +21,7 @@ from fedemu.ops.running.portable import start_again_portably
 from fedemu.ops.running.seeds import SeedGroup, is_group, new_group, parse_seeds, reopen_group, run_group
 from fedemu.ops.running.together import run_together
 from fedemu.ops.running.words import conclude, is_complete
+from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError
 
 Bind = Annotated[
@@ -242,6 +243,7 @@ def _open(
         if computes_here or runtime.transport == "memory":
             start_again_portably(experiment)
         require_processor(runtime.device_type)
+        check_trackers(runtime.track.to)
         find_data(experiment)
         return claim(experiment, out), experiment, runtime
     _refuse_beside_resume(resume, source, out)
@@ -249,6 +251,7 @@ def _open(
     if computes_here or runtime.transport == "memory":
         start_again_portably(experiment)
     require_processor(runtime.device_type)
+    check_trackers(runtime.track.to)
     return resume, experiment, runtime
 
 

@@ -6,10 +6,37 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from fedemu.ops.experiment.mistakes import plain_table, refuse
 from fedemu.ops.experiment.tables.section import Positive, Section, Text
+
+
+def _several(value: Any) -> Any:
+    """One name is a list of one."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+class Track(Section):
+    """Who else is told of a run while it goes on (``docs/tracking.md``).
+
+    ``to`` are the names of trackers, or ``module:Name``. ``out`` is where they write, empty for the run directory.
+    ``project`` is under what name they file the run. ``patience`` is the real time that they have after its end.
+    """
+
+    to: Annotated[tuple[Text, ...], BeforeValidator(_several), Field(max_length=16)] = ()
+    out: Annotated[str, Field(max_length=4096)] = ""
+    project: Text = "fedemu"
+    patience: Annotated[float, Field(ge=0, le=86400)] = 60.0
+
+    @classmethod
+    def parse(cls, table: Mapping[str, Any]) -> Track:
+        """Check the table ``[track]``. Raises ConfigurationError with one sentence if a setting is wrong."""
+        plain = plain_table(table, "track")
+        try:
+            return cls.model_validate_json(json.dumps(plain))
+        except ValidationError as error:
+            raise refuse(error, plain, cls, "track") from None
 
 
 class Runtime(Section):
@@ -43,6 +70,7 @@ class Runtime(Section):
     metrics_address: Text = "127.0.0.1"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     report: bool = True
+    track: Track = Track()
     connect_seconds: Positive = 60.0
     lost_seconds: Positive = 120.0
     idle_seconds: Positive = 60.0

@@ -17,7 +17,7 @@ from fedemu.ops.experiment.mistakes import setting_paths, shown
 from fedemu.ops.experiment.near import near
 from fedemu.ops.experiment.presets import DEFAULT, is_preset, preset, preset_names
 from fedemu.ops.experiment.read_toml import read_toml
-from fedemu.ops.experiment.runtime import Runtime
+from fedemu.ops.experiment.runtime import Runtime, Track
 from fedemu.ops.experiment.tables.section import FILLED
 from fedemu.ops.experiment.traces import TRACES_FILE, traces_text, with_traces
 from fedemu.protocol.errors import ConfigurationError
@@ -45,7 +45,7 @@ def load_experiment(
     for layer in (_from_environment(environment), given):
         table = merge(table, layer)
     try:
-        runtime = Runtime.parse(_section(table.pop("runtime", {}), "runtime"))
+        runtime = _runtime(table)
         experiment = Experiment.parse(table)
     except ConfigurationError as error:
         raise _with_variable(error, environment, given) from None
@@ -83,7 +83,7 @@ def check_resume(
     ConfigurationError, because it would make another experiment.
     """
     table = merge(merge(frozen.table(), _from_environment(environment)), _from_overrides(overrides))
-    runtime = Runtime.parse(_section(table.pop("runtime", {}), "runtime"))
+    runtime = _runtime(table)
     wanted = Experiment.parse(table)
     for path, old, new in differences(frozen.table(), wanted.table()):
         if path != _ROUNDS:
@@ -96,6 +96,13 @@ def check_resume(
                 f"rounds can't shrink from {old} to {new} when a run is resumed; only more rounds are possible"
             )
     return wanted.model_copy(update={"traces": frozen.traces}), runtime
+
+
+def _runtime(table: dict[str, Any]) -> Runtime:
+    """This machine's settings. They are taken out of the table: ``[runtime]``, and ``[track]``, a part of it."""
+    own = dict(_section(table.pop("runtime", {}), "runtime"))
+    track = Track.parse(_section(table.pop("track", own.pop("track", {})), "track"))
+    return Runtime.parse(own).model_copy(update={"track": track})
 
 
 def _shown(value: Any) -> str:
@@ -156,7 +163,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """A sentence for each environment variable that begins like one of fedemu, and is none: it is probably mistyped."""
-    tables = {*Experiment.model_fields, "runtime"}.difference(FILLED)
+    tables = {*Experiment.model_fields, "runtime", "track"}.difference(FILLED)
     return [
         f"the environment variable {name} names no setting and no folder{_hint(name)}"
         for name in _variables(environment)
@@ -164,9 +171,15 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     ]
 
 
+def machine_paths() -> list[str]:
+    """The settings of a machine by dotted key."""
+    own = setting_paths(Runtime)
+    return [path if path.partition(".")[0] == "track" else f"runtime.{path}" for path in own]
+
+
 def _hint(variable: str) -> str:
     """The variable that was probably meant: with the same last word, or the nearest one."""
-    paths = [*setting_paths(Experiment), *(f"runtime.{key}" for key in Runtime.model_fields)]
+    paths = [*setting_paths(Experiment), *machine_paths()]
     known = [*NOT_SETTINGS, *(PREFIX + path.replace(".", "__").upper() for path in paths)]
     word = variable.removeprefix(PREFIX)
     meant = [name for name in known if word and name.rpartition("__")[2] == word.upper()]

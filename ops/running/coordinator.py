@@ -32,9 +32,11 @@ from fedemu.ops.keys.choice import reachable_elsewhere, server_keys
 from fedemu.ops.running.codes import INTERRUPTED, STOP_SIGNALS
 from fedemu.ops.running.embedded import serve_embedded
 from fedemu.ops.running.exits import complain, exit_code_of
+from fedemu.ops.running.launch import child_command
 from fedemu.ops.running.processes import announce
 from fedemu.ops.running.timing import timed
 from fedemu.ops.running.words import at_address, conclude, say, title
+from fedemu.ops.track.live import followers
 from fedemu.ops.watching.display import open_display
 from fedemu.ops.watching.feed import LIVE
 from fedemu.ops.watching.fleet_feed import FleetFeed
@@ -95,7 +97,8 @@ def coordinate(
         virtual=experiment.clock.kind == "virtual",
         bring=bring,
     )
-    with _metrics(runtime, experiment.rounds) as metrics:
+    told = followers(directory, runtime.track, child_command, complain)
+    with _metrics(runtime, experiment.rounds) as metrics, told as trackers:
         try:
             with contextlib.ExitStack() as shown:
                 display = open_display(state, Console(stderr=True))
@@ -104,7 +107,8 @@ def coordinate(
                     opened()
                     shown.enter_context(display)
 
-                observers: list[RunObserver] = [LogObserver(), *metrics.observers, display, *timed(experiment.rounds)]
+                observers: list[RunObserver] = [LogObserver(), *metrics.observers, display]
+                observers += [*timed(experiment.rounds), *trackers]
                 summary = asyncio.run(_serve(directory, experiment, runtime, observers, begin))
         except QuorumError:
             metrics.ended("quorum")

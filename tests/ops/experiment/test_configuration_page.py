@@ -13,12 +13,13 @@ import pytest
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.mistakes import setting_paths
 from fedemu.ops.experiment.presets import methods, presets
+from fedemu.ops.experiment.sources import machine_paths
 from fedemu.ops.experiment.tables.stream import Strategy, Stream
 
 PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## \[?([\w ]+)\]?\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
 NAME = re.compile(r"`([a-z0-9.-]+)`")
-PATHS = [*setting_paths(Experiment), *(f"runtime.{path}" for path in setting_paths(Runtime))]
+PATHS = [*setting_paths(Experiment), *machine_paths()]
 
 
 def section_of(path: str) -> str:
@@ -41,6 +42,7 @@ def rows(section: str) -> dict[str, str]:
 def test_the_defaults_are_those_of_the_code() -> None:
     experiment = tomllib.loads(Experiment().to_toml())
     code = {"Top level": experiment, **experiment, "runtime": Runtime().model_dump(mode="json")}
+    code["track"] = code["runtime"]["track"]
     told = {title: rows(text) for title, text in SECTIONS.items()}
     assert len([default for table in told.values() for default in table.values()]) > 50
     for title, table in told.items():

@@ -1,0 +1,140 @@
+"""Tells a tracker of a run from what the run directory holds: everything once, however often the run was resumed."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from fedemu.coordinator.record.json_lines import read_object
+from fedemu.coordinator.record.row import read_rows
+from fedemu.coordinator.record.run import read_run, read_summary
+from fedemu.ops.experiment import Experiment
+from fedemu.ops.track.kinds import KINDS, tracker
+from fedemu.ops.track.numbers import numbers_of, parameters_of
+from fedemu.ops.track.tracker import Ended, Memory, Tracked
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.files import write_whole
+
+FOLDER: Final = "track"
+"""The folder of a run directory for what trackers write, and for how far they have been told."""
+MODEL: Final = "model.safetensors"
+
+
+class Export:
+    """Tells one tracker of the run in ``directory``. What it was told is kept in ``directory/track/``.
+
+    ``out`` is where the tracker writes; empty means that folder. Raises whatever the tracker raises.
+    """
+
+    def __init__(self, directory: Path, name: str, out: str = "", project: str = "fedemu") -> None:
+        run = read_run(directory)
+        self.out = out or str((directory / FOLDER / _file_name(name)).resolve())
+        self._directory = directory
+        self._state_file = directory / FOLDER / f"{_file_name(name)}.json"
+        self._states = self._read_states()
+        known = self._states.get(self.out, {})
+        if "://" not in self.out and not Path(self.out).exists():
+            known = {}  # somebody has removed what was written
+        self._told = int(known.get("told", 0))
+        self._summary = known.get("summary")
+        self._tracker = tracker(name)
+        table = _settings(run.config)
+        self._tracked = Tracked(
+            directory=directory,
+            name=directory.resolve().name,
+            digest=str(known.get("digest") or _digest(run.config)),
+            config=run.config,
+            parameters=parameters_of(table),
+            out=self.out,
+            project=project,
+            told=self._told,
+            memory=known.get("memory", {}),
+        )
+        self._state_file.parent.mkdir(exist_ok=True)
+        self._memory: Memory = self._tracker.begin(self._tracked) or {}
+        self._keep()
+
+    def more(self) -> int:
+        """Tell the rows that are new. Returns their number."""
+        rows = [row for row in read_rows(self._directory) if row.round > self._told]
+        for row in rows:
+            self._tracker.row(row, numbers_of(row))
+        if rows:
+            self._tracker.flush()
+            self._told = rows[-1].round
+            self._keep()
+        return len(rows)
+
+    def end(self) -> None:
+        """Tell the rows that are new, and the end of the run if it is over and was not told yet."""
+        self.more()
+        summary = read_summary(self._directory)
+        if summary is not None and summary != self._summary:
+            model = self._directory / MODEL
+            figures = sorted((self._directory / "plots").glob("*.png"))
+            self._tracker.ended(Ended(summary, figures, model if model.is_file() else None))
+            self._tracker.flush()
+            self._summary = summary
+            self._keep()
+
+    def close(self) -> None:
+        """End the tracker."""
+        self._tracker.close()
+
+    def _read_states(self) -> dict[str, Any]:
+        with suppress(ConfigurationError, OSError):
+            return dict(read_object(self._state_file.read_bytes(), self._state_file))
+        return {}
+
+    def _keep(self) -> None:
+        own = {
+            "told": self._told,
+            "digest": self._tracked.digest,
+            "memory": dict(self._memory),
+            "summary": self._summary,
+        }
+        self._states[self.out] = own
+        write_whole(self._state_file, json.dumps(self._states) + "\n", several_writers=True)
+
+
+def export(directory: Path, name: str, out: str = "", project: str = "fedemu") -> str:
+    """Tell a tracker all that it does not know of a run, finished or not. Returns where the tracker has put it.
+
+    Raises ConfigurationError if there is no such run or tracker, or if the tracker fails.
+    """
+    try:
+        exporting = Export(directory, name, out, project)
+        try:
+            exporting.end()
+        finally:
+            exporting.close()
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"{name} failed: {type(error).__name__}: {error}") from error
+    return exporting.out
+
+
+def _file_name(name: str) -> str:
+    return name if name in KINDS else re.sub(r"[^\w.-]+", "-", name).strip("-.")
+
+
+def _settings(config: str) -> dict[str, Any]:
+    """The settings of an experiment with their defaults, as they stand if another version has frozen them."""
+    try:
+        table = tomllib.loads(config)
+        with suppress(ConfigurationError):
+            table = Experiment.parse(table).table()
+    except tomllib.TOMLDecodeError:
+        table = {}
+    return table
+
+
+def _digest(config: str) -> str:
+    with suppress(ConfigurationError, tomllib.TOMLDecodeError):
+        return Experiment.parse(tomllib.loads(config)).digest
+    return ""

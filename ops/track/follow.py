@@ -1,0 +1,29 @@
+"""The process that tells a tracker of a run while it goes on. A line of its input says that there is a new row.
+
+The end of its input says that the run is over, or that its coordinator is gone. Its last line says what went wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from fedemu.ops.track.export import Export
+
+
+def main(words: list[str]) -> int:
+    """Follow a run. ``words`` are the run directory, the name of the tracker, and its settings as JSON."""
+    directory, name, settings = Path(words[0]), words[1], json.loads(words[2])
+    try:
+        exporting = Export(directory, name, settings["out"], settings["project"])
+        try:
+            while sys.stdin.buffer.readline():
+                exporting.more()
+            exporting.end()
+        finally:
+            exporting.close()
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}".replace("\n", " "), flush=True)
+        return 1
+    return 0

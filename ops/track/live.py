@@ -1,0 +1,106 @@
+"""Trackers that follow a run: each is a process of its own, which can fail or hang without harm to the run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.record.row import Row
+from fedemu.ops.experiment.runtime import Track
+from fedemu.ops.track.export import FOLDER
+
+Command = Callable[..., list[str]]
+"""Makes the command of a child: it takes the name of the process, a module with ``main``, and arguments."""
+
+
+class Followers(Observers):
+    """Tells the processes of trackers of every round. Nothing here waits, apart from ``close``."""
+
+    def __init__(self, directory: Path, track: Track, command: Command, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self._directory = directory
+        self._track = track
+        self._say = say
+        self._told: set[str] = set()
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._logs: dict[str, Path] = {}
+        settings = json.dumps({"out": track.out, "project": track.project})
+        for name in track.to:
+            words = command("fedemu-track", "fedemu.ops.track.follow", str(directory), name, settings)
+            try:
+                self._start(name, words)
+            except OSError as error:
+                self._fail(name, str(error))
+
+    def round_finished(self, row: Row) -> None:
+        for name, child in self._children.items():
+            if name in self._told or child.stdin is None:
+                continue
+            try:
+                os.write(child.stdin.fileno(), b"\n")
+            except BlockingIOError:
+                pass  # it has not read hundreds of lines yet, and the next one it reads tells it of this round, too
+            except OSError:
+                self._fail(name, self._last_words(name))
+
+    def close(self) -> None:
+        """Let the trackers tell the end of the run. One that takes longer than ``track.patience`` is killed."""
+        ends = time.monotonic() + self._track.patience
+        for child in self._children.values():
+            if child.stdin is not None:
+                with contextlib.suppress(OSError):
+                    child.stdin.close()
+        for name, child in self._children.items():
+            try:
+                code = child.wait(max(0.0, ends - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+                self._fail(name, f"it was not done {self._track.patience:g} s after the run, and was ended")
+            else:
+                if code:
+                    self._fail(name, self._last_words(name))
+
+    def _start(self, name: str, words: Sequence[str]) -> None:
+        folder = self._directory / "logs"
+        folder.mkdir(exist_ok=True)
+        self._logs[name] = folder / f"{FOLDER}-{len(self._logs)}.log"
+        with self._logs[name].open("ab") as log:
+            child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
+        self._children[name] = child
+        if child.stdin is not None:
+            os.set_blocking(child.stdin.fileno(), False)
+
+    def _last_words(self, name: str) -> str:
+        with contextlib.suppress(OSError):
+            lines = self._logs[name].read_text(encoding="utf-8", errors="replace").split("\n")
+            return next((line.strip() for line in reversed(lines) if line.strip()), "it ended without a word")
+        return "it ended without a word"
+
+    def _fail(self, name: str, why: str) -> None:
+        if name in self._told:
+            return
+        self._told.add(name)
+        sentence = f"tracking to {name} failed ({why}); the run is not harmed"
+        logging.getLogger(__name__).warning("%s", sentence)
+        self._say(f"{sentence}, and `fedemu export {self._directory} --to {name}` tries again")
+
+
+@contextlib.contextmanager
+def followers(directory: Path, track: Track, command: Command, say: Callable[[str], None]) -> Iterator[list[Observers]]:
+    """The observers that tell ``track.to`` of a run. At the end they have been told of its end, too."""
+    if not track.to:
+        yield []
+        return
+    following = Followers(directory, track, command, say)
+    try:
+        yield [following]
+    finally:
+        following.close()

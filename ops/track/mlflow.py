@@ -1,0 +1,77 @@
+"""MLflow, by mlflow-skinny: metrics by round, parameters, tags, and the figures and the model as artifacts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from fedemu.coordinator.record.row import Row
+from fedemu.ops.track.tracker import Ended, Memory, Tracked
+
+_AT_ONCE: Final = 100
+"""The parameters that one request to a server may have."""
+_LONGEST: Final = 500
+_STATUS: Final = {"completed": "FINISHED", "diverged": "FINISHED", "interrupted": "KILLED"}
+
+
+class MLflow:
+    """Writes a run of the experiment ``project`` to ``out``: a folder, or the address of a server."""
+
+    def __init__(self) -> None:
+        # A run tells nobody outside of this machine what it does. These have to be set before the imports.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        self._entities: Any = import_module("mlflow.entities")  # an extra, which need not be installed
+        self._tracking: Any = import_module("mlflow.tracking")
+        self._client: Any = None
+        self._run = ""
+        self._told = 0
+
+    def begin(self, run: Tracked) -> Memory:
+        uri = run.out if "://" in run.out else Path(run.out).resolve().as_uri()
+        self._client = self._tracking.MlflowClient(tracking_uri=uri)
+        self._run = str(run.memory.get("run") or "")
+        if self._run:
+            self._client.update_run(self._run, status="RUNNING")
+            history = self._client.get_metric_history(self._run, "finished_round")
+            self._told = max((metric.step for metric in history), default=0)
+            return {"run": self._run}
+        found = self._client.get_experiment_by_name(run.project)
+        experiment = found.experiment_id if found else self._client.create_experiment(run.project)
+        made = self._client.create_run(experiment, run_name=run.name, tags={"experiment_digest": run.digest})
+        self._run = made.info.run_id
+        parameters = [self._entities.Param(name, str(value)[:_LONGEST]) for name, value in run.parameters.items()]
+        for start in range(0, len(parameters), _AT_ONCE):
+            self._client.log_batch(self._run, params=parameters[start : start + _AT_ONCE])
+        if run.config:
+            self._client.log_text(self._run, run.config, "config.toml")
+        return {"run": self._run}
+
+    def row(self, row: Row, numbers: Mapping[str, float]) -> None:
+        if row.round <= self._told:
+            return  # the process before this one was killed after it had told the round
+        now = int(1000 * time.time())
+        named = {**numbers, "finished_round": float(row.round)}
+        metrics = [self._entities.Metric(name, value, now, row.round) for name, value in named.items()]
+        for start in range(0, len(metrics), 1000):
+            self._client.log_batch(self._run, metrics=metrics[start : start + 1000])
+
+    def flush(self) -> None:
+        pass  # every call is durable when it returns
+
+    def ended(self, end: Ended) -> None:
+        for figure in end.figures:
+            self._client.log_artifact(self._run, str(figure), "figures")
+        if end.model is not None:
+            self._client.log_artifact(self._run, str(end.model))
+        for name in ("outcome", "model_digest"):
+            self._client.set_tag(self._run, name, str(end.summary.get(name)))
+        self._client.log_dict(self._run, dict(end.summary), "summary.json")
+        self._client.set_terminated(self._run, _STATUS.get(str(end.summary.get("outcome")), "FAILED"))
+
+    def close(self) -> None:
+        pass

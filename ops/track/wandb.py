@@ -1,0 +1,58 @@
+"""Weights & Biases without a network: it writes a folder, which ``wandb sync`` sends when somebody wants that."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fedemu.coordinator.record.row import Row
+from fedemu.ops.track.tracker import Ended, Memory, Tracked
+
+
+class WeightsAndBiases:
+    """Writes a run of ``project`` into ``out``. When a run goes on, there is one more folder with the same id."""
+
+    def __init__(self) -> None:
+        # A run tells nobody outside of this machine what it does. This has to be set before the import.
+        os.environ["WANDB_MODE"] = "offline"
+        os.environ["WANDB_ERROR_REPORTING"] = "false"
+        self._wandb: Any = import_module("wandb")  # an extra, which need not be installed
+        self._run: Any = None
+
+    def begin(self, run: Tracked) -> Memory:
+        identity = str(run.memory.get("run") or secrets.token_hex(4))
+        Path(run.out).mkdir(parents=True, exist_ok=True)
+        self._run = self._wandb.init(
+            project=run.project,
+            name=run.name,
+            id=identity,
+            resume="allow",
+            dir=run.out,
+            mode="offline",
+            config={**run.parameters, "experiment_digest": run.digest},
+            settings=self._wandb.Settings(
+                console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
+            ),
+        )
+        return {"run": identity}
+
+    def row(self, row: Row, numbers: Mapping[str, float]) -> None:
+        self._run.log(dict(numbers), step=row.round)
+
+    def flush(self) -> None:
+        pass  # its own process writes
+
+    def ended(self, end: Ended) -> None:
+        self._run.log({f"figures/{figure.stem}": self._wandb.Image(str(figure)) for figure in end.figures})
+        self._run.summary.update({f"end/{name}": str(end.summary.get(name)) for name in ("outcome", "model_digest")})
+        if end.model is not None:
+            model = self._wandb.Artifact(f"model-{self._run.id}", type="model")
+            model.add_file(str(end.model))
+            self._run.log_artifact(model)
+
+    def close(self) -> None:
+        self._run.finish()

@@ -1,0 +1,215 @@
+"""What trackers are told of a run: everything, and nothing twice, as their own readers read it."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from fedemu.coordinator.record.row import Row
+from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment.sources import write_frozen
+from fedemu.ops.track.export import Export, export
+from fedemu.ops.track.kinds import check
+from fedemu.ops.track.numbers import numbers_of
+from fedemu.protocol.errors import ConfigurationError
+
+OWN = """
+import json
+from pathlib import Path
+
+
+class Mine:
+    def begin(self, run):
+        Path(run.out).mkdir(exist_ok=True)
+        self.file = Path(run.out) / "told.jsonl"
+        self.say(begin=run.told, memory=run.memory, name=run.name, digest=run.digest, lr=run.parameters["local.lr"])
+        return {"times": run.memory.get("times", 0) + 1}
+
+    def say(self, **told):
+        with self.file.open("a") as file:
+            file.write(json.dumps(told) + "\\n")
+
+    def row(self, row, numbers):
+        self.say(round=row.round, accuracy=numbers["accuracy"])
+
+    def flush(self):
+        pass
+
+    def ended(self, end):
+        self.say(outcome=end.summary["outcome"], figures=[file.name for file in end.figures], model=end.model.name)
+
+    def close(self):
+        self.say(close=True)
+
+
+class Broken(Mine):
+    def row(self, row, numbers):
+        raise ValueError("no room")
+"""
+
+
+def add_rows(directory: Path, first: int, last: int) -> None:
+    rows = [{"round": n, "accuracy": n / 10, "class_accuracy": [0.5, None]} for n in range(first, last + 1)]
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def finish(directory: Path, rounds: int) -> None:
+    summary = {"outcome": "completed", "rounds": rounds, "model_digest": "d" * 64}
+    (directory / "summary.json").write_text(json.dumps(summary))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """An unfinished run of two rounds."""
+    directory = tmp_path / "run-7"
+    (directory / "plots").mkdir(parents=True)
+    write_frozen(Experiment.parse({"name": "tiny", "local": {"lr": 0.25}}), directory)
+    add_rows(directory, 1, 2)
+    Image.new("RGB", (4, 3), "red").save(directory / "plots" / "accuracy.png")
+    (directory / "model.safetensors").write_bytes(b"model")
+    return directory
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(OWN)
+    return f"{tmp_path / 'mine.py'}:Mine"
+
+
+def told(place: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(place) / "told.jsonl").read_text().splitlines()]
+
+
+def test_a_tracker_of_ones_own_is_told_everything_once_however_often_the_run_goes_on(run: Path, own: str) -> None:
+    digest = Experiment.parse({"name": "tiny", "local": {"lr": 0.25}}).digest
+    begin = {"name": "run-7", "digest": digest, "lr": 0.25}
+    out = export(run, own)
+    add_rows(run, 3, 3)
+    finish(run, 3)
+    assert export(run, own) == out
+    export(run, own)
+    assert told(out) == [
+        {"begin": 0, "memory": {}, **begin},
+        {"round": 1, "accuracy": 0.1},
+        {"round": 2, "accuracy": 0.2},
+        {"close": True},
+        {"begin": 2, "memory": {"times": 1}, **begin},
+        {"round": 3, "accuracy": 0.3},
+        {"outcome": "completed", "figures": ["accuracy.png"], "model": "model.safetensors"},
+        {"close": True},
+        {"begin": 3, "memory": {"times": 2}, **begin},
+        {"close": True},
+    ]
+
+
+def test_each_place_is_told_by_itself_and_again_when_it_was_removed(run: Path, own: str, tmp_path: Path) -> None:
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    for out in (first, second):
+        assert export(run, own, out) == out
+        assert sum("round" in line for line in told(out)) == 2
+    (Path(first) / "told.jsonl").unlink()
+    Path(first).rmdir()
+    export(run, own, first)
+    assert sum("round" in line for line in told(first)) == 2
+
+
+def test_a_tracker_that_fails_is_told_in_one_sentence(run: Path, own: str) -> None:
+    with pytest.raises(ConfigurationError, match="Broken failed: ValueError: no room"):
+        export(run, own.replace("Mine", "Broken"))
+
+
+def test_names_that_are_no_trackers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match='no tracker "tensorbord"; choose from tensorboard, mlflow, wandb'):
+        check(["tensorbord"])
+    with pytest.raises(ConfigurationError, match="nowhere"):
+        check(["nowhere_at_all:Mine"])
+    monkeypatch.setattr("fedemu.ops.track.kinds.find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigurationError, match=r"needs the package mlflow; install it with pip install 'fedemu\[mlflow"
+    ):
+        check(["mlflow"])
+    with pytest.raises(ConfigurationError, match="holds no run"):
+        export(tmp_path, "x.py:Mine")
+
+
+def test_the_numbers_of_a_row_have_names_and_what_was_not_measured_is_left_out() -> None:
+    row = Row(
+        3, accuracy=0.5, class_accuracy=(0.25, None), device_metrics={"loss": 1.0}, remarks={"a": {"b": 2, "c": "d"}}
+    )
+    assert numbers_of(row) == {
+        "accuracy": 0.5,
+        "class_accuracy/0": 0.25,
+        "device_metrics/loss": 1.0,
+        "remarks/a/b": 2.0,
+    }
+
+
+@pytest.mark.timeout(600)  # their packages take long to import on a busy machine
+@pytest.mark.skipif(not find_spec("tensorboard"), reason="tensorboard, which reads its files, is not installed")
+@pytest.mark.skipif(not find_spec("tensorboardX"), reason="the extra tensorboard is not installed")
+def test_tensorboard_reads_a_run_that_was_killed_and_went_on_without_doubles(run: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    killed = Export(run, "tensorboard")
+    killed.more()
+    # It was killed after it had written a round, and before it had noted that.
+    killed._tracker.row(Row(3, accuracy=0.3), {"accuracy": 0.3})
+    killed.close()
+    add_rows(run, 3, 4)
+    finish(run, 4)
+    out = export(run, "tensorboard")
+    read = EventAccumulator(str(Path(out) / "run-7"))
+    read.Reload()
+    assert [(event.step, round(event.value, 6)) for event in read.Scalars("accuracy")] == [
+        *((1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4))
+    ]
+    assert "class_accuracy/0" in read.Tags()["scalars"]
+    (image,) = read.Images("figures/accuracy")
+    assert (image.width, image.height) == (4, 3)
+    assert {"settings/text_summary", "experiment digest/text_summary", "model digest/text_summary"} <= {
+        *read.Tags()["tensors"]
+    }
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not find_spec("mlflow"), reason="the extra mlflow is not installed")
+def test_mlflow_reads_a_run_that_was_killed_and_went_on_without_doubles(run: Path, tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    store = str(tmp_path / "store")
+    killed = Export(run, "mlflow", store, "papers")
+    killed.more()
+    killed._tracker.row(Row(3, accuracy=0.3), {"accuracy": 0.3})
+    add_rows(run, 3, 4)
+    finish(run, 4)
+    assert export(run, "mlflow", store, "papers") == store
+    client = MlflowClient(tracking_uri=Path(store).as_uri())
+    (experiment,) = [found for found in client.search_experiments() if found.name == "papers"]
+    (found,) = client.search_runs([experiment.experiment_id])
+    history = client.get_metric_history(found.info.run_id, "accuracy")
+    assert [(metric.step, metric.value) for metric in history] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+    assert found.info.status == "FINISHED"
+    assert found.info.run_name == "run-7"
+    assert found.data.params["local.lr"] == "0.25"
+    assert found.data.tags["model_digest"] == "d" * 64
+    artifacts = {file.path for file in client.list_artifacts(found.info.run_id)}
+    assert {"config.toml", "figures", "model.safetensors", "summary.json"} <= artifacts
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not find_spec("wandb"), reason="the extra wandb is not installed")
+def test_weights_and_biases_gets_a_run_that_went_on_under_the_same_id(run: Path) -> None:
+    export(run, "wandb")
+    add_rows(run, 3, 3)
+    finish(run, 3)
+    out = export(run, "wandb")
+    files = list(Path(out).glob("wandb/offline-run-*/*.wandb"))
+    assert len(files) == 2
+    assert len({file.stem for file in files}) == 1
+    assert all(b"class_accuracy/0" in file.read_bytes() for file in files)

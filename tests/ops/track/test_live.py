@@ -1,0 +1,91 @@
+"""Trackers that follow a run in processes of their own: a run is not harmed by one that fails or hangs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedemu.coordinator.record.row import Row
+from fedemu.ops.experiment.runtime import Runtime, Track
+from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.running.launch import child_command
+from fedemu.ops.track.live import followers
+from fedemu.protocol.errors import ConfigurationError
+
+TRACKERS = """
+import json, threading
+from pathlib import Path
+
+
+class Good:
+    def begin(self, run):
+        self.file = Path(run.out)
+        self.file.touch()
+
+    def row(self, row, numbers):
+        with self.file.open("a") as file:
+            file.write(f"{row.round}\\n")
+
+    def flush(self): pass
+    def ended(self, end): pass
+    def close(self): pass
+
+
+class Failing(Good):
+    def begin(self, run):
+        raise OSError("no such server")
+
+
+class Hanging(Good):
+    def begin(self, run):
+        threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "config.toml").write_text('name = "tiny"\n')
+    (tmp_path / "trackers.py").write_text(TRACKERS)
+    return directory
+
+
+def test_a_tracker_follows_the_rounds_to_the_last(run: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    out = tmp_path / "seen"
+    track = Track(to=(f"{tmp_path / 'trackers.py'}:Good",), out=str(out), patience=90)
+    with followers(run, track, child_command, said.append) as (follower,):
+        for round in (1, 2, 3):
+            with (run / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({"round": round, "accuracy": 0.5}) + "\n")
+            follower.round_finished(Row(round))
+    assert said == []
+    assert out.read_text().split() == ["1", "2", "3"]
+
+
+def test_one_that_fails_and_one_that_hangs_are_told_once_and_ended(run: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    names = tuple(f"{tmp_path / 'trackers.py'}:{name}" for name in ("Failing", "Hanging"))
+    with followers(run, Track(to=names, patience=5), child_command, said.append) as (follower,):
+        for round in range(1, 2000):  # more lines than a pipe holds are no reason to wait
+            follower.round_finished(Row(round))
+    failing, hanging = sorted(said)
+    assert "Failing failed (" in failing
+    assert f"the run is not harmed, and `fedemu export {run} --to {names[0]}` tries again" in failing
+    assert "Hanging failed (it was not done 5 s after the run, and was ended)" in hanging
+
+
+def test_who_is_told_is_no_part_of_the_experiment() -> None:
+    plain, _ = load_experiment("digits", [], {})
+    told, runtime = load_experiment("digits", ["track.out=here"], {"FEDEMU_TRACK__TO": "tensorboard"})
+    assert told.digest == plain.digest
+    assert runtime == Runtime(track=Track(to=("tensorboard",), out="here"))
+    _, runtime = load_experiment({"track": {"to": ["mlflow", "wandb"]}}, [], {})
+    assert runtime.track.to == ("mlflow", "wandb")
+    with pytest.raises(ConfigurationError, match=r"track.too is no setting; did you mean track.to\?"):
+        load_experiment("digits", ["track.too=mlflow"], {})
+    with pytest.raises(ConfigurationError, match=r"track\.patience"):
+        load_experiment("digits", ["track.patience=-1"], {})
