@@ -116,7 +116,8 @@ class Connections:
             known = peer is not None and self._bounds.knows(peer)
             if self._unfinished(connection) > (self._bounds.unfinished if known else self._bounds.strangers_unfinished):
                 suspects = True
-                if connection.over:
+                # A message of a known peer may have ended, and wait to be read. A stranger's is too large in any case.
+                if connection.over or peer is None:
                     self._end(connection, "unfinished")
                 connection.over = True
                 continue
