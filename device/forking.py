@@ -13,6 +13,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 from fedemu.device.pipe import Ended, Forked, Unpacker, pack_message
@@ -25,6 +26,43 @@ FAILED = 1
 """The exit code of a child after an error that it did not handle."""
 
 
+class Waiting:
+    """Waits at once for what ``line`` brings and for the end of children. A process has one, in its main thread."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._wake, self._wake_writer = socket.socketpair()
+        for end in (self._wake, self._wake_writer):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(line, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+
+    def serve(self, hear: Callable[[], bool], reap: Callable[[], None]) -> None:
+        """Call ``hear`` whenever the line has something, and ``reap`` whenever a child may have ended.
+
+        Returns when ``hear`` says by False that the other side has closed the line, or when the line breaks.
+        """
+        with suppress(BrokenPipeError, ConnectionResetError):
+            while True:
+                for key, _ in self._selector.select():
+                    if key.fileobj is self._wake:
+                        self._wake.recv(READ_BYTES)
+                        reap()
+                    elif not hear():
+                        return
+
+    def leave(self) -> None:
+        """Give up, in a forked child, the line and what belongs to this process alone."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._selector.close()
+        for end in (self._line, self._wake, self._wake_writer):
+            end.close()
+
+
 class Forker:
     """Obeys the messages that come from the supervisor through ``pipe``, and tells it of every birth and death."""
 
@@ -33,32 +71,12 @@ class Forker:
         self._unpacker = Unpacker(decoder)
         self._obey = obey
         self._children: dict[int, int] = {}  # process id -> number
-        self._wake, wake = socket.socketpair()
-        for end in (self._wake, wake):
-            end.setblocking(False)
-        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._wake_writer = wake
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(pipe, selectors.EVENT_READ)
-        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._waiting = Waiting(pipe)
 
     def serve(self) -> None:
         """Obey and report until the supervisor closes the pipe, then kill all children."""
         try:
-            while True:
-                for key, _ in self._selector.select():
-                    if key.fileobj is self._wake:
-                        self._wake.recv(READ_BYTES)
-                        self._reap()
-                        continue
-                    data = self._pipe.recv(READ_BYTES)
-                    if not data:
-                        return
-                    for message in self._unpacker.feed(data):
-                        self._obey(message)
-        except (BrokenPipeError, ConnectionResetError):
-            return
+            self._waiting.serve(self._hear, self._reap)
         finally:
             self._end_children()
 
@@ -82,16 +100,18 @@ class Forker:
         try:
             end_with_parent(parent)
             name_process(name)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self._selector.close()
-            for end in (self._pipe, self._wake, self._wake_writer):
-                end.close()
+            self._waiting.leave()
             code = live()
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
+
+    def _hear(self) -> bool:
+        data = self._pipe.recv(READ_BYTES)
+        for message in self._unpacker.feed(data):
+            self._obey(message)
+        return bool(data)
 
     def _reap(self) -> None:
         while self._children:

@@ -13,7 +13,6 @@ import gc
 import importlib
 import json
 import os
-import selectors
 import signal
 import socket
 import subprocess
@@ -24,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from fedemu.device.forking import Waiting
 from fedemu.protocol.host.kernel import end_with_parent, name_process
 
 MESSAGE_BYTES = 2**18
@@ -58,46 +58,35 @@ class Commands:
     def __init__(self, line: socket.socket) -> None:
         self._line = line
         self._seen: dict[int, bool] = {}  # process id -> whether the other side knows it, so that it may be reaped
-        self._wake, self._wake_writer = socket.socketpair()
-        for end in (self._wake, self._wake_writer):
-            end.setblocking(False)
-        signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(line, selectors.EVENT_READ)
-        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._waiting = Waiting(line)
 
     def serve(self) -> None:
         """Obey until the other side closes the line, then kill all commands."""
         try:
-            while True:
-                for key, _ in self._selector.select():
-                    if key.fileobj is self._wake:
-                        self._wake.recv(MESSAGE_BYTES)
-                    else:
-                        content, descriptors, _, _ = socket.recv_fds(self._line, MESSAGE_BYTES, 1)
-                        if not content:
-                            return
-                        self._obey(json.loads(content), descriptors)
-                    self._reap()
-        except (BrokenPipeError, ConnectionResetError):
-            return
+            self._waiting.serve(self._hear, self._reap)
         finally:
-            signal.set_wakeup_fd(-1)
             for pid in self._seen:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
+    def _hear(self) -> bool:
+        content, descriptors, _, _ = socket.recv_fds(self._line, MESSAGE_BYTES, 1)
+        if content:
+            self._obey(json.loads(content), descriptors)
+        return bool(content)
+
     def _obey(self, request: dict[str, Any], descriptors: list[int]) -> None:
         if "seen" in request:
             self._seen[request["seen"]] = True
+            self._reap()
             return
         pid = os.fork()
         if pid == 0:
             os.setsid()
             name_process("fedemu")
             self._line.send(json.dumps({"started": os.getpid()}).encode())
-            self._leave()
+            self._waiting.leave()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             _put({0: os.open(os.devnull, os.O_RDONLY), 1: descriptors[0], 2: os.dup(descriptors[0])})
             words: list[str] = request["words"]
             _set_environment(request["environment"])
@@ -105,15 +94,6 @@ class Commands:
         for descriptor in descriptors:
             os.close(descriptor)
         self._seen[pid] = False
-
-    def _leave(self) -> None:
-        """Give up, in a child, what belongs to this process alone."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        self._selector.close()
-        for end in (self._line, self._wake, self._wake_writer):
-            end.close()
 
     def _reap(self) -> None:
         for pid in [pid for pid, seen in self._seen.items() if seen]:
