@@ -97,6 +97,7 @@ class _Played:
         self._coordinators: list[psutil.Process] = []
         self._machines: list[psutil.Process] = []
         self._descriptors = Descriptors(lambda: 0)
+        self._rounds_before = 0
         self._scene = Scene(
             self.fleet,
             self._relay,
@@ -115,7 +116,8 @@ class _Played:
             if not self._reached(accident.after):
                 break
             self.fleet.pause(accident.pause)
-            self._descriptors.begin()
+            if self.fleet.rounds() > self._rounds_before:
+                self._descriptors.begin()
             self.done.append(ACCIDENTS[accident.name](self._scene))
             self._descriptors.struck()
         self.fleet.wait_until(lambda: not self._tend(), "the end of the run", self._seconds)
@@ -216,6 +218,8 @@ class _Played:
     def _start_coordinator(self) -> None:
         if len(self._coordinators) >= STARTS:
             raise FleetTimeout(f"the run did not end after {STARTS} starts of its coordinator\n{self.fleet.tail(4)}")
+        # A coordinator that has played no round yet has not opened all its descriptors.
+        self._rounds_before = self.fleet.rounds()
         coordinator = self.fleet.start_coordinator()
         self._coordinators.append(coordinator)
         self.complaints += self._descriptors.grown()
