@@ -20,6 +20,7 @@ from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import load_experiment, read_frozen
 from fedemu.ops.figures import counted
 from fedemu.ops.pages.paper import paper_of
+from fedemu.ops.results.listing import find
 from fedemu.ops.running.exits import complain
 from fedemu.ops.track.kinds import check as check_trackers
 from fedemu.protocol.errors import ConfigurationError
@@ -61,7 +62,7 @@ def report(
     from fedemu.ops.report.figures import LOCAL_CURVES, all_figures
     from fedemu.ops.report.report import write_report
 
-    if runs := runs_below(directory):
+    if (runs := [*find(directory)]) and runs != [directory]:
         if len(runs) == 1:
             raise ConfigurationError(f"{directory} is no run directory, but holds one; write fedemu report {runs[0]}")
         raise ConfigurationError(
@@ -101,15 +102,33 @@ def watch(
 ) -> int:
     """Serve a page that shows runs as they go on. Prints its address, and a token for the buttons that break things.
 
-    Only this machine reaches the page. Several runs stand side by side. Ctrl-C ends it, and the runs go on.
+    Only this machine reaches the page. Several runs stand side by side; those of a folder are found at any depth.
+    Ctrl-C ends it, and the runs go on.
     """
     # The other commands do not need what this imports.
     from fedemu.ops.live.serving import serve_page
     from fedemu.ops.live.starting import announce
 
-    runs = [run.resolve() for directory in directories for run in (runs_below(directory) or [directory])]
-    serve_page(list(dict.fromkeys(runs)), port, announce)
+    runs = dict.fromkeys(run.resolve() for directory in directories for run in ([*find(directory)] or [directory]))
+    serve_page(_readable([*runs]), port, announce)
     return 0
+
+
+def _readable(runs: list[Path]) -> list[Path]:
+    """The runs whose settings can be read. The others are told, unless there is only one: then this raises."""
+    readable = []
+    for run in runs:
+        try:
+            read_frozen(run)
+        except ConfigurationError as error:
+            if len(runs) == 1:
+                raise
+            complain(f"warning: {error}; this run is left out")
+        else:
+            readable.append(run)
+    if not readable:
+        raise ConfigurationError("none of these runs can be read")
+    return readable
 
 
 @guarded
@@ -146,18 +165,6 @@ def export(
     for name in dict.fromkeys(to):
         print(tell(directory, name, out, project))
     return 0
-
-
-def runs_below(folder: Path) -> list[Path]:
-    """The run directories in a folder that is no run directory itself, as in a group of seeds. At most 1,000."""
-    if _is_run(folder) or not folder.is_dir():
-        return []
-    below = [*sorted(folder.glob("*/")), *sorted(folder.glob("*/*/"))]
-    return [path for path in below if _is_run(path)][:1000]
-
-
-def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("config.toml", "metrics.jsonl"))
 
 
 @guarded

@@ -13,11 +13,11 @@ from fedemu.coordinator.record.run_directory import CONFIG
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import read_frozen
 from fedemu.ops.live.devices import Devices
-from fedemu.ops.live.holder import holder_of
 from fedemu.ops.live.machine import Machine
 from fedemu.ops.live.rows import Rows
 from fedemu.ops.live.stream import Stream
 from fedemu.ops.live.tail import Tail
+from fedemu.ops.results.holder import holder_of
 from fedemu.ops.watching.feed import FLEET, LIVE, read_feed, watch
 
 KEPT_EVENTS: Final = 1000
@@ -32,14 +32,15 @@ FRESH_SECONDS: Final = 4.0
 class LiveRun:
     """A run directory. ``look`` reads what is new in it, and tells the viewers of ``stream``.
 
-    Raises ConfigurationError if the directory holds no run.
+    ``number`` is its place on the page. Raises ConfigurationError if the directory holds no run.
     """
 
-    def __init__(self, number: int, directory: Path) -> None:
+    def __init__(self, number: int, directory: Path, stream: Stream) -> None:
         self.number = number
         self.directory = directory
         self.experiment: Experiment = read_frozen(directory)
-        self.stream = Stream()
+        self.stream = stream
+        self._messages = 0
         self.machine = Machine(directory)
         self.resume_command = ""
         """The command that goes on with the run."""
@@ -64,14 +65,14 @@ class LiveRun:
         """Read what is new. If the run was resumed from an earlier round, its viewers get all of it again."""
         self._mark()
         metrics, events, asks = self._metrics.look(), self._events.look(), self._asks.look()
-        if metrics.anew or events.anew or asks.anew:
+        anew = metrics.anew or events.anew or asks.anew
+        if anew:
             frozen = self.devices.frozen
             with suppress(Exception):  # a folder that is gone keeps its last experiment
                 self.experiment = read_frozen(self.directory)
             self._begin()
             self.devices.frozen = frozen
             metrics, events, asks = self._metrics.look(), self._events.look(), self._asks.look()
-            self.stream.restart()
         message: dict[str, Any] = {}
         if rows := [self._rows.add(line) for line in metrics.lines]:
             message["rows"] = rows[-KEPT_EVENTS:]
@@ -98,9 +99,10 @@ class LiveRun:
             message["status"] = status
         if machine := self.machine.sample():
             message["machine"] = machine
-        if message:
-            message["at"] = round(time.time(), 2)
-            self.stream.add(message)
+        if message or anew:
+            self._messages += 1
+            told = self.snapshot() if anew else {"number": self.number, "message": self._messages, **message}
+            self.stream.add("snapshot" if anew else "tick", told)
 
     @property
     def coordinator(self) -> int | None:
@@ -121,9 +123,10 @@ class LiveRun:
         return self._summary[1]
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, for a viewer who comes new."""
+        """Everything, for a viewer who comes new. Messages up to ``message`` hold nothing else."""
         return {
             "run": self.about(),
+            "message": self._messages,
             "settings": _flat(self.experiment.table()),
             "rows": self._rows.thinned(),
             "events": list(self._log),
@@ -131,7 +134,6 @@ class LiveRun:
             "fleet": self.devices.whole(),
             "status": self._status,
             "machine": self.machine.history(),
-            "at": round(time.time(), 2),
         }
 
     def about(self) -> dict[str, Any]:

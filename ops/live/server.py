@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -16,13 +16,15 @@ from fedemu.ops.live.breaking import Breaking
 from fedemu.ops.live.guards import add_headers, guard, may_act, told
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.story import Stories
-from fedemu.ops.live.stream import frame
+from fedemu.ops.live.stream import Stream, frame
 from fedemu.protocol.errors import FedemuError
 
 STATIC: Final = Path(__file__).parent / "static"
 STYLE: Final = Path(__file__).parent.parent / "pages" / "templates" / "style.css"
 LOOK_SECONDS: Final = 0.25
 """How often the run directories are looked at while somebody watches."""
+REST: Final = 4
+"""The pause between two looks is at least so many times as long as a look took."""
 BEAT_SECONDS: Final = 10.0
 """A viewer hears something at least so often, so that it notices a lost connection."""
 WRITE_SECONDS: Final = 20.0
@@ -32,11 +34,15 @@ MOST_BODY: Final = 2**20
 
 
 class Page:
-    """The page of some runs. ``viewers`` is the number of streams that are open."""
+    """The page of some runs. ``viewers`` is the number of streams that are open.
 
-    def __init__(self, runs: Sequence[LiveRun], token: str) -> None:
-        self._runs = runs
-        self._token = token
+    Raises ConfigurationError if a directory holds no run.
+    """
+
+    def __init__(self, directories: Iterable[Path], token: str) -> None:
+        self.stream = Stream()
+        self._runs = [LiveRun(number, directory, self.stream) for number, directory in enumerate(directories)]
+        self.token = token
         self._stories = Stories()
         self._breaking = Breaking()
         self._looked = 0.0
@@ -45,8 +51,11 @@ class Page:
         """When the last viewer left, by the monotonic clock."""
 
     def wanted(self, seconds: float) -> bool:
-        """Whether somebody watches, or did so less than ``seconds`` ago."""
-        return self.viewers > 0 or time.monotonic() - self.left < seconds
+        """Whether there is something to see, and somebody watches or did so less than ``seconds`` ago."""
+        # The directory of an experiment that could not begin is removed.
+        return any(run.directory.exists() for run in self._runs) and (
+            self.viewers > 0 or time.monotonic() - self.left < seconds
+        )
 
     def application(self, port: int) -> web.Application:
         """The web application, served on ``port``."""
@@ -57,7 +66,7 @@ class Page:
                 web.get("/", self._index),
                 web.get("/style.css", self._style),
                 web.get("/api/runs", self._list),
-                web.get(r"/api/runs/{run:\d+}/stream", self._stream),
+                web.get("/api/stream", self._follow),
                 web.get(r"/api/runs/{run:\d+}/devices/{device:\d+}", self._device),
                 web.post(r"/api/runs/{run:\d+}/break", self._break),
                 web.static("/static", STATIC),
@@ -68,9 +77,10 @@ class Page:
     async def follow(self) -> None:
         """Look at the runs as long as somebody watches them. Ends only if it is cancelled."""
         while True:
+            began = time.monotonic()
             if self.viewers:
                 await self._look()
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(max(LOOK_SECONDS, REST * (time.monotonic() - began)))
 
     async def _look(self) -> None:
         self._looked = time.monotonic()
@@ -96,8 +106,7 @@ class Page:
             raise web.HTTPNotFound(reason="no such run")
         return self._runs[number]
 
-    async def _stream(self, request: web.Request) -> web.StreamResponse:
-        run = self._run(request)
+    async def _follow(self, request: web.Request) -> web.StreamResponse:
         if self.viewers >= MOST_VIEWERS:
             return told(503, f"{MOST_VIEWERS} viewers watch already; close another page")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -106,7 +115,7 @@ class Page:
             await response.prepare(request)
             if time.monotonic() - self._looked > LOOK_SECONDS:
                 await self._look()
-            await self._send(run, response, request.headers.get("Last-Event-ID", ""))
+            await self._send(response, request.headers.get("Last-Event-ID", ""))
         except (ConnectionError, TimeoutError):
             pass  # the viewer went away, or takes nothing any more
         finally:
@@ -114,24 +123,25 @@ class Page:
             self.left = time.monotonic()
         return response
 
-    async def _send(self, run: LiveRun, response: web.StreamResponse, last: str) -> None:
-        """Send a viewer what happens, from the message ``last`` on if it had one. A slow viewer gets a snapshot."""
-        stream = run.stream
+    async def _send(self, response: web.StreamResponse, last: str) -> None:
+        """Send a viewer what happens, from the message ``last`` on if it had one. A slow viewer gets snapshots."""
+        stream = self.stream
         seen = stream.number_of(last)
         while True:
-            frames = None if seen is None else stream.after(seen)
+            frames: Iterable[bytes] | None = None if seen is None else stream.after(seen)
+            seen = stream.last
             if frames is None:
-                seen = stream.last
-                frames = [frame("snapshot", run.snapshot(), stream.id_of(seen))]
-            else:
-                seen = stream.last
-            if not frames:
-                frames = [b": \n\n"]
-            async with asyncio.timeout(WRITE_SECONDS):
-                for part in frames:
+                frames = self._snapshots(stream.id_of(seen))
+            for part in frames or [b": \n\n"]:
+                async with asyncio.timeout(WRITE_SECONDS):
                     await response.write(part)
             if stream.last == seen:
                 await stream.news(BEAT_SECONDS)
+
+    def _snapshots(self, id: str) -> Iterator[bytes]:
+        """The snapshots of all runs, each made when it is sent. Only who has all of them goes on from there."""
+        for run in self._runs:
+            yield frame("snapshot", run.snapshot(), id if run is self._runs[-1] else "")
 
     async def _device(self, request: web.Request) -> web.StreamResponse:
         run, device = self._run(request), int(request.match_info["device"][:9])
@@ -144,7 +154,7 @@ class Page:
         return web.json_response(story)
 
     async def _break(self, request: web.Request) -> web.StreamResponse:
-        if not may_act(request, self._token):
+        if not may_act(request, self.token):
             return told(403, "the token is wrong; the command that serves this page has printed it")
         run = self._run(request)
         wanted: Any = None

@@ -15,7 +15,6 @@ from typing import Final
 
 from aiohttp import web
 
-from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.server import Page
 from fedemu.protocol.errors import ConfigurationError
 
@@ -35,15 +34,11 @@ def serve_page(
     that process has ended and nobody has watched for a while. Raises ConfigurationError if a directory holds no run,
     or if the port can't be used.
     """
-    runs = [LiveRun(number, directory) for number, directory in enumerate(directories)]
-    asyncio.run(_serve(runs, _bind(port), opened, parent))
+    page = Page(directories, secrets.token_hex(8))
+    asyncio.run(_serve(page, _bind(port), opened, parent))
 
 
-async def _serve(
-    runs: Sequence[LiveRun], listening: socket.socket, opened: Callable[[str, str], None], parent: int | None
-) -> None:
-    token = secrets.token_hex(8)
-    page = Page(runs, token)
+async def _serve(page: Page, listening: socket.socket, opened: Callable[[str, str], None], parent: int | None) -> None:
     number = listening.getsockname()[1]
     runner = web.AppRunner(page.application(number), access_log=None, shutdown_timeout=0.5)
     await runner.setup()
@@ -53,11 +48,11 @@ async def _serve(
     following = asyncio.create_task(page.follow())
     try:
         await web.SockSite(runner, listening).start()
-        opened(f"http://{HOST}:{number}/", token)
+        opened(f"http://{HOST}:{number}/", page.token)
         while not stopped.is_set() and not following.done():
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), 0.5)
-            if parent is not None and _is_gone(parent) and (not page.wanted(LINGER_SECONDS) or _are_gone(runs)):
+            if parent is not None and _is_gone(parent) and not page.wanted(LINGER_SECONDS):
                 break
     finally:
         following.cancel()
@@ -86,11 +81,6 @@ def _bind(port: int | None) -> socket.socket:
 
 def _is_gone(process: int) -> bool:
     return os.getppid() != process
-
-
-def _are_gone(runs: Sequence[LiveRun]) -> bool:
-    """Whether the run directories were removed, as after an experiment that could not begin."""
-    return not any(run.directory.exists() for run in runs)
 
 
 def main(words: Sequence[str]) -> int:

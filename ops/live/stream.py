@@ -1,4 +1,4 @@
-"""The messages of one run for its viewers: a ring of the last ones, from which each viewer reads at its own pace.
+"""The messages of a page for its viewers: a ring of the last ones, from which each viewer reads at its own pace.
 
 A viewer has no queue of its own. If it is so slow that the ring has overtaken it, it gets a fresh snapshot.
 """
@@ -16,7 +16,7 @@ KEPT = 256
 
 
 class Stream:
-    """The messages of one run, numbered from 1. ``name`` distinguishes the numbers of this process from others."""
+    """The messages of all runs, numbered from 1. ``name`` distinguishes the numbers of this process from others."""
 
     def __init__(self) -> None:
         self.name = secrets.token_hex(4)
@@ -29,17 +29,10 @@ class Stream:
         """The number of the last message."""
         return self._last
 
-    def add(self, message: dict[str, Any]) -> None:
-        """Add a message. All viewers that wait wake up."""
+    def add(self, event: str, message: dict[str, Any]) -> None:
+        """Add a message of the kind ``event``. All viewers that wait wake up."""
         self._last += 1
-        self._ring.append(frame("tick", message, self.id_of(self._last)))
-        self._news.set()
-        self._news = asyncio.Event()
-
-    def restart(self) -> None:
-        """Forget all messages, so that every viewer gets a fresh snapshot."""
-        self._ring.clear()
-        self._last += 1
+        self._ring.append(frame(event, message, self.id_of(self._last)))
         self._news.set()
         self._news = asyncio.Event()
 
@@ -67,7 +60,8 @@ class Stream:
             return
 
 
-def frame(event: str, message: dict[str, Any], id: str) -> bytes:
-    """A message as a server-sent event."""
+def frame(event: str, message: dict[str, Any], id: str = "") -> bytes:
+    """A message as a server-sent event. One without an ``id`` is not where a viewer goes on."""
     text = json.dumps(message, separators=(",", ":"), allow_nan=False)
-    return f"event: {event}\nid: {id}\ndata: {text}\n\n".encode()
+    place = f"id: {id}\n" if id else ""
+    return f"event: {event}\n{place}data: {text}\n\n".encode()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from fedemu.ops.results.holder import holder_of
 
 MARKS = ("config.toml", "metrics.jsonl", "summary.json")
 """A folder with one of these files is a run directory."""
@@ -19,8 +19,6 @@ DEEPEST = 6
 _TAIL = 2**16
 _OF_CONFIG = re.compile(r'^(name|seed|rounds) = "?([^"\n]*)"?', re.MULTILINE)
 _METHOD = re.compile(r'^\[algorithm\]\nname = "([^"\n]*)"\nloss = "([^"\n]*)"', re.MULTILINE)
-_LOCK = "hhqqi"
-"""The kernel's ``struct flock``: type, whence, start, length, process."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ def _named(method: str, loss: str) -> str:
 
 
 def _state(directory: Path, summary: dict[str, Any], rounds: int | None, of_rounds: int | None) -> str:
-    if _is_held(directory / ".lock"):
+    if holder_of(directory / ".lock") is not None:
         return "running"
     outcome = summary.get("outcome")
     over = outcome == "diverged" or rounds is None or of_rounds is None or rounds >= of_rounds
@@ -102,17 +100,6 @@ def _state(directory: Path, summary: dict[str, Any], rounds: int | None, of_roun
         return "interrupted"  # it was completed, and was to get more rounds
     begun = rounds is not None or (directory / "checkpoint").is_dir()
     return "unfinished" if begun else "not begun"
-
-
-def _is_held(lock: Path) -> bool:
-    """Whether another process holds the lock of a run. Asking takes no lock, so no run can be disturbed."""
-    try:
-        with open(lock, "rb") as file:
-            asked = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-            answer = fcntl.fcntl(file.fileno(), fcntl.F_GETLK, asked)
-            return bool(struct.unpack(_LOCK, answer)[0] != fcntl.F_UNLCK)
-    except (OSError, struct.error):
-        return False
 
 
 def _find(folder: Path, left: int) -> Iterator[Path]:

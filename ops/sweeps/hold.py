@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedemu.ops.results.holder import holder_of
 from fedemu.ops.running.words import say
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import refusal_of
@@ -38,19 +39,11 @@ def held(folder: Path) -> Iterator[None]:
 def await_left(directories: Sequence[Path]) -> None:
     """Wait until no process is at work in these run directories. A sweep that was killed leaves runs that stop soon."""
     deadline, said = time.monotonic() + _LONGEST_WAIT, False
-    while any(map(_is_busy, directories)) and time.monotonic() < deadline:
+    while any(holder_of(one / _LOCK_OF_RUN) is not None for one in directories) and time.monotonic() < deadline:
         if not said:
             say("waiting until the runs of the sweep that was killed have stopped")
             said = True
         time.sleep(_LOOK_EVERY)
-
-
-def _is_busy(directory: Path) -> bool:
-    try:
-        with open(directory / _LOCK_OF_RUN, "r+b") as lock:
-            return not _lockable(lock.fileno())
-    except OSError:
-        return False
 
 
 def _lockable(descriptor: int) -> bool:

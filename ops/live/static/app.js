@@ -1,13 +1,21 @@
 // The page: one run, or several side by side.
 import { takeToken } from "./breaking.js";
 import { Chart } from "./charts.js";
-import { Run, follow } from "./model.js";
+import { Run, connect, follow } from "./model.js";
 import { STATE_COLOURS, STATES, colour, counted, known, make, percent, prepare, span, swatch } from "./words.js";
 import { View, stateOf } from "./view.js";
 
 const content = document.getElementById("content"), tabs = document.getElementById("tabs"), connection = document.getElementById("connection");
-const TONES = ["blue", "orange", "green", "red", "purple", "sky", "slate"];
+const TONES = ["blue", "orange", "green", "red", "purple", "sky", "slate"], DASHES = [undefined, [9, 4], [2, 4]];
+const MOST_DRAWN = 2 * TONES.length; // of more runs the charts show the first ones until others are chosen
 let runs = [], shown = null;
+
+// The shortest names by which all runs can be told apart.
+function namesOf(runs) {
+  const forms = [(about) => about.name, (about) => `${about.name} · seed ${about.seed}`, (about) => about.directory.split("/").slice(-2).join("/"),
+    (about) => about.directory.split("/").slice(-3).join("/"), (about) => about.directory];
+  return forms.map((form) => runs.map((run) => form(run.about))).find((names) => new Set(names).size === runs.length) || runs.map((run) => run.about.directory);
+}
 
 function connected() {
   const lost = runs.filter((run) => !run.connected).length;
@@ -26,17 +34,27 @@ function open(number) {
 
 class SideBySide {
   constructor(runs, place) {
-    this.cards = runs.map((run, number) => new Card(run, TONES[number % TONES.length], () => open(number)));
-    const charts = make("div", { class: "charts" });
-    place.replaceChildren(make("h1", {}, counted(runs.length, "run")), make("p", { class: "sub" }, "A click on a name shows the run."),
-      make("div", { class: "side" }, ...this.cards.map((card) => card.element)), charts);
-    const lines = (name) => runs.map((run, number) => [run.about.name === runs[0].about.name ? shortName(run) : run.about.name, TONES[number % TONES.length], (row) => row[number]?.[name]]);
-    this.charts = [new Chart(charts, "Accuracy", "share", lines("accuracy")), new Chart(charts, "Loss", "plain", lines("loss")), new Chart(charts, "Forgetting, F", "share", lines("forgetting"))];
     this.runs = runs;
+    this.names = namesOf(runs);
+    this.cards = runs.map((run, number) => new Card(run, this.names[number], number < MOST_DRAWN, () => open(number), () => this.choose()));
+    this.place = make("div", { class: "charts" });
+    place.replaceChildren(make("h1", {}, counted(runs.length, "run")), make("p", { class: "sub" }, "A click on a name shows the run. The charts below show those that are ticked."),
+      make("div", { class: "side" }, ...this.cards.map((card) => card.element)), this.place);
+    this.choose();
     this.stops = runs.map((run) => follow(run, (changed) => this.draw(run, changed)));
     this.scheme = matchMedia("(prefers-color-scheme: dark)");
     this.recolour = () => { for (const chart of this.charts) chart.restyle(); for (const card of this.cards) card.draw(); };
     this.scheme.addEventListener("change", this.recolour);
+  }
+
+  // Makes the charts of the runs that are ticked.
+  choose() {
+    const chosen = this.runs.filter((run, number) => this.cards[number].box.checked);
+    this.cards.forEach((card) => { card.tone = TONES[Math.max(0, chosen.indexOf(card.run)) % TONES.length]; card.mark(); });
+    const lines = (column) => chosen.map((run, place) => [this.names[run.about.number], TONES[place % TONES.length], (row) => row[run.about.number]?.[column], DASHES[Math.floor(place / TONES.length) % DASHES.length]]);
+    this.place.replaceChildren();
+    this.charts = [["Accuracy", "share", "accuracy"], ["Loss", "plain", "loss"], ["Forgetting, F", "share", "forgetting"]].map(([title, form, column]) => new Chart(this.place, title, form, lines(column)));
+    this.chart();
   }
 
   close() {
@@ -46,7 +64,10 @@ class SideBySide {
 
   draw(run, changed) {
     this.cards[run.about.number].draw();
-    if (!changed.has("rows")) return;
+    if (changed.has("rows")) this.chart();
+  }
+
+  chart() {
     const joined = new Map();
     this.runs.forEach((one, number) => one.rows.forEach((row) => joined.set(row.round, { ...joined.get(row.round), round: row.round, [number]: row })));
     const rows = [...joined.values()].sort((a, b) => a.round - b.round);
@@ -54,19 +75,24 @@ class SideBySide {
   }
 }
 
-function shortName(run) {
-  return run.about.directory.split("/").slice(-2).join("/");
-}
-
 class Card {
-  constructor(run, tone, select) {
+  constructor(run, title, drawn, select, choose) {
     this.run = run;
+    this.tone = TONES[0];
+    this.box = make("input", { type: "checkbox", onchange: choose, "aria-label": `${title} in the charts` });
+    this.box.checked = drawn;
+    this.swatch = make("span");
     this.state = make("span", { class: "pill" });
     this.line = make("p", { class: "line" });
     this.canvas = make("canvas", { role: "img" });
     this.figure = make("b");
-    const name = make("button", { type: "button", class: "ask", onclick: select }, run.about.name);
-    this.element = make("section", { class: "panel" }, make("h2", {}, swatch(tone), name), make("p", { class: "sub" }, this.state, " ", make("code", {}, shortName(run))), this.line, make("div", { class: "canvas" }, this.canvas));
+    const name = make("button", { type: "button", class: "ask", onclick: select }, title), where = run.about.directory.split("/").slice(-2).join("/");
+    this.element = make("section", { class: "panel" }, make("h2", {}, this.swatch, name), make("p", { class: "sub" }, this.state, " ", make("code", {}, where)),
+      make("p", { class: "line" }, make("label", {}, this.box, " in the charts")), this.line, make("div", { class: "canvas" }, this.canvas));
+  }
+
+  mark() {
+    this.swatch.replaceChildren(swatch(this.box.checked ? this.tone : "line"));
   }
 
   draw() {
@@ -105,10 +131,11 @@ async function begin() {
   if (runs.length > 1) {
     tabs.hidden = false;
     tabs.append(make("button", { type: "button", "data-run": "null", onclick: () => open(null) }, "All"),
-      ...runs.map((run, number) => make("button", { type: "button", "data-run": number, onclick: () => open(number) }, run.about.name === runs[0].about.name ? shortName(run) : run.about.name)));
+      ...namesOf(runs).map((name, number) => make("button", { type: "button", "data-run": number, onclick: () => open(number) }, name)));
   }
   const named = /run=(\d+)/.exec(location.hash);
   open(runs.length === 1 ? 0 : named && Number(named[1]) < runs.length ? Number(named[1]) : null);
+  connect(runs);
   window.fedemu = { runs, frames: () => runs.reduce((sum, run) => sum + run.frames, 0) };
 }
 

@@ -64,9 +64,9 @@ export class Chart {
       series: [{}, ...drawn.map(([name, tone, , dash]) => ({ label: name, stroke: colour(tone), width: 2, spanGaps: true, dash, points: { show: data[0].length < 3 } }))],
       hooks: { setCursor: [(u) => this.point(u, drawn)] },
     }, data, this.plot);
-    this.keys.replaceChildren(...drawn.map(([name, tone]) => {
+    this.keys.replaceChildren(...drawn.map(([name, tone, , dash]) => {
       const field = make("i");
-      field.style.background = `var(--${tone})`;
+      field.style.background = dash ? `repeating-linear-gradient(90deg, var(--${tone}) 0 ${dash[0] / 3}px, transparent 0 ${(dash[0] + dash[1]) / 3}px)` : `var(--${tone})`;
       return make("span", {}, field, name);
     }));
   }
@@ -160,6 +160,7 @@ export class Heat {
     const last = this.kept?.[this.kept.length - 1];
     if (!last) return;
     const known_ = last[this.column].map((value, label) => [value, this.what === "period" ? label + 1 : label]).filter(([value]) => known(value));
+    if (!known_.length) return;
     const [worst, best] = [known_.reduce((a, b) => (b[0] < a[0] ? b : a)), known_.reduce((a, b) => (b[0] > a[0] ? b : a))];
     const text = `round ${last.round}: ${this.what} ${best[1]} is best with ${percent(best[0])}, ${this.what} ${worst[1]} is worst with ${percent(worst[0])}`;
     this.caption.textContent = text;

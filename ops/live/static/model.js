@@ -1,4 +1,4 @@
-// One run as its stream tells it. Views are told which parts have changed.
+// Runs as the page's stream tells of them. Views are told which parts have changed.
 
 const KEPT_ROWS = 4000, KEPT_EVENTS = 3000, KEPT_ASKS = 60, KEPT_SAMPLES = 600;
 
@@ -26,19 +26,6 @@ export class Run extends EventTarget {
     this.visits = new Uint32Array(about.devices);
     this.frames = 0;
     this.drawing = 0;
-    this.open();
-  }
-
-  open() {
-    const source = (this.source = new EventSource(`/api/runs/${this.about.number}/stream`));
-    source.addEventListener("open", () => this.connection(true));
-    source.addEventListener("error", () => {
-      this.connection(false);
-      // A browser gives up for good after an answer that is no stream, as while the server starts again.
-      if (source.readyState === EventSource.CLOSED) setTimeout(() => this.source === source && this.open(), 1500);
-    });
-    source.addEventListener("snapshot", (event) => this.begin(JSON.parse(event.data)));
-    source.addEventListener("tick", (event) => this.tick(JSON.parse(event.data)));
   }
 
   connection(there) {
@@ -48,6 +35,7 @@ export class Run extends EventTarget {
 
   begin(all) {
     this.about = all.run;
+    this.message = all.message;
     this.settings = all.settings;
     this.rows = all.rows;
     this.events = all.events;
@@ -62,6 +50,8 @@ export class Run extends EventTarget {
   }
 
   tick(news) {
+    if (!this.ready || news.message <= this.message) return; // the snapshot holds it
+    this.message = news.message;
     const parts = Object.keys(news);
     if (news.rows) this.rows = this.rows.concat(news.rows).slice(-KEPT_ROWS);
     if (news.events) this.events = this.events.concat(news.events).slice(-KEPT_EVENTS);
@@ -93,6 +83,20 @@ export class Run extends EventTarget {
   get last() {
     return this.rows[this.rows.length - 1] || {};
   }
+}
+
+// Opens the stream, and tells each run what is about it. One connection serves all: browsers allow few to one server.
+export function connect(runs) {
+  const source = new EventSource("/api/stream"), all = (there) => runs.forEach((run) => run.connection(there));
+  source.addEventListener("open", () => all(true));
+  source.addEventListener("error", () => {
+    all(false);
+    // A browser gives up for good after an answer that is no stream, as while the server starts again.
+    if (source.readyState === EventSource.CLOSED) setTimeout(() => connect(runs), 1500);
+  });
+  const told = (name, tell) => source.addEventListener(name, (event) => tell(JSON.parse(event.data)));
+  told("snapshot", (one) => runs[one.run.number].begin(one));
+  told("tick", (one) => runs[one.number].tick(one));
 }
 
 // Calls a view with all parts that have changed since. The pause after it is at least four times as long as it took, so

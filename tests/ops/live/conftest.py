@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,12 @@ class Made:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Made:
+def make(tmp_path: Path) -> Callable[[str], Made]:
+    """Makes run directories by their names."""
+    return lambda name: Made(tmp_path / name)
+
+
+@pytest.fixture
+def made(make: Callable[[str], Made]) -> Made:
     """A run directory that a test fills."""
-    return Made(tmp_path / "run")
+    return make("run")

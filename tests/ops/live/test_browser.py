@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from fedemu.ops.live.found import supervisors_of
-from fedemu.ops.live.holder import holder_of
 from fedemu.ops.live.machine import Crew, Machine
+from fedemu.ops.results.holder import holder_of
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (pip install playwright)")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "chromium-browser"))), None)

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from fedemu.ops.live.holder import holder_of
 from fedemu.ops.live.run import LiveRun
+from fedemu.ops.live.stream import Stream
+from fedemu.ops.results.holder import holder_of
 from fedemu.ops.watching.feed import FLEET, LIVE, States, is_watched
 from fedemu.protocol.errors import ConfigurationError
 
@@ -24,12 +25,25 @@ sys.stdin.read()
 """
 
 
+class Told(Stream):
+    """Keeps what the viewers are told last: the kind of the message, and the message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind, self.message = "", dict[str, Any]()
+
+    def add(self, event: str, message: dict[str, Any]) -> None:
+        super().add(event, message)
+        self.kind, self.message = event, message
+
+
 def news(run: LiveRun) -> dict[str, Any]:
     """What the viewers are told by the next look."""
-    before = run.stream.last
+    stream = run.stream
+    assert isinstance(stream, Told)
+    stream.message = {}
     run.look()
-    frames = run.stream.after(before) or []
-    return json.loads(frames[-1].split(b"data: ")[1]) if frames else {}
+    return stream.message
 
 
 def states(text: str) -> list[int]:
@@ -37,7 +51,7 @@ def states(text: str) -> list[int]:
 
 
 def test_rows_events_and_asks_come_as_they_are_written(made: Any) -> None:
-    run = LiveRun(0, made.directory)
+    run = LiveRun(0, made.directory, Told())
     made.row(1, class_accuracy=[1.0, 0.5])
     made.append("events", {"event": "join", "device": 3, "virtual_time": 0.0})
     made.ask(1, [3, 5], "ad")
@@ -49,16 +63,17 @@ def test_rows_events_and_asks_come_as_they_are_written(made: Any) -> None:
     assert first["status"]["state"] == "stopped"
     made.row(2, class_accuracy=[0.5, 0.7])
     second = news(run)
-    assert set(second) == {"rows", "status", "at"}
+    assert set(second) == {"number", "message", "rows", "status"}
     assert second["rows"][0]["forgetting"] == pytest.approx(0.15)  # class 0 lost 0.5, class 1 gained 0.2
     assert news(run) == {}
     whole = run.snapshot()
     assert [row["round"] for row in whole["rows"]] == [1, 2]
+    assert (first["message"], second["message"], whole["message"]) == (1, 2, 2)
     assert states(whole["fleet"]["states"])[3] == States.ONLINE
 
 
 def test_a_device_that_dropped_out_is_away_until_it_is_back(made: Any) -> None:
-    run = LiveRun(0, made.directory)
+    run = LiveRun(0, made.directory, Told())
     made.append(
         "events",
         {"event": "join", "device": 1, "virtual_time": 0.0},
@@ -75,18 +90,16 @@ def test_a_device_that_dropped_out_is_away_until_it_is_back(made: Any) -> None:
 
 
 def test_a_resumed_run_is_told_from_its_beginning(made: Any) -> None:
-    run = LiveRun(0, made.directory)
+    run = LiveRun(0, made.directory, Told())
     made.row(1)
     made.row(2, accuracy=0.6)
     run.look()
-    seen = run.stream.last
     lines = (made.directory / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (made.directory / "metrics.jsonl").write_bytes(lines[0])
     made.row(2, accuracy=0.7)
     made.row(3)
-    run.look()
-    assert run.stream.after(seen) is None, "viewers get a snapshot"
-    assert [row["accuracy"] for row in run.snapshot()["rows"]] == [0.5, 0.7, 0.5]
+    assert [row["accuracy"] for row in news(run)["rows"]] == [0.5, 0.7, 0.5]
+    assert run.stream.kind == "snapshot"
 
 
 def test_the_account_of_the_process_that_holds_the_lock_is_believed(made: Any) -> None:
@@ -95,7 +108,7 @@ def test_the_account_of_the_process_that_holds_the_lock_is_believed(made: Any) -
     lock.touch()
     assert holder_of(lock) is None
     assert holder_of(made.directory / "none") is None
-    run = LiveRun(0, made.directory)
+    run = LiveRun(0, made.directory, Told())
     run.look()
     assert not (made.directory / LIVE).exists(), "a run that is over is not touched"
     with subprocess.Popen(
@@ -123,7 +136,7 @@ def test_the_account_of_the_process_that_holds_the_lock_is_believed(made: Any) -
 
 
 def test_few_changes_are_sent_one_by_one_and_many_all_at_once(made: Any) -> None:
-    run = LiveRun(0, made.directory)
+    run = LiveRun(0, made.directory, Told())
     devices = run.devices
     assert devices.changes() == {}
     devices.states[7] = States.TRAINING
@@ -140,4 +153,4 @@ def test_few_changes_are_sent_one_by_one_and_many_all_at_once(made: Any) -> None
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is no run directory"):
-        LiveRun(0, tmp_path)
+        LiveRun(0, tmp_path, Told())

@@ -7,25 +7,25 @@ import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.server import MOST_VIEWERS, Page
 
 TOKEN = "0123456789abcdef"
 
 
 @contextlib.asynccontextmanager
-async def served(*runs: LiveRun) -> AsyncIterator[tuple[aiohttp.ClientSession, Page]]:
+async def served(*directories: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, Page]]:
     """A session that speaks to the page of these runs."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     port = listening.getsockname()[1]
-    page = Page(runs, TOKEN)
+    page = Page(directories, TOKEN)
     runner = web.AppRunner(page.application(port), shutdown_timeout=0.1)
     await runner.setup()
     await web.SockSite(runner, listening).start()
@@ -45,15 +45,15 @@ async def event(answer: aiohttp.ClientResponse) -> tuple[str, str, dict[str, Any
         while True:
             line = (await answer.content.readline()).decode().rstrip("\n")
             if not line and "data" in found:
-                return found["event"], found["id"], json.loads(found["data"])
+                return found["event"], found.get("id", ""), json.loads(found["data"])
             name, _, value = line.partition(": ")
             found[name] = value
 
 
 async def test_a_viewer_gets_a_snapshot_then_news_and_goes_on_after_a_lost_connection(made: Any) -> None:
     made.row(1)
-    async with served(LiveRun(0, made.directory)) as (session, page):
-        async with session.get("/api/runs/0/stream") as answer:
+    async with served(made.directory) as (session, page):
+        async with session.get("/api/stream") as answer:
             assert answer.content_type == "text/event-stream"
             name, _, whole = await event(answer)
             assert (name, len(whole["rows"]), page.viewers) == ("snapshot", 1, 1)
@@ -61,29 +61,45 @@ async def test_a_viewer_gets_a_snapshot_then_news_and_goes_on_after_a_lost_conne
             name, id, message = await event(answer)
             assert (name, [row["round"] for row in message["rows"]]) == ("tick", [2])
         made.row(3)
-        async with session.get("/api/runs/0/stream", headers={"Last-Event-ID": id}) as answer:
+        async with session.get("/api/stream", headers={"Last-Event-ID": id}) as answer:
             name, _, message = await event(answer)
             assert (name, [row["round"] for row in message["rows"]]) == ("tick", [3])
-        async with session.get("/api/runs/0/stream", headers={"Last-Event-ID": "of-another-7"}) as answer:
+        async with session.get("/api/stream", headers={"Last-Event-ID": "of-another-7"}) as answer:
             assert (await event(answer))[0] == "snapshot"
 
 
-async def test_a_viewer_that_reads_nothing_holds_nobody_up(made: Any) -> None:
+async def test_viewers_that_read_nothing_hold_nobody_up(made: Any) -> None:
+    """Two megabytes are more than the buffers of a connection take, so the silent ones are stuck in the first."""
     made.row(1)
-    run = LiveRun(0, made.directory)
-    async with (
-        served(run) as (session, _),
-        session.get("/api/runs/0/stream"),
-        session.get("/api/runs/0/stream") as good,
-    ):
-        await event(good)
+    async with served(made.directory) as (session, page), contextlib.AsyncExitStack() as stack:
+        viewers = [await stack.enter_async_context(session.get("/api/stream")) for _ in range(6)]
+        good = viewers[::2]
+        for answer in good:
+            await event(answer)
         for number in range(40):
-            run.stream.add({"filling": "x" * 100_000, "n": number})
-        assert [(await event(good))[2]["n"] for _ in range(40)] == [*range(40)]
+            page.stream.add("tick", {"filling": "x" * 100_000, "n": number})
+        for answer in good:
+            assert [(await event(answer))[2]["n"] for _ in range(40)] == [*range(40)]
+        assert page.viewers == 6
+
+
+async def test_one_stream_tells_of_all_runs(make: Any) -> None:
+    """A browser opens few connections to one server."""
+    runs = [make(f"run-{number}") for number in range(8)]
+    async with served(*(run.directory for run in runs)) as (session, page), session.get("/api/stream") as answer:
+        told = [await event(answer) for _ in runs]
+        assert [(name, whole["run"]["number"]) for name, _, whole in told] == [
+            ("snapshot", place) for place in range(8)
+        ]
+        runs[6].row(1)
+        _, id, message = await event(answer)
+        assert (message["number"], [row["round"] for row in message["rows"]]) == (6, [1])
+        assert message["message"] > told[6][2]["message"]
+    assert page.stream.number_of(id) == page.stream.last
 
 
 async def test_only_the_loopback_by_its_name_is_answered(made: Any) -> None:
-    async with served(LiveRun(0, made.directory)) as (session, _):
+    async with served(made.directory) as (session, _):
         async with session.get("/") as answer:
             assert answer.status == 200
             policy = answer.headers["Content-Security-Policy"]
@@ -93,7 +109,7 @@ async def test_only_the_loopback_by_its_name_is_answered(made: Any) -> None:
         for headers in ({"Host": "evil.example"}, {"Host": "127.0.0.1"}, {"Origin": "http://evil.example"}):
             async with session.get("/api/runs", headers=headers) as answer:
                 assert answer.status == 403
-        for path in ("/api/runs/7/stream", "/static/../server.py", "/static/%2e%2e/server.py", "/nothing"):
+        for path in ("/api/runs/7/devices/0", "/static/../server.py", "/static/%2e%2e/server.py", "/nothing"):
             async with session.get(path) as answer:
                 assert answer.status in (403, 404), path
         async with session.get("/api/runs/0/devices/12") as answer:
@@ -119,7 +135,7 @@ async def test_a_button_needs_the_token_and_something_to_break(
     made: Any, token: str | None, body: Any, status: int, said: str
 ) -> None:
     headers = {} if token is None else {"X-Fedemu-Token": token}
-    async with served(LiveRun(0, made.directory)) as (session, _):
+    async with served(made.directory) as (session, _):
         async with session.post("/api/runs/0/break", json=body, headers=headers) as answer:
             assert answer.status == status
             assert said in (await answer.json())["error"]
@@ -128,9 +144,9 @@ async def test_a_button_needs_the_token_and_something_to_break(
 
 
 async def test_more_viewers_than_the_limit_are_told_so(made: Any) -> None:
-    async with served(LiveRun(0, made.directory)) as (session, page):
+    async with served(made.directory) as (session, page):
         page.viewers = MOST_VIEWERS
-        async with session.get("/api/runs/0/stream") as answer:
+        async with session.get("/api/stream") as answer:
             assert answer.status == 503
             assert "viewers watch already" in (await answer.json())["error"]
 
@@ -138,7 +154,7 @@ async def test_more_viewers_than_the_limit_are_told_so(made: Any) -> None:
 async def test_a_device_tells_its_story(made: Any) -> None:
     made.ask(1, [3, 5], "ad")
     made.append("events", {"event": "join", "device": 3, "virtual_time": 0.0, "incarnation": 1})
-    async with served(LiveRun(0, made.directory)) as (session, _), session.get("/api/runs/0/devices/3") as answer:
+    async with served(made.directory) as (session, _), session.get("/api/runs/0/devices/3") as answer:
         story = await answer.json()
     assert [(visit["round"], visit["outcome"]) for visit in story["visits"]] == [(1, "a")]
     assert [event["event"] for event in story["events"]] == ["join"]
