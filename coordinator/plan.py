@@ -40,10 +40,10 @@ class CoordinatorPlan:
 
     ``frozen`` are the tensors of the model that are no variables. The final model has them beside its variables.
     ``directory`` has been claimed: it holds a ``config.toml``, and the rounds that the run has played before, if any.
-    ``signals`` says whether SIGINT and SIGTERM end the run. ``opened`` is called once, when everything has been put
-    together and the wait for devices begins. ``holdings`` bound what devices may say of their samples, and ``quotas``
-    what a machine may take. ``shown`` is called once, on the event loop, with what tells at any time what the devices
-    do.
+    ``signals`` says whether SIGINT and SIGTERM end the run. ``opened`` is called once with the address at which the
+    coordinator listens, when everything has been put together and the wait for devices begins. ``holdings`` bound what
+    devices may say of their samples, and ``quotas`` what a machine may take. ``shown`` is called once, on the event
+    loop, with what tells at any time what the devices do.
     """
 
     address: str
@@ -65,5 +65,5 @@ class CoordinatorPlan:
     quotas: Quotas = field(default_factory=Quotas)
     observers: Sequence[RunObserver] = ()
     signals: bool = True
-    opened: Callable[[], None] = lambda: None
+    opened: Callable[[str], None] = lambda address: None
     shown: Callable[[FleetView], None] = lambda view: None

@@ -101,12 +101,12 @@ class Coordinator:
     async def run(self) -> Summary:
         """Run to the end, as ``serve`` describes it."""
         try:
-            self._service.open(self._plan.network, self._plan.address)
+            router = self._service.open(self._plan.network, self._plan.address)
             with _stop_signals(self._plan.signals) as stopped:
                 try:
                     if self._rounds.standing.round < self._plan.settings.rounds:
                         self._resume()
-                        self._plan.opened()
+                        self._plan.opened(router.address)
                         self._plan.shown(FleetView(self._service))
                         await self._unless(stopped, self._gather())
                         await self._unless(stopped, self._rounds.play())

@@ -31,7 +31,7 @@ ORDER = {
     "ops": (
         "figures | pages experiment/tables | experiment watching | data/own | data results "
         "| assembly compare keys report/plots track | report compare/page | at_hand doctor live | running "
-        "| sweeps stress bench/measuring | stress/campaign stress/strangers bench/aggregation bench/fleet "
+        "| engines sweeps stress bench/measuring | stress/campaign stress/strangers bench/aggregation bench/fleet "
         "bench/selection bench/system bench/training bench/wire | bench notebook | cli"
     ),
 }

@@ -13,12 +13,13 @@ import typer
 
 from fedemu.ops.cli import bench as cli_bench
 from fedemu.ops.cli import compare as cli_compare
+from fedemu.ops.cli import complete as cli_complete
+from fedemu.ops.cli import engines as cli_engines
 from fedemu.ops.cli import keys as cli_keys
 from fedemu.ops.cli import look as cli_look
 from fedemu.ops.cli import ls as cli_ls
 from fedemu.ops.cli import presets as cli_presets
 from fedemu.ops.cli import run as cli_run
-from fedemu.ops.cli import shell as cli_shell
 from fedemu.ops.cli import stress as cli_stress
 from fedemu.ops.cli import sweep as cli_sweep
 from fedemu.ops.cli.usage import Command, Commands
@@ -103,6 +104,12 @@ _COMMANDS = (
         ),
     ),
     (
+        "slurm",
+        cli_engines.slurm,
+        "Write a job of Slurm that runs an experiment on several nodes.",
+        ("fedemu slurm digits --nodes 4 --time 1:00:00", "fedemu slurm mine.toml --nodes 8 --gpus-per-node 2 --submit"),
+    ),
+    (
         "sweep",
         cli_sweep.sweep,
         "Run a grid of settings and seeds, or many experiments, and compare them.",
@@ -176,7 +183,7 @@ _COMMANDS = (
     ("doctor", cli_look.doctor, "Check that this machine can run a fleet.", ("fedemu doctor",)),
     (
         "completion",
-        cli_shell.completion,
+        cli_complete.completion,
         "Print what makes a shell complete commands, options and presets.",
         ('eval "$(fedemu completion bash)"',),
     ),

@@ -1,18 +1,62 @@
 """What a shell offers to complete: presets and their parts, experiment files, run directories, keys of settings.
 
-Each function gets what was typed so far, and returns whole words. None of them imports anything that takes long.
+Each function for that gets what was typed so far, and returns whole words. None of them imports anything that takes
+long. ``fedemu completion`` prints what makes a shell ask.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
+import typer
+from typer._completion_classes import completion_init
+from typer._completion_shared import get_completion_script
+
+from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.experiment.presets import FOLDER, JOINT, part_names, preset_names
 
 _RUN_FILES = ("config.toml", "metrics.jsonl")
 """A folder with one of these is a run directory."""
+VARIABLE = "_FEDEMU_COMPLETE"
+"""The environment variable by which a shell asks ``fedemu`` what may follow the words on its command line."""
+
+_NO_SPACE = """\
+    if [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[/=] ]]; then compopt -o nospace; fi
+    return 0
+"""
+"""Lets bash put no space behind a folder or a key, after which the word goes on."""
+
+
+class Shell(StrEnum):
+    """The shells that can be made to complete."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+@guarded
+def completion(
+    shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
+) -> int:
+    """Print a script for a shell, which then completes commands, options, presets, parts and run directories.
+
+    Put the line of the example into ~/.bashrc. For zsh put it into ~/.zshrc, after compinit, with zsh in place of bash.
+    For fish: fedemu completion fish > ~/.config/fish/completions/fedemu.fish
+    """
+    script = get_completion_script(prog_name="fedemu", complete_var=VARIABLE, shell=shell.value)
+    print(script.replace("    return 0\n", _NO_SPACE) if shell is Shell.BASH else script)
+    return 0
+
+
+def offer() -> None:
+    """Make the answers to shells possible. Does nothing if no shell asks."""
+    if VARIABLE in os.environ:
+        completion_init()
 
 
 def presets(incomplete: str) -> list[str]:

@@ -44,11 +44,14 @@ from fedemu.ops.watching.logs import LogObserver, open_log
 from fedemu.ops.watching.metrics import ServedMetrics
 from fedemu.ops.watching.progress import Progress
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError
+from fedemu.protocol.host.files import write_whole
 from fedemu.protocol.host.phases import mark, part
 from fedemu.protocol.host.private import leave_private
 from fedemu.protocol.transport.memory import MemoryNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
+ADDRESS = "address"
+"""The file of a run directory that has the address of the coordinator while it listens."""
 MOST_FILES = 2**20
 """A higher limit of open files is of no use."""
 SPARE_FILES = 256
@@ -62,30 +65,40 @@ def coordinate_alone(
 
     def action() -> int:
         keys = server_keys(runtime, os.environ)
-        connect = f"fedemu device --n {experiment.fleet.devices} --connect {reachable_elsewhere(runtime.bind)}"
+        server_key = f" --server-key {quote(keys.public)}" if keys else ""
         allowed = "".join(f" --allow-code {quote(place)}" for place in named_places(experiment))
-        begins = (
-            f"{title(experiment)}\n"
-            f"  process  {os.getpid()}\n"
-            f"  address  {runtime.bind}   ({connect}{f' --server-key {quote(keys.public)}' if keys else ''}{allowed})\n"
-            f"  keys     {keys_in_words(runtime, os.environ, keys)}\n"
-            f"  results  {directory}"
-        )
-        bring = f"{connect}{f' --server-key {quote(keys.public)}' if keys else ''}"
-        return coordinate(directory, experiment, runtime, lambda: say(begins), bring)
+
+        def bring(address: str) -> str:
+            return f"fedemu device --n {experiment.fleet.devices} --connect {reachable_elsewhere(address)}{server_key}"
+
+        def opened(address: str) -> None:
+            say(
+                f"{title(experiment)}\n"
+                f"  process  {os.getpid()}\n"
+                f"  address  {address}   ({bring(address)}{allowed})\n"
+                f"  keys     {keys_in_words(runtime, os.environ, keys)}\n"
+                f"  results  {directory}"
+            )
+
+        return coordinate(directory, experiment, runtime, opened, bring)
 
     code = exit_code_of(action)
     return conclude(directory, code, at_address("coordinator", runtime), new=new, print_summary=print_summary)
 
 
 def coordinate(
-    directory: Path, experiment: Experiment, runtime: Runtime, opened: Callable[[], None], bring: str = ""
+    directory: Path,
+    experiment: Experiment,
+    runtime: Runtime,
+    opened: Callable[[str], None],
+    bring: Callable[[str], str] = lambda address: "",
 ) -> int:
     """Play the run in a claimed directory to its end, and write its report. Returns the exit code.
 
-    ``opened`` is called when the coordinator begins to wait for devices, before anything is shown. Before that, an
-    experiment may turn out to be impossible. ``bring`` is the command with which people bring devices. Raises every
-    FedemuError that ends a run early, except Interrupted, for which the code INTERRUPTED is returned.
+    ``opened`` is called with its address when the coordinator begins to wait for devices, before anything is shown.
+    Before that, an experiment may turn out to be impossible. ``bring`` tells for this address the command with which
+    people bring devices. While the coordinator listens, the file ``address`` of the directory has its address. Raises
+    every FedemuError that ends a run early, except Interrupted, for which the code INTERRUPTED is returned.
     """
     open_log(directory / "logs" / "coordinator.log", runtime.log_level)
     allow_files(experiment.fleet.devices + SPARE_FILES)
@@ -95,7 +108,6 @@ def coordinate(
         experiment.fleet.devices,
         time.monotonic,
         virtual=experiment.clock.kind == "virtual",
-        bring=bring,
     )
     told = followers(directory, runtime.track, child_command, complain)
     with _metrics(runtime, experiment.rounds) as metrics, told as trackers:
@@ -103,8 +115,11 @@ def coordinate(
             with contextlib.ExitStack() as shown:
                 display = open_display(state, Console(stderr=True))
 
-                def begin() -> None:
-                    opened()
+                def begin(address: str) -> None:
+                    state.bring = bring(address)
+                    opened(address)
+                    write_whole(directory / ADDRESS, reachable_elsewhere(address))
+                    shown.callback((directory / ADDRESS).unlink, missing_ok=True)
                     shown.enter_context(display)
 
                 observers: list[RunObserver] = [LogObserver(), *metrics.observers, display]
@@ -135,7 +150,7 @@ async def _serve(
     experiment: Experiment,
     runtime: Runtime,
     observers: Sequence[RunObserver],
-    opened: Callable[[], None],
+    opened: Callable[[str], None],
 ) -> Summary:
     in_memory = runtime.transport == "memory"
     network = MemoryNetwork() if in_memory else ZmqNetwork(keys=server_keys(runtime, os.environ))
@@ -228,7 +243,7 @@ def main(words: Sequence[str]) -> int:
     def action() -> int:
         runtime = Runtime.model_validate_json(words[1])
         try:
-            return coordinate(directory, read_frozen(directory), runtime, lambda: announce(line))
+            return coordinate(directory, read_frozen(directory), runtime, lambda address: announce(line))
         finally:
             leave_private(runtime.bind)
 

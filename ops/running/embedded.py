@@ -24,8 +24,8 @@ async def serve_embedded(plan: CoordinatorPlan, runtime: Runtime) -> Summary:
     """
     opened = asyncio.Event()
 
-    def begin() -> None:
-        plan.opened()
+    def begin(address: str) -> None:
+        plan.opened(address)
         opened.set()
 
     serving = asyncio.create_task(serve(replace(plan, opened=begin)))

@@ -60,7 +60,7 @@ def _play(directory: Path, experiment: Experiment, runtime: Runtime, begins: str
         from fedemu.ops.running.coordinator import coordinate
 
         place = f"{begins}\n  everything in process {os.getpid()}\n  results      {directory}"
-        return exit_code_of(lambda: coordinate(directory, experiment, runtime, lambda: say(place)))
+        return exit_code_of(lambda: coordinate(directory, experiment, runtime, lambda address: say(place)))
     with private_folder() as folder:
         return _launch_both(directory, experiment, runtime, begins, f"ipc://{folder}/coordinator")
 

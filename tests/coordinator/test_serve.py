@@ -104,8 +104,8 @@ async def test_it_says_that_it_has_opened_unless_no_round_is_left(
 ) -> None:
     opened: list[str] = []
     make_fleet()
-    await play(make_plan(opened=lambda: opened.append("first")))
-    await play(make_plan(network=MemoryNetwork(), opened=lambda: opened.append("again")))
+    await play(make_plan(opened=lambda address: opened.append("first")))
+    await play(make_plan(network=MemoryNetwork(), opened=lambda address: opened.append("again")))
     assert opened == ["first"]
 
 

@@ -147,7 +147,7 @@ async def test_a_run_goes_on_without_pictures_that_could_not_be_made_and_says_so
 async def test_a_run_goes_on_where_pictures_cannot_be_written(make_plan: MakePlan, make_fleet: MakeFleet) -> None:
     make_fleet()
     plan, _ = painted(make_plan(**TASKS))
-    opened = replace(plan, opened=lambda: (plan.directory / "generated").write_text("in the way"))
+    opened = replace(plan, opened=lambda address: (plan.directory / "generated").write_text("in the way"))
     summary = await asyncio.wait_for(serve(opened), 60)
     assert (summary.outcome, summary.rounds) == ("completed", 6)
     failures = read_run(plan.directory).named("pictures_failed")

@@ -42,7 +42,7 @@ METHODS = {
 for name, settings in METHODS.items():
     experiment, _ = load_experiment("digits-small", [*SHORT, *settings], {})
     folder = claim(experiment, Path(sys.argv[1]) / name)
-    coordinate(folder, experiment, Runtime(transport="memory", report=False), lambda: None)
+    coordinate(folder, experiment, Runtime(transport="memory", report=False), lambda address: None)
     print(name, read_summary(folder)["model_digest"])
 """
 

@@ -1,0 +1,110 @@
+"""The commands that hand a run to an engine, which places its machines on a cluster."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from fedemu.ops.cli import options
+from fedemu.ops.cli.guarded import guarded
+from fedemu.ops.cli.options import overrides_of
+from fedemu.ops.data.apart import find_data
+from fedemu.ops.engines.places import patient
+from fedemu.ops.engines.slurm import SlurmJob, explained, submit, write_job
+from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.running.folder import claim, give_back
+from fedemu.ops.running.words import say
+from fedemu.ops.track.kinds import check as check_trackers
+
+
+@guarded
+def slurm(
+    experiment: options.Experiment = None,
+    nodes: Annotated[
+        int, typer.Option(metavar="N", help="The number of nodes. The devices are divided among them.", min=1)
+    ] = 2,
+    time: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="The time limit, as in 90 (minutes), 4:00:00 or 2-12:00:00. The job queues itself again before.",
+        ),
+    ] = "4:00:00",
+    cpus: Annotated[
+        int | None,
+        typer.Option(
+            "--cpus-per-node",
+            metavar="C",
+            help="The cores of each node, one trainer for each. Default: whole nodes.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            "--gpus-per-node",
+            metavar="G",
+            help="The GPUs of each node, one trainer for each.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
+    partition: Annotated[
+        str, typer.Option(metavar="NAME", help="The partition of the cluster.", show_default=False)
+    ] = "",
+    account: Annotated[str, typer.Option(metavar="NAME", help="Who pays for the job.", show_default=False)] = "",
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPTION",
+            help="One more option of sbatch, as in --sbatch=--constraint=gpu80. Can be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    submit_it: Annotated[bool, typer.Option("--submit", help="Also submit the job.")] = False,
+    out: options.Out = None,
+    seed: options.Seed = None,
+    rounds: options.Rounds = None,
+    devices: options.Devices = None,
+    settings: options.Settings = None,
+    per_process: options.PerProcess = None,
+    device_type: options.DeviceTypeOption = None,
+) -> int:
+    """Write the batch script of a run on several nodes into a new run directory, and explain it.
+
+    Every node must see this folder and this installation of fedemu. Submitting the script again continues the run.
+    """
+    overrides = overrides_of(
+        settings,
+        seed=seed,
+        rounds=rounds,
+        fleet__devices=devices,
+        runtime__per_process=per_process,
+        runtime__device_type=device_type,
+    )
+    checked, runtime = patient(*load_experiment(experiment, overrides, os.environ))
+    job = SlurmJob(
+        nodes=nodes,
+        time=time,
+        cpus=cpus or 0,
+        gpus=gpus or 0,
+        partition=partition,
+        account=account,
+        options=sbatch or (),
+    )
+    job.check(checked, out)
+    check_trackers(runtime.track.to)
+    find_data(checked)
+    directory = claim(checked, out)
+    script = write_job(directory, checked, runtime, job)
+    say(explained(directory, checked, job))
+    if submit_it:
+        try:
+            print(submit(script))
+        except Exception:
+            give_back(directory)
+            raise
+    return 0

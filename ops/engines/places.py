@@ -1,0 +1,69 @@
+"""The places of a fleet: each is a supervisor with its part of the devices, wherever an engine puts it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.experiment.sources import NOT_SETTINGS
+from fedemu.ops.experiment.toml_text import toml_value
+from fedemu.protocol.errors import ConfigurationError
+
+PATIENCE_SECONDS: Final = 600.0
+"""The real seconds for which both sides wait for each other: an engine may need minutes to replace a machine."""
+_SETTLED_ELSEWHERE: Final = frozenset({"bind", "connect", "keys", "server_key", "insecure", "transport", "track"})
+"""The settings of a machine that a job gives to its processes itself, or that have a table of their own."""
+
+
+def patient(experiment: Experiment, runtime: Runtime) -> tuple[Experiment, Runtime]:
+    """Both with waits as long as an engine may need, where nobody has set them. No result depends on these times."""
+    fleet, times = experiment.fleet, ("start_timeout", "give_up")
+    waits = {name: PATIENCE_SECONDS for name in times if name not in fleet.model_fields_set}
+    own = ("connect_seconds", "lost_seconds")
+    return (
+        experiment.model_copy(update={"fleet": fleet.model_copy(update=waits)}),
+        runtime.model_copy(update={name: PATIENCE_SECONDS for name in own if name not in runtime.model_fields_set}),
+    )
+
+
+def require_places(experiment: Experiment, places: int, option: str) -> None:
+    """Raise ConfigurationError if there are more places than devices."""
+    if places > experiment.fleet.devices:
+        raise ConfigurationError(
+            f"{option} {places} is more than the {experiment.fleet.devices} devices of the experiment; say less"
+        )
+
+
+def share(devices: int, places: int) -> list[int]:
+    """How many devices each place has. The first ones have one more if the devices do not divide evenly."""
+    each, over = divmod(devices, places)
+    return [each + (place < over) for place in range(places)]
+
+
+def variables(runtime: Runtime) -> Iterator[tuple[str, str]]:
+    """The environment by which processes elsewhere get this machine's folders, and the settings that it was given."""
+    for name in ("FEDEMU_DATA", "FEDEMU_CACHE"):
+        if name in os.environ:
+            yield name, str(Path(os.environ[name]).expanduser().absolute())
+    for name in sorted(runtime.model_fields_set - _SETTLED_ELSEWHERE):
+        yield f"FEDEMU_RUNTIME__{name.upper()}", _value(getattr(runtime, name))
+    for name in sorted(runtime.track.model_fields_set):
+        yield f"FEDEMU_TRACK__{name.upper()}", _value(getattr(runtime.track, name))
+
+
+def settled_variables() -> list[str]:
+    """The variables of this environment that have decided on the experiment, and must not decide again."""
+    return [
+        name
+        for name in sorted(os.environ)
+        if name.startswith("FEDEMU_")
+        and name not in NOT_SETTINGS
+        and not name.startswith(("FEDEMU_RUNTIME__", "FEDEMU_TRACK__"))
+    ]
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else toml_value(list(value) if isinstance(value, tuple) else value)
