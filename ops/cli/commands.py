@@ -195,6 +195,7 @@ for _name, _command, _summary, _examples in _COMMANDS:
 _keys = typer.Typer(
     cls=Commands,
     help="Let machines join your coordinators, and keep strangers out.",
+    epilog=_epilog(IN_WORDS, *cli_keys.EXAMPLES),
     context_settings=_HELP,
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -95,3 +95,11 @@ COMMANDS = (
     ("revoke", revoke, "Shut a machine out.", ("fedemu keys revoke lab2",)),
 )
 """The commands below ``fedemu keys``: name, function, summary and examples of each."""
+
+EXAMPLES = (
+    "fedemu keys new                        # once on each machine: it prints the public key",
+    "fedemu keys approve lab2 'PUBLIC KEY'  # at the coordinator: lab2 may join",
+    "fedemu keys list                       # this machine's public key, and who may join",
+    "fedemu keys revoke lab2                # shut lab2 out, also during a run",
+)
+"""Those of ``fedemu keys`` itself."""

@@ -54,12 +54,16 @@ def test_a_second_key_under_a_name_takes_the_place_of_the_first(
     assert KeyFolder(tmp_path / "mine").approved() == {"lab2": second.pair()[0]}
 
 
-@pytest.mark.parametrize("command", ["new", "list", "approve", "revoke"])
-def test_every_command_about_keys_has_help_and_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("keys", command, "--help") == 0
+@pytest.mark.parametrize("command", [(), ("new",), ("list",), ("approve",), ("revoke",)])
+def test_every_command_about_keys_has_help_and_an_example(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("keys", *command, "--help") == 0
     shown = capsys.readouterr().out
-    assert f"Usage: fedemu keys {command}" in shown
-    assert shown.rstrip().splitlines()[-1].startswith(f"    fedemu keys {command}")
+    said = " ".join(("fedemu keys", *command))
+    assert f"Usage: {said} " in shown
+    assert "Exit codes: 0 done;" in shown
+    assert shown.rstrip().splitlines()[-1].startswith(f"    {said}")
 
 
 def test_keys_alone_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
