@@ -6,6 +6,7 @@ and its payload travel as frames. The supervisor ignores a process until it has 
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
@@ -33,8 +34,9 @@ SEALED = ".sealed."
 """The beginning of the names of the next tensors of a job. The rest of the name is the number of an earlier period.
 Such a tensor holds the indices of the samples of that period, from which the device has not yet selected. All other
 tensors are the device's own part of the ask."""
-LIMITS = Limits(header_bytes=64 * 2**20, frames=2**17, frame_bytes=2**40, message_bytes=2**40)
-"""Only the supervisor's own processes are heard on the bus, so these limits only have to exceed the largest group."""
+_QUARTER = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+LIMITS = Limits(header_bytes=64 * 2**20, frames=2**17, frame_bytes=_QUARTER, message_bytes=4 * _QUARTER)
+"""The processes of the bus may send what fits into the memory of this machine."""
 
 
 class SharedFile(Message):

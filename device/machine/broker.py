@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from collections.abc import Callable, Iterable, Sequence
 
 from fedemu.device.bus import (
+    LIMITS,
     TO_SUPERVISOR,
     Attach,
     Crashed,
@@ -33,13 +35,19 @@ from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import BlobError, ConfigurationError, FedemuError, ProtocolError
 from fedemu.protocol.ids import Digest
 from fedemu.protocol.messages import BlobRef
-from fedemu.protocol.transport.interface import Network
+from fedemu.protocol.transport.interface import Bounds, Network
 
 log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5
+"""The time between two looks at the connections of the bus."""
+SPARE_FILES = 64
+"""Descriptors that the connections of the bus leave to the supervisor."""
 
 
 class Broker:
     """The supervisor's side of the bus, bound to ``address``. Only processes that know ``token`` are heard.
+    Other connections that take much memory, or say nothing for long, are closed.
 
     Calls ``want`` with a blob that a job needs and this machine lacks, and ``failed`` with an error that ends the
     machine.
@@ -62,20 +70,30 @@ class Broker:
         """Called with a device and its incarnation when it has crashed as planned, but its process has not."""
         self.trainer_ready: Callable[[int], None] = lambda number: None
         """Called with the number of a trainer that can take jobs."""
-        self._router = network.bind(address, TO_SUPERVISOR, self._received, self._rejected)
+        self._roles: dict[bytes, tuple[str, int]] = {}
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES
+        bounds = Bounds(
+            connections=most,
+            strangers=most,
+            knows=self._roles.__contains__,
+            ended=lambda reason: log.warning("a stranger's connection to the bus was closed (%s)", reason),
+            closed=lambda peer: None,
+            most_unfinished=lambda: LIMITS.message_bytes,
+        )
+        self._router = network.bind(address, TO_SUPERVISOR, self._received, self._rejected, bounds=bounds)
         self._token = token
         self._store = store
         self._observer = observer
         self._want = want
         self._failed = failed
         self._queue = JobQueue()
-        self._roles: dict[bytes, tuple[str, int]] = {}
         self._processes: dict[int, bytes] = {}
         self._trainers: dict[int, bytes] = {}
         self._tally: dict[int, list[int]] = {}
         self._advances: dict[int, int] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._looking = self._loop.call_later(LOOK_SECONDS, self._look)
         self._depth = 0
         self._quitting = False
 
@@ -146,6 +164,7 @@ class Broker:
         """Free the address. Jobs that are not answered get no answer."""
         if self._timer is not None:
             self._timer.cancel()
+        self._looking.cancel()
         self._router.close()
 
     def _received(self, peer: bytes, envelope: Envelope) -> None:
@@ -225,6 +244,11 @@ class Broker:
         answer = JobFailed(device=job.submit.device, ask=job.submit.ask, reason=reason, detail=why)
         if isinstance(job.origin, bytes):
             self._router.send(job.origin, answer)
+
+    def _look(self) -> None:
+        """Close the connections of strangers that take too much."""
+        self._router.look()
+        self._looking = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def _advance(self, trainer: int) -> None:
         self._advances[trainer] = self._advances.get(trainer, 0) + 1

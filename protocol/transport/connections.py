@@ -1,14 +1,17 @@
 """The connections of one Router: how many there are, which of them hold memory for nothing, and how to close one.
 
 ZeroMQ assembles a message before it hands it on, however many parts it has, and it lets everybody connect. So a process
-looks at its own sockets: the kernel tells how many bytes each has brought.
+looks at its own sockets. The kernel tells how many bytes a TCP connection has brought. At an ipc address it tells only
+what still waits in the connection; there the growth of this process's memory is divided among those that press.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import struct
+import termios
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +27,8 @@ LOOK_SECONDS: Final = 1.0
 """The time between two looks at up to a thousand connections. For more connections it is longer in proportion."""
 GROWTH: Final = 64 * 2**20
 """If the memory of this process has grown by more bytes than this, the next look comes at once."""
+PRESSING: Final = 2**15
+"""An ipc connection with so many bytes that wait to be read is in the middle of a large message, or of many."""
 _RECEIVED: Final = 128
 """The place of the received bytes in the kernel's answer to TCP_INFO."""
 _TCP_INFO: Final = 11
@@ -36,8 +41,9 @@ class Connection:
     """One connection. Times are monotonic. ``peer`` is None before its first message.
 
     ``inode`` tells its socket from another one that gets the same descriptor. ``base`` is the number of bytes that it
-    had brought when it was last seen to have ended a message. ``over`` says that it was beyond its bound at the last
-    look, ``going`` that it is being closed.
+    had brought when it was last seen to have ended a message. ``held`` is the memory that it may have taken since then,
+    by what is known of an ipc connection. ``over`` says that it was beyond its bound at the last look, ``going`` that
+    it is being closed.
     """
 
     descriptor: int
@@ -46,6 +52,7 @@ class Connection:
     peer: bytes | None = None
     seen: float = 0.0
     base: int = 0
+    held: int = 0
     over: bool = False
     going: bool = False
 
@@ -68,6 +75,7 @@ class Connections:
         self._by_peer: dict[bytes, Connection] = {}
         self._due = 0.0
         self._memory = _resident()
+        self._local = socket.getsockopt_string(zmq.LAST_ENDPOINT).startswith("ipc://")
         self._ear = Ear(socket, loop, EVENTS | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED, self._event)
 
     def __len__(self) -> int:
@@ -108,7 +116,8 @@ class Connections:
         now, memory = self._clock(), _resident()
         if now < self._due and memory < self._memory + GROWTH:
             return
-        self._memory = memory
+        grown, self._memory = max(0, memory - self._memory), memory
+        self._share(grown)
         strangers = []
         suspects = False
         for connection in list(self._open.values()):
@@ -161,8 +170,16 @@ class Connections:
         """The bytes that have come since the connection last ended a message, by what was seen at the looks."""
         received = _received(connection.descriptor)
         if connection.heard != connection.seen and connection.peer is not None:
-            connection.seen, connection.base = connection.heard, received
-        return received - connection.base
+            connection.seen, connection.base, connection.held = connection.heard, received, 0
+        return received - connection.base + connection.held
+
+    def _share(self, grown: int) -> None:
+        """Divide what the memory of this process has grown by among the ipc connections that press."""
+        if not self._local or not grown:
+            return
+        pressing = [connection for connection in self._open.values() if _waiting(connection.descriptor) >= PRESSING]
+        for connection in pressing:
+            connection.held += grown // len(pressing)
 
     def _end(self, connection: Connection, reason: str) -> None:
         if not connection.going:
@@ -203,6 +220,14 @@ def _inode(descriptor: int) -> int | None:
         return os.fstat(descriptor).st_ino
     except OSError:
         return None
+
+
+def _waiting(descriptor: int) -> int:
+    """The bytes that have come and were not read yet. 0 for a connection that is gone."""
+    try:
+        return int(struct.unpack("=i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))[0])
+    except OSError:
+        return 0
 
 
 def _received(descriptor: int) -> int:

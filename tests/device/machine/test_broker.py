@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -23,14 +26,18 @@ from fedemu.device.bus import (
     Train,
     Unusable,
 )
+from fedemu.device.machine import broker as broker_module
 from fedemu.device.machine.broker import Broker
 from fedemu.device.machine.observer import Silent
+from fedemu.ops.stress.strangers.zmtp import MORE, dial, frame, shake_hands
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import BlobError, FedemuError
 from fedemu.protocol.ids import Digest, digest_of
 from fedemu.protocol.messages import BlobRef, Message, TensorSpec
+from fedemu.protocol.transport import connections
 from fedemu.protocol.transport.memory import MemoryNetwork
+from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 MODEL = b"weights"
 REF = BlobRef(key="model", digest=digest_of(MODEL), size=len(MODEL))
@@ -180,3 +187,33 @@ async def test_a_process_that_attaches_after_the_farewell_is_told_to_end_as_well
     late = bus.peer("process")
     await until(lambda: early.heard and late.heard, "both ends")
     assert early.heard == late.heard == [Quit()]
+
+
+@pytest.fixture
+def bus_address(tmp_path: Path) -> str:
+    return f"ipc://{os.path.relpath(tmp_path)}/s"
+
+
+async def test_a_stranger_on_the_bus_is_parted_from_when_he_takes_memory(
+    bus_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.0)
+    network, store = ZmqNetwork(linger_seconds=0.1), BlobStore(tmp_path / "blobs")
+    broker = Broker(network, bus_address, "token", store, Observed(), want=lambda blob: None, failed=lambda error: None)
+    terabyte = b"\x02" + (2**40).to_bytes(8, "big")
+    assert await asyncio.to_thread(is_parted_from, broker.address, terabyte, 1)
+    assert await asyncio.to_thread(is_parted_from, broker.address, frame(bytes(2**20), MORE), 512)
+    broker.close()
+    network.close()
+
+
+def is_parted_from(address: str, data: bytes, times: int) -> bool:
+    """Whether a stranger who sends ``data`` so many times finds his connection closed."""
+    with dial(address, seconds=60) as stranger, contextlib.suppress(ConnectionError):
+        shake_hands(stranger)
+        for _ in range(times):
+            stranger.sendall(data)
+        while stranger.recv(4096):
+            pass
+    return True

@@ -88,11 +88,12 @@ def is_over(connection: socket.socket) -> bool:
     return True
 
 
-def pour(connection: socket.socket, data: bytes) -> None:
+def pour(connection: socket.socket, data: bytes, times: int = 1) -> None:
     """Send all of it, or as much as the other side takes before it closes the connection."""
     connection.settimeout(20)
     with contextlib.suppress(OSError):
-        connection.sendall(data)
+        for _ in range(times):
+            connection.sendall(data)
 
 
 @pytest.mark.parametrize(("known", "parts", "ends"), [(False, 2, True), (True, 2, False), (True, 6, True)])
@@ -127,6 +128,23 @@ async def test_a_message_without_an_end_before_any_other_is_ended_too(
     pour(stranger, frame(bytes(2 * MIB), MORE))
     await eventually(place.looked(lambda: place.ended == ["unfinished"]))
     await eventually(lambda: is_over(stranger))
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_message_without_an_end_at_an_ipc_address_is_noticed_by_the_memory_that_it_takes(
+    make: Callable[..., Place], eventually: Eventually, known: bool, socket_path: Any
+) -> None:
+    place = make(known, address=f"ipc://{socket_path}")
+    friend, stranger = place.stranger(), place.stranger()
+    for each in (friend, stranger):
+        await asyncio.to_thread(shake_hands, each)
+        pour(each, frame(b"x"))
+    await eventually(lambda: place.router.bytes_received == 2)
+    pouring = asyncio.create_task(asyncio.to_thread(pour, stranger, frame(bytes(MIB), MORE), 512))
+    await eventually(place.looked(lambda: place.ended == ["unfinished"]))
+    await pouring
+    await eventually(lambda: is_over(stranger))
+    assert not is_over(friend)
 
 
 async def test_a_stranger_that_says_nothing_is_parted_from_and_a_peer_that_is_known_is_not(
