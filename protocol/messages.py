@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 from pydantic import BaseModel, ConfigDict, FailFast, Field, StringConstraints
 
 PROTOCOL_VERSION = 1
+UNABLE = "unable"
 
 
 class _FailFast(FailFast):
@@ -153,10 +154,11 @@ class Declined(Message):
 
 
 class Bye(Message):
-    """The device leaves."""
+    """The device leaves. With the reason ``UNABLE`` a machine cannot take part, or go on, and ``detail`` says why."""
 
     type: Literal["bye"] = "bye"
     reason: Name = ""
+    detail: Sentence = ""
 
 
 # Messages from supervisors. A device without a supervisor also sends Enroll and Need.

@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a value, in plain words."""
+"""What pydantic found wrong with a value, in plain words; and which counts of a repeated thing are told."""
 
 from __future__ import annotations
 
@@ -85,3 +85,8 @@ def demand(detail: Mapping[str, Any]) -> str:
 def _choices(expected: str) -> str:
     """``'a', 'b' or 'c'``, as pydantic writes it, as ``a, b, c``."""
     return expected.replace(" or ", ", ").replace("'", "")
+
+
+def is_milestone(count: int) -> bool:
+    """Whether a count is 1, 10, 100 and so on. What strangers can repeat without end is told at these counts only."""
+    return str(count).strip("0") == "1"

@@ -26,6 +26,7 @@ from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.errors import BlobError, KeyRevoked, ProtocolError, RefusedError
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Message
+from fedemu.protocol.wording import is_milestone
 
 AboutAsk = wire.Scheduled | wire.Result | wire.Failed | wire.Declined
 
@@ -33,6 +34,8 @@ STRANGERS_BYTES = 4096
 """The longest message of a peer without a session that is decoded. ``Enroll`` and ``Hello`` are shorter."""
 SMALL_CHUNK = 2**16
 """A chunk of a blob of at most so many bytes is read at once: a thread would cost more."""
+FEW = 10
+"""So many refusals for one reason are events of their own."""
 _BEAT = wire.Beat()
 
 
@@ -92,6 +95,7 @@ class Reception:
         self._key_of = key_of
         self._cut = cut
         self._ended: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
 
     def received(self, peer: bytes, envelope: Envelope) -> None:
         """Handle a message that could be decoded."""
@@ -146,7 +150,7 @@ class Reception:
         self._observers.rejected(reason)
         self._ended[reason] += 1
         count = self._ended[reason]
-        if count == 10 ** (len(str(count)) - 1):
+        if is_milestone(count):
             self._observers.event("connections_closed", reason=reason, connections=count)
 
     def expire(self, now: float) -> None:
@@ -178,6 +182,8 @@ class Reception:
             case wire.Presence():
                 self._presence(peer, message)
             case wire.Bye():
+                if message.reason == wire.UNABLE:
+                    self._unable(peer, message.detail)
                 self._gone(peer, self.roster.leave(peer, now), "leave", now, reason=message.reason)
             case wire.Died():
                 device = self.roster.died(message.device, message.incarnation, peer)
@@ -262,6 +268,11 @@ class Reception:
         elif isinstance(message, wire.Result):
             self._send(peer, self.verdicts.answer(message.ask, device), ())
 
+    def _unable(self, peer: bytes, detail: str) -> None:
+        """A machine leaves because it cannot take part, or go on, such as without code that it was not told to run."""
+        lease = self.roster.leases.of_peer(peer)
+        self._count_refusal(wire.UNABLE, "unable", host="" if lease is None else lease.host, detail=detail)
+
     def _too_much(self, peer: bytes) -> None:
         """Close a connection that sends or wants more than a run needs. An honest device would come back."""
         if peer in self._excessive:
@@ -292,7 +303,15 @@ class Reception:
         return device
 
     def _refuse(self, peer: bytes, reason: str, detail: str, now: float, counted_as: str | None = None) -> None:
-        self._observers.rejected(counted_as or reason)
+        counted = counted_as or reason
+        self._count_refusal(counted, "refusal", reason=counted)
         if self.refusals.allow(peer, reason, now):
-            self._observers.event("refusal", reason=counted_as or reason)
             self._send(peer, wire.Refused(reason=reason, detail=detail[:2048]), ())
+
+    def _count_refusal(self, counted: str, event: str, **fields: Any) -> None:
+        """Count what a peer was refused, or refuses. Events tell of the first few, the 10th, 100th and so on."""
+        self._observers.rejected(counted)
+        self._refused[counted] += 1
+        count = self._refused[counted]
+        if count < FEW or is_milestone(count):
+            self._observers.event(event, **fields, count=count)

@@ -140,7 +140,7 @@ async def arrive(plan: MachinePlan, network: Network, host: str, stack: AsyncExi
         lost_seconds=plan.lost_seconds,
     )
     link = CoordinatorLink(network, plan.address, enrolment, plan.observer)
-    stack.callback(link.close)
+    stack.push(lambda kind, error, traceback: link.close(error))
     granted = await link.enrol()
     plan.observer.placed(sum(stop - start for start, stop in granted.ranges))
     folder = claim_lease(leases, plan.state, granted, plan.count)

@@ -13,9 +13,18 @@ from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.runtime.actions import Connect
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import DOWN, Envelope
-from fedemu.protocol.errors import BlobError, FedemuError, HandshakeFailed, ProtocolError, VersionMismatch
+from fedemu.protocol.errors import (
+    BlobError,
+    FedemuError,
+    HandshakeFailed,
+    Interrupted,
+    ProtocolError,
+    RefusedError,
+    UnreachableError,
+    VersionMismatch,
+)
 from fedemu.protocol.ids import Digest
-from fedemu.protocol.messages import Blob, BlobRef, Bye, Died, Granted, Offer, Refused, Stop
+from fedemu.protocol.messages import UNABLE, Blob, BlobRef, Bye, Died, Granted, Offer, Refused, Stop
 from fedemu.protocol.transport.interface import Dealer, Network
 
 T = TypeVar("T")
@@ -97,10 +106,10 @@ class CoordinatorLink:
         if self._dealer is not None:
             self._dealer.send(Died(device=device, incarnation=incarnation))
 
-    def say_bye(self, reason: str) -> None:
+    def say_bye(self, reason: str, detail: str = "") -> None:
         """Tell the coordinator that this machine leaves, and close the connection."""
         if self._dealer is not None:
-            self._dealer.send(Bye(reason=reason))
+            self._dealer.send(Bye(reason=reason, detail=detail[:2048]))
             self._dealer.close()
             self._dealer = None
         if self._timer is not None:
@@ -108,9 +117,12 @@ class CoordinatorLink:
         if not self.ended.done():
             self.ended.set_exception(RunOver(reason))
 
-    def close(self) -> None:
-        """Say goodbye, and give up all downloads."""
-        self.say_bye("stopped")
+    def close(self, error: BaseException | None = None) -> None:
+        """Say goodbye, and give up all downloads. The coordinator is told of an ``error`` of this machine."""
+        if isinstance(error, FedemuError) and not isinstance(error, Interrupted | RefusedError | UnreachableError):
+            self.say_bye(UNABLE, str(error))
+        else:
+            self.say_bye("stopped")
         self.ended.exception()  # otherwise asyncio complains that nobody has read the exception
         self._granted.cancel()
         if self._store is not None:

@@ -14,7 +14,8 @@ from fedemu.algorithms.data.language import TextKind
 from fedemu.ops.data.cache import FORMAT, cache_folder
 from fedemu.ops.data.own import given
 from fedemu.protocol.errors import ConfigurationError, DataError
-from fedemu.protocol.host.named import is_name, is_restricted, source_of
+from fedemu.protocol.host.named import is_name, is_restricted
+from fedemu.protocol.host.source import source_of
 
 BUILT_IN = ("digits", "synthetic")
 LABEL = "label"

@@ -69,13 +69,14 @@ def coordinate_alone(
         allowed = "".join(f" --allow-code {quote(place)}" for place in named_places(experiment))
 
         def bring(address: str) -> str:
-            return f"fedemu device --n {experiment.fleet.devices} --connect {reachable_elsewhere(address)}{server_key}"
+            connect = f"fedemu device --n {experiment.fleet.devices} --connect {reachable_elsewhere(address)}"
+            return f"{connect}{server_key}{allowed}"
 
         def opened(address: str) -> None:
             say(
                 f"{title(experiment)}\n"
                 f"  process  {os.getpid()}\n"
-                f"  address  {address}   ({bring(address)}{allowed})\n"
+                f"  address  {address}   ({bring(address)})\n"
                 f"  keys     {keys_in_words(runtime, os.environ, keys)}\n"
                 f"  results  {directory}"
             )

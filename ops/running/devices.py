@@ -29,8 +29,9 @@ from fedemu.ops.watching.feed import LIVE, MACHINE, Feed, told_by
 from fedemu.ops.watching.logs import open_log
 from fedemu.ops.watching.metrics import SupervisorMetrics
 from fedemu.protocol.errors import ConfigurationError, QuorumError, UnreachableError
-from fedemu.protocol.host.named import place_of, source_of
+from fedemu.protocol.host.named import place_of
 from fedemu.protocol.host.phases import mark
+from fedemu.protocol.host.source import source_of
 from fedemu.protocol.transport.curve import ClientKeys
 
 

@@ -139,6 +139,8 @@ class PlainDisplay:
             self._print(f"round {fields['round']}: the process of {fields['job']} ended by {fields['cause']}")
         if name == "given_up":
             self._tell_given_up(**fields)
+        if name == "unable":
+            self._print(f"the machine {fields['host']} has left: {fields['detail']}")
         if name == "own_states_lost":
             self._print(f"{counted(fields['devices'], 'device')} lost their own states and begin anew")
 
@@ -170,7 +172,9 @@ class PlainDisplay:
             self._print(f"{round}{who} {lacked} for {span(waited)} ({limit}) and {then}")
 
     def _print(self, line: str) -> None:
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        # A line may quote what came over the network, and a terminal obeys control characters.
+        shown = "".join(sign if sign.isprintable() else " " for sign in line)
+        self._console.print(shown, highlight=False, markup=False, soft_wrap=True)
 
 
 class LiveDisplay(PlainDisplay):

@@ -14,7 +14,8 @@ from typing import Any
 from fedemu.coordinator.observer import Absence, Observers
 from fedemu.coordinator.record.row import Row
 from fedemu.protocol.host.files import refusal_of
-from fedemu.protocol.messages import OUTCOMES
+from fedemu.protocol.messages import OUTCOMES, UNABLE
+from fedemu.protocol.wording import is_milestone
 
 FORMAT = "%(asctime)s %(process)d %(levelname)-7s %(name)s: %(message)s"
 
@@ -113,10 +114,15 @@ class LogObserver(Observers):
             self._log.info("round %d, server job %s: step %d of at most %d", round, name, step, steps)
 
     def rejected(self, reason: str) -> None:
-        """Write the first message of a reason, the tenth, the hundredth, and so on: a flood must not fill the disk."""
+        """Write the first message of a reason, the tenth, the hundredth, and so on: a flood must not fill the disk.
+
+        Machines that cannot take part are told by an event.
+        """
+        if reason == UNABLE:
+            return
         self._rejected[reason] += 1
         count = self._rejected[reason]
-        if count == 10 ** (len(str(count)) - 1):
+        if is_milestone(count):
             self._log.warning("a message was rejected: %s (%d so far)", reason, count)
 
     def event(self, name: str, **fields: Any) -> None:
@@ -127,6 +133,6 @@ class LogObserver(Observers):
         self._log.log(logging.WARNING if name in _WARNINGS else logging.DEBUG, "%s %s", name, fields)
 
 
-_WARNINGS = ("connections_closed", "server_job_died", "pictures_failed", "damage", "own_states_lost")
+_WARNINGS = ("connections_closed", "server_job_died", "pictures_failed", "damage", "own_states_lost", "unable")
 _TOLD = ("accuracy", "loss", *OUTCOMES, "round_seconds", "server_seconds")
 """The columns of a row that the log gets."""

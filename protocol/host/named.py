@@ -6,21 +6,19 @@ allowed, and only if their source has the digest that the experiment names. A pl
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
-import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.own_code import account
-from fedemu.protocol.ids import Digest, digest_of
+from fedemu.protocol.host.source import digest_of_source, look_here
+from fedemu.protocol.ids import Digest
 
 SHOWN = 12
 """The number of digits of a digest that people are shown."""
@@ -61,9 +59,10 @@ def is_open(place: str) -> bool:
 def load(name: str) -> Any:
     """Import the module or the file in ``name``, and return its attribute.
 
-    A module is looked up as Python does it; the working folder comes last. Raises ConfigurationError if the name has
-    another form, if the import fails for any reason, or if the module has no such attribute. In a restricted process,
-    it raises it also if the place is not allowed, has another source, or has the attribute from another module.
+    A module, also one that a file imports, is looked up as Python does it; the working folder comes last. Raises
+    ConfigurationError if the name has another form, if the import fails for any reason, or if the module has no such
+    attribute. In a restricted process, it raises it also if the place is not allowed, has another source, or has the
+    attribute from another module.
     """
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
@@ -99,39 +98,10 @@ def require(place: str) -> None:
     found = digest_of_source(place)
     if found != _digests[place]:
         raise ConfigurationError(
-            f"{place} is not the same here as at the coordinator: its source has the digest {found[:SHOWN]}... here "
-            f"and {_digests[place][:SHOWN]}... there; give both machines the same source"
+            f"{place} is not the same here as at the coordinator: its source, with the modules that it imports from "
+            f"beside it, has the digest {found[:SHOWN]}... here and {_digests[place][:SHOWN]}... there; give both "
+            "machines the same files"
         )
-
-
-def digest_of_source(place: str) -> Digest:
-    """The SHA-256 of the file of a place, or of all Python files of a package, whose names count as well.
-
-    Nothing is imported. Raises ConfigurationError if there is no such file.
-    """
-    path = source_of(place)
-    if path.name != "__init__.py" or place.endswith(".py"):
-        return digest_of(path.read_bytes())
-    whole = hashlib.sha256()
-    for file in sorted(path.parent.rglob("*.py")):
-        content = file.read_bytes()
-        whole.update(f"{file.relative_to(path.parent).as_posix()}\0{len(content)}\0".encode())
-        whole.update(content)
-    return Digest(whole.hexdigest())
-
-
-def source_of(place: str) -> Path:
-    """The file from which a place would be imported. Nothing is. Raises ConfigurationError if there is none."""
-    if place.endswith(".py"):
-        if not Path(place).is_file():
-            raise ConfigurationError(f"there is no Python file {place}")
-        return Path(place)
-    spec = _found(place)
-    if spec is None:
-        raise ConfigurationError(f"there is no module {place!r}, neither installed nor in {os.getcwd()}")
-    if spec.origin is None or not Path(spec.origin).is_file():
-        raise ConfigurationError(f"the module {place!r} has no source file")
-    return Path(spec.origin)
 
 
 def is_name(text: str) -> bool:
@@ -142,22 +112,6 @@ def is_name(text: str) -> bool:
 def place_of(name: str) -> str:
     """The place in ``place:attribute``. A place alone is returned as it is."""
     return name.rpartition(":")[0] or name
-
-
-def _found(module: str) -> ModuleSpec | None:
-    """What Python would import, without importing the packages around it, as ``importlib.util.find_spec`` does."""
-    _look_here()
-    spec, folders, name = None, None, ""
-    for part in module.split("."):
-        if spec is not None and folders is None:
-            return None  # what should hold the next part is no package
-        name = f"{name}.{part}" if name else part
-        specs = (finder.find_spec(name, folders) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-        spec = next((spec for spec in specs if spec is not None), None)
-        if spec is None:
-            return None
-        folders = spec.submodule_search_locations
-    return spec
 
 
 def _require_own(place: str, module: ModuleType, attribute: str, found: Any) -> None:
@@ -182,18 +136,14 @@ def _elsewhere(module: ModuleType) -> str:
     return "" if file is None or Path(file).parent == Path.cwd() else f"; this module is {file}"
 
 
-def _look_here() -> None:
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)
-
-
 def _from_module(place: str) -> ModuleType:
-    _look_here()
+    look_here()
     return importlib.import_module(place)
 
 
 def _from_file(path: Path) -> ModuleType:
     """The module of a file. A file is imported once per process, under a name of its own."""
+    look_here()
     name = f"fedemu_file_{path.resolve()}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)

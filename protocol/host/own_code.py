@@ -59,8 +59,8 @@ def account(error: BaseException) -> str:
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The frames of the user's own code, the outermost first. A SyntaxError adds the place that it tells of."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
-    if isinstance(error, SyntaxError) and error.filename and error.lineno and _is_own(error.filename):
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
+    if isinstance(error, SyntaxError) and error.filename and error.lineno and is_own(error.filename):
         line = error.text.strip() if error.text else None
         frames.append(traceback.FrameSummary(error.filename, error.lineno, "<module>", lookup_line=True, line=line))
     return frames
@@ -129,7 +129,7 @@ def _message(error: BaseException) -> str:
 
 def _raised_by(frame: traceback.FrameSummary) -> bool:
     """Whether the user's own statement raised the error, and no library that it called."""
-    return _is_own(frame.filename) and (frame.line or "").startswith(("raise", "assert"))
+    return is_own(frame.filename) and (frame.line or "").startswith(("raise", "assert"))
 
 
 def _ours(error: BaseException) -> bool:
@@ -152,7 +152,8 @@ def place(frame: traceback.FrameSummary) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _is_own(file: str) -> bool:
+def is_own(file: str) -> bool:
+    """Whether a file is the user's: part of neither fedemu nor an installed package nor Python itself."""
     if file.startswith("<"):
         return False
     path = Path(file).resolve()

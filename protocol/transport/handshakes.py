@@ -16,6 +16,7 @@ from zmq.utils.monitor import parse_monitor_message
 from fedemu.protocol.errors import HandshakeFailed, ProtocolError
 from fedemu.protocol.transport.curve import ClientKeys
 from fedemu.protocol.transport.interface import ReaderLoop
+from fedemu.protocol.wording import is_milestone
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class BrokenHandshakes:
         if event not in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
             return
         self._count += 1
-        if set(str(self._count)[1:]) <= {"0"} and str(self._count)[0] == "1":
+        if is_milestone(self._count):
             logger.warning(
                 "connections that broke off in the handshake so far: %d (they had no keys, or another key of this "
                 "coordinator, or were no devices)",

@@ -2,7 +2,7 @@
 import { counted, known, make, span, watchShown } from "./words.js";
 
 const MOST = 200;
-const WARNINGS = new Set(["death", "silence", "failure", "given_up", "retry", "diverged", "damage", "server_job_died", "own_states_lost", "refusal", "revoked", "dropout", "pictures_failed"]);
+const WARNINGS = new Set(["death", "silence", "failure", "given_up", "retry", "diverged", "damage", "server_job_died", "own_states_lost", "unable", "refusal", "revoked", "dropout", "pictures_failed"]);
 const HIDDEN = new Set(["n", "event", "virtual_time", "wall_time"]);
 
 export function said(event) {

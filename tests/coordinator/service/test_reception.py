@@ -61,6 +61,24 @@ async def test_devices_beyond_the_fleet_are_told_so(make_plan: MakePlan, make_fl
     assert third.refused[0].reason == "fleet_full"
 
 
+async def test_events_tell_of_the_first_refusals_and_of_machines_that_cannot_take_part(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
+) -> None:
+    fleet = make_fleet()
+    running = asyncio.create_task(play(make_plan(rounds=1)))
+    await until(lambda: fleet.granted is not None)
+    heard: list[Any] = []
+    for _ in range(23):
+        stranger = fleet.network.connect(fleet.address, DOWN, lambda envelope: heard.append(envelope.message), print)
+        stranger.send(wire.Heartbeat())
+    await until(lambda: len(heard) == 23)
+    fleet.supervisor.send(wire.Bye(reason=wire.UNABLE, detail="this machine was not told to run net.py"))
+    _, left = await running
+    assert [event["count"] for event in left.named("refusal")] == [*range(1, 10), 10]
+    (unable,) = left.named("unable")
+    assert unable["detail"] == "this machine was not told to run net.py"
+
+
 async def test_asking_twice_for_places_is_one_event(make_plan: MakePlan, make_fleet: MakeFleet, play: Play) -> None:
     fleet = make_fleet()
     for _ in range(2):

@@ -57,7 +57,9 @@ async def test_what_came_last_is_undone_first(
 ) -> None:
     undone: list[str] = []
     for kind in ("broker.Broker", "link.CoordinatorLink", "lease.LeaseFolder"):
-        monkeypatch.setattr(f"fedemu.device.machine.{kind}.close", lambda self: undone.append(type(self).__name__))
+        monkeypatch.setattr(
+            f"fedemu.device.machine.{kind}.close", lambda self, error=None: undone.append(type(self).__name__)
+        )
     server, bus = memory_coordinator(), MemoryNetwork()
     async with AsyncExitStack() as stack:
         here = await arrive(plan(server), server.network, "here", stack)

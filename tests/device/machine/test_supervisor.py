@@ -332,6 +332,8 @@ async def test_data_that_cannot_be_prepared_say_why(coordinator: Any, plan: Any)
     server = coordinator(prepare="There is no column 'writer'.")
     with pytest.raises(DataError, match=r"^There is no column 'writer'\.$"):
         await supervise(plan(server.address))
+    await server.until(lambda: server.heard_of(Bye), "the goodbye")
+    assert server.heard_of(Bye) == [Bye(reason="unable", detail="There is no column 'writer'.")]
 
 
 async def test_a_refusal_is_one_sentence(coordinator: Any, plan: Any) -> None:
