@@ -27,7 +27,9 @@ ORDER = {
         "| analytic methods replay incremental/generator terms | incremental | incremental/data_free | registry former"
     ),
     "device": "bus behaviour | pipe memory | forking | compute/executors | compute runtime | process | machine",
-    "coordinator": ("settings timeline | fleet record | observer | asks | evaluation service | plan | rounds | serve"),
+    "coordinator": (
+        "settings timeline sums | fleet record | observer | asks | evaluation service | plan | rounds | serve"
+    ),
     "ops": (
         "figures | pages experiment/tables | experiment watching | data/own | data results "
         "| assembly compare keys report/plots track | report compare/page | at_hand doctor live | running "

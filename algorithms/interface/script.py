@@ -19,8 +19,9 @@ class Reducer:
     """How the replies' leaves under one payload key become one value.
 
     ``weighted_mean`` weighs by examples, ``mean`` weighs evenly, ``total`` adds, and ``collect`` keeps one handle per
-    device. The first three run in cohort order and in float64, and return the leaf's own dtype. ``key`` is the
-    payload's key if the reply uses another name; so one key can be reduced in two ways.
+    device. The first three are exact sums, divided and rounded once to the leaf's own dtype: a partial sum of any group
+    of replies merges with any other, so no order matters. ``key`` is the payload's key if the reply uses another name;
+    so one key can be reduced in two ways.
     """
 
     kind: Literal["weighted_mean", "mean", "total", "collect"]

@@ -99,8 +99,16 @@ class Exchange:
     """
 
     def __init__(
-        self, parts: AskParts, machine: AskMachine, roster: Roster, send: Send, observers: Observers, apart: Apart
+        self,
+        parts: AskParts,
+        machine: AskMachine,
+        roster: Roster,
+        send: Send,
+        observers: Observers,
+        apart: Apart,
+        accepted: Callable[[Payload, int], None] = lambda payload, examples: None,
     ) -> None:
+        """``accepted`` is told each payload, and its number of examples, at the moment in which it is accepted."""
         self.parts = parts
         self.machine = machine
         self.text = str(parts.ask)
@@ -119,6 +127,7 @@ class Exchange:
         self._roster = roster
         self._send = send
         self._observers = observers
+        self._accepted = accepted
         self._works: dict[DeviceId, Work] = {}
         self._stateless: set[DeviceId] = set()
         self._turns = Turns(apart, self._fail)
@@ -236,8 +245,11 @@ class Exchange:
 
     def _judged(self, found: Contribution | PayloadError, device: DeviceId, now: float) -> None:
         if isinstance(found, Contribution):
-            self._contributions[device] = found
-            self._perform(self.machine.result(device, now))
+            actions = self.machine.result(device, now)
+            if self.machine.verdicts.get(device) == "accepted":
+                self._contributions[device] = found
+                self._accepted(found.payload, found.reply.examples)
+            self._perform(actions)
             return
         # A model that diverges step by step exceeds the largest norm before it stops being finite.
         self.exploded += found.reason in ("nonfinite", "norm")

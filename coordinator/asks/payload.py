@@ -1,4 +1,4 @@
-"""The payload of one reply: its form, the checks that it has to pass, and where it is kept until its ask closes."""
+"""The payload of one reply: its form, the checks that it has to pass, and where it is kept until it is reduced."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedemu.algorithms.interface import Forest, Tree
+from fedemu.coordinator.sums.leaf import Leaf, widened
 from fedemu.protocol.errors import FedemuError, ProtocolError
 from fedemu.protocol.host.files import refusal_of
 from fedemu.protocol.ids import DeviceId
@@ -39,24 +40,6 @@ class PayloadError(ProtocolError):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """The dtype and shape that one tensor of a payload must have."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        """The size in bytes."""
-        return self.size * DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True)
@@ -207,11 +190,6 @@ def _sum_of_squares(name: str, dtype: str, values: NDArray[Any]) -> float:
                 )
             raise PayloadError("nonfinite", f"{name} has values that are not finite")
     return total
-
-
-def widened(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """The float32 values of bfloat16 bits, exactly."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _layout(leaves: Mapping[str, Leaf]) -> Iterator[tuple[str, Leaf, int]]:

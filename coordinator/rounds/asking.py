@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,9 +19,9 @@ from fedemu.algorithms.interface import (
 )
 from fedemu.coordinator.asks.ask import AskMachine, Terms
 from fedemu.coordinator.asks.exchange import AskParts, Exchange
+from fedemu.coordinator.asks.folding import Folding
 from fedemu.coordinator.asks.holdings import Holdings
 from fedemu.coordinator.asks.payload import PayloadTemplate
-from fedemu.coordinator.asks.reduce import reduce_replies
 from fedemu.coordinator.asks.virtual import VirtualAsk
 from fedemu.coordinator.asks.wall import WallAsk
 from fedemu.coordinator.evaluation.diagnosis import RoundDiagnosis
@@ -99,7 +99,9 @@ class Asking:
         kind: type[AskMachine] = VirtualAsk if settings.clock == "virtual" else WallAsk
         machine = kind(terms, self._service.roster.connected)
         service = self._service
-        exchange = Exchange(parts, machine, service.roster, service.tell, self._observers, self._numerics.compute)
+        compute = self._numerics.compute
+        folding = Folding(ask.reduce, parts.template.leaves, compute, keep=tally.diagnosis is not None)
+        exchange = Exchange(parts, machine, service.roster, service.tell, self._observers, compute, folding.take)
         try:
             with self._waiting(tally):
                 await self._service.perform(exchange)
@@ -111,8 +113,9 @@ class Asking:
                 raise TooFewReplies(accepted, diverged, Shortfall.of(exchange, needed))
             if tally.diagnosis is not None:
                 await self._diagnose(exchange, ask, tally.diagnosis)
-            return await self._numerics.compute(_fold, exchange, ask)
+            return await _reply(exchange, folding)
         finally:
+            folding.close()
             exchange.discard()
 
     @contextmanager
@@ -280,11 +283,9 @@ def _keeps_own_state(program: LocalProgram | Query, ask: Ask) -> bool:
     return hasattr(program, "initial_own") and bool(program.initial_own(ask.shared))
 
 
-def _fold(exchange: Exchange, ask: Ask) -> Reply:
+async def _reply(exchange: Exchange, folding: Folding) -> Reply:
     contributions = exchange.contributions
     if not contributions:  # only an optional ask may have none
         return Reply({}, ())
-    replies = tuple(contribution.reply for contribution in contributions)
-    payloads = [contribution.payload for contribution in contributions]
-    values: Mapping[str, Any] = reduce_replies(ask.reduce, payloads, [reply.examples for reply in replies])
-    return Reply(values, replies)
+    values = await folding.values([contribution.payload for contribution in contributions])
+    return Reply(values, tuple(contribution.reply for contribution in contributions))

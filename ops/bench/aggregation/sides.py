@@ -11,7 +11,7 @@ import torch
 
 from fedemu.algorithms.interface import weighted_mean
 from fedemu.coordinator.asks.payload import Payload, spill
-from fedemu.coordinator.asks.reduce import reduce_replies
+from fedemu.coordinator.sums.partial import Partial
 from fedemu.ops.bench.measuring.measure import Sample
 from fedemu.protocol.tensors import pack
 
@@ -22,7 +22,9 @@ def reduction(folder: str, parameters: int, payloads: int, times: int) -> Callab
     examples = list(range(1, payloads + 1))
 
     def fold() -> None:
-        reduce_replies({"delta": weighted_mean}, replies, examples)
+        sums = Partial({"delta": weighted_mean}, replies[0].leaves)
+        sums.fold([reply.load() for reply in replies], examples)
+        sums.finish()
 
     return _timed(fold, 4e-9 * parameters * payloads, times)
 

@@ -13,11 +13,12 @@ import pytest
 
 from fedemu.coordinator.asks.ask import Terms
 from fedemu.coordinator.asks.exchange import AskParts, Exchange
-from fedemu.coordinator.asks.payload import FILE_THRESHOLD, Leaf, PayloadTemplate
+from fedemu.coordinator.asks.payload import FILE_THRESHOLD, PayloadTemplate
 from fedemu.coordinator.asks.wall import WallAsk
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.settings import Settings
+from fedemu.coordinator.sums.leaf import Leaf
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import Result, TensorSpec

@@ -1,0 +1,138 @@
+"""The weighted sum of a block of several payloads, without any rounding.
+
+All numbers of a block are multiples of one power of two. If their weighted sum needs more bits than float64 has, they
+are cut into slices of fewer bits (``t = (x + M) - M`` and ``x - t`` are exact for a suitable M). Then every partial sum
+of a slice is a whole number of units below 2**53, so it is exact in whatever order numpy adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedemu.coordinator.sums.leaf import widened
+
+PAYLOADS = 16
+"""The number of payloads in a block."""
+ELEMENTS = 4096
+"""The number of elements in a block. All scratch space together then stays in a core's second-level cache."""
+_PART = 26
+"""Weights are taken apart into numbers of so many bits. Weights below 67 million have one part."""
+
+
+class Term(NamedTuple):
+    """A part of a sum: ``units [elements]``, each worth ``2**exponent``."""
+
+    units: NDArray[np.int64]
+    exponent: int
+
+
+class _Rows(NamedTuple):
+    """Numbers ``[payloads, elements]`` of at most ``2**top`` in size, all of them multiples of ``2**low``."""
+
+    values: NDArray[np.float64]
+    top: int
+    low: int
+
+
+class Block:
+    """Adds blocks of payloads. It keeps the scratch space for that."""
+
+    def __init__(self) -> None:
+        self._wide = np.empty((PAYLOADS, ELEMENTS))
+        self._slice = np.empty((PAYLOADS, ELEMENTS))
+        self._bits = np.empty((PAYLOADS, ELEMENTS), "<u4")
+        self._sum = np.empty(ELEMENTS)
+
+    def sum(self, dtype: str, arrays: Sequence[NDArray[Any]], weights: Sequence[int]) -> Iterator[Term]:
+        """The weighted sum of arrays ``[elements]`` of a dtype of the wire, as terms. Use each before the next.
+
+        There are at most ``PAYLOADS`` arrays of ``ELEMENTS`` elements. Raises ValueError if a value is not finite.
+        """
+        parts = _parts(weights)
+        room = 53 - max(int(part.sum()).bit_length() for _, part in parts)
+        out = self._sum[: len(arrays[0])]
+        for rows in self._rows(dtype, arrays):
+            for values, exponent in self._slices(rows, room):
+                for shift, part in parts:
+                    np.einsum("p,pe->e", part, values, out=out)
+                    yield Term(_units(out, exponent), exponent + shift)
+
+    def _rows(self, dtype: str, arrays: Sequence[NDArray[Any]]) -> Iterator[_Rows]:
+        wide = self._wide[: len(arrays), : len(arrays[0])]
+        if dtype == "int64":
+            for row, array in zip(wide, arrays, strict=True):
+                np.multiply(array >> 32, 2.0**32, out=row)
+            yield _Rows(wide, 63, 32)
+            for row, array in zip(wide, arrays, strict=True):
+                np.copyto(row, array & 0xFFFFFFFF)
+            yield _Rows(wide, 32, 0)
+            return
+        if dtype == "bfloat16":
+            arrays = [widened(array) for array in arrays]
+        elif dtype == "float16":
+            arrays = [array.astype("<f4") for array in arrays]
+        for row, array in zip(wide, arrays, strict=True):
+            np.copyto(row, array)
+        if "float" not in dtype:
+            yield _Rows(wide, 32, 0)
+        elif dtype == "float64":
+            if (span := _span(wide.view("<u8") << 1, 53)) is not None:
+                yield _Rows(wide, *span)
+        else:
+            bits = self._bits[: len(arrays), : len(arrays[0])]
+            for row_of_bits, array in zip(bits, arrays, strict=True):
+                np.left_shift(array.view("<u4"), 1, out=row_of_bits)
+            if (span := _span(bits, 24)) is not None:
+                yield _Rows(wide, *span)
+
+    def _slices(self, rows: _Rows, room: int) -> Iterator[tuple[NDArray[np.float64], int]]:
+        """The rows as slices of at most ``room`` bits, with the exponents of their units. Overwrites the rows."""
+        values, top, low = rows
+        cut = self._slice[: values.shape[0], : values.shape[1]]
+        while top - low > room:
+            unit = top - room
+            shifter = 1.5 * 2.0 ** (unit + 52)
+            np.add(values, shifter, out=cut)
+            np.subtract(cut, shifter, out=cut)
+            np.subtract(values, cut, out=values)
+            yield cut, unit
+            top = unit - 1
+        aligned = low - low % 32
+        yield values, aligned if top - aligned <= room else low
+
+
+def _span(bits: NDArray[Any], mantissa: int) -> tuple[int, int] | None:
+    """Exponents ``top`` and ``low`` of floats, given as bits without their sign: see _Rows. None if all are zero.
+
+    ``mantissa`` is the number of bits below the exponent, and one. Overwrites the bits.
+    """
+    largest = int(bits.max())
+    if largest == 0:
+        return None
+    top, beyond = largest >> mantissa, (1 << (8 * bits.itemsize - mantissa)) - 1
+    if top == beyond:
+        raise ValueError("a payload has values that are not finite, which cannot be added")
+    np.subtract(bits, bits.dtype.type(1), out=bits)  # a zero becomes the largest number of all
+    smallest = (int(bits.min()) + 1) >> mantissa
+    bias = beyond // 2
+    return top - bias + 1, max(smallest, 1) - bias - mantissa + 1
+
+
+def _parts(weights: Sequence[int]) -> list[tuple[int, NDArray[np.float64]]]:
+    """The weights as sums of ``2**shift * part``, with parts below ``2**26``."""
+    parts = []
+    for shift in range(0, max(max(weights).bit_length(), 1), _PART):
+        part = np.array([(weight >> shift) & ((1 << _PART) - 1) for weight in weights], np.float64)
+        parts.append((shift, part))
+    return parts
+
+
+def _units(values: NDArray[np.float64], exponent: int) -> NDArray[np.int64]:
+    """Values that are multiples of ``2**exponent``, as whole numbers."""
+    if -1000 < exponent < 1000:
+        return (values * 2.0**-exponent).astype(np.int64)
+    return np.ldexp(values, -exponent).astype(np.int64)

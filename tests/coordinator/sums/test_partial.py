@@ -1,0 +1,193 @@
+"""Exact sums: held against fractions, in any order and on any tree, for every dtype and every reducer."""
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedemu.algorithms.interface import Reducer, mean, total, weighted_mean
+from fedemu.coordinator.sums.leaf import Leaf, widened
+from fedemu.coordinator.sums.partial import PackedPartial, Partial
+from fedemu.coordinator.sums.terms import ELEMENTS
+from fedemu.protocol.tensors import DTYPES
+
+REDUCERS = (weighted_mean, mean, total)
+PRECISION = {"float64": (53, -1022), "float32": (24, -126), "float16": (11, -14), "bfloat16": (8, -126)}
+
+
+def empty(reducer: Reducer, dtype: str = "float32", size: int = 1) -> Partial:
+    return Partial({"a": reducer}, {"a/x": Leaf(dtype, (size,))})
+
+
+def reduced(reducer: Reducer, values: Any, examples: list[int] | None = None, dtype: str = "float32") -> list[Any]:
+    arrays = [np.array(value, DTYPES[dtype]) for value in values]
+    sums = empty(reducer, dtype, len(arrays[0]))
+    sums.fold([{"a/x": array} for array in arrays], examples or [1] * len(arrays))
+    return sums.finish()["a"]["x"].tolist()
+
+
+def numbers(array: NDArray[Any], dtype: str) -> list[Fraction]:
+    return [Fraction(value) for value in (widened(array) if dtype == "bfloat16" else array).tolist()]
+
+
+def nearest(value: Fraction, dtype: str) -> float:
+    """The number of the dtype that is nearest, ties to even: by the definition, without any float arithmetic."""
+    precision, smallest = PRECISION[dtype]
+    exponent = abs(value.numerator).bit_length() - value.denominator.bit_length()
+    exponent -= abs(value) < Fraction(2) ** exponent
+    unit = Fraction(2) ** (max(exponent, smallest) - precision + 1)
+    found = round(value / unit) * unit
+    return math.copysign(math.inf, found) if dtype == "float16" and abs(found) > 65504 else float(found)
+
+
+def awkward(generator: np.random.Generator, dtype: str, size: int) -> NDArray[Any]:
+    """Finite numbers of all sizes: random bits, subnormal ones, both zeros, and ones of similar size."""
+    width = DTYPES[dtype].itemsize
+    array = np.frombuffer(generator.bytes(width * size), DTYPES[dtype]).copy()
+    usual = generator.standard_normal(size).astype(np.float32 if dtype == "bfloat16" else DTYPES[dtype])
+    array[::3] = (usual.view(np.uint32) >> 16 if dtype == "bfloat16" else usual)[::3]
+    array[1::7] = 1 if dtype == "bfloat16" else -np.finfo(DTYPES[dtype]).smallest_subnormal
+    array[2::7] = 0x8000 if dtype == "bfloat16" else -0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        large = ~(np.abs((widened(array) if dtype == "bfloat16" else array).astype(np.float64)) < 1e30)
+    array[large] = 0
+    return array
+
+
+@pytest.mark.parametrize("dtype", PRECISION)
+@pytest.mark.parametrize("reducer", REDUCERS)
+@pytest.mark.parametrize("largest", [2, 1000, 2**53 - 1])
+def test_every_result_is_the_exact_one_rounded_once(reducer, dtype, largest):
+    generator = np.random.default_rng([largest % 97, PRECISION[dtype][0]])
+    arrays = [awkward(generator, dtype, 60) for _ in range(20)]
+    arrays[4:6] = [arrays[3] ^ 0x8000 if dtype == "bfloat16" else -arrays[3], arrays[3]]
+    examples = [int(count) for count in generator.integers(0, largest, 20)]
+    sums = empty(reducer, dtype, 60)
+    sums.fold([{"a/x": array} for array in arrays], examples)
+    weights = examples if reducer.kind == "weighted_mean" else [1] * 20
+    exact = [
+        sum((weight * value for weight, value in zip(weights, column, strict=True)), Fraction(0))
+        / (1 if reducer.kind == "total" else sum(weights))
+        for column in zip(*(numbers(array, dtype) for array in arrays), strict=True)
+    ]
+    found = sums.finish()["a"]["x"]
+    assert (widened(found) if dtype == "bfloat16" else found).tolist() == [nearest(value, dtype) for value in exact]
+
+
+@pytest.mark.parametrize("reducer", REDUCERS)
+def test_every_order_and_every_tree_gives_the_same_bits(reducer):
+    generator = np.random.default_rng(4)
+    size = ELEMENTS + 3
+    arrays = [awkward(generator, "float32", size) for _ in range(21)]
+    examples = [int(count) for count in generator.integers(0, 3, 21)]
+    whole = empty(reducer, "float32", size)
+    whole.fold([{"a/x": array} for array in arrays], examples)
+    for _ in range(3):
+        order = generator.permutation(21)
+        parts = [empty(reducer, "float32", size) for _ in range(5)]
+        for part, members in zip(parts, np.split(order, [1, 2, 2, 9]), strict=True):
+            for half in np.array_split(members, 2):
+                part.fold([{"a/x": arrays[k]} for k in half], [examples[k] for k in half])
+        while len(parts) > 1:
+            last = parts.pop(int(generator.integers(len(parts))))
+            parts[int(generator.integers(len(parts)))].merge(last.unpack(last.pack()))
+        assert same(parts[0].pack(), whole.pack())
+        assert parts[0].finish()["a"]["x"].tobytes() == whole.finish()["a"]["x"].tobytes()
+
+
+def same(one: PackedPartial, other: PackedPartial) -> bool:
+    left, right = one.sums["a/x"], other.sums["a/x"]
+    counts = (one.replies, one.examples, left.lowest) == (other.replies, other.examples, right.lowest)
+    return counts and np.array_equal(left.digits, right.digits)
+
+
+def test_thousands_of_the_largest_terms_do_not_overflow():
+    sums = empty(total, "float64")
+    top = {"a/x": np.array([2.0**511 * (2 - 2.0**-52)])}
+    for _ in range(400):
+        sums.fold([top] * 16, [1] * 16)
+    doubled = empty(total, "float64")
+    for _ in range(10):
+        doubled.merge(sums)
+    assert doubled.finish()["a"]["x"][0] == float(64000 * Fraction(float(top["a/x"][0])))
+
+
+def test_the_size_of_a_packed_sum_does_not_depend_on_the_number_of_replies():
+    generator = np.random.default_rng(5)
+    shapes = []
+    for replies in (40, 4000):
+        sums = empty(mean, "float32", 50)
+        sums.fold([{"a/x": generator.standard_normal(50, np.float32)} for _ in range(replies)], [1] * replies)
+        shapes.append(sums.pack().sums["a/x"].digits.shape)
+    assert shapes[0] == shapes[1] <= (4, 50)
+
+
+@pytest.mark.parametrize("groups", [[0, 0], [0, 2], [2, 0]])
+def test_replies_without_examples_count_only_if_no_reply_has_any(groups):
+    sums = [empty(weighted_mean), empty(weighted_mean)]
+    for part, count in zip(sums, groups, strict=True):
+        part.fold([{"a/x": np.array([1.0 + count], np.float32)}, {"a/x": np.array([5.0], np.float32)}], [count, 0])
+    sums[0].merge(sums[1])
+    assert sums[0].finish()["a"]["x"].tolist() == [3.0]
+
+
+def test_an_empty_sum_changes_nothing_and_has_no_value():
+    sums = empty(weighted_mean)
+    with pytest.raises(ValueError, match="0 payloads"):
+        sums.finish()
+    sums.fold([{"a/x": np.array([2.0], np.float32)}], [0])
+    sums.merge(empty(weighted_mean))
+    assert sums.finish()["a"]["x"].tolist() == [2.0]
+
+
+def test_a_packed_sum_of_other_tensors_is_refused():
+    packed = empty(total, size=3).pack()
+    with pytest.raises(ValueError, match="3\\), for 4 elements"):
+        empty(total, size=4).unpack(packed)
+    with pytest.raises(ValueError, match="'b/x'"):
+        empty(total).unpack(PackedPartial(1, 1, {"a/x": packed.sums["a/x"], "b/x": packed.sums["a/x"]}))
+
+
+def test_values_worked_out_by_hand():
+    assert reduced(weighted_mean, [[1.0, 0.0], [5.0, 4.0]], [3, 1]) == [2.0, 1.0]
+    assert reduced(mean, [[1.0], [5.0]], [3, 1]) == [3.0]
+    assert reduced(total, [[1.0], [5.0]], [3, 1]) == [6.0]
+    assert reduced(weighted_mean, [[1.0], [5.0]], [2, 0]) == [1.0]
+    assert reduced(total, [[1e8], [1.0], [-1e8]]) == [1.0]
+
+
+def test_a_sum_of_zeros_is_positive():
+    assert np.signbit(reduced(mean, [[-0.0], [-0.0]])).tolist() == [False]
+
+
+def test_a_sum_beyond_the_dtype_is_infinite():
+    assert reduced(total, [[60000.0], [60000.0]], dtype="float16") == [float("inf")]
+    assert reduced(total, [[-3e38], [-3e38]]) == [-float("inf")]
+
+
+def test_a_mean_of_integers_is_rounded_half_to_even():
+    assert reduced(mean, [[1, 2, 5, -1, -3], [2, 3, 5, -2, -4]], dtype="int32") == [2, 2, 5, -2, -4]
+
+
+def test_a_mean_of_the_largest_integers_stays_in_range():
+    top = 2**63 - 1
+    assert reduced(mean, [[top, -top - 1], [top, -top - 1]], dtype="int64") == [top, -top - 1]
+    assert reduced(weighted_mean, [[top], [top - 1]], [2**52, 2**52], dtype="int64") == [top - 1]
+    assert reduced(mean, [[255], [255]], dtype="uint8") == [255]
+
+
+def test_a_total_of_integers_is_exact_and_saturates_only_at_the_end():
+    top = 2**63 - 1
+    assert reduced(total, [[2**60 + 1], [2**60]], dtype="int64") == [2**61 + 1]
+    assert reduced(total, [[top, -top], [top, -top], [-top, -top]], dtype="int64") == [top, -top - 1]
+    assert reduced(total, [[200], [200]], dtype="uint8") == [255]
+    assert reduced(total, [[-100], [-100], [100]], dtype="int8") == [-100]
+
+
+def test_bools_vote_in_a_mean_and_any_true_makes_a_total():
+    votes = [[True, True, False], [True, False, False], [True, False, False]]
+    assert reduced(mean, votes, dtype="bool") == [True, False, False]
+    assert reduced(total, votes, dtype="bool") == [True, True, False]
