@@ -137,7 +137,7 @@ class DeviceProcess:
 
 def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple[int, int]]) -> int:
     """Run the devices until the last of their lives is over. Returns the exit code of the process."""
-    _log_to(Path(setup.logs) / f"device-{number}.log" if setup.logs else None)
+    _HANDLER.begin(Path(setup.logs) / f"device-{number}.log" if setup.logs else None)
     codes: list[int] = []
 
     def end(code: int) -> None:
@@ -164,7 +164,26 @@ def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple
     return codes[0]
 
 
-def _log_to(path: Path | None) -> None:
-    """Log warnings into a file, which is made with the first one, or to the standard error output."""
-    handler = logging.FileHandler(path, delay=True) if path else logging.StreamHandler()
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(asctime)s %(levelname)s %(message)s")
+class _Late(logging.Handler):
+    """Passes records on to the standard error output, or into a file, which is opened with the first record."""
+
+    _path: Path | None = None
+    _target: logging.Handler | None = None
+
+    def begin(self, path: Path | None) -> None:
+        """Pass records on into the file at ``path`` from now on, or to the standard error output."""
+        self._path, self._target = path, None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._target is None:
+            self._target = logging.FileHandler(self._path) if self._path else logging.StreamHandler()
+            self._target.setFormatter(self.formatter)
+        self._target.emit(record)
+
+
+_HANDLER = _Late()
+
+
+def log_warnings() -> None:
+    """Log warnings. The zygote calls this, because it takes a while; ``run`` says where a process logs."""
+    logging.basicConfig(level=logging.WARNING, handlers=[_HANDLER], format="%(asctime)s %(levelname)s %(message)s")

@@ -15,6 +15,7 @@ from fedemu.device.forking import Forker, begin, settle
 from fedemu.device.pipe import TO_ZYGOTE, Broken, Fork, Setup, ZygoteReady
 from fedemu.device.process import process
 from fedemu.device.process.birth import Birthplace
+from fedemu.device.process.rehearsal import rehearse
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.named import restrict
 from fedemu.protocol.host.phases import mark
@@ -57,6 +58,8 @@ class Zygote:
         restrict(setup.allow_code)
         self._setup = setup
         mark("zygote", "behaviours")
+        rehearse(self._birthplace)
+        mark("zygote", "rehearsal")
         settle()
         self._forker.say(ZygoteReady())
 
@@ -71,6 +74,7 @@ class Zygote:
 def main(arguments: list[str]) -> int:
     """Run the zygote and return its exit code. ``arguments`` are the pipe's descriptor and the supervisor's id."""
     with begin("fedemu-zygote", arguments) as pipe:
+        process.log_warnings()
         mark("zygote", "imports")
         try:
             Zygote(pipe).serve()

@@ -325,7 +325,10 @@ def _begin(address: str) -> socket.socket:
         target: Any = f"\0{rest[1:]}" if rest.startswith("@") else rest
     else:
         host, _, port = rest.rpartition(":")
-        family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        name: Any = host.strip("[]")
+        if name.isascii():
+            name = name.encode()  # a name as text needs a codec whose import takes a millisecond
+        family, kind, protocol, _, target = socket.getaddrinfo(name, int(port), type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
