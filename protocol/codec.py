@@ -57,6 +57,12 @@ class Envelope(NamedTuple):
     frames: tuple[memoryview, ...]
 
 
+class Packed(NamedTuple):
+    """A message whose header was encoded before. It is passed on as it is."""
+
+    header: Buffer
+
+
 @dataclass(frozen=True)
 class Limits:
     """The largest message that a receiver accepts. Sizes are in bytes; ``message_bytes`` counts all buffers together.
@@ -78,8 +84,10 @@ def _fields(part: Any) -> dict[str, Any]:
     raise TypeError(f"a message holds a {type(part).__name__}, which MessagePack cannot carry")
 
 
-def encode(message: Message, frames: Sequence[Buffer] = ()) -> list[Buffer]:
+def encode(message: Message | Packed, frames: Sequence[Buffer] = ()) -> list[Buffer]:
     """The frames of a message: its header, then ``frames`` as they are. The buffers must not change until sent."""
+    if isinstance(message, Packed):
+        return [message.header, *frames]
     fields = {"v": PROTOCOL_VERSION, "t": None, **message.__dict__}
     fields["t"] = fields.pop("type")
     return [msgpack.packb(fields, default=_fields), *frames]

@@ -21,7 +21,7 @@ ALLOWED = {
     "ops": set(FLOORS),
 }
 ORDER = {
-    "protocol": "errors ids seeds wording messages liveness | codec host | tensors transport | blobs",
+    "protocol": "errors ids seeds wording messages liveness | codec host | tensors transport | blobs sharing",
     "algorithms": (
         "names interface measures replay/selection | trees data | streams | models | training "
         "| analytic methods replay incremental/generator terms | incremental | incremental/data_free | registry former"
@@ -33,8 +33,8 @@ ORDER = {
     "ops": (
         "figures | pages experiment/tables | experiment watching | data/own | data results "
         "| assembly compare keys report/plots track | report compare/page | at_hand doctor live | running "
-        "| engines sweeps stress bench/measuring | stress/campaign stress/strangers bench/aggregation bench/fleet "
-        "bench/selection bench/system bench/training bench/wire | bench notebook | cli"
+        "| edges engines sweeps stress bench/measuring | stress/campaign stress/strangers bench/aggregation "
+        "bench/fleet bench/selection bench/system bench/training bench/wire | bench notebook | cli"
     ),
 }
 """The rooms of each floor. A room imports from itself and from rooms further left, never from one behind the same bar.

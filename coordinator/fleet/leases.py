@@ -114,10 +114,14 @@ class Leases:
         """The number of indices that are leased to this key."""
         return sum(len(lease.indices) for lease in self._by_token.values() if lease.key == key)
 
+    def holder(self, device: DeviceId) -> bytes | None:
+        """The connected supervisor of this device, None if there is none."""
+        lease = self._holder.get(device)
+        return None if lease is None else lease.peer
+
     def holder_present(self, device: DeviceId) -> bool:
         """Whether the supervisor of this device is connected."""
-        lease = self._holder.get(device)
-        return lease is not None and lease.peer is not None
+        return self.holder(device) is not None
 
     def of_peer(self, peer: bytes) -> Lease | None:
         """The lease of a connected supervisor, None for any other peer."""

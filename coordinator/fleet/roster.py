@@ -64,7 +64,12 @@ class Roster:
         """The peers of the devices that have a session."""
         self._resumed = resumed
         self._virtual = settings.clock == "virtual"
+        self.connection_of: Callable[[bytes], bytes] = lambda peer: peer
+        """The connection of a peer. It is another name only if the connection is shared, and the peer is a channel."""
         self._by_peer: dict[bytes, DeviceId] = {}
+        self._carriers: dict[bytes, bytes] = {}
+        """The connections of the channels that have a session. A channel lives as long as its connection."""
+        self._carried: dict[bytes, dict[bytes, None]] = {}
         self._liveness: Liveness[bytes] = Liveness(settings.heartbeat_seconds, settings.patience)
         self.leases = Leases(
             settings.devices,
@@ -76,13 +81,14 @@ class Roster:
 
     def knows(self, peer: bytes) -> bool:
         """Whether the peer has a session."""
-        return peer in self._liveness
+        return peer in self._liveness or peer in self._carriers
 
     def heard(self, peer: bytes, now: float) -> bool:
         """A message came from the peer. False if it has no session, so that it has to enrol or say Hello first."""
-        if peer not in self._liveness:
+        connection = self._carriers.get(peer, peer)
+        if connection not in self._liveness:
             return False
-        self._liveness.heard(peer, now)
+        self._liveness.heard(connection, now)
         return True
 
     def enroll(self, peer: bytes, count: int, token: str | None, host: str, now: float, key: str = "") -> Lease:
@@ -91,10 +97,10 @@ class Roster:
         try:
             lease = self.leases.enroll(peer, count, token, host, now, key)
         except RefusedError:
-            if peer not in self._liveness:
+            if not self.knows(peer):
                 self.admission.unseat(peer)
             raise
-        self._liveness.heard(peer, now)
+        self._begin(peer, now)
         return lease
 
     def hello(self, peer: bytes, hello: Hello, now: float, key: str = "") -> Seated:
@@ -104,6 +110,10 @@ class Roster:
         """
         if not self.leases.holds(hello.lease, hello.device, key):
             raise RefusedError("lease_unknown", f"Device {hello.device} is not granted by this lease; enrol first.")
+        if (connection := self.connection_of(peer)) != peer:
+            holder = self.leases.holder(DeviceId(hello.device))
+            if holder is None or self.connection_of(holder) != connection:
+                raise RefusedError("lease_unknown", "A shared connection speaks only for devices of its own leases.")
         member = self.members[hello.device]
         if member.peer == peer and hello.incarnation <= member.incarnation:
             return Seated(member, None, anew=False)
@@ -118,7 +128,7 @@ class Roster:
         member.incarnation, member.peer, member.lost = hello.incarnation, peer, False
         self.connected[member.device] = peer
         self._by_peer[peer] = member.device
-        self._liveness.heard(peer, now)
+        self._begin(peer, now)
         return Seated(member, replaced, anew=True)
 
     def device_of(self, peer: bytes) -> DeviceId | None:
@@ -137,7 +147,7 @@ class Roster:
         return member.device
 
     def leave(self, peer: bytes, now: float) -> DeviceId | None:
-        """The peer said Bye or fell silent. Returns the device whose session this ended, None if there is none."""
+        """The session of one peer is over. Returns the device whose session this was, None if there is none."""
         device = self._by_peer.get(peer)
         if device is not None:
             self._unseat(peer)
@@ -145,9 +155,13 @@ class Roster:
         self._forget(peer)
         return device
 
+    def leave_all(self, peer: bytes, now: float) -> list[tuple[bytes, DeviceId | None]]:
+        """The peer is gone, and so are all channels of its connection. Returns them, each with its device or None."""
+        return [(each, self.leave(each, now)) for each in (*self._carried.get(peer, ()), peer)]
+
     def expire(self, now: float) -> list[tuple[bytes, DeviceId | None]]:
         """End the sessions of the peers that fell silent. Returns these peers, each with its device or None."""
-        return [(peer, self.leave(peer, now)) for peer in self._liveness.expired(now)]
+        return [gone for peer in self._liveness.expired(now) for gone in self.leave_all(peer, now)]
 
     @property
     def peers(self) -> list[bytes]:
@@ -161,8 +175,22 @@ class Roster:
         if self.leases.of_peer(peer) is None:
             self._forget(peer)
 
+    def _begin(self, peer: bytes, now: float) -> None:
+        """The peer has a session from now on."""
+        connection = self.connection_of(peer)
+        if connection != peer:
+            self._carriers[peer] = connection
+            self._carried.setdefault(connection, {})[peer] = None
+        self._liveness.heard(connection, now)
+
     def _forget(self, peer: bytes) -> None:
-        self._liveness.forget(peer)
+        connection = self._carriers.pop(peer, None)
+        if connection is None:
+            self._liveness.forget(peer)
+        else:
+            del self._carried[connection][peer]
+            if not self._carried[connection]:
+                del self._carried[connection]
         self.admission.unseat(peer)
 
     def missing(self) -> list[DeviceId]:

@@ -115,7 +115,9 @@ class Reception:
         """An error for a message beyond what its connection may send, or for a long one of a peer without session."""
         known = self.roster.knows(peer)
         size = len(frames[0]) if len(frames) == 1 else sum(map(len, frames))
-        if not self.roster.admission.may_send(peer, size, known, self.timeline.now()):
+        # What a channel says before it has a session counts for its connection, which could open others without end.
+        payer = peer if known else self.roster.connection_of(peer)
+        if not self.roster.admission.may_send(payer, size, known or payer != peer, self.timeline.now()):
             return TooMuch("This connection sends more than a run needs.")
         if known or (len(frames) == 1 and size <= STRANGERS_BYTES):
             return None
@@ -126,7 +128,7 @@ class Reception:
         now = self.timeline.now()
         reason = error.reason if error.reason in ("version", "unknown_peer", "revoked") else "malformed"
         try:
-            if isinstance(error, TooMuch):
+            if error.reason == TooMuch.reason:
                 self._too_much(peer)
                 return
             if isinstance(error, KeyRevoked):
@@ -158,6 +160,11 @@ class Reception:
         for peer, device in self.roster.expire(now):
             self._gone(peer, device, "silence", now)
 
+    def over(self, peer: bytes) -> None:
+        """A channel was closed, or a connection that has channels."""
+        if self.roster.knows(peer):
+            self._leave(peer, "closed", self.timeline.now())
+
     def _dispatch(self, peer: bytes, message: wire.Up, frames: Sequence[memoryview], now: float) -> None:
         known = self.roster.heard(peer, now)
         if self.stopping is not None and not isinstance(message, wire.Bye):
@@ -184,7 +191,7 @@ class Reception:
             case wire.Bye():
                 if message.reason == wire.UNABLE:
                     self._unable(peer, message.detail)
-                self._gone(peer, self.roster.leave(peer, now), "leave", now, reason=message.reason)
+                self._leave(peer, "leave", now, reason=message.reason)
             case wire.Died():
                 device = self.roster.died(message.device, message.incarnation, peer)
                 if device is not None:
@@ -282,12 +289,17 @@ class Reception:
         while len(self._excessive) > REFUSED_PEERS:
             self._excessive.popitem(last=False)
         self.ended(TooMuch.reason)
-        self._cut(peer)
+        self._cut(peer if self.roster.knows(peer) else self.roster.connection_of(peer))
 
     def _revoked(self, peer: bytes, now: float) -> None:
         if self.roster.knows(peer):
             # Nobody waits for it, so others may have its places at once.
-            self._gone(peer, self.roster.leave(peer, -math.inf), "revoked", now)
+            for each, device in self.roster.leave_all(peer, -math.inf):
+                self._gone(each, device, "revoked", now)
+
+    def _leave(self, peer: bytes, event: str, now: float, **fields: Any) -> None:
+        for each, device in self.roster.leave_all(peer, now):
+            self._gone(each, device, event, now, **fields)
 
     def _gone(self, peer: bytes, device: DeviceId | None, event: str, now: float, **fields: Any) -> None:
         self.refusals.forget(peer)

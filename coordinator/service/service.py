@@ -1,4 +1,4 @@
-"""The coordinator's shell: a router, a timer, and the waits of a run. It decides nothing."""
+"""The coordinator's shell: a hub, a timer, and the waits of a run. It decides nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import Buffer, Decoder, Limits
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Message
-from fedemu.protocol.transport.interface import Bounds, Network, Router
+from fedemu.protocol.sharing.hub import Hub
+from fedemu.protocol.transport.interface import Bounds, Network
 
 TICK_SECONDS = 0.25
 DRAIN_SECONDS = 0.5
@@ -74,7 +75,7 @@ class Service:
         )
         self._settings = settings
         self._observers = observers
-        self._router: Router | None = None
+        self._hub: Hub | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ticked = 0.0
         self._stalled = -math.inf
@@ -87,25 +88,35 @@ class Service:
         self._untold: dict[DeviceId, tuple[float, Message]] = {}
         """The outcomes that wait for the device's next Work, and until when they do."""
 
-    def open(self, network: Network, address: str) -> Router:
+    def open(self, network: Network, address: str) -> Hub:
         """Bind the address and begin to answer. Raises ConfigurationError for an address that cannot be used."""
         limit = self._settings.payload_bytes
         decoder = Decoder(wire.Up, Limits(frame_bytes=limit, message_bytes=limit))
         reception = self.reception
-        self._router = network.bind(
-            address, decoder, reception.received, reception.rejected, reception.screen, self._bounds()
+        self._hub = Hub(
+            network,
+            address,
+            decoder,
+            reception.received,
+            reception.rejected,
+            reception.screen,
+            self._bounds(),
+            loop=asyncio.get_running_loop(),
+            channels=2 * self._settings.devices + SPARE_STRANGERS,
+            over=reception.over,
         )
+        self.roster.connection_of = self._hub.connection_of
         self.roster.admission.asked(0, self.shelf.kept_bytes)
         self._ticked = self.timeline.now()
         self._tick()
-        return self._router
+        return self._hub
 
     def close(self) -> None:
         """Stop answering, and free the address."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._router is not None:
-            self._router.close()
+        if self._hub is not None:
+            self._hub.close()
 
     async def stop(self, reason: str) -> None:
         """Tell all peers that the run is over, and wait a little until they have gone."""
@@ -231,7 +242,7 @@ class Service:
 
     def traffic(self) -> tuple[int, int]:
         """The bytes that were sent and received over the wire so far."""
-        return (0, 0) if self._router is None else (self._router.bytes_sent, self._router.bytes_received)
+        return (0, 0) if self._hub is None else (self._hub.bytes_sent, self._hub.bytes_received)
 
     def counts(self) -> Mapping[str, int]:
         """The number of devices by state: ``enrolled``, ``connected``, ``online`` and ``busy``."""
@@ -273,8 +284,8 @@ class Service:
             self._wait = None
 
     def _send(self, peer: bytes, message: Message, frames: Sequence[Buffer] = ()) -> None:
-        if self._router is not None:
-            self._router.send(peer, message, frames)
+        if self._hub is not None:
+            self._hub.send(peer, message, frames)
 
     def _bounds(self) -> Bounds:
         """What strangers may take: some descriptors must be left for the run's own files."""
@@ -291,11 +302,11 @@ class Service:
         )
 
     def _key_of(self, peer: bytes) -> str:
-        return "" if self._router is None else self._router.key_of(peer)
+        return "" if self._hub is None else self._hub.key_of(peer)
 
     def _cut(self, peer: bytes) -> None:
-        if self._router is not None:
-            self._router.cut(peer)
+        if self._hub is not None:
+            self._hub.cut(peer)
 
     def _tick(self) -> None:
         now = self.timeline.now()
@@ -318,8 +329,8 @@ class Service:
                 self.reception.exchange.stalled(stall)
         if now - self._stalled >= self._settings.heartbeat_seconds:
             self.reception.expire(now)
-        if self._router is not None:
-            self._router.look()
+        if self._hub is not None:
+            self._hub.look()
         for device in [device for device, (until, _) in self._untold.items() if now >= until]:
             _, message = self._untold.pop(device)
             if (peer := self.roster.connected.get(device)) is not None:

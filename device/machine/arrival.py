@@ -19,6 +19,7 @@ from fedemu.device.machine.observer import MachineObserver, Silent
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.messages import Granted
+from fedemu.protocol.sharing.trunk import Trunk
 from fedemu.protocol.transport.curve import ClientKeys
 from fedemu.protocol.transport.interface import Network
 
@@ -31,12 +32,14 @@ class ExperimentCode:
     ``behaviours`` returns a function from a device's index to its ``Behaviour``. ``trainer`` also takes the device
     type and returns a ``Trainer``. ``prepare`` decodes the data into this machine's cache and returns their digest.
     ``environment`` returns the environment variables with which processes that compute must start; empty: none.
+    ``link`` returns whether the devices of a machine share its connection; empty: they do not.
     """
 
     behaviours: str
     trainer: str
     prepare: str
     environment: str = ""
+    link: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +65,15 @@ class MachinePlan:
 class Arrival:
     """A machine that has its place: the coordinator's grant, the lease's folder, and the experiment and its stream.
 
-    ``experiment`` and ``stream`` are the files of blobs that stay for the whole run.
+    ``experiment`` and ``stream`` are the files of blobs that stay for the whole run. ``trunk`` carries the link, and
+    can carry more.
     """
 
     def __init__(
         self,
         plan: MachinePlan,
         link: CoordinatorLink,
+        trunk: Trunk,
         granted: Granted,
         folder: LeaseFolder,
         store: BlobStore,
@@ -76,6 +81,7 @@ class Arrival:
         stream: Path,
     ) -> None:
         self.link = link
+        self.trunk = trunk
         self.granted = granted
         self.folder = folder
         self.experiment = experiment
@@ -139,7 +145,8 @@ async def arrive(plan: MachinePlan, network: Network, host: str, stack: AsyncExi
         connect_seconds=plan.connect_seconds,
         lost_seconds=plan.lost_seconds,
     )
-    link = CoordinatorLink(network, plan.address, enrolment, plan.observer)
+    trunk = Trunk(network, asyncio.get_running_loop())
+    link = CoordinatorLink(trunk, plan.address, enrolment, plan.observer)
     stack.push(lambda kind, error, traceback: link.close(error))
     granted = await link.enrol()
     plan.observer.placed(sum(stop - start for start, stop in granted.ranges))
@@ -148,4 +155,4 @@ async def arrive(plan: MachinePlan, network: Network, host: str, stack: AsyncExi
     store = BlobStore(folder.blobs)
     link.keep_blobs(store)
     experiment, stream = await asyncio.gather(link.fetch(granted.experiment), link.fetch(granted.partition))
-    return Arrival(plan, link, granted, folder, store, experiment, stream)
+    return Arrival(plan, link, trunk, granted, folder, store, experiment, stream)

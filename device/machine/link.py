@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Never, TypeVar
 
 from fedemu.device.machine.enrolment import EnrolAction, Enrolment
-from fedemu.device.machine.fetch import Fetches, Step
 from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.runtime.actions import Connect
+from fedemu.protocol.blobs.fetch import Fetches, Step
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import DOWN, Envelope
 from fedemu.protocol.errors import (
@@ -25,7 +25,7 @@ from fedemu.protocol.errors import (
 )
 from fedemu.protocol.ids import Digest
 from fedemu.protocol.messages import UNABLE, Blob, BlobRef, Bye, Died, Granted, Offer, Refused, Stop
-from fedemu.protocol.transport.interface import Dealer, Network
+from fedemu.protocol.transport.interface import Dealer, Dialer
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class CoordinatorLink:
     """The link of one machine. The future ``ended`` raises RunOver after the coordinator's Stop, or the error that
     makes it impossible to go on."""
 
-    def __init__(self, network: Network, address: str, enrolment: Enrolment, observer: MachineObserver) -> None:
+    def __init__(self, network: Dialer, address: str, enrolment: Enrolment, observer: MachineObserver) -> None:
         self.arrived: Callable[[Digest], None] = lambda digest: None
         """Called with each blob that has arrived."""
         self.lost: Callable[[Digest, BlobError], None] = lambda digest, error: None

@@ -23,6 +23,7 @@ from fedemu.device.machine.link import RunOver
 from fedemu.device.machine.prepare import prepare_data
 from fedemu.device.machine.processes import DeviceProcesses
 from fedemu.device.machine.processors import default_trainers
+from fedemu.device.machine.shared import share_link
 from fedemu.device.machine.trainers import Nursery, Trainers
 from fedemu.device.pipe import Setup
 from fedemu.protocol.errors import Interrupted
@@ -116,6 +117,9 @@ class Supervision:
             await nursery.stop()
             nursery = await Nursery.start(plan.code.trainer, environment)
             stack.push_async_callback(nursery.stop)
+        shared = bool(plan.code.link) and load(plan.code.link)(here.experiment.read_bytes()) == "shared"
+        if shared:
+            share_link(here, network, f"{self._bus}-link", stack)
         broker = here.open_broker(network, self._bus, self._token, stack)
         trainers = Trainers(
             nursery,
@@ -126,7 +130,7 @@ class Supervision:
             failed=here.fail,
         )
         processes = DeviceProcesses(
-            self._setup(here),
+            self._setup(here, shared),
             here.devices,
             plan.per_process,
             here.folder.first_incarnation,
@@ -186,11 +190,11 @@ class Supervision:
         wanted: Mapping[str, str] = load(self._plan.code.environment)(here.experiment.read_bytes())
         return wanted
 
-    def _setup(self, here: Arrival) -> Setup:
+    def _setup(self, here: Arrival, shared: bool) -> Setup:
         plan, granted = self._plan, here.granted
-        keys = None if plan.keys is None else (plan.keys.public, plan.keys.secret, plan.keys.server)
+        keys = None if shared or plan.keys is None else (plan.keys.public, plan.keys.secret, plan.keys.server)
         return Setup(
-            coordinator=plan.address,
+            coordinator=f"{self._bus}-link" if shared else plan.address,
             keys=keys,
             bus=self._bus,
             token=self._token,

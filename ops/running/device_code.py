@@ -14,4 +14,5 @@ DEVICE_CODE: Final = ExperimentCode(
     trainer="fedemu.ops.assembly.trainer:open_trainer",
     prepare="fedemu.ops.assembly.agreement:prepare",
     environment="fedemu.ops.running.portable:environment",
+    link="fedemu.ops.edges.link:link",
 )

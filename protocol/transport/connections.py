@@ -21,10 +21,12 @@ from typing import Final
 import zmq
 
 from fedemu.protocol.transport.handshakes import EVENTS, BrokenHandshakes, Ear
-from fedemu.protocol.transport.interface import Bounds, ReaderLoop
+from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, ReaderLoop
 
 LOOK_SECONDS: Final = 1.0
 """The time between two looks at up to a thousand connections. For more connections it is longer in proportion."""
+DOUBT_SECONDS: Final = 2.0
+"""ZeroMQ closes a socket within less time after it has told of it."""
 GROWTH: Final = 64 * 2**20
 """If the memory of this process has grown by more bytes than this, the next look comes at once."""
 PRESSING: Final = 2**15
@@ -68,11 +70,13 @@ class Connections:
         broken: BrokenHandshakes | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._bounds = bounds or _BOUNDLESS
+        self._bounds = bounds or BOUNDLESS
         self._broken = broken
         self._clock = clock
         self._open: dict[int, Connection] = {}
         self._by_peer: dict[bytes, Connection] = {}
+        self._doubtful: list[tuple[Connection, float]] = []
+        """Connections that may be gone, and until when this is not certain."""
         self._due = 0.0
         self._memory = _resident()
         self._local = socket.getsockopt_string(zmq.LAST_ENDPOINT).startswith("ipc://")
@@ -98,7 +102,7 @@ class Connections:
                 descriptor = int(frame.get("__fd"))
             except (zmq.ZMQError, ValueError):
                 return
-            connection = self._open.get(descriptor) or self._accepted(descriptor)
+            connection = self._accepted(descriptor)
             if connection is None:
                 return
             connection.peer = peer
@@ -114,6 +118,7 @@ class Connections:
     def look(self) -> None:
         """Close the connections that break the bounds. To be called a few times a second, when messages were read."""
         now, memory = self._clock(), _resident()
+        self._doubtful = [(each, until) for each, until in self._doubtful if not self._is_gone(each) and now < until]
         if now < self._due and memory < self._memory + GROWTH:
             return
         grown, self._memory = max(0, memory - self._memory), memory
@@ -146,18 +151,32 @@ class Connections:
             if connection is not None and len(self._open) > self._bounds.connections:
                 self._end(connection, "connections")
         elif event == zmq.EVENT_DISCONNECTED:
-            self._gone(value)
+            connection = self._open.get(value)
+            # If the socket is there, it is just being closed, or a new one has the descriptor of the one that was.
+            if connection is not None and not self._is_gone(connection):
+                self._doubtful.append((connection, self._clock() + DOUBT_SECONDS))
         elif self._broken is not None:
             self._broken.heard(event)
 
     def _accepted(self, descriptor: int) -> Connection | None:
-        """A new connection, None if it has gone already."""
-        self._gone(descriptor)
+        """The connection with this descriptor, None if it has gone already. A message may come before the event."""
         inode = _inode(descriptor)
+        known = self._open.get(descriptor)
+        if known is not None and known.inode == inode:
+            return known
+        self._gone(descriptor)
         if inode is None:
             return None
         made = self._open[descriptor] = Connection(descriptor, inode, self._clock())
         return made
+
+    def _is_gone(self, connection: Connection) -> bool:
+        """Whether the connection has no socket any more. If so, it does not count any more."""
+        if _inode(connection.descriptor) == connection.inode:
+            return False
+        if self._open.get(connection.descriptor) is connection:
+            self._gone(connection.descriptor)
+        return True
 
     def _gone(self, descriptor: int) -> None:
         connection = self._open.pop(descriptor, None)
@@ -195,14 +214,6 @@ class Connections:
             self._gone(connection.descriptor)
 
 
-_BOUNDLESS: Final = Bounds(
-    connections=2**31,
-    strangers=2**31,
-    knows=lambda peer: True,
-    ended=lambda reason: None,
-    closed=lambda peer: None,
-    most_unfinished=lambda: 2**63,
-)
 _LIBC: Final = ctypes.CDLL(None)
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 

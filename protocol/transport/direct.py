@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from fedemu.protocol.codec import Buffer, Decoder, Envelope, encode
+from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.interface import ReaderLoop
@@ -124,7 +124,7 @@ class DirectDealer:
         self._incoming = self._fresh()
         self._loop.call_soon(self._connect)
 
-    def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
+    def send(self, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
         if self._leaving or len(self._waiting) >= _MOST_WAITING:
             return False
         parts = encode(message, frames)

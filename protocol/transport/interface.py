@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from fedemu.protocol.codec import Buffer, Decoder, Envelope
+from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
 
@@ -48,6 +48,17 @@ class Bounds:
         return self.most_unfinished()
 
 
+BOUNDLESS: Final = Bounds(
+    connections=2**31,
+    strangers=2**31,
+    knows=lambda peer: True,
+    ended=lambda reason: None,
+    closed=lambda peer: None,
+    most_unfinished=lambda: 2**63,
+)
+"""The bounds that allow everything."""
+
+
 class ReaderLoop(Protocol):
     """The part of an event loop that a transport uses. Every asyncio loop has it."""
 
@@ -82,7 +93,7 @@ class Router(Protocol):
         """The bytes of all frames that were sent so far."""
         ...
 
-    def send(self, peer: bytes, message: Message, frames: Sequence[Buffer] = ()) -> bool:
+    def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
         """Send a message to a peer. Returns whether it is on its way.
 
         The message is dropped if the peer is unknown or gone, or if the queue to it is full.
@@ -122,7 +133,7 @@ class Dealer(Protocol):
         """The bytes of all frames that were sent so far."""
         ...
 
-    def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
+    def send(self, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
         """Send a message. Returns False, and drops the message, if too many messages already wait."""
         ...
 

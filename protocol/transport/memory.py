@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedemu.protocol.codec import Buffer, Decoder, Envelope, encode
+from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
 from fedemu.protocol.errors import ConfigurationError, ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.seeds import integer
@@ -119,7 +119,7 @@ class MemoryRouter:
         self._screen = screen
         self._closed = False
 
-    def send(self, peer: bytes, message: Message, frames: Sequence[Buffer] = ()) -> bool:
+    def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
         dealer = self.dealers.get(peer)
         parts = _parts(message, frames)
         if dealer is None or not dealer.down.put(parts):
@@ -209,7 +209,7 @@ class MemoryDealer:
         self._up = self._network.link()
         self._network.waiting.setdefault(self._address, []).append(self)
 
-    def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
+    def send(self, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
         parts = _parts(message, frames)
         if self._closed or not self._up.put(parts):
             return False
@@ -237,6 +237,6 @@ class MemoryDealer:
             self._received(envelope)
 
 
-def _parts(message: Message, frames: Sequence[Buffer]) -> list[Buffer]:
+def _parts(message: Message | Packed, frames: Sequence[Buffer]) -> list[Buffer]:
     """The frames as a socket would deliver them: read-only bytes, for any kind of buffer."""
     return encode(message, [memoryview(frame).toreadonly() for frame in frames])

@@ -9,7 +9,7 @@ from typing import Final
 
 import zmq
 
-from fedemu.protocol.codec import Buffer, Decoder, Envelope, encode
+from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
 from fedemu.protocol.errors import KeyRevoked, ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.connections import Connections
@@ -129,7 +129,7 @@ class ZmqRouter(Endpoint):
         self._screen = screen
         self._full: set[bytes] = set()
 
-    def send(self, peer: bytes, message: Message, frames: Sequence[Buffer] = ()) -> bool:
+    def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
         if self._socket.closed:
             return False
         try:
@@ -236,7 +236,7 @@ class ZmqDealer(Endpoint):
         self._rejected = rejected
         self._watch = watch
 
-    def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
+    def send(self, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
         if self._socket.closed:
             return False
         parts = encode(message, frames)

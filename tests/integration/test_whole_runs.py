@@ -53,8 +53,10 @@ def test_neither_trainers_nor_packing_change_the_digest(
     assert fleet.summary()["model_digest"] == undisturbed["model_digest"]
 
 
-def test_three_machines_share_the_fleet(new_fleet: FleetMaker, undisturbed: dict[str, Any]) -> None:
-    fleet = new_fleet()
+def test_three_machines_share_the_fleet_by_three_connections(
+    new_fleet: FleetMaker, undisturbed: dict[str, Any]
+) -> None:
+    fleet = new_fleet(*SHORT.settings, "fleet.link=shared")
     fleet.start_coordinator()
     for machine, count in enumerate((5, 8, 7)):
         fleet.start_devices(count, "--trainers", "1", state=str(machine))

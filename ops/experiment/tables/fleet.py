@@ -18,7 +18,8 @@ class Fleet(Section):
     """How many devices there are, how many are asked, and how long they are waited for.
 
     ``deadline`` is in seconds of the experiment's clock. ``start_timeout``, ``give_up`` and ``answer_timeout``, which
-    is for the first result of an ask, are in real seconds.
+    is for the first result of an ask, are in real seconds. ``link`` says whether each device has a connection of its
+    own to the coordinator, or all devices of a machine share one.
     """
 
     devices: Count = 300
@@ -30,6 +31,7 @@ class Fleet(Section):
     start_timeout: Positive = 60.0
     give_up: Positive = 60.0
     answer_timeout: Positive = 600.0
+    link: Literal["own", "shared"] = "own"
 
 
 class Always(Section):

@@ -338,3 +338,38 @@ def test_states_can_be_put_back() -> None:
     fleet.members[1].state = AskId(1, 0, 0)
     fleet.restore_states(before)
     assert fleet.states() == [None, None]
+
+
+def shared(*channels: bytes, connection: bytes = A) -> tuple[Roster, str]:
+    """A roster whose only supervisor is on ``connection``, and shares it with ``channels``."""
+    members, lease = roster()
+    members.connection_of = lambda peer: connection if peer in channels else peer
+    return members, lease
+
+
+def test_a_shared_connection_speaks_for_the_devices_of_its_own_leases_and_for_no_others() -> None:
+    members, lease = shared(b"channel 1", connection=B)
+    with refused("lease_unknown"):
+        members.hello(b"channel 1", hello(0, lease), 0.0)
+    members, lease = shared(b"channel 1", connection=A)
+    assert members.hello(b"channel 1", hello(0, lease), 0.0).member.device == 0
+
+
+def test_channels_live_as_long_as_their_connection() -> None:
+    members, lease = shared(b"channel 1", b"channel 2")
+    for number, channel in enumerate((b"channel 1", b"channel 2")):
+        members.hello(channel, hello(number, lease), 0.0)
+    assert members.heard(A, 8.0)
+    assert members.expire(12.0) == [], "a channel says nothing itself"
+    assert members.expire(18.5) == [(b"channel 1", DeviceId(0)), (b"channel 2", DeviceId(1)), (A, None)]
+    assert not members.knows(b"channel 1")
+    assert not members.connected
+
+
+def test_a_channel_that_is_closed_leaves_the_others_alone() -> None:
+    members, lease = shared(b"channel 1", b"channel 2")
+    for number, channel in enumerate((b"channel 1", b"channel 2")):
+        members.hello(channel, hello(number, lease), 0.0)
+    assert members.leave_all(b"channel 1", 1.0) == [(b"channel 1", DeviceId(0))]
+    assert list(members.connected) == [1]
+    assert members.heard(b"channel 2", 1.0)

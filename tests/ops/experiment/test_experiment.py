@@ -86,7 +86,7 @@ def test_the_digest_of_the_defaults_is_what_it_has_been() -> None:
     assert Experiment().digest == EXPECTED_DIGEST
 
 
-EXPECTED_DIGEST = "246e21f3ad63c3f39ad4ebc18ac5113a734f4797e33c3ae6d6df054db9f333d1"
+EXPECTED_DIGEST = "c728893cb5e6c79173af19c948778e83c92729d7eaaa501fa25d5d844e6b5cf7"
 
 
 def test_an_experiment_is_frozen() -> None:

@@ -1,4 +1,4 @@
-"""Blobs on their way from the coordinator to this machine: which chunks to ask for next, without I/O.
+"""Blobs on their way from further up to this machine: which chunks to ask for next, without I/O.
 
 ``now`` is always the monotonic clock in seconds.
 """

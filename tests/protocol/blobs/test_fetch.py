@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.device.machine.fetch import MOST_WAITS, PATIENCE, TRIES, WINDOW, Fetches
 from fedemu.protocol.blobs.downloads import CHUNK
+from fedemu.protocol.blobs.fetch import MOST_WAITS, PATIENCE, TRIES, WINDOW, Fetches
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.errors import UnwritableError
 from fedemu.protocol.ids import digest_of

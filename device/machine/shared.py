@@ -1,0 +1,50 @@
+"""One connection for all devices of a machine: they connect to a relay of their supervisor, which shares its own."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from contextlib import AsyncExitStack
+
+from fedemu.device.machine.arrival import Arrival
+from fedemu.protocol.codec import Limits
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.sharing.relay import Relay
+from fedemu.protocol.transport.interface import Network
+
+LOOK_SECONDS = 0.5
+SPARE_FILES = 512
+"""Open files that a supervisor needs beside the connections of its devices."""
+LARGEST = Limits(frame_bytes=2**40, message_bytes=2**40)
+"""Only this machine's own devices are heard, and the coordinator checks what they say."""
+
+
+def share_link(here: Arrival, network: Network, address: str, stack: AsyncExitStack) -> None:
+    """Listen at ``address`` for the devices of this machine, until ``stack`` ends it.
+
+    Raises ConfigurationError if this process may not have a connection for each device.
+    """
+    _allow_files(2 * len(here.devices) + SPARE_FILES)
+    loop = asyncio.get_running_loop()
+    relay = Relay(network, address, here.trunk, loop, LARGEST, loop.time)
+    relay.watch(here.granted.heartbeat_seconds, here.granted.patience)
+    looking = loop.create_task(_look(relay))
+    stack.callback(relay.close)
+    stack.callback(looking.cancel)
+
+
+async def _look(relay: Relay) -> None:
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        relay.look()
+
+
+def _allow_files(wanted: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise ConfigurationError(
+            f"a shared connection needs {wanted} open files for the devices of this machine, but at most {hard} are "
+            f"allowed; raise the limit (ulimit -Hn {wanted}), or start the devices in several parts"
+        )
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,196 @@
+"""The end with the address of shared connections: a Router to which every channel is a peer of its own.
+
+Whoever is told of peers here need not know which of them share a connection. ``connection_of`` tells it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
+from fedemu.protocol.errors import ProtocolError
+from fedemu.protocol.messages import Message
+from fedemu.protocol.sharing.bundle import Bundle, BundleDecoder, Outbox, Part, is_bundle, parts_of
+from fedemu.protocol.transport.interface import Bounds, Network, ReaderLoop, Screen
+
+_NAME_BYTES = 12
+"""The length of the names of channels. Nobody can guess them, so no connection can be called like a channel."""
+
+
+class UnknownConnection(ProtocolError):
+    """A bundle of a connection without a session. It was not read."""
+
+    reason = "unknown_peer"
+
+
+class TooManyChannels(ProtocolError):
+    """A connection has more channels than its devices need."""
+
+    reason = "too_much"
+
+
+@dataclass(slots=True)
+class _Shared:
+    """A connection with channels: the name of each as a peer, and what waits to be sent."""
+
+    names: dict[int, bytes] = field(default_factory=dict)
+    outbox: Outbox = field(default_factory=Outbox)
+
+
+class Hub:
+    """A Router at ``address`` of ``network``. The arguments are those of ``Network.bind``.
+
+    A connection may have channels while ``bounds.knows`` it, and ``channels`` of them at most. ``over`` hears of each
+    channel that its side has closed, and of a connection with channels that is gone, its channels before itself.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        address: str,
+        decoder: Decoder,
+        received: Callable[[bytes, Envelope], None],
+        rejected: Callable[[bytes, ProtocolError], None],
+        screen: Screen,
+        bounds: Bounds,
+        loop: ReaderLoop,
+        channels: int,
+        over: Callable[[bytes], None],
+    ) -> None:
+        self._decoder = decoder
+        self._received = received
+        self._rejected = rejected
+        self._screen = screen
+        self._bounds = bounds
+        self._loop = loop
+        self._most_channels = channels
+        self._over = over
+        self._shared: dict[bytes, _Shared] = {}
+        self._places: dict[bytes, tuple[bytes, int]] = {}
+        self._due = False
+        self._router = network.bind(
+            address,
+            BundleDecoder(decoder),
+            self._take,
+            rejected,
+            self._look_over,
+            replace(bounds, closed=self._ended),
+        )
+
+    @property
+    def address(self) -> str:
+        return self._router.address
+
+    @property
+    def bytes_received(self) -> int:
+        return self._router.bytes_received
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._router.bytes_sent
+
+    def connection_of(self, peer: bytes) -> bytes:
+        """The connection of a peer: the peer itself, unless it is a channel."""
+        place = self._places.get(peer)
+        return peer if place is None else place[0]
+
+    def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
+        place = self._places.get(peer)
+        if place is None:
+            return self._router.send(peer, message, frames)
+        connection, channel = place
+        self._dispatch(connection, self._shared[connection].outbox.put(channel, encode(message, frames)))
+        self._leave_soon()
+        return True
+
+    def cut(self, peer: bytes) -> None:
+        """Close a connection, or a channel: its side then closes what is behind it."""
+        place = self._places.get(peer)
+        if place is None:
+            self._router.cut(peer)
+            return
+        connection, channel = place
+        shared = self._shared[connection]
+        del shared.names[channel]
+        shared.outbox.close(channel)
+        self._leave_soon()
+        self._forget(peer)
+
+    def look(self) -> None:
+        self._router.look()
+
+    def key_of(self, peer: bytes) -> str:
+        return self._router.key_of(self.connection_of(peer))
+
+    def close(self) -> None:
+        self._leave()
+        self._router.close()
+
+    def _look_over(self, connection: bytes, frames: Sequence[Buffer]) -> ProtocolError | None:
+        if not is_bundle(frames):
+            return self._screen(connection, frames)
+        if not self._bounds.knows(connection):
+            return UnknownConnection("This connection has no session; enrol first.")
+        return None
+
+    def _take(self, connection: bytes, envelope: Envelope) -> None:
+        if not isinstance(envelope.message, Bundle):
+            self._received(connection, envelope)
+            return
+        for part in parts_of(envelope.message, envelope.frames):
+            self._take_part(connection, part)
+        shared = self._shared.get(connection)
+        for channel in envelope.message.closed:
+            if shared is not None and (peer := shared.names.pop(channel, None)) is not None:
+                self._forget(peer)
+
+    def _take_part(self, connection: bytes, part: Part) -> None:
+        shared = self._shared.get(connection)
+        if shared is None:
+            shared = self._shared[connection] = _Shared()
+        peer = shared.names.get(part.channel)
+        if peer is None:
+            if len(shared.names) >= self._most_channels:
+                self._rejected(connection, TooManyChannels("This connection has more channels than a run needs."))
+                return
+            peer = shared.names[part.channel] = secrets.token_bytes(_NAME_BYTES)
+            self._places[peer] = (connection, part.channel)
+        if (stopped := self._screen(peer, part.frames)) is not None:
+            self._rejected(peer, stopped)
+            return
+        try:
+            envelope = self._decoder.decode(part.frames)
+        except ProtocolError as error:
+            self._rejected(peer, error)
+        else:
+            self._received(peer, envelope)
+
+    def _ended(self, connection: bytes) -> None:
+        shared = self._shared.pop(connection, None)
+        if shared is not None:
+            for peer in shared.names.values():
+                self._forget(peer)
+            self._over(connection)
+        self._bounds.closed(connection)
+
+    def _forget(self, peer: bytes) -> None:
+        del self._places[peer]
+        self._over(peer)
+        self._bounds.closed(peer)
+
+    def _leave_soon(self) -> None:
+        if not self._due:
+            self._due = True
+            self._loop.call_soon(self._leave)
+
+    def _leave(self) -> None:
+        """Send what waits. So the messages of one turn of the loop go in one bundle for each connection."""
+        self._due = False
+        for connection, shared in self._shared.items():
+            self._dispatch(connection, shared.outbox.take())
+
+    def _dispatch(self, connection: bytes, bundles: Sequence[tuple[Bundle, list[Buffer]]]) -> None:
+        for bundle, frames in bundles:
+            self._router.send(connection, bundle, frames)

@@ -1,0 +1,237 @@
+"""Shared connections: peers behind a relay are peers of the hub, as if each had a connection of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import pytest
+
+from fedemu.protocol import messages as wire
+from fedemu.protocol.codec import DOWN, UP, Envelope, Limits, encode
+from fedemu.protocol.errors import MalformedMessage, ProtocolError
+from fedemu.protocol.ids import digest_of
+from fedemu.protocol.sharing.bundle import Bundle, BundleDecoder, Outbox, parts_of, tag_of
+from fedemu.protocol.sharing.hub import Hub
+from fedemu.protocol.sharing.relay import Relay
+from fedemu.protocol.sharing.trunk import Trunk
+from fedemu.protocol.transport.interface import BOUNDLESS, let_all_pass
+from fedemu.protocol.transport.memory import MemoryNetwork
+
+BLOB = wire.BlobRef(key="experiment", digest=digest_of(b""), size=0)
+GRANTED = wire.Granted(
+    lease="lease",
+    run="run",
+    ranges=((0, 9),),
+    experiment=BLOB,
+    partition=BLOB,
+    data=digest_of(b""),
+    heartbeat_seconds=1.0,
+    patience=3,
+)
+
+
+@dataclass
+class Top:
+    """A hub that welcomes everybody who asks, and remembers what it hears."""
+
+    network: MemoryNetwork
+    heard: list[tuple[bytes, Any]] = field(default_factory=list)
+    refused: list[ProtocolError] = field(default_factory=list)
+    over: list[bytes] = field(default_factory=list)
+    known: set[bytes] = field(default_factory=set)
+    channels: int = 100
+
+    def open(self) -> None:
+        bounds = replace(BOUNDLESS, knows=self.known.__contains__)
+        loop = asyncio.get_running_loop()
+        self.hub = Hub(
+            self.network,
+            "top",
+            UP,
+            self._received,
+            lambda peer, error: self.refused.append(error),
+            let_all_pass,
+            bounds,
+            loop,
+            self.channels,
+            self.over.append,
+        )
+
+    def _received(self, peer: bytes, envelope: Envelope) -> None:
+        self.heard.append((peer, envelope.message))
+        match envelope.message:
+            case wire.Enroll():
+                self.known.add(peer)
+                self.hub.send(peer, GRANTED)
+            case wire.Hello(device=device):
+                self.hub.send(
+                    peer,
+                    wire.Welcome(
+                        device=device, clock="virtual", horizon=1.0, heartbeat_seconds=1.0, patience=3, durable_round=0
+                    ),
+                )
+
+    def tags(self) -> list[str]:
+        return [message.type for _, message in self.heard]
+
+
+class Below:
+    """A relay with an owner, and devices that connect to it. ``now`` is its clock."""
+
+    def __init__(self, network: MemoryNetwork) -> None:
+        loop = asyncio.get_running_loop()
+        self.now = 0.0
+        self.network = network
+        self.trunk = Trunk(network, loop)
+        self.relay = Relay(network, "relay", self.trunk, loop, Limits(), lambda: self.now)
+        self.owner: list[Any] = []
+        self.join()
+
+    def join(self) -> None:
+        self.dealer = self.trunk.connect("top", DOWN, lambda e: self.owner.append(e.message), lambda error: None)
+        self.dealer.send(wire.Enroll(count=9))
+
+    def device(self, number: int) -> tuple[Any, list[Any]]:
+        got: list[Any] = []
+        dealer = self.network.connect("relay", DOWN, lambda e: got.append(e.message), lambda error: None)
+        dealer.send(wire.Hello(device=number, incarnation=0, lease="lease"))
+        return dealer, got
+
+
+async def settle() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def top() -> Top:
+    top = Top(MemoryNetwork())
+    top.open()
+    return top
+
+
+def kinds(messages: Sequence[Any]) -> list[str]:
+    return [message.type for message in messages]
+
+
+async def test_each_device_behind_a_relay_is_a_peer_of_the_hub(top: Top) -> None:
+    below = Below(top.network)
+    devices = [below.device(number) for number in range(3)]
+    await settle()
+    hellos = {message.device: peer for peer, message in top.heard if isinstance(message, wire.Hello)}
+    assert sorted(hellos) == [0, 1, 2]
+    assert len({*hellos.values()}) == 3
+    assert {top.hub.connection_of(peer) for peer in hellos.values()} == top.known
+    top.hub.send(hellos[1], wire.Proceed(ask="1.0.0"))
+    await settle()
+    assert [kinds(got) for _, got in devices] == [["welcome"], ["welcome", "proceed"], ["welcome"]]
+
+
+async def test_a_message_with_buffers_passes_unchanged(top: Top) -> None:
+    below = Below(top.network)
+    dealer, _ = below.device(0)
+    await settle()
+    tensors = (wire.TensorSpec(name="delta/w", dtype="int8", shape=(3,)),)
+    result = wire.Result(ask="1.0.0", examples=1, steps=1, metrics={}, tensors=tensors)
+    dealer.send(result, [b"abc"])
+    await settle()
+    assert top.heard[-1][1] == result
+
+
+async def test_signs_of_life_end_at_the_relay(top: Top) -> None:
+    below = Below(top.network)
+    dealer, got = below.device(0)
+    await settle()
+    dealer.send(wire.Heartbeat())
+    await settle()
+    assert kinds(got) == ["welcome", "beat"]
+    assert "heartbeat" not in top.tags()
+
+
+async def test_a_device_that_falls_silent_loses_its_channel_and_no_other_does(top: Top) -> None:
+    below = Below(top.network)
+    below.relay.watch(1.0, 3)
+    (_, _), (talker, got) = below.device(0), below.device(1)
+    await settle()
+    below.now = 2.5
+    talker.send(wire.Heartbeat())
+    await settle()
+    below.now = 3.5
+    below.relay.look()
+    await settle()
+    [gone] = top.over
+    assert gone == next(peer for peer, message in top.heard if isinstance(message, wire.Hello) and message.device == 0)
+    assert kinds(got) == ["welcome", "beat"]
+
+
+async def test_when_the_hub_has_forgotten_the_owner_the_devices_say_hello_again(top: Top) -> None:
+    below = Below(top.network)
+    _, got = below.device(0)
+    await settle()
+    top.known.clear()
+    below.trunk.connect("top", DOWN, lambda e: None, lambda error: None).send(wire.Enroll(count=9))
+    _, late = below.device(1)
+    await settle()
+    assert [(m.type, getattr(m, "reason", "")) for m in got] == [("welcome", ""), ("refused", "unknown_peer")]
+    assert kinds(late) == ["welcome"], "its Hello had waited for the owner"
+
+
+async def test_bundles_of_a_connection_without_a_session_are_not_read(top: Top) -> None:
+    dealer = top.network.connect("top", DOWN, lambda e: None, lambda error: None)
+    hello = encode(wire.Hello(device=0, incarnation=0, lease="lease"))
+    dealer.send(Bundle(channels=(0,), frames=(1,)), hello)
+    await settle()
+    assert [error.reason for error in top.refused] == ["unknown_peer"]
+    assert not top.heard
+
+
+async def test_a_connection_may_have_so_many_channels_and_no_more(top: Top) -> None:
+    dealer = top.network.connect("top", DOWN, lambda e: None, lambda error: None)
+    dealer.send(wire.Enroll(count=1))
+    hello = encode(wire.Hello(device=0, incarnation=0, lease="lease"))
+    dealer.send(Bundle(channels=tuple(range(101)), frames=(1,) * 101), hello * 101)
+    await settle()
+    assert [error.reason for error in top.refused] == ["too_much"]
+    assert top.tags().count("hello") == 100
+
+
+async def test_the_hub_can_close_a_channel(top: Top) -> None:
+    below = Below(top.network)
+    dealer, _ = below.device(0)
+    await settle()
+    peer = top.heard[-1][0]
+    top.hub.cut(peer)
+    await settle()
+    assert top.over == [peer]
+    dealer.send(wire.Bye())
+    await settle()
+    assert top.heard[-1][0] != peer, "what the device says afterwards comes on a new channel"
+
+
+@pytest.mark.parametrize(
+    ("bundle", "frames"), [(((0,), (2,)), 1), (((0, 1), (1,)), 1), (((0,), (1,)), 2)], ids=["few", "uneven", "many"]
+)
+def test_a_bundle_that_does_not_fit_its_frames_is_malformed(bundle: Any, frames: int) -> None:
+    header = encode(Bundle(channels=bundle[0], frames=bundle[1]))
+    with pytest.raises(MalformedMessage, match="does not fit"):
+        BundleDecoder(UP).decode([*header, *[b"x"] * frames])
+
+
+def test_an_outbox_never_makes_a_bundle_that_is_too_large() -> None:
+    outbox, sent = Outbox(), []
+    for channel in range(5000):
+        sent += outbox.put(channel, [b"header", b"buffer", b"buffer"])
+    sent += outbox.take()
+    assert [len(frames) for _, frames in sent] == [8193, 6807]
+    channels = [part.channel for bundle, frames in sent for part in parts_of(bundle, frames)]
+    assert channels == list(range(5000))
+
+
+def test_the_type_of_a_message_is_read_in_any_order_of_its_header() -> None:
+    assert tag_of(bytes(encode(wire.Heartbeat())[0])) == "heartbeat"
+    assert tag_of(msgpack.packb({"t": "hello", "v": 1})) == "hello"
+    assert [tag_of(junk) for junk in (b"\xc1", b"\x93", b"abc", msgpack.packb([1]))] == [""] * 4
