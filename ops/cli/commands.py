@@ -110,6 +110,12 @@ _COMMANDS = (
         ("fedemu slurm digits --nodes 4 --time 1:00:00", "fedemu slurm mine.toml --nodes 8 --gpus-per-node 2 --submit"),
     ),
     (
+        "kubernetes",
+        cli_engines.kubernetes,
+        "Write the manifests that run an experiment on Kubernetes.",
+        ("fedemu kubernetes digits --machines 4", "fedemu kubernetes mine.toml --machines 8 --gpus 1 --data datasets"),
+    ),
+    (
         "sweep",
         cli_sweep.sweep,
         "Run a grid of settings and seeds, or many experiments, and compare them.",

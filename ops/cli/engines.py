@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ from fedemu.ops.cli import options
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import overrides_of
 from fedemu.ops.data.apart import find_data
+from fedemu.ops.engines import kubernetes as cluster
 from fedemu.ops.engines.places import patient
 from fedemu.ops.engines.slurm import SlurmJob, explained, submit, write_job
 from fedemu.ops.experiment.sources import load_experiment
@@ -107,4 +109,68 @@ def slurm(
         except Exception:
             give_back(directory)
             raise
+    return 0
+
+
+@guarded
+def kubernetes(
+    experiment: options.Experiment = None,
+    machines: Annotated[
+        int, typer.Option(metavar="N", help="The number of machines. The devices are divided among them.", min=1)
+    ] = 2,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="The folder to make. Default: kubernetes-NAME.", show_default=False),
+    ] = None,
+    name: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="The name of all objects. Default: the experiment's.", show_default=False),
+    ] = "",
+    image: Annotated[
+        str,
+        typer.Option(
+            metavar="IMAGE",
+            help="The image with fedemu. Default: fedemu:VERSION, as docs/clusters.md builds it.",
+            show_default=False,
+        ),
+    ] = "",
+    cpus: Annotated[int, typer.Option(metavar="C", help="The cores of each machine, one trainer for each.", min=1)] = 2,
+    gpus: Annotated[
+        int | None,
+        typer.Option(metavar="G", help="The GPUs of each machine, one trainer for each.", min=1, show_default=False),
+    ] = None,
+    storage: Annotated[str, typer.Option(metavar="SIZE", help="The size of the coordinator's volume.")] = "10Gi",
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="CLAIM", help="A claim of a volume with data sets, which many pods can read.", show_default=False
+        ),
+    ] = "",
+    seed: options.Seed = None,
+    rounds: options.Rounds = None,
+    devices: options.Devices = None,
+    settings: options.Settings = None,
+    per_process: options.PerProcess = None,
+) -> int:
+    """Write the manifests of a run on Kubernetes into a folder for `kubectl apply`, and its keys beside them.
+
+    A StatefulSet is the coordinator, and its volume has the run directory. A Deployment has the machines.
+    """
+    overrides = overrides_of(
+        settings, seed=seed, rounds=rounds, fleet__devices=devices, runtime__per_process=per_process
+    )
+    checked, runtime = patient(*load_experiment(experiment, overrides, os.environ))
+    pods = cluster.Pods(
+        name=name or cluster.name_of(checked),
+        machines=machines,
+        image=image or cluster.image_of_this_version(),
+        cpus=cpus,
+        gpus=gpus or 0,
+        storage=storage,
+        data=data,
+    )
+    pods.check(checked)
+    folder = out or Path(f"kubernetes-{pods.name}")
+    cluster.write_manifests(folder, checked, runtime, pods)
+    say(cluster.explained(folder, checked, pods))
     return 0

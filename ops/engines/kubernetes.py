@@ -1,0 +1,177 @@
+"""A run on Kubernetes: the manifests of its coordinator and its machines, and the secrets with their keys."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from shlex import quote
+from typing import Final
+
+from fedemu.device.machine.limits import demand
+from fedemu.ops.assembly.named_code import named_places
+from fedemu.ops.engines.places import require_places, share, variables
+from fedemu.ops.experiment import Experiment, Runtime
+from fedemu.ops.experiment.sources import write_frozen
+from fedemu.ops.figures import counted
+from fedemu.ops.keys.store import KeyFolder
+from fedemu.ops.running.words import title
+from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.files import refusal_of, write_whole
+
+MANIFESTS: Final = "manifests.yaml"
+SECRETS: Final = "secrets.yaml"
+_TEMPLATE: Final = Path(__file__).parent / "shipped" / "kubernetes.yaml"
+_NAME: Final = re.compile(r"(?!(?:on|off|yes|no|y|n|true|false|null)$)[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+_IMAGE: Final = re.compile(r"[A-Za-z0-9][\w./:@-]*")
+_SIZE: Final = re.compile(r"[1-9]\d*(Mi|Gi|Ti)")
+_MOST_BYTES: Final = 900_000
+"""The largest experiment that goes into a ConfigMap, which holds 1 MiB."""
+_BASE_MIB: Final = 768
+"""The memory of a machine without devices and trainers: its supervisor, zygote and nursery."""
+_FOLDERS: Final = ("FEDEMU_DATA", "FEDEMU_CACHE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pods:
+    """What is asked of Kubernetes. ``cpus`` are the cores of each machine, ``data`` a claim of a volume with data."""
+
+    name: str
+    machines: int
+    image: str
+    cpus: int = 2
+    gpus: int = 0
+    storage: str = "10Gi"
+    data: str = ""
+
+    def check(self, experiment: Experiment) -> None:
+        """Raise ConfigurationError if Kubernetes could not take this, or if there are more machines than devices."""
+        require_places(experiment, self.machines, "--machines")
+        for option, value in (("--name", self.name), ("--data", self.data)):
+            if value and not _NAME.fullmatch(value):
+                raise ConfigurationError(
+                    f"{option} {value!r} is no name for Kubernetes; take a letter, then letters, digits and dashes, "
+                    "all small, at most 40"
+                )
+        if not _IMAGE.fullmatch(self.image):
+            raise ConfigurationError(f"--image {self.image!r} is no image; write it as in registry.example/fedemu:0.1")
+        if not _SIZE.fullmatch(self.storage):
+            raise ConfigurationError(f"--storage {self.storage!r} is no size; write it as in 500Mi or 10Gi")
+
+
+def name_of(experiment: Experiment) -> str:
+    """A name for Kubernetes that resembles that of the experiment."""
+    plain = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-")
+    return (plain if plain[:1].isalpha() else f"run-{plain}")[:40].strip("-")
+
+
+def image_of_this_version() -> str:
+    """The image that the Dockerfile makes."""
+    return f"fedemu:{metadata.version('fedemu')}"
+
+
+def write_manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods: Pods) -> None:
+    """Write the manifests and the secrets into a new folder. Raises ConfigurationError if it cannot be made."""
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigurationError(f"can't make {folder}: {refusal_of(error)}; choose another --out") from error
+    most = max(share(experiment.fleet.devices, pods.machines))
+    trainers = runtime.trainers or pods.gpus or pods.cpus
+    memory = _BASE_MIB + demand(most, runtime.per_process, trainers)[2] // 2**20
+    data = "{name: data, mountPath: /data, readOnly: true}"
+    words = {
+        "TITLE": " ".join(title(experiment).split()),
+        "MACHINES": f"{counted(pods.machines, 'machine')} with {most:,} devices each",
+        "OUT": quote(str(folder)) if str(folder).isprintable() else "FOLDER",
+        "NAME": pods.name,
+        "IMAGE": pods.image,
+        "FILES": "\n".join(_files(experiment)),
+        "ENVIRONMENT": "\n".join(_environment(runtime, pods)),
+        "SERVER_CPU": str(experiment.server.threads),
+        "STORAGE": pods.storage,
+        "COUNT": str(pods.machines),
+        "EACH": str(most),
+        "TRAINERS": str(trainers),
+        "ALLOWED": "".join(f" --allow-code {quote(place)}" for place in named_places(experiment)),
+        "CPU": str(pods.cpus),
+        "MEMORY": str(memory),
+        "MOST_MEMORY": str(2 * memory),
+        "GPU": f", nvidia.com/gpu: {pods.gpus}" if pods.gpus else "",
+        "MOUNTS": f"            - {data}" if pods.data else "",
+        "VOLUMES": f"        - name: data\n          persistentVolumeClaim: {{claimName: {pods.data}}}"
+        if pods.data
+        else "",
+    }
+
+    def line_or_word(found: re.Match[str]) -> str:
+        """The word, or the line that is nothing but a word: it goes if the word is empty."""
+        return words[found[2]] if found[2] else f"{words[found[1]]}\n".lstrip("\n")
+
+    text = re.sub(
+        r"^@([A-Z_]+)@\n|@([A-Z_]+)@", line_or_word, _TEMPLATE.read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    write_whole(folder / MANIFESTS, text)
+    secrets = folder / SECRETS
+    secrets.touch(mode=0o600)
+    secrets.write_text(_secrets(pods.name), encoding="utf-8")
+
+
+def explained(folder: Path, experiment: Experiment, pods: Pods) -> str:
+    """What the manifests are, for the person who applies them."""
+    return (
+        f"{title(experiment)}\n"
+        f"  image    {pods.image}   (docker build -t {pods.image} . in a checkout of fedemu)\n"
+        f"  start    kubectl apply -f {folder}\n"
+        f"  watch    kubectl logs -f statefulset/{pods.name}\n"
+        f"  results  kubectl cp {pods.name}-0:/work/run ./run\n"
+        f"  keys     {folder / SECRETS}: keep it to yourself, and out of version control"
+    )
+
+
+def _files(experiment: Experiment) -> Iterator[str]:
+    """The files of the frozen experiment, as entries of a ConfigMap. Raises ConfigurationError if they do not fit."""
+    with tempfile.TemporaryDirectory(prefix="fedemu-") as place:
+        write_frozen(experiment, Path(place))
+        files = sorted(Path(place).iterdir())
+        if sum(file.stat().st_size for file in files) > _MOST_BYTES:
+            raise ConfigurationError(
+                "the experiment with its traces is larger than a ConfigMap may be (1 MiB); name smaller trace files"
+            )
+        for file in files:
+            text = file.read_text(encoding="utf-8")
+            plain = all(line.isprintable() for line in text.splitlines()) and text[:1].isalpha()
+            lines = [f"    {line}" if line else "" for line in text.split("\n")]
+            yield f"  {file.name}: " + ("\n".join(["|", *lines[:-1]]) if plain else json.dumps(text))
+
+
+def _environment(runtime: Runtime, pods: Pods) -> Iterator[str]:
+    told = [(name, value) for name, value in variables(runtime) if name not in _FOLDERS]
+    if pods.data:
+        told.append(("FEDEMU_DATA", "/data"))
+    for name, value in (*told, ("FEDEMU_CACHE", "/tmp/cache")):
+        yield f"            - {{name: {name}, value: {json.dumps(value)}}}"
+
+
+def _secrets(name: str) -> str:
+    """Two secrets with new keys: that of the coordinator, which knows the machines, and that of all machines."""
+    with tempfile.TemporaryDirectory(prefix="fedemu-") as place:
+        here, there = KeyFolder(Path(place) / "coordinator"), KeyFolder(Path(place) / "devices")
+        for folder in (here, there):
+            folder.new()
+        files = {
+            f"{name}-coordinator": {"machine.key": here.public_file, "machine.key_secret": here.secret_file}
+            | {"devices.key": there.public_file},
+            f"{name}-devices": {"machine.key": there.public_file, "machine.key_secret": there.secret_file}
+            | {"coordinator.key": here.public_file},
+        }
+        return "# Keys of one run. Whoever has this file can join it, or pose as its coordinator.\n" + "".join(
+            f"---\napiVersion: v1\nkind: Secret\nmetadata:\n  name: {secret}\n  labels: {{app: {name}}}\n"
+            "type: Opaque\nstringData:\n"
+            + "".join(f"  {key}: {json.dumps(path.read_text(encoding='utf-8'))}\n" for key, path in content.items())
+            for secret, content in files.items()
+        )

@@ -1,0 +1,197 @@
+"""A run on Kubernetes and in containers: manifests and files by their schemas, and the commands of the pods."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import compose_spec
+import kubernetes_validate
+import pytest
+import yaml
+
+from fedemu.ops.cli import commands
+from fedemu.ops.keys.store import KeyFolder
+
+ROOT = Path(__file__).parents[3]
+FAKE = """#!/bin/bash
+echo "$*" >"$HOME/said"
+exit "${CODE:-0}"
+"""
+
+
+def call(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        commands.app(list(words), prog_name="fedemu")
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def written(folder: Path) -> dict[str, dict[str, Any]]:
+    """All objects of a folder, by kind and name."""
+    documents = [one for file in sorted(folder.iterdir()) for one in yaml.safe_load_all(file.read_text())]
+    return {f"{one['kind']}/{one['metadata']['name']}": one for one in documents}
+
+
+def container(objects: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = objects[name]["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+@pytest.mark.parametrize(
+    "more",
+    [(), ("--gpus", "2", "--data", "sets", "--set", "runtime.allow_code=['mine']")],
+    ids=["plain", "all"],
+)
+def test_every_object_is_what_its_schema_says(more: Sequence[str], tmp_path: Path) -> None:
+    assert call("kubernetes", "digits-small", "--machines", "3", "--out", "out", *more) == 0
+    objects = written(tmp_path / "out")
+    assert sorted(objects) == [
+        "ConfigMap/digits-small",
+        "Deployment/digits-small-devices",
+        "NetworkPolicy/digits-small",
+        "Secret/digits-small-coordinator",
+        "Secret/digits-small-devices",
+        "Service/digits-small",
+        "StatefulSet/digits-small",
+    ]
+    for one in objects.values():
+        kubernetes_validate.validate(one, "1.33", strict=True)
+
+
+def test_the_experiment_decides_on_machines_resources_and_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDEMU_RUNTIME__LOG_LEVEL", "debug")
+    said = [
+        "--machines",
+        "3",
+        "--cpus",
+        "4",
+        "--gpus",
+        "2",
+        "--storage",
+        "20Gi",
+        "--data",
+        "sets",
+        "--image",
+        "r.io/f:1",
+    ]
+    assert call("kubernetes", "digits-small", *said, "--rounds", "7") == 0
+    folder = tmp_path / "kubernetes-digits-small"
+    assert "kubectl apply -f kubernetes-digits-small" in capsys.readouterr().err
+    assert (folder / "secrets.yaml").stat().st_mode & 0o777 == 0o600
+    objects = written(folder)
+    frozen = tomllib.loads(objects["ConfigMap/digits-small"]["data"]["config.toml"])
+    assert (frozen["rounds"], frozen["fleet"]["give_up"]) == (7, 600.0)
+    supervisor = container(objects, "Deployment/digits-small-devices")
+    assert objects["Deployment/digits-small-devices"]["spec"]["replicas"] == 3
+    assert "fedemu device --n 7 --connect tcp://digits-small:5577" in supervisor["args"][0]
+    assert "--trainers 2" in supervisor["args"][0]
+    assert supervisor["resources"]["requests"]["cpu"] == "4"
+    assert supervisor["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert {"name": "FEDEMU_RUNTIME__LOG_LEVEL", "value": "debug"} in supervisor["env"]
+    assert {"name": "FEDEMU_DATA", "value": "/data"} in supervisor["env"]
+    coordinator = objects["StatefulSet/digits-small"]["spec"]
+    assert coordinator["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == "20Gi"
+    assert supervisor["image"] == container(objects, "StatefulSet/digits-small")["image"] == "r.io/f:1"
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Any:
+    """Starts the command of a pod: the folders of the pod are in ``tmp_path``, and its ``fedemu`` takes notes."""
+    assert call("kubernetes", "digits-small", "--out", "out") == 0
+    objects = written(tmp_path / "out")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "fedemu").write_text(FAKE)
+    (tmp_path / "bin" / "fedemu").chmod(0o755)
+
+    def start(name: str, secret: str, code: int = 0) -> subprocess.Popen[bytes]:
+        for folder in ("secret", "experiment", "work", "tmp"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+        for key, text in objects[f"Secret/{secret}"]["stringData"].items():
+            (tmp_path / "secret" / key).write_text(text)
+        (tmp_path / "experiment" / "config.toml").write_text(objects["ConfigMap/digits-small"]["data"]["config.toml"])
+        script = re.sub(r"/(secret|experiment|tmp)/", rf"{tmp_path}/\1/", container(objects, name)["args"][0])
+        path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path), "CODE": str(code)}
+        return subprocess.Popen(["bash", "-c", script], cwd=tmp_path / "work", env=path, start_new_session=True)
+
+    return start
+
+
+def test_the_pod_of_the_coordinator_has_usable_keys_and_waits_with_its_results(pods: Any, tmp_path: Path) -> None:
+    pod = pods("StatefulSet/digits-small", "digits-small-coordinator")
+    try:
+        while not (tmp_path / "tmp" / "over").exists():
+            assert pod.poll() is None
+            time.sleep(0.05)
+    finally:
+        os.killpg(pod.pid, signal.SIGKILL)
+        pod.wait()
+    assert (tmp_path / "said").read_text().startswith("coordinator --resume run --bind tcp://0.0.0.0:5577 --keys ")
+    assert (tmp_path / "work" / "run" / "config.toml").is_file()
+    keys = KeyFolder(tmp_path / "tmp" / "keys")
+    keys.require_own()
+    secrets = written(tmp_path / "out")
+    assert keys.pair()[0] in secrets["Secret/digits-small-devices"]["stringData"]["coordinator.key"]
+    [approved] = keys.approved().values()
+    assert approved in secrets["Secret/digits-small-devices"]["stringData"]["machine.key"]
+
+
+def test_a_machine_that_is_told_of_an_interruption_ends_and_so_is_started_again(pods: Any, tmp_path: Path) -> None:
+    pod = pods("Deployment/digits-small-devices", "digits-small-devices", code=4)
+    assert pod.wait(60) == 4
+    assert not (tmp_path / "tmp" / "over").exists()
+    KeyFolder(tmp_path / "tmp" / "keys").pair()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--machines", "21"], "--machines 21 is more than the 20 devices of the experiment; say less"),
+        (["--name", "Big"], "--name 'Big' is no name for Kubernetes"),
+        (["--name", "on"], "--name 'on' is no name for Kubernetes"),
+        (["--image", 'a"b'], "is no image; write it as in registry.example/fedemu:0.1"),
+        (["--storage", "much"], "--storage 'much' is no size; write it as in 500Mi or 10Gi"),
+        (["--cpus", "0"], "--cpus 0 must be at least 1"),
+        (["--out", "there"], "can't make there: "),
+    ],
+)
+def test_what_kubernetes_could_not_take_is_refused(
+    words: Sequence[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there").touch()
+    assert call("kubernetes", "digits-small", *words) == 2
+    assert said in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_the_compose_file_is_what_its_schema_says() -> None:
+    options = compose_spec.PyOptions()
+    options.apply_merge = True
+    text = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", (ROOT / "compose.yaml").read_text())  # as Compose does first
+    compose = options.from_yaml(text.replace("$$", "$"))
+    compose.validate()
+    assert sorted(compose.service_names()) == ["coordinator", "devices", "keys"]
+
+
+def test_the_dockerfile_has_no_finding() -> None:
+    hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent))
+    assert hadolint is not None
+    ended = subprocess.run([hadolint, str(ROOT / "Dockerfile")], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout + ended.stderr) == (0, "")
