@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedemu.ops.compare import cells
+from fedemu.ops.compare.beside import beside_best
 from fedemu.ops.compare.cells import NEVER, Cell
 from fedemu.ops.compare.compare import Comparison
 from fedemu.ops.compare.entry import BY_PERIOD, OF_DIAGNOSED, SHARES, Statistic
@@ -18,7 +19,7 @@ from fedemu.ops.compare.replay import OBJECTIVE, Measure, ReplayStudy
 from fedemu.ops.compare.tasks import TaskStudy
 from fedemu.ops.figures import percent
 
-TO_THE_LEFT = frozenset({"experiment", "replay", "outcome"})
+TO_THE_LEFT = frozenset({"experiment", "method", "replay", "outcome"})
 """The columns that hold words. All others hold numbers."""
 _ONLY_WHERE_KNOWN = ("last_accuracy", "consistency", *OF_DIAGNOSED, *BY_PERIOD)
 _PIPE_WIDTH = 400
@@ -44,7 +45,8 @@ def text(comparison: Comparison, width: int) -> str:
     console = Console(width=width, color_system=None, highlight=False, force_jupyter=False)
     with console.capture() as captured:
         _print(console, columns(comparison))
-        told = [task_table(study) for study in comparison.tasks]
+        told = [*filter(None, [beside_best(comparison.entries)])]
+        told += [task_table(study) for study in comparison.tasks]
         told += [table for study in comparison.replay for table in replay_tables(study)]
         for title, table in told:
             console.print(f"\n{title}", markup=False)

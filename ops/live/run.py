@@ -87,6 +87,7 @@ class LiveRun:
             self._asked.append(_shortened(ask))
         if asks.lines:
             message["asks"] = list(self._asked)[-len(asks.lines) :]
+            message["visited"] = [device for ask in asks.lines for device in ask.get("devices") or ()]
         self.devices.reached(float(self._rows.last.get("virtual_time") or 0.0))
         feed = self._feed()
         self.machine.look(self.coordinator)

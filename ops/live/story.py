@@ -6,7 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,7 +92,7 @@ def _tell(run: LiveRun, device: int, holdings: Holdings | str) -> dict[str, Any]
 def _visits(directory: Path, device: int) -> Iterator[dict[str, Any]]:
     """The last asks of a device, each with its outcome, the newest first."""
     found: deque[dict[str, Any]] = deque(maxlen=MOST_VISITS)
-    for ask in Tail(directory / "asks.jsonl").look().lines:
+    for ask in _lines(directory / "asks.jsonl"):
         if device in (devices := ask.get("devices") or []):
             place = devices.index(device)
             times = ask.get("times") or []
@@ -105,8 +104,15 @@ def _visits(directory: Path, device: int) -> Iterator[dict[str, Any]]:
 
 def _events(directory: Path, device: int) -> Iterator[dict[str, Any]]:
     """The last events of a device, the newest first."""
-    lines = Tail(directory / "events.jsonl").look().lines
-    yield from islice((line for line in reversed(lines) if line.get("device") == device), MOST_EVENTS)
+    lines = _lines(directory / "events.jsonl")
+    yield from reversed(deque((line for line in lines if line.get("device") == device), maxlen=MOST_EVENTS))
+
+
+def _lines(log: Path) -> Iterator[dict[str, Any]]:
+    """All lines of a log, of which one look reads a part."""
+    tail = Tail(log)
+    while lines := tail.look().lines:
+        yield from lines
 
 
 def _profile(run: LiveRun, device: int) -> dict[str, float | None]:

@@ -52,16 +52,19 @@ def bound(plots: Mapping[str, Callable[[Any], Figure | None]], data: Any) -> dic
     return {name: partial(draw, data) for name, draw in plots.items()}
 
 
-def draw_all(plots: Mapping[str, Draw], folder: Path) -> list[Picture]:
-    """Draw every plot for which there is data, and keep each as ``folder/<name>.png``."""
+def draw_all(plots: Mapping[str, Draw], folder: Path, prefix: str = "") -> list[Picture]:
+    """Draw every plot for which there is data, and keep each as ``folder/<prefix><name>.png``.
+
+    Pictures of one page that have the same name need different prefixes.
+    """
     pictures = []
     for name, draw in plots.items():
         figure = drawn(draw)
         if figure is not None:
-            (folder / f"{name}.png").write_bytes(saved(figure, "png"))
+            (folder / f"{prefix}{name}.png").write_bytes(saved(figure, "png"))
             figure.set_layout_engine("none")  # the layout stands, and takes as long as the drawing
             title = name.replace("_", " ").replace("-", " ")
-            svg = inline_svg(saved(figure, "svg").decode(), name, title)
+            svg = inline_svg(saved(figure, "svg").decode(), f"{prefix}{name}", title)
             pictures.append(Picture(name, Markup(svg), about(draw)))
     return pictures
 

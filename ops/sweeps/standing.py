@@ -11,6 +11,7 @@ from pathlib import Path
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.ops.compare import cells
 from fedemu.ops.compare.entry import Statistic, figures_of, outcome_of
+from fedemu.ops.sweeps.grid import override_of
 from fedemu.ops.sweeps.methods import label
 from fedemu.ops.sweeps.plan import Planned
 from fedemu.protocol.errors import FedemuError
@@ -42,25 +43,22 @@ def lines(folder: Path, runs: Sequence[Planned]) -> dict[str, list[Line]]:
     return {stream: _of_stream(folder, stream, planned) for stream, planned in streams.items()}
 
 
+def overview(standing: dict[str, list[Line]]) -> dict[str, list[str]]:
+    """All streams side by side, by column: accuracy and forgetting of each method. A cell without a run is empty."""
+    lines_of = {(line.stream, line.method): line for found in standing.values() for line in found}
+    methods = list(dict.fromkeys(line.method for found in standing.values() for line in found))
+    table = {"method": methods}
+    for stream in standing:
+        of_methods = [lines_of.get((stream, method)) for method in methods]
+        table[f"{stream}: accuracy"] = ["" if line is None else cells.share(line.accuracy) for line in of_methods]
+        table[f"{stream}: forgetting"] = ["" if line is None else cells.share(line.forgetting) for line in of_methods]
+    return table
+
+
 def text(standing: dict[str, list[Line]]) -> str:
     """The tables as Markdown, which terminals show too: all streams side by side, then each for itself."""
-    streams = list(standing)
-    by_method = {(line.stream, line.method): line for found in standing.values() for line in found}
-    methods = list(dict.fromkeys(line.method for found in standing.values() for line in found))
-    head = ["method", *(f"{stream}: {what}" for stream in streams for what in ("accuracy", "forgetting"))]
-    body = [
-        [
-            method,
-            *(
-                cell
-                for stream in streams
-                for line in [by_method.get((stream, method))]
-                for cell in (("", "") if line is None else (cells.share(line.accuracy), cells.share(line.forgetting)))
-            ),
-        ]
-        for method in methods
-    ]
-    blocks = [_markdown(head, body)] if len(streams) > 1 else []
+    together = overview(standing)
+    blocks = [_markdown([*together], [*zip(*together.values(), strict=True)])] if len(standing) > 1 else []
     for stream, found in standing.items():
         head = ["method", "accuracy", "forgetting", "bytes", "updates", "runs"]
         body = [
@@ -75,7 +73,7 @@ def text(standing: dict[str, list[Line]]) -> str:
             for line in found
         ]
         blocks.append(f"{stream}\n\n{_markdown(head, body)}")
-    return "\n\n".join([*blocks, _EXPLANATION])
+    return "\n\n".join([*blocks, EXPLANATION])
 
 
 def write_standing(folder: Path, standing: dict[str, list[Line]]) -> Path:
@@ -93,7 +91,7 @@ def write_standing(folder: Path, standing: dict[str, list[Line]]) -> Path:
     return folder / TABLE
 
 
-_EXPLANATION = (
+EXPLANATION = (
     "Mean ± sample standard deviation over the seeds. Accuracy is that of the last model on the whole test set. "
     "Forgetting is the average forgetting of earlier periods, or the mean forgetting from round to round where there "
     "are no periods. Bytes are the emulated ones of all devices in both directions; updates are their accepted replies."
@@ -105,12 +103,18 @@ def _of(figure: Statistic) -> tuple[float | None, float | None]:
 
 
 def _of_stream(folder: Path, stream: str, planned: Sequence[Planned]) -> list[Line]:
-    named = {run.group: label(run.method or run.experiment) for run in planned}
+    named = {run.group: _name(run) for run in planned}
+    if len(set(named.values())) < len(named):  # the same method with several presets
+        named = {group: group.name for group in named}
     found = []
     for group, name in named.items():
         places = [folder / run.folder for run in planned if run.group == group]
         found.append(_line(stream, name, [run for place in places for run in _read(place)], len(places)))
     return sorted(found, key=lambda line: -1.0 if line.accuracy.mean is None else line.accuracy.mean, reverse=True)
+
+
+def _name(run: Planned) -> str:
+    return ", ".join([label(run.method or run.experiment), *map(override_of, run.choices)])
 
 
 def _line(stream: str, name: str, runs: Sequence[Run], planned: int) -> Line:

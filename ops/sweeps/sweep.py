@@ -1,4 +1,4 @@
-"""``fedemu sweep``: runs what is left of a sweep, and puts it into one table, and each part into one comparison."""
+"""``fedemu sweep``: runs what is left of a sweep, and puts it into one table and on one page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from fedemu.coordinator.record.run import read_run
 from fedemu.ops.data.apart import decode_apart, find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import load_experiment
@@ -62,7 +63,7 @@ def run_sweep(
     conclude: Conclude | None = None,
     command: Command = command_of,
 ) -> int:
-    """Run what is left of ``runs``, then write the table and compare each part. Returns the exit code.
+    """Run what is left of ``runs``, then write the table and the page. Returns the exit code.
 
     A run that fails does not end the others; the exit code is then that of the first one that failed. ``at_once`` is
     the number of runs at a time, None for as many as the machine bears. ``resume`` is the command that goes on with the
@@ -115,8 +116,7 @@ def finish(folder: Path, runs: Sequence[Planned], failed: Sequence[Failed], conc
 
     code = failed[0].code if failed else 0
     try:
-        for part in dict.fromkeys(run.part for run in runs):
-            _compare(folder / part, [run for run in runs if run.part == part], quiet=conclude is not None)
+        _compare(folder, runs, quiet=conclude is not None)
         if conclude is not None:
             conclude(folder)
         say(f"one line for each run is in {write_table(folder, runs)}")
@@ -129,19 +129,38 @@ def finish(folder: Path, runs: Sequence[Planned], failed: Sequence[Failed], conc
 
 
 def _compare(folder: Path, runs: Sequence[Planned], *, quiet: bool) -> None:
-    """Compare the runs in a folder, if any has a row. If ``quiet``, only where the page is is told."""
+    """Compare the runs of each part on one page, if any has a row. If ``quiet``, only where the page is is told."""
     from fedemu.ops.compare.compare import compare
-    from fedemu.ops.compare.page.page import claim_folder, write_comparison
+    from fedemu.ops.compare.page.page import claim_folder, write_comparison, write_parts
     from fedemu.ops.compare.text import text, width_of
+    from fedemu.ops.sweeps.standing import EXPLANATION, lines, overview
 
-    groups = dict.fromkeys(folder / run.group.name for run in runs)
-    experiments = [path for path in groups if any((one / "metrics.jsonl").is_file() for one in path.glob("seed-*"))]
-    if not experiments:
+    groups = dict.fromkeys((run.part, folder / run.group) for run in runs)
+    begun = [(part, path) for part, path in groups if _can_be_read(path)]
+    if not begun:
         return
-    comparison = compare(experiments)
+    parts = {part: compare([path for other, path in begun if other == part]) for part, _ in begun}
     claim_folder(folder / "compare")
-    for warning in comparison.warnings:
-        complain(f"warning: {warning}")
-    page = write_comparison(comparison, folder / "compare")
-    shown = "" if quiet else f"{text(comparison, width_of(sys.stderr.isatty()))}\n"
-    say(f"\n{folder.resolve().name}\n{shown}plots and numbers are in {page}")
+    for part, comparison in parts.items():
+        for warning in comparison.warnings:
+            complain(f"warning: {f'{part}: ' if part else ''}{warning}")
+        if not quiet:
+            say(f"\n{part or folder.resolve().name}\n{text(comparison, width_of(sys.stderr.isatty()))}")
+    if len(parts) == 1:
+        (comparison,) = parts.values()
+        page = write_comparison(comparison, folder / "compare")
+    else:
+        page = write_parts(parts, overview(lines(folder, runs)), EXPLANATION, folder / "compare")
+    say(f"\nplots and numbers are in {page}")
+
+
+def _can_be_read(group: Path) -> bool:
+    """Whether a folder of seeds has a row. One with a damaged run is told, and left out of the comparison."""
+    runs = sorted(run.parent for run in group.glob("seed-*/metrics.jsonl"))
+    for run in runs:
+        try:
+            read_run(run)
+        except FedemuError as error:
+            complain(f"warning: {group.name} is left out of the comparison: {error}")
+            return False
+    return bool(runs)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from fedemu.ops.compare.beside import beside_best
 from fedemu.ops.compare.compare import Comparison
 from fedemu.ops.compare.entry import outcome_of
 from fedemu.ops.compare.page.experiments import COMPARISON_PLOTS, WIDE_COMPARISON_PLOTS
@@ -13,6 +15,7 @@ from fedemu.ops.compare.page.head import head, swatches
 from fedemu.ops.compare.page.replay import REPLAY_PLOTS, WIDE_REPLAY_PLOTS
 from fedemu.ops.compare.page.tasks import WIDE_TASK_PLOTS
 from fedemu.ops.compare.text import TO_THE_LEFT, columns, explanation, replay_tables, task_table
+from fedemu.ops.pages.head import Fact
 from fedemu.ops.pages.page import render
 from fedemu.ops.pages.parts import Draw, Kind, Table, bound, draw_all
 from fedemu.ops.results.words import command_again, date_of, table_of
@@ -49,38 +52,69 @@ def write_comparison(comparison: Comparison, out: Path) -> Path:
 
     Returns the path of the page. Raises FedemuError if the disk does not take a file.
     """
-    plots = out / "plots"
+    _remove_stale(out, "")
+    shown = _shown(comparison, out / "plots", head(comparison, out))
+    return _write(out, comparison.table(), {"parts": [shown], "overview": None})
+
+
+def write_parts(parts: Mapping[str, Comparison], overview: Columns, note: str, out: Path) -> Path:
+    """Write one page that holds several comparisons, each by its name, after a table of them all and a note on it.
+
+    ``compare.json`` has them by their names. Otherwise as ``write_comparison``.
+    """
+    shown = []
+    for name, comparison in parts.items():
+        _remove_stale(out, f"{name}-")
+        facts = head(comparison, out.parent / name / "compare")
+        shown.append({"name": name, **_shown(comparison, out / "plots", facts, f"{name}-")})
+    numbers = {name: comparison.table() for name, comparison in parts.items()}
+    return _write(out, {"parts": numbers}, {"parts": shown, "overview": ("All parts", _table(overview), note)})
+
+
+def _write(out: Path, numbers: Mapping[str, Any], context: Mapping[str, Any]) -> Path:
+    write_whole(out / NUMBERS, json.dumps(numbers, indent=2, allow_nan=False) + "\n")
+    write_whole(out / PAGE, render("comparison.html", context))
+    return out / PAGE
+
+
+def _remove_stale(out: Path, prefix: str) -> None:
     for stale in (*COMPARISON_PLOTS, *WIDE_COMPARISON_PLOTS, *REPLAY_PLOTS, *WIDE_REPLAY_PLOTS, *WIDE_TASK_PLOTS):
-        (plots / f"{stale}.png").unlink(missing_ok=True)
+        (out / "plots" / f"{prefix}{stale}.png").unlink(missing_ok=True)
+
+
+def _shown(comparison: Comparison, plots: Path, facts: Sequence[Fact], prefix: str = "") -> dict[str, Any]:
+    """What the page shows of one comparison. ``prefix`` begins the names of its pictures."""
+    tests = {
+        "heading": "Paired tests",
+        "pictures": [],
+        "large_pictures": [],
+        "tables": _tables(filter(None, [beside_best(comparison.entries)])),
+    }
     tasks = {
         "heading": "Tasks",
         "pictures": [],
-        "large_pictures": draw_all(bound(WIDE_TASK_PLOTS, comparison.tasks), plots),
+        "large_pictures": draw_all(bound(WIDE_TASK_PLOTS, comparison.tasks), plots, prefix),
         "tables": _tables(task_table(study) for study in comparison.tasks),
     }
     replay = {
         "heading": "Replay",
-        "pictures": draw_all(bound(REPLAY_PLOTS, comparison.replay), plots),
-        "large_pictures": draw_all(bound(WIDE_REPLAY_PLOTS, comparison.replay), plots),
+        "pictures": draw_all(bound(REPLAY_PLOTS, comparison.replay), plots, prefix),
+        "large_pictures": draw_all(bound(WIDE_REPLAY_PLOTS, comparison.replay), plots, prefix),
         "tables": _tables(table for study in comparison.replay for table in replay_tables(study)),
     }
-    numbers = comparison.table()
-    context = {
+    return {
         "experiments": len(comparison.entries),
         "runs": sum(len(entry.runs) for entry in comparison.entries),
-        "head": head(comparison, out),
+        "head": facts,
         "swatches": swatches(comparison),
         "warnings": comparison.warnings,
         "table": _table(columns(comparison)),
         "notes": "; ".join(explanation(comparison)),
-        "sections": [tasks, replay],
-        "pictures": draw_all(bound(COMPARISON_PLOTS, comparison), plots),
-        "large_pictures": draw_all(bound(WIDE_COMPARISON_PLOTS, comparison), plots),
+        "sections": [tests, tasks, replay],
+        "pictures": draw_all(bound(COMPARISON_PLOTS, comparison), plots, prefix),
+        "large_pictures": draw_all(bound(WIDE_COMPARISON_PLOTS, comparison), plots, prefix),
         "every_run": _runs(comparison),
     }
-    write_whole(out / NUMBERS, json.dumps(numbers, indent=2, allow_nan=False) + "\n")
-    write_whole(out / PAGE, render("comparison.html", context))
-    return out / PAGE
 
 
 def _tables(told: Iterable[tuple[str, Columns]]) -> list[tuple[str, Table]]:

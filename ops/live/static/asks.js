@@ -47,7 +47,8 @@ export class Asks {
     const attempt = ask.attempt ? `, try ${ask.attempt + 1}` : "";
     parts.asktitle.textContent = `Round ${ask.round}${attempt} · ${ask.program}`;
     const counts = [...LETTERS].map((letter, code) => ask.counts[letter] && `${ask.counts[letter]} ${OUTCOMES[code]}`).filter(Boolean);
-    const told = `${counted(ask.asked, "device")} asked: ${counts.join(", ")}. It took ${span(ask.end - ask.start)} of the experiment's time.`;
+    const some = ask.asked > ask.devices.length ? ` The first ${ask.devices.length} are drawn.` : "";
+    const told = `${counted(ask.asked, "device")} asked: ${counts.join(", ")}. It took ${span(ask.end - ask.start)} of the experiment's time.${some}`;
     parts.askline.textContent = this.shown === null && run.status.ask && run.status.ask.ask !== ask.ask ? `${told} ${this.open(run.status.ask)}` : told;
     parts.asks.setAttribute("aria-label", `Timeline of round ${ask.round}: ${told}`);
     this.order = ask.devices.map((device, place) => ({ device, letter: ask.outcomes[place], time: ask.times[place] ?? null }))
@@ -57,7 +58,7 @@ export class Asks {
   }
 
   bars(ask, width) {
-    const high = (this.high = Math.max(2, Math.min(15, TALLEST / this.order.length)));
+    const high = (this.high = Math.max(1, Math.min(15, TALLEST / this.order.length)));
     const height = Math.ceil(high * this.order.length) + FOOT;
     const context = prepare(this.parts.asks, width, height);
     context.clearRect(0, 0, width, height);

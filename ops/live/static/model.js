@@ -55,10 +55,8 @@ export class Run extends EventTarget {
     const parts = Object.keys(news);
     if (news.rows) this.rows = this.rows.concat(news.rows).slice(-KEPT_ROWS);
     if (news.events) this.events = this.events.concat(news.events).slice(-KEPT_EVENTS);
-    if (news.asks) {
-      this.asks = this.asks.concat(news.asks).slice(-KEPT_ASKS);
-      for (const ask of news.asks) for (const device of ask.devices) this.visits[device] += 1;
-    }
+    if (news.asks) this.asks = this.asks.concat(news.asks).slice(-KEPT_ASKS);
+    for (const device of news.visited || []) this.visits[device] += 1;
     if (news.status) this.status = news.status;
     if (news.machine) this.machine = this.machine.concat([news.machine]).slice(-KEPT_SAMPLES);
     if (news.fleet) {

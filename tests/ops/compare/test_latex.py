@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 from fedemu.coordinator.record.run import Run
+from fedemu.ops.compare.beside import beside_best
 from fedemu.ops.compare.compare import Comparison
 from fedemu.ops.compare.entry import FIGURES, Entry, Statistic
 from fedemu.ops.compare.latex import escaped, latex
@@ -111,6 +112,22 @@ def test_holms_correction_multiplies_the_smallest_p_value_most() -> None:
     assert poor.t is not None
     assert poor.adjusted == pytest.approx(2 * poor.t)
     assert near.adjusted == near.t
+
+
+def test_the_terminals_table_sets_each_experiment_beside_the_best_of_each_figure() -> None:
+    entries = [
+        entry("good", GOOD, forgetting=(0.3, 0.3, 0.2, 0.3)),
+        entry("poor", POOR, forgetting=(0.1, 0.2, 0.1, 0.2)),
+    ]
+    told = beside_best(entries)
+    assert told is not None
+    assert (
+        told[0] == "difference to the best in percentage points, over 4 shared seeds, and p of a paired t-test (Holm)"
+    )
+    p = stats.ttest_rel(POOR, GOOD).pvalue
+    assert told[1]["final accuracy"] == ["best", f"-10.5, p {p:.3f}" if p >= 0.001 else "-10.5, p < 0.001"]
+    assert told[1]["forgetting"][1] == "best"
+    assert beside_best([entry("good", GOOD[:1]), entry("poor", POOR[:1])]) is None, "one seed is no test"
 
 
 def test_what_cannot_be_tested_is_not_and_says_why() -> None:

@@ -59,7 +59,7 @@ def test_rows_events_and_asks_come_as_they_are_written(made: Any) -> None:
     assert [row["round"] for row in first["rows"]] == [1]
     assert first["events"][0]["device"] == 3
     assert first["asks"][0]["counts"] == {"a": 1, "d": 1}
-    assert (run.devices.visits[3], run.devices.outcomes[5]) == (1, 3)
+    assert (run.devices.visits[3], run.devices.outcomes[5], first["visited"]) == (1, 3, [3, 5])
     assert first["status"]["state"] == "stopped"
     made.row(2, class_accuracy=[0.5, 0.7])
     second = news(run)

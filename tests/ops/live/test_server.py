@@ -161,3 +161,14 @@ async def test_a_device_tells_its_story(made: Any) -> None:
     assert sum(story["labels"][0]) > 0
     assert len(story["labels"][0]) == len(story["classes"]) == 10
     assert story["profile"]["latency"] > 0
+
+
+async def test_the_story_of_a_long_run_tells_the_last_visits(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedemu.ops.live.tail.MOST_BYTES", 1000)
+    for round in range(1, 101):
+        made.ask(round, [3], "a")
+        made.append("events", {"event": "join", "device": 3, "virtual_time": float(round)})
+    async with served(made.directory) as (session, _), session.get("/api/runs/0/devices/3") as answer:
+        story = await answer.json()
+    assert [visit["round"] for visit in story["visits"]] == [*range(100, 40, -1)]
+    assert [event["virtual_time"] for event in story["events"]] == [*range(100, 60, -1)]

@@ -40,7 +40,7 @@ REPORT: dict[str, Any] = {
     "facts": ONE_ROW,
     "configuration": "seed = 1\n",
 }
-COMPARISON: dict[str, Any] = {
+PART: dict[str, Any] = {
     "experiments": 1,
     "runs": 2,
     "head": [],
@@ -53,6 +53,7 @@ COMPARISON: dict[str, Any] = {
     "large_pictures": [],
     "every_run": ONE_ROW,
 }
+COMPARISON: dict[str, Any] = {"parts": [PART], "overview": None}
 
 
 class Outline(html.parser.HTMLParser):
@@ -118,8 +119,17 @@ def test_sections_without_pictures_or_tables_are_left_out() -> None:
         "large_pictures": [Picture("t", Markup("<svg></svg>"))],
         "tables": [("by task", ONE_ROW)],
     }
-    outline = Outline(render("comparison.html", COMPARISON | {"sections": [section]}))
+    outline = Outline(render("comparison.html", {"parts": [PART | {"sections": [section]}], "overview": None}))
     assert outline.headings == ["Comparison", "Tasks", "by task", "Plots", "Runs"]
+
+
+def test_several_comparisons_stand_on_one_page_each_below_its_name() -> None:
+    parts = [PART | {"name": name} for name in ("rates", "losses")]
+    text = render("comparison.html", {"parts": parts, "overview": ("All parts", ONE_ROW, "a note")})
+    outline = Outline(text)
+    assert outline.headings == ["Comparison", "All parts", "rates", "Plots", "Runs", "losses", "Plots", "Runs"]
+    assert outline.addresses == ["#part-rates", "#part-losses"]
+    assert "2 parts, 2 experiments, 4 runs" in text
 
 
 @pytest.mark.parametrize("name", ["name", "outcome", "directory", "configuration"])

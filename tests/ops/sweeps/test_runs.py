@@ -54,7 +54,7 @@ def test_runs_side_by_side_are_the_runs_alone_and_a_killed_sweep_goes_on(tmp_pat
 
     again = subprocess.run(sweep(tmp_path, "--at-once", "2"), capture_output=True, text=True, check=True)
     assert "2 runs" in again.stderr
-    assert (tmp_path / "runs" / "small" / "compare" / "compare.html").exists()
+    assert (tmp_path / "runs" / "compare" / "compare.html").exists()
     assert digest(first) == digest(alone)
 
     folders = [run.folder for run in planned(load_sweep(str(tmp_path / "sweep.toml")))]

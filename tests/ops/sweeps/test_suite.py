@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedemu.ops.experiment.sources import load_experiment
-from fedemu.ops.sweeps.standing import lines, text, write_standing
+from fedemu.ops.sweeps.plan import Part, runs_of
+from fedemu.ops.sweeps.standing import lines, overview, text, write_standing
 from fedemu.ops.sweeps.suite import open_suite, planned_suite, seconds_of, suite_names
 from fedemu.protocol.errors import ConfigurationError
 
@@ -80,6 +81,16 @@ def test_the_table_ranks_the_methods_of_each_stream_with_their_spread(tmp_path: 
     numbers = write_standing(tmp_path, standing).with_suffix(".csv").read_text().splitlines()
     assert numbers[0].startswith("stream,method,runs,accuracy_mean,accuracy_sd,forgetting_mean")
     assert numbers[1].startswith("one,wsm,1,0.8,,0.1,")
+
+
+def test_points_of_a_grid_and_presets_with_the_same_method_have_lines_of_their_own(tmp_path: Path) -> None:
+    parts = [
+        Part(name="rates", presets=["digits"], methods=["wsm"], grid={"local.lr": [0.1, 1.0]}),
+        Part(name="streams", presets=["digits", "churn"], methods=["wsm"]),
+    ]
+    together = overview(lines(tmp_path, [run for part in parts for run in runs_of(part)]))
+    assert together["method"] == ["wsm, local.lr=0.1", "wsm, local.lr=1.0", "digits+wsm", "churn+wsm"]
+    assert together["rates: accuracy"] == ["–", "–", "", ""]
 
 
 def test_an_unknown_suite_or_size_is_met_with_those_that_there_are(mine: str) -> None:
