@@ -38,8 +38,8 @@ class Shelf:
     def close(self) -> None:
         """Remove every blob. A run that is resumed publishes them again."""
         self.reader.shutdown(cancel_futures=True)
-        self._store.evict(())
         with contextlib.suppress(OSError):
+            self._store.evict(())
             self._store.directory.rmdir()
 
     def keep(self, key: str, data: bytes) -> BlobRef:

@@ -52,6 +52,8 @@ from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 ADDRESS = "address"
 """The file of a run directory that has the address of the coordinator while it listens."""
+STRANGERS_FILES = 384
+"""More of them where strangers can connect, who do so faster than they are parted from."""
 MOST_FILES = 2**20
 """A higher limit of open files is of no use."""
 SPARE_FILES = 256
@@ -102,7 +104,7 @@ def coordinate(
     every FedemuError that ends a run early, except Interrupted, for which the code INTERRUPTED is returned.
     """
     open_log(directory / "logs" / "coordinator.log", runtime.log_level)
-    allow_files(experiment.fleet.devices + SPARE_FILES)
+    allow_files(files_for(experiment.fleet.devices, runtime.bind))
     state = Progress(
         experiment.name,
         experiment.rounds,
@@ -168,6 +170,11 @@ async def _serve(
             watched.stop()
     finally:
         network.close()
+
+
+def files_for(devices: int, address: str) -> int:
+    """The open files that a coordinator needs. Where strangers can come, their connections must not use up all."""
+    return 2 * devices + SPARE_FILES + STRANGERS_FILES if address.startswith("tcp://") else devices + SPARE_FILES
 
 
 def allow_files(wanted: int) -> None:

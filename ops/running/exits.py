@@ -61,6 +61,8 @@ def _unforeseen(error: Exception) -> int:
     """Tell an error that is none of fedemu's. Returns its code."""
     if isinstance(error, OSError) and is_full(error):
         complain(f"{error.filename or 'a file'} cannot be written: {refusal_of(error)}")
+    elif isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        complain(f"{error.filename or 'a file'} cannot be opened, because too many files are open; raise ulimit -n")
     elif isinstance(error, OSError) and error.errno in _OF_PATHS and error.filename is not None:
         name = str(error.filename)
         complain(f"{name if len(name) <= 80 else f'{name[:77]}...'} can't be used: {error.strerror}; name another")

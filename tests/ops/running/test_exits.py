@@ -49,6 +49,16 @@ def test_an_internal_error_is_one_sentence_that_names_the_file_with_the_tracebac
     assert "Traceback" in log.read_text()
 
 
+def test_too_many_open_files_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    def action() -> int:
+        raise OSError(errno.EMFILE, "Too many open files", "/there/blobs")
+
+    assert exit_code_of(action) == 5
+    assert capsys.readouterr().err == (
+        "fedemu: /there/blobs cannot be opened, because too many files are open; raise ulimit -n\n"
+    )
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_named_and_is_no_internal_error(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     def action() -> int:
