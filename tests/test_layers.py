@@ -34,7 +34,8 @@ ORDER = {
         "figures | pages experiment/tables | experiment watching | data/own | data results "
         "| assembly compare keys report/plots track | report compare/page | at_hand doctor live | running "
         "| edges engines sweeps stress bench/measuring | stress/campaign stress/strangers bench/aggregation "
-        "bench/fleet bench/selection bench/system bench/training bench/wire | bench notebook | cli"
+        "bench/fleet bench/peers/apps bench/selection bench/system bench/training bench/wire | bench/peers "
+        "| bench notebook | cli"
     ),
 }
 """The rooms of each floor. A room imports from itself and from rooms further left, never from one behind the same bar.
@@ -332,6 +333,9 @@ def test_no_algorithm_is_named_outside_the_algorithms_and_the_tables_that_offer_
         "stress/scenarios.py",
         "stress/campaign/cases.py",
         "stress/soak.py",
+        "bench/peers/apps/flower_app.py",  # other simulators' own names
+        "bench/peers/apps/pfl_app.py",
+        "bench/peers/apps/fedjax_app.py",
     )
     offers = {ROOT / "ops" / name for name in tables}
     wrong = [

@@ -5,13 +5,15 @@ The code of a subject is imported when the subject is measured, because every co
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from rich.console import ConsoleRenderable
 
 from fedemu.ops.bench.measuring.measure import Effort, Figure, Tell
-
-if TYPE_CHECKING:
-    from fedemu.ops.bench.selection.selection import Study
 
 
 def _wire(effort: Effort, tell: Tell) -> Iterator[Figure]:
@@ -53,8 +55,37 @@ SUBJECTS: Final[Mapping[str, Callable[[Effort, Tell], Iterator[Figure]]]] = {
 }
 
 
-def study(effort: Effort, problems: int, tell: Tell) -> Study:
-    """The study of selections: how good the choices of each strategy are, and how fast our solver makes them."""
+class Study(ConsoleRenderable, Protocol):
+    """A benchmark with tables of its own, which it prints."""
+
+    def table(self) -> dict[str, Any]:
+        """The study for JSON."""
+        ...
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What studies are told: the number of ``problems``, and the folder of environments (None: in the cache)."""
+
+    problems: int = 50
+    environments: Path | None = None
+
+
+def _selection(effort: Effort, wishes: Wishes, tell: Tell) -> Study:
     from fedemu.ops.bench.selection import selection
 
-    return selection.study(effort, problems, tell)
+    return selection.study(effort, wishes.problems, tell)
+
+
+def _peers(effort: Effort, wishes: Wishes, tell: Tell) -> Study:
+    from fedemu.ops.bench.peers import peers
+    from fedemu.ops.data.cache import cache_folder
+
+    return peers.compare(effort, wishes.environments or cache_folder(os.environ) / "peers", tell)
+
+
+STUDIES: Final[Mapping[str, Callable[[Effort, Wishes, Tell], Study]]] = {
+    "selection": _selection,
+    "peers": _peers,
+}
+"""They run only if they are named."""

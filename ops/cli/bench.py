@@ -5,25 +5,21 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from fedemu.ops.bench.measuring.measure import QUICK, Effort, Figure, Spread
-from fedemu.ops.bench.subjects import SUBJECTS, study
+from fedemu.ops.bench.subjects import STUDIES, SUBJECTS, Study, Wishes
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, FormatOption
 from fedemu.protocol.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from fedemu.ops.bench.selection.selection import Study
-
 WIDTH = 150
 """The width of the tables in columns, if the output is no terminal."""
-SELECTION = "selection"
-"""Measures how good choices are, and how fast our solver makes them. It runs only if it is named."""
 
 
 @guarded
@@ -32,9 +28,10 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="SUBJECT...",
-            help=f"Any of {', '.join(SUBJECTS)}; all of these if none is named. Or {SELECTION}, which prints how near "
+            help=f"Any of {', '.join(SUBJECTS)}; all of these if none is named. Or selection, which prints how near "
             "the selections of replay samples come to the best one, how far coordination lowers its objective, and how "
-            "fast and how exact our solver is beside cvxpy.",
+            "fast and how exact our solver is beside cvxpy. Or peers, which lets other simulators (Flower, "
+            "pfl-research, FedJAX) do the same work as we do, in turns.",
             show_default=False,
         ),
     ] = None,
@@ -46,8 +43,17 @@ def bench(
     ] = False,
     large: Annotated[bool, typer.Option("--large", help="Also measure fleets of 1,000 devices.")] = False,
     problems: Annotated[
-        int, typer.Option(metavar="N", help=f"How many problems the strategies of {SELECTION} solve.", min=1)
+        int, typer.Option(metavar="N", help="How many problems the strategies of selection solve.", min=1)
     ] = 50,
+    envs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where peers keeps the virtual environments that it makes; about 3 GB. [default: peers in the cache]",
+            show_default=False,
+            file_okay=False,
+        ),
+    ] = None,
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Measure this machine's fleet, wire, training, aggregation and the whole system, each beside its floor.
@@ -56,8 +62,8 @@ def bench(
     same run. On a busy machine look at the ratio of CPU times. All subjects together take about five minutes.
     """
     for name in subjects or ():
-        if name not in (*SUBJECTS, SELECTION):
-            raise ConfigurationError(f"there is no benchmark {name!r}; choose from {', '.join((*SUBJECTS, SELECTION))}")
+        if name not in (*SUBJECTS, *STUDIES):
+            raise ConfigurationError(f"there is no benchmark {name!r}; choose from {', '.join((*SUBJECTS, *STUDIES))}")
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         console.width = WIDTH
@@ -65,24 +71,25 @@ def bench(
     about = _facts()
     console.print(_in_words(about))
     figures: list[Figure] = []
-    choices: Study | None = None
+    studies: dict[str, Study] = {}
+    wishes = Wishes(problems=problems, environments=envs)
     with console.status("") as status:
 
         def tell(line: str) -> None:
             status.update(line) if console.is_terminal else console.print(f"{line} ...", markup=False)
 
         for name in dict.fromkeys(subjects or SUBJECTS):
-            if name == SELECTION:
-                choices = study(effort, problems, tell)
+            if name in STUDIES:
+                studies[name] = STUDIES[name](effort, wishes, tell)
             else:
                 figures += SUBJECTS[name](effort, tell)
     if figures:
         console.print(table(figures))
-    if choices:
-        console.print(choices)
+    for study in studies.values():
+        console.print(study)
     if format is Format.JSON:
         said = about | {"quick": quick, "figures": [figure.table() for figure in figures]}
-        print(json.dumps(said | ({SELECTION: choices.table()} if choices else {}), indent=1))
+        print(json.dumps(said | {name: study.table() for name, study in studies.items()}, indent=1))
     return 0
 
 

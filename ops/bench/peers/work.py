@@ -1,0 +1,110 @@
+"""The work that all sides do, as a file that needs no fedemu to be read.
+
+``work.npz`` holds ``x [n, ...]`` float32 (normalised) and ``y [n]`` int64 of all samples, ``test_x`` and ``test_y``,
+``samples`` (the samples of device 0, then those of device 1, and so on), ``starts [devices + 1]`` (the part of
+``samples`` that is a device's), ``cohorts [rounds, per_round]`` and ``settings``, a JSON text with ``model`` (``mlp``
+or ``cnn``), ``epochs``, ``batch_size`` and ``lr``.
+
+A program that does the work gets the paths of this file and of its progress. It appends a line to the progress after
+each round. After the last one it waits until its stdin is closed, and prints ``{"accuracy": ...}`` of its model on the
+test samples. Each round it trains ``per_round`` devices from the same model, with plain SGD on cross-entropy, on all
+their samples in a random order in each epoch, and adds the mean of their changes, weighted by their samples. A
+simulator that can be told which devices to train takes those of ``cohorts``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedemu.ops.assembly.partition import build_partition
+from fedemu.ops.data.corpora import open_corpus
+from fedemu.ops.experiment.sources import load_experiment
+
+SAME: Final = (
+    "availability={kind='always'}",
+    "faults.crash_rate=0",
+    "fleet.over_selection=1",
+    "evaluate.every=1000000",
+)
+"""Settings of our whole system that make its work that of the others: all devices reply, and no round is evaluated."""
+IMAGES: Final = 100
+"""The number of images of a device of the CNN: two full batches."""
+
+
+class Work(NamedTuple):
+    """One kind of work. ``overrides`` make of ``preset`` the experiment that our sides do."""
+
+    title: str
+    preset: str
+    overrides: tuple[str, ...]
+    model: str
+    rounds: int
+
+
+DIGITS: Final = Work("digits, MLP 64-64-10, 300 devices, 30 a round", "digits", SAME, "mlp", 40)
+CNN: Final = Work(
+    "CNN of 2,156,490, random images of 3 x 32 x 32, 40 devices, 10 a round",
+    "cifar10-cnn",
+    (
+        *SAME,
+        "data.partition={kind='iid'}",
+        "data.dataset=fedemu.ops.bench.peers.work:images",
+        "fleet.devices=40",
+        "local.epochs=1",
+        "local.momentum=0",
+        "local.weight_decay=0",
+        "local.lr_decay=1",
+        "local.augment=[]",
+    ),
+    "cnn",
+    4,
+)
+
+
+def images() -> dict[str, NDArray[Any]]:
+    """The samples of the CNN: random images. It is named in ``data.dataset``."""
+    random = np.random.default_rng(0)
+
+    def drawn(count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        return random.integers(0, 256, (count, 3, 32, 32), np.uint8), random.integers(0, 10, count)
+
+    (x, y), (test_x, test_y) = drawn(40 * IMAGES), drawn(IMAGES)
+    return {"x": x, "y": y, "test_x": test_x, "test_y": test_y}
+
+
+def write(work: Work, rounds: int, path: Path) -> int:
+    """Write the work of some rounds to the file ``path``. Returns the number of devices in a round."""
+    experiment, _ = load_experiment(work.preset, list(work.overrides), {})
+    corpus = open_corpus(experiment)
+    fleet, local = experiment.fleet, experiment.local
+    partition = build_partition(corpus, experiment.data, devices=fleet.devices, seed=experiment.seed)
+    held = [partition.device(device)[0] for device in range(fleet.devices)]
+    random = np.random.default_rng(0)
+    x, y = corpus.batch(corpus.train, np.arange(len(corpus.train)))
+    test_x, test_y = corpus.batch(corpus.test, np.arange(len(corpus.test)))
+    np.savez(
+        path,
+        x=x.numpy(),
+        y=y.numpy(),
+        test_x=test_x.numpy(),
+        test_y=test_y.numpy(),
+        samples=np.concatenate(held),
+        starts=np.cumsum([0, *map(len, held)]),
+        cohorts=np.array([random.choice(fleet.devices, fleet.per_round, replace=False) for _ in range(rounds)]),
+        settings=json.dumps(
+            {
+                "preset": work.preset,
+                "overrides": work.overrides,
+                "model": work.model,
+                "epochs": local.epochs,
+                "batch_size": local.batch_size,
+                "lr": local.lr,
+            }
+        ),
+    )
+    return fleet.per_round

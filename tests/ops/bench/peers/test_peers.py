@@ -1,0 +1,79 @@
+"""The comparison with other simulators, without them: nothing is installed here."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedemu.ops.bench.measuring.measure import Effort
+from fedemu.ops.bench.peers import peers
+from fedemu.ops.bench.peers.environments import Absent, last_words
+from fedemu.ops.bench.peers.observe import lines_of, observe
+from fedemu.ops.bench.peers.work import CNN, DIGITS
+
+TINY = Effort(pairs=1, scale=0.001)
+SIDE = """
+import json, sys
+for round in range(3):
+    open(sys.argv[1], "a").write("\\n")
+sys.stdin.read()
+print("a library says something", json.dumps({"accuracy": 0.5}), sep="\\n")
+"""
+
+
+def test_a_plain_loop_does_the_work_and_a_simulator_that_does_not_install_is_named_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(name: str, folder: Path) -> tuple[Path, str]:
+        raise Absent("No matching distribution found")
+
+    monkeypatch.setattr(peers, "environment", refuse)
+    monkeypatch.setattr(peers, "WORKS", (DIGITS,))
+    told: list[str] = []
+    comparison = peers.compare(TINY, tmp_path, told.append, ["plain", "fedjax"])
+    (standing,) = comparison.standings
+    assert (standing.work, standing.side) == (DIGITS.title, "a plain PyTorch loop")
+    assert standing.updates_per_second.least > 0
+    assert standing.peak_megabytes.least > 50
+    assert standing.first_round.least > 0
+    assert standing.accuracy is not None
+    assert 0.0 < standing.accuracy <= 1.0
+    assert comparison.absent == {"FedJAX": "No matching distribution found"}
+    assert told == [
+        f"peers: the environment of FedJAX in {tmp_path / 'fedjax'}",
+        f"peers: {DIGITS.title}: a plain PyTorch loop",
+    ]
+    shown = io.StringIO()
+    Console(file=shown, width=150).print(comparison)
+    assert "left out: FedJAX: No matching distribution found" in shown.getvalue()
+    assert json.loads(json.dumps(comparison.table()))["absent"] == comparison.absent
+
+
+def test_the_trainer_does_the_work_of_the_cnn(tmp_path: Path) -> None:
+    race = peers._Race(CNN, 2, tmp_path, {})
+    assert race.run("trainer", 0).rounds == 1
+
+
+def test_a_side_is_watched_until_its_last_round_and_then_let_go(tmp_path: Path) -> None:
+    progress = tmp_path / "progress"
+    seen = observe([sys.executable, "-c", SIDE, str(progress)], os.environ, lines_of(progress), 1, 3)
+    assert (seen.accuracy, lines_of(progress)()) == (0.5, 3)
+    assert seen.first > 0
+
+
+def test_a_side_that_fails_is_absent_with_its_error(tmp_path: Path) -> None:
+    with pytest.raises(Absent, match=r"^ModuleNotFoundError: No module named 'no_such_simulator'$"):
+        observe([sys.executable, "-c", "import no_such_simulator"], os.environ, lines_of(tmp_path / "none"), 1, 3)
+
+
+def test_the_last_error_of_many_lines_is_told() -> None:
+    assert last_words("jax.errors.KeyError: 3\nat work\n---\nFor simplicity, frames are left out\n") == (
+        "jax.errors.KeyError: 3"
+    )
+    assert last_words(" \n") == "it ended without a word"
