@@ -28,7 +28,7 @@ ORDER = {
     ),
     "device": "bus behaviour | pipe memory | forking | compute/executors | compute runtime | process | machine",
     "coordinator": (
-        "settings timeline sums | fleet record | observer | asks | evaluation service | plan | rounds | serve"
+        "settings timeline sums | fleet record | observer | asks | edge evaluation service | plan | rounds | serve"
     ),
     "ops": (
         "figures | pages experiment/tables | experiment watching | data/own | data results "

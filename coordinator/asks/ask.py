@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -110,6 +110,11 @@ class AskMachine(ABC):
     def pending(self, device: DeviceId) -> bool:
         """Whether the device was asked and has no outcome yet."""
         return self.end is None and device not in self.verdicts and device in self._members
+
+    @property
+    def running(self) -> Collection[DeviceId]:
+        """The devices whose results are awaited, if that is settled before they reply (virtual clock)."""
+        return ()
 
     def awaited(self, now: float) -> tuple[int, float, float] | None:
         """The devices without a connection for which the ask waits.

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from fedemu.algorithms.interface import DeviceReply
 from fedemu.coordinator.asks.ask import Action, AskMachine, Give
+from fedemu.coordinator.asks.branches import Branches, packed_of
 from fedemu.coordinator.asks.holdings import Holdings
 from fedemu.coordinator.asks.payload import (
     FILE_THRESHOLD,
@@ -22,6 +24,7 @@ from fedemu.coordinator.asks.payload import (
 from fedemu.coordinator.asks.turns import Apart, Turns
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
+from fedemu.coordinator.sums.partial import PackedPartial, Partial
 from fedemu.protocol.codec import Buffer
 from fedemu.protocol.ids import AskId, DeviceId
 from fedemu.protocol.messages import (
@@ -36,6 +39,8 @@ from fedemu.protocol.messages import (
     TensorSpec,
     Work,
 )
+from fedemu.protocol.sharing.edge_messages import Held
+from fedemu.protocol.sharing.edge_messages import Partial as PartialMessage
 
 REPEATABLE = frozenset({"training", "malformed"})
 """The reasons for which a device fails in every run of the experiment. Any other failure is an accident."""
@@ -87,8 +92,25 @@ class Contribution:
     """One accepted reply. ``seconds`` is the real time that the device says it took. No algorithm sees it."""
 
     reply: DeviceReply
-    payload: Payload
+    payload: Payload | None
+    """None if an edge has added it to its sum."""
     seconds: float | None
+
+
+class Sink(Protocol):
+    """Takes what is accepted, at the moment in which it is."""
+
+    def take(self, payload: Payload, examples: int) -> None:
+        """A payload, and the number of its examples."""
+        ...
+
+    def unpack(self, packed: PackedPartial) -> Partial:
+        """A sum that an edge has sent. Raises ValueError if it is not one of these payloads."""
+        ...
+
+    def merge(self, sums: Partial) -> None:
+        """What ``unpack`` has found."""
+        ...
 
 
 class Exchange:
@@ -106,9 +128,10 @@ class Exchange:
         send: Send,
         observers: Observers,
         apart: Apart,
-        accepted: Callable[[Payload, int], None] = lambda payload, examples: None,
+        sink: Sink | None = None,
+        branches: Branches[Contribution] | None = None,
     ) -> None:
-        """``accepted`` is told each payload, and its number of examples, at the moment in which it is accepted."""
+        """``sink`` gets what is accepted. ``branches`` has what edges keep; None: they keep nothing of this ask."""
         self.parts = parts
         self.machine = machine
         self.text = str(parts.ask)
@@ -127,7 +150,8 @@ class Exchange:
         self._roster = roster
         self._send = send
         self._observers = observers
-        self._accepted = accepted
+        self._sink = sink
+        self._branches = branches
         self._works: dict[DeviceId, Work] = {}
         self._stateless: set[DeviceId] = set()
         self._turns = Turns(apart, self._fail)
@@ -138,6 +162,8 @@ class Exchange:
         """Give the Work out."""
         for device in self.machine.terms.cohort:
             self._works[device] = self._work(device)
+        if self._branches is not None:
+            self._branches.welcome(self._roster.stations)
         self._perform(self.machine.open(now))
 
     def receive(
@@ -172,6 +198,74 @@ class Exchange:
                 self._perform(self.machine.scheduled(device, message, now))
             case Failed() | Declined() if self.machine.pending(device):
                 self._failed(device, message, now)
+        self._collect(now)
+
+    def held(self, device: DeviceId, message: Held, station: bytes, now: float) -> None:
+        """An edge keeps the result of a device, or says that it cannot be used."""
+        self._turns.take(lambda: self._held(device, message, station, now))
+
+    def _held(self, device: DeviceId, message: Held, station: bytes, now: float) -> None:
+        verdict = self.machine.verdicts.get(device)
+        if verdict is not None:
+            self._send(device, Duplicate(ask=self.text, verdict=verdict), ())
+        elif device not in self._works or self._branches is None:
+            self._send(device, Late(ask=self.text), ())
+        elif self.machine.expects(device) and not self._branches.has(device):
+            self.bytes_up += self.parts.upload_bytes
+            found = _counted(self.parts, device, message)
+            if isinstance(found, PayloadError):
+                self._judged(found, device, now)
+            else:
+                self._branches.keep(device, station, found)
+                self._collect(now)
+
+    def station_joined(self, station: bytes) -> None:
+        """An edge has come."""
+        if self._branches is not None:
+            self._branches.welcome([station])
+
+    def station_left(self, station: bytes, now: float) -> None:
+        """An edge is gone."""
+        if self._branches is not None:
+            branches = self._branches
+            self._turns.take(lambda: self._ask_again(branches.lose(station), now))
+
+    def partial(self, station: bytes, message: PartialMessage, frames: Sequence[memoryview], now: float) -> None:
+        """An edge has sent the sum of what it was asked for."""
+        self._turns.take(lambda: self._merged(station, message, frames, now))
+
+    def _merged(self, station: bytes, message: PartialMessage, frames: Sequence[memoryview], now: float) -> None:
+        if self._branches is None or self._sink is None or message.epoch != self.parts.epoch:
+            return
+        taken = self._branches.take(station, message, self.machine.running)
+        if taken is None:
+            return
+        found, lost = taken
+        if found:
+            try:
+                if message.examples != sum(contribution.reply.examples for contribution in found.values()):
+                    raise ValueError("the examples of a sum are not those of its results")
+                sums = self._sink.unpack(packed_of(message, frames))
+            except ValueError as error:
+                self._observers.event("edge", ask=self.text, detail=f"a sum cannot be used: {error}")
+                self._ask_again([*found, *lost], now)
+                return
+            self._sink.merge(sums)
+        for device, contribution in found.items():
+            self._contributions[device] = contribution
+            self._perform(self.machine.result(device, now))
+        self._ask_again(lost, now)
+
+    def _collect(self, now: float) -> None:
+        if self._branches is not None:
+            self._branches.collect(self.machine.running, now)
+
+    def _ask_again(self, devices: Sequence[DeviceId], now: float) -> None:
+        """The replies of these devices are lost. Those that are connected are asked now, the others when they join."""
+        self.bytes_up -= self.parts.upload_bytes * len(devices)
+        for device in devices:
+            if device in self._roster.connected:
+                self._perform(self.machine.joined(device, now))
 
     def joined(self, device: DeviceId, now: float) -> None:
         """The device or its next incarnation is connected."""
@@ -189,6 +283,7 @@ class Exchange:
         """Time passed. Unanswered messages are sent again, and devices are given up, but for none that waits here."""
         if not self._turns.busy:
             self._perform(self.machine.tick(now))
+            self._collect(now)
 
     @property
     def contributions(self) -> list[Contribution]:
@@ -214,7 +309,8 @@ class Exchange:
         """Free the memory and the files of the payloads."""
         self._turns.close()
         for contribution in self._contributions.values():
-            contribution.payload.discard()
+            if contribution.payload is not None:
+                contribution.payload.discard()
 
     def _fail(self, error: Exception) -> None:
         if not self.closed.done():
@@ -248,7 +344,8 @@ class Exchange:
             actions = self.machine.result(device, now)
             if self.machine.verdicts.get(device) == "accepted":
                 self._contributions[device] = found
-                self._accepted(found.payload, found.reply.examples)
+                if self._sink is not None and found.payload is not None:
+                    self._sink.take(found.payload, found.reply.examples)
             self._perform(actions)
             return
         # A model that diverges step by step exceeds the largest norm before it stops being finite.
@@ -315,17 +412,32 @@ def _examined(
 ) -> Contribution | PayloadError:
     """Check a reply, and keep its tensors. A reply that cannot be used is a PayloadError."""
     try:
-        counts = _label_counts(result, parts.label_counts)
-        if parts.holdings is not None:
-            parts.holdings.check(device, parts.task, result.examples, counts)
+        reply = _reply(parts, device, result)
         check(result.tensors, frames, parts.template, parts.max_norm)
     except PayloadError as error:
         return error
-    reply = DeviceReply(device, result.examples, result.steps, result.metrics, counts)
     return Contribution(reply, spill(parts.spill, device, result.tensors, frames), result.seconds)
 
 
-def _label_counts(result: Result, expected: int | None) -> tuple[int, ...] | None:
+def _counted(parts: AskParts, device: DeviceId, held: Held) -> Contribution | PayloadError:
+    """The same for a reply whose tensors an edge has checked and keeps."""
+    if held.reason:
+        return PayloadError(held.reason, held.detail)
+    try:
+        return Contribution(_reply(parts, device, held), None, held.seconds)
+    except PayloadError as error:
+        return error
+
+
+def _reply(parts: AskParts, device: DeviceId, result: Result | Held) -> DeviceReply:
+    """What a script gets to know of a reply beside its tensors. Raises PayloadError if its numbers cannot be."""
+    counts = _label_counts(result, parts.label_counts)
+    if parts.holdings is not None:
+        parts.holdings.check(device, parts.task, result.examples, counts)
+    return DeviceReply(device, result.examples, result.steps, result.metrics, counts)
+
+
+def _label_counts(result: Result | Held, expected: int | None) -> tuple[int, ...] | None:
     """The label counts of a result if the program declares some. Raises PayloadError if they do not fit.
 
     Label counts that were not asked for are ignored.

@@ -13,7 +13,7 @@ from fedemu.algorithms.interface import Reducer
 from fedemu.coordinator.asks.payload import Payload, Subtree, as_tensor
 from fedemu.coordinator.asks.turns import Apart
 from fedemu.coordinator.sums.leaf import Leaf
-from fedemu.coordinator.sums.partial import Partial
+from fedemu.coordinator.sums.partial import PackedPartial, Partial
 from fedemu.coordinator.sums.terms import PAYLOADS
 
 
@@ -41,6 +41,14 @@ class Folding:
         if len(self._waiting) == PAYLOADS:
             self._jobs.append(asyncio.ensure_future(self._apart(self._fold, self._waiting)))
             self._waiting = []
+
+    def unpack(self, packed: PackedPartial) -> Partial:
+        """A sum that was taken elsewhere. Raises ValueError if it is not one of these payloads."""
+        return self.sums.unpack(packed)
+
+    def merge(self, sums: Partial) -> None:
+        """Add what ``unpack`` has found. It must not be taken back."""
+        self._jobs.append(asyncio.ensure_future(self._apart(self.sums.merge, sums)))
 
     async def values(self, payloads: Sequence[Payload]) -> dict[str, Any]:
         """For each key of the reducers a Tree, or a list of Handles if it is ``collect``.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -130,6 +130,10 @@ class VirtualAsk(AskMachine):
         if wait is not None:
             wait.since = now
         return []
+
+    @property
+    def running(self) -> Collection[DeviceId]:
+        return self._running.keys()
 
     def awaited(self, now: float) -> tuple[int, float, float] | None:
         waits = (*self._unscheduled.items(), *self._running.items())

@@ -66,6 +66,8 @@ class Roster:
         self._virtual = settings.clock == "virtual"
         self.connection_of: Callable[[bytes], bytes] = lambda peer: peer
         """The connection of a peer. It is another name only if the connection is shared, and the peer is a channel."""
+        self.stations: dict[bytes, str] = {}
+        """The connections of edges, each with the name of its machine."""
         self._by_peer: dict[bytes, DeviceId] = {}
         self._carriers: dict[bytes, bytes] = {}
         """The connections of the channels that have a session. A channel lives as long as its connection."""
@@ -102,6 +104,14 @@ class Roster:
             raise
         self._begin(peer, now)
         return lease
+
+    def station(self, peer: bytes, host: str, now: float, key: str = "") -> bool:
+        """Give an edge a session. Returns whether it had none. Raises RefusedError (quota)."""
+        self.admission.seat(peer, key)
+        self._begin(peer, now)
+        anew = peer not in self.stations
+        self.stations[peer] = host
+        return anew
 
     def hello(self, peer: bytes, hello: Hello, now: float, key: str = "") -> Seated:
         """Give a device a session. Raises RefusedError: lease_unknown, superseded (by a newer incarnation), quota.
@@ -152,6 +162,7 @@ class Roster:
         if device is not None:
             self._unseat(peer)
         self.leases.leave(peer, now)
+        self.stations.pop(peer, None)
         self._forget(peer)
         return device
 
@@ -165,8 +176,8 @@ class Roster:
 
     @property
     def peers(self) -> list[bytes]:
-        """All peers with a session: devices, then the supervisors that are no devices."""
-        return [*self._by_peer, *(peer for peer in self.leases.peers if peer not in self._by_peer)]
+        """All peers with a session: devices, then the supervisors that are no devices, then edges."""
+        return [*self._by_peer, *(peer for peer in self.leases.peers if peer not in self._by_peer), *self.stations]
 
     def _unseat(self, peer: bytes) -> None:
         device = self._by_peer.pop(peer)

@@ -18,7 +18,8 @@ from fedemu.algorithms.interface import (
     Revealing,
 )
 from fedemu.coordinator.asks.ask import AskMachine, Terms
-from fedemu.coordinator.asks.exchange import AskParts, Exchange
+from fedemu.coordinator.asks.branches import Branches
+from fedemu.coordinator.asks.exchange import AskParts, Contribution, Exchange
 from fedemu.coordinator.asks.folding import Folding
 from fedemu.coordinator.asks.holdings import Holdings
 from fedemu.coordinator.asks.payload import PayloadTemplate
@@ -37,6 +38,8 @@ from fedemu.coordinator.service.shelf import pack_tree
 from fedemu.coordinator.settings import Settings, ceil_share
 from fedemu.protocol.errors import ConfigurationError, QuorumError
 from fedemu.protocol.ids import AskId, DeviceId
+from fedemu.protocol.messages import TensorSpec
+from fedemu.protocol.sharing.edge_messages import Gather
 
 
 class TooFewReplies(Exception):
@@ -101,7 +104,8 @@ class Asking:
         service = self._service
         compute = self._numerics.compute
         folding = Folding(ask.reduce, parts.template.leaves, compute, keep=tally.diagnosis is not None)
-        exchange = Exchange(parts, machine, service.roster, service.tell, self._observers, compute, folding.take)
+        branches = self._branches(parts, ask, tally) if settings.clock == "virtual" else None
+        exchange = Exchange(parts, machine, service.roster, service.tell, self._observers, compute, folding, branches)
         try:
             with self._waiting(tally):
                 await self._service.perform(exchange)
@@ -117,6 +121,25 @@ class Asking:
         finally:
             folding.close()
             exchange.discard()
+
+    def _branches(self, parts: AskParts, ask: Ask, tally: Tally) -> Branches[Contribution] | None:
+        """What edges may keep: the replies of an ask whose sums alone are wanted. None if each reply has to come."""
+        if tally.diagnosis is not None or not ask.reduce:
+            return None
+        reducers = []
+        for key, reducer in ask.reduce.items():
+            if reducer.kind == "collect":
+                return None
+            reducers.append((key, reducer.kind, reducer.key or key))
+        leaves = parts.template.leaves.items()
+        gather = Gather(
+            ask=str(parts.ask),
+            epoch=parts.epoch,
+            leaves=tuple(TensorSpec(name=name, dtype=leaf.dtype, shape=leaf.shape) for name, leaf in leaves),  # type: ignore[arg-type]
+            reducers=tuple(reducers),
+            max_norm=parts.max_norm,
+        )
+        return Branches(gather, self._service.send, self._settings.heartbeat_seconds)
 
     @contextmanager
     def _waiting(self, tally: Tally) -> Iterator[None]:
@@ -257,6 +280,7 @@ class Asking:
             contributions = exchange.contributions
             diagnosis.begin([contribution.reply.device for contribution in contributions])
             for contribution in contributions:
+                assert contribution.payload is not None, "edges keep nothing of a round that is diagnosed"
                 await self._numerics.compute(diagnosis.examine, program, ask.shared, contribution.payload)
 
 
@@ -287,5 +311,5 @@ async def _reply(exchange: Exchange, folding: Folding) -> Reply:
     contributions = exchange.contributions
     if not contributions:  # only an optional ask may have none
         return Reply({}, ())
-    values = await folding.values([contribution.payload for contribution in contributions])
+    values = await folding.values([each.payload for each in contributions if each.payload is not None])
     return Reply(values, tuple(contribution.reply for contribution in contributions))

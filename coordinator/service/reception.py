@@ -26,9 +26,10 @@ from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.errors import BlobError, KeyRevoked, ProtocolError, RefusedError
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Message
+from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.wording import is_milestone
 
-AboutAsk = wire.Scheduled | wire.Result | wire.Failed | wire.Declined
+AboutAsk = wire.Scheduled | wire.Result | edge.Held | wire.Failed | wire.Declined
 
 STRANGERS_BYTES = 4096
 """The longest message of a peer without a session that is decoded. ``Enroll`` and ``Hello`` are shorter."""
@@ -165,7 +166,9 @@ class Reception:
         if self.roster.knows(peer):
             self._leave(peer, "closed", self.timeline.now())
 
-    def _dispatch(self, peer: bytes, message: wire.Up, frames: Sequence[memoryview], now: float) -> None:
+    def _dispatch(
+        self, peer: bytes, message: wire.Up | edge.FromEdge, frames: Sequence[memoryview], now: float
+    ) -> None:
         known = self.roster.heard(peer, now)
         if self.stopping is not None and not isinstance(message, wire.Bye):
             self._send(peer, self.stopping, ())
@@ -175,6 +178,8 @@ class Reception:
                 self._enroll(peer, message, now)
             case wire.Hello():
                 self._hello(peer, message, now)
+            case edge.Station():
+                self._station(peer, message, now)
             case _ if not known:
                 raise RefusedError("unknown_peer", "This connection is not known; enrol, or say Hello, first.")
             case wire.Heartbeat():
@@ -192,6 +197,11 @@ class Reception:
                 if message.reason == wire.UNABLE:
                     self._unable(peer, message.detail)
                 self._leave(peer, "leave", now, reason=message.reason)
+            case edge.Held():
+                self._about_ask(peer, message, (), now)
+            case edge.Partial():
+                if self.exchange is not None and peer in self.roster.stations and message.ask == self.exchange.text:
+                    self.exchange.partial(peer, message, frames, now)
             case wire.Died():
                 device = self.roster.died(message.device, message.incarnation, peer)
                 if device is not None:
@@ -232,6 +242,20 @@ class Reception:
             self._observers.event("enroll", host=lease.host, devices=len(lease.indices))
             self.changed.set()
 
+    def _station(self, peer: bytes, message: edge.Station, now: float) -> None:
+        settings = self._settings
+        if self.roster.connection_of(peer) != peer:
+            raise RefusedError("malformed", "An edge takes its place on a connection, and not on a channel of one.")
+        anew = self.roster.station(peer, message.host, now, self._key_of(peer))
+        stationed = edge.Stationed(
+            run=settings.run, heartbeat_seconds=settings.heartbeat_seconds, patience=settings.patience
+        )
+        self._send(peer, stationed, ())
+        if anew:
+            self._observers.event("edge", host=message.host)
+            if self.exchange is not None:
+                self.exchange.station_joined(peer)
+
     def _hello(self, peer: bytes, message: wire.Hello, now: float) -> None:
         seated = self.roster.hello(peer, message, now, self._key_of(peer))
         device, settings = seated.member.device, self._settings
@@ -271,8 +295,11 @@ class Reception:
                 # An answer would end the work of the same name that the device has or will have from this coordinator.
                 self._observers.rejected("epoch")
                 return
-            exchange.receive(device, message, frames, now)
-        elif isinstance(message, wire.Result):
+            if not isinstance(message, edge.Held):
+                exchange.receive(device, message, frames, now)
+            elif (station := self.roster.connection_of(peer)) in self.roster.stations:
+                exchange.held(device, message, station, now)
+        elif isinstance(message, wire.Result | edge.Held):
             self._send(peer, self.verdicts.answer(message.ask, device), ())
 
     def _unable(self, peer: bytes, detail: str) -> None:
@@ -304,6 +331,8 @@ class Reception:
     def _gone(self, peer: bytes, device: DeviceId | None, event: str, now: float, **fields: Any) -> None:
         self.refusals.forget(peer)
         self._observers.event(event, device=device, **fields)
+        if self.exchange is not None:
+            self.exchange.station_left(peer, now)
         if device is not None and self.exchange is not None:
             self.exchange.left(device, now)
         self.changed.set()

@@ -17,9 +17,10 @@ from fedemu.coordinator.service.shelf import Shelf
 from fedemu.coordinator.settings import Settings
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol import messages as wire
-from fedemu.protocol.codec import Buffer, Decoder, Limits
+from fedemu.protocol.codec import Buffer, Limits
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Message
+from fedemu.protocol.sharing.edge_messages import up_decoder
 from fedemu.protocol.sharing.hub import Hub
 from fedemu.protocol.transport.interface import Bounds, Network
 
@@ -73,7 +74,7 @@ class Service:
         self.shelf = shelf
         self.timeline = timeline
         self.reception = Reception(
-            settings, roster, shelf, timeline, observers, granted, self._send, self._key_of, self._cut
+            settings, roster, shelf, timeline, observers, granted, self.send, self._key_of, self._cut
         )
         self._settings = settings
         self._observers = observers
@@ -93,7 +94,7 @@ class Service:
     def open(self, network: Network, address: str) -> Hub:
         """Bind the address and begin to answer. Raises ConfigurationError for an address that cannot be used."""
         limit = self._settings.payload_bytes
-        decoder = Decoder(wire.Up, Limits(frame_bytes=limit, message_bytes=limit))
+        decoder = up_decoder(Limits(frame_bytes=limit, message_bytes=limit))
         reception = self.reception
         self._hub = Hub(
             network,
@@ -124,7 +125,7 @@ class Service:
         """Tell all peers that the run is over, and wait a little until they have gone."""
         self.reception.stopping = stop = wire.Stop(reason=reason)
         for peer in [*self.roster.peers, *self.reception.refusals.idle]:
-            self._send(peer, stop)
+            self.send(peer, stop)
         await self.until(lambda: not self.roster.peers, DRAIN_SECONDS)
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
@@ -217,7 +218,7 @@ class Service:
         if parts.shared:
             offer = wire.Offer(blobs=parts.shared, round=parts.ask.round)
             for peer in self.roster.leases.peers_of(exchange.machine.terms.cohort):
-                self._send(peer, offer)
+                self.send(peer, offer)
         self.reception.exchange = exchange
         try:
             exchange.start(self.timeline.now())
@@ -240,7 +241,7 @@ class Service:
         elif isinstance(message, _OUTCOMES) and self._settings.clock == "virtual" and self._settings.verdict_delay:
             self._untold[device] = (self.timeline.now() + self._settings.verdict_delay, message)
             return
-        self._send(peer, message, frames)
+        self.send(peer, message, frames)
 
     def traffic(self) -> tuple[int, int]:
         """The bytes that were sent and received over the wire so far."""
@@ -285,7 +286,8 @@ class Service:
         finally:
             self._wait = None
 
-    def _send(self, peer: bytes, message: Message, frames: Sequence[Buffer] = ()) -> None:
+    def send(self, peer: bytes, message: Message, frames: Sequence[Buffer] = ()) -> None:
+        """Send a message to a peer, if it can be reached."""
         if self._hub is not None:
             self._hub.send(peer, message, frames)
 
@@ -339,7 +341,7 @@ class Service:
         for device in [device for device, (until, _) in self._untold.items() if now >= until]:
             _, message = self._untold.pop(device)
             if (peer := self.roster.connected.get(device)) is not None:
-                self._send(peer, message)
+                self.send(peer, message)
         if self.reception.exchange is not None:
             self.reception.exchange.tick(now)
         if int(now) != int(self._ticked):

@@ -13,6 +13,8 @@ from fedemu.protocol.sharing.relay import Relay
 from fedemu.protocol.transport.interface import Network
 
 LOOK_SECONDS = 0.5
+BEAT_SECONDS = 2.0
+"""The longest time after which a shared connection shows that it lives. There are few of them in any fleet."""
 SPARE_FILES = 512
 """Open files that a supervisor needs beside the connections of its devices."""
 LARGEST = Limits(frame_bytes=2**40, message_bytes=2**40)
@@ -28,15 +30,20 @@ def share_link(here: Arrival, network: Network, address: str, stack: AsyncExitSt
     loop = asyncio.get_running_loop()
     relay = Relay(network, address, here.trunk, loop, LARGEST, loop.time)
     relay.watch(here.granted.heartbeat_seconds, here.granted.patience)
-    looking = loop.create_task(_look(relay))
+    looking = loop.create_task(_look(relay, here))
     stack.callback(relay.close)
     stack.callback(looking.cancel)
 
 
-async def _look(relay: Relay) -> None:
+async def _look(relay: Relay, here: Arrival) -> None:
+    loop = asyncio.get_running_loop()
+    beat = loop.time()
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         relay.look()
+        if loop.time() >= beat:
+            beat = loop.time() + min(BEAT_SECONDS, here.granted.heartbeat_seconds)
+            here.trunk.beat()
 
 
 def _allow_files(wanted: int) -> None:

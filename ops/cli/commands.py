@@ -110,6 +110,15 @@ _COMMANDS = (
         ("fedemu slurm digits --nodes 4 --time 1:00:00", "fedemu slurm mine.toml --nodes 8 --gpus-per-node 2 --submit"),
     ),
     (
+        "edge",
+        cli_run.edge,
+        "Pass on between a coordinator and many machines, and add up their results.",
+        (
+            "fedemu edge --bind tcp://127.0.0.1:5578",
+            "fedemu edge --connect tcp://A:5577 --server-key a.key --bind tcp://0.0.0.0:5578",
+        ),
+    ),
+    (
         "kubernetes",
         cli_engines.kubernetes,
         "Write the manifests that run an experiment on Kubernetes.",

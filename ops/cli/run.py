@@ -31,6 +31,23 @@ Bind = Annotated[
     ),
 ]
 
+Connect = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="The address of the coordinator or of an edge. Default: tcp://127.0.0.1:5577.",
+        show_default=False,
+    ),
+]
+ServerKey = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY|FILE",
+        help="The public key that the other side must have. Then this machine's keys are used.",
+        show_default=False,
+    ),
+]
+
 
 @guarded
 def run(
@@ -163,22 +180,45 @@ def coordinator(
 
 
 @guarded
+def edge(
+    bind: Annotated[
+        str, typer.Option(metavar="DOWN", help="The address at which machines reach this edge, as tcp://0.0.0.0:5578.")
+    ],
+    connect: Connect = None,
+    server_key: ServerKey = None,
+    keys: options.Keys = None,
+    insecure: options.Insecure = None,
+    metrics_port: options.MetricsPort = None,
+    metrics_address: options.MetricsAddress = None,
+    log_level: options.LogLevelOption = None,
+) -> int:
+    """Run an edge between a coordinator, or another edge, and machines that connect to it as to a coordinator.
+
+    It fetches large values once for all of them, and sends one sum of their devices' results.
+    """
+    # The other commands do not need what this imports.
+    from fedemu.ops.edges.edge import edge_alone
+
+    overrides = overrides_of(
+        None,
+        runtime__bind=bind,
+        runtime__connect=connect,
+        runtime__server_key=server_key,
+        runtime__keys=None if keys is None else str(keys),
+        runtime__insecure=insecure,
+        runtime__metrics_port=metrics_port,
+        runtime__metrics_address=metrics_address,
+        runtime__log_level=log_level,
+    )
+    _, runtime = load_experiment(None, overrides, os.environ)
+    return edge_alone(runtime)
+
+
+@guarded
 def device(
     count: Annotated[int, typer.Option("--n", metavar="N", help="The number of devices of this machine.", min=1)] = 1,
-    connect: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS", help="The coordinator's address. Default: tcp://127.0.0.1:5577.", show_default=False
-        ),
-    ] = None,
-    server_key: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY|FILE",
-            help="The public key that the coordinator must have. Then this machine's keys are used.",
-            show_default=False,
-        ),
-    ] = None,
+    connect: Connect = None,
+    server_key: ServerKey = None,
     keys: options.Keys = None,
     allow_code: Annotated[
         list[str] | None,

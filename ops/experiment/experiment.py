@@ -24,6 +24,7 @@ from fedemu.ops.experiment.tables.fleet import (
     NetworkTrace,
     Profile,
     Traces,
+    Tree,
 )
 from fedemu.ops.experiment.tables.learning import (
     AlgorithmSpec,
@@ -52,6 +53,7 @@ class Experiment(Section):
     local: Local = Local()
     replay: Replay = Replay()
     fleet: Fleet = Fleet()
+    tree: Tree = Tree()
     availability: Availability = Always()
     profile: Profile = Profile()
     faults: Faults = Faults()
@@ -72,6 +74,11 @@ class Experiment(Section):
             raise ValueError(
                 f"fleet.per_round = {self.fleet.per_round} is more than fleet.devices = {self.fleet.devices}; "
                 "lower fleet.per_round, or set fleet.participation instead"
+            )
+        if self.tree.edges and self.tree.edges[-1] > self.fleet.devices:
+            raise ValueError(
+                f"tree.edges = {self.tree.edges[-1]} is more than fleet.devices = {self.fleet.devices}; "
+                "each edge needs a device behind it"
             )
         replays = f'replay.strategy = "{self.replay.strategy}"'
         if self.replay.kept and self.stream.period_count == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from fedemu.ops.running.words import at_address, conclude, per_process, say, tit
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.private import private_folder
 
+ONE_MACHINE = ("fedemu-devices", "fedemu.ops.running.devices")
 _SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -81,11 +83,11 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
             "keys": "" if keys is None else runtime.keys,
         }
     )
+    levels = experiment.tree.edges
     commands: dict[Child, list[str]] = {
         "coordinator": child_command("fedemu-coordinator", "fedemu.ops.running.coordinator", str(directory), serving),
         "devices": child_command(
-            "fedemu-devices",
-            "fedemu.ops.running.devices",
+            *(("fedemu-tree", "fedemu.ops.edges.tree", json.dumps(levels)) if levels else ONE_MACHINE),
             str(experiment.fleet.devices),
             str(directory / "devices"),
             str(logs),

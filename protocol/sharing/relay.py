@@ -102,6 +102,11 @@ class Relay:
         trunk.received, trunk.closed = self._from_above, self._closed_above
         trunk.began, trunk.ended = self._began, self._greeted.clear
 
+    @property
+    def peers(self) -> int:
+        """The number of peers that are there."""
+        return len(self._channels)
+
     def watch(self, heartbeat_seconds: float, patience: int) -> None:
         """From now on a peer is gone after ``heartbeat_seconds × patience`` without a message."""
         self._liveness = Liveness(heartbeat_seconds, patience)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed
 from fedemu.protocol.errors import ProtocolError
-from fedemu.protocol.messages import Granted, Message, Refused
+from fedemu.protocol.messages import Granted, Heartbeat, Message, Refused
 from fedemu.protocol.sharing.bundle import Bundle, BundleDecoder, Outbox, parts_of
+from fedemu.protocol.sharing.edge_messages import Stationed
 from fedemu.protocol.transport.interface import Dealer, Dialer, ReaderLoop
 
 
@@ -61,6 +62,11 @@ class Trunk:
             self._outbox.close(channel)
             self._leave_soon()
 
+    def beat(self) -> None:
+        """Say a heartbeat for the owner, so that both sides learn soon if the other one is new."""
+        if self._dealer is not None:
+            self._dealer.send(Heartbeat())
+
     def close(self) -> None:
         """The owner's connection is over."""
         self._over()
@@ -83,7 +89,7 @@ class Trunk:
         if isinstance(message, Refused) and message.reason == "unknown_peer":
             self._over()
         received(envelope)
-        if isinstance(message, Granted) and not self.open:
+        if isinstance(message, Granted | Stationed) and not self.open:
             self.open = True
             self.began()
 

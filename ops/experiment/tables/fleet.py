@@ -6,12 +6,19 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from fedemu.ops.experiment.tables.section import AUTO, Count, NotNegative, Positive, Rate, Section, Text
 
 Spell = Annotated[float, Field(ge=0.1)]
 """The length of a spell in seconds. Much shorter ones would make more intervals than a device can announce."""
+
+
+def _levels(value: Any) -> Any:
+    """One number is one level, and 0 is none."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value,) if value else ()
+    return tuple(value) if isinstance(value, list) else value
 
 
 class Fleet(Section):
@@ -32,6 +39,17 @@ class Fleet(Section):
     give_up: Positive = 60.0
     answer_timeout: Positive = 600.0
     link: Literal["own", "shared"] = "own"
+
+
+class Tree(Section):
+    """The edges between the coordinator and the machines of ``fedemu run``: how many, level by level from the top.
+
+    Each edge of the lowest level has a supervisor of its own behind it, with its share of the devices.
+    """
+
+    edges: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=256)], ...], BeforeValidator(_levels), Field(max_length=8)
+    ] = ()
 
 
 class Always(Section):

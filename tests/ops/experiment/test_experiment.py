@@ -86,7 +86,7 @@ def test_the_digest_of_the_defaults_is_what_it_has_been() -> None:
     assert Experiment().digest == EXPECTED_DIGEST
 
 
-EXPECTED_DIGEST = "c728893cb5e6c79173af19c948778e83c92729d7eaaa501fa25d5d844e6b5cf7"
+EXPECTED_DIGEST = "c5477aef43c8c177578763affe5ccc2b9c6ed0672712fc604b57c93a485727ad"
 
 
 def test_an_experiment_is_frozen() -> None:

@@ -1,0 +1,353 @@
+"""An edge between a coordinator, or another edge, and the machines behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedemu.coordinator.edge.gathering import Gathering
+from fedemu.coordinator.edge.library import Library
+from fedemu.coordinator.fleet.admission import Admission
+from fedemu.coordinator.sums.partial import Partial
+from fedemu.protocol import messages as wire
+from fedemu.protocol.codec import UP, Buffer, Decoder, Envelope, Limits
+from fedemu.protocol.errors import HandshakeFailed, ProtocolError, RefusedError, UnreachableError
+from fedemu.protocol.sharing import edge_messages as edge
+from fedemu.protocol.sharing.relay import Relay
+from fedemu.protocol.sharing.trunk import Owner, Trunk
+from fedemu.protocol.transport.interface import Bounds, Dialer, Network
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.25
+AGAIN_SECONDS = 2.0
+"""The time after which an edge asks for its place again, and the longest time between two of its heartbeats."""
+FAREWELL_SECONDS = 3.0
+"""The time that the machines behind an edge have to leave after the end of a run."""
+LARGEST = Limits(frame_bytes=2**31, message_bytes=2**31)
+MOST_PEERS = 1_000_000
+"""As many devices as an edge may have behind it."""
+
+
+class TooMuch(ProtocolError):
+    """A message beyond what a connection may send."""
+
+    reason = "too_much"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgePlan:
+    """What an edge is told. ``up`` and ``down`` are addresses, ``folder`` is for blobs and large results.
+
+    It waits ``connect_seconds`` for its first coordinator, and ``lost_seconds`` for one that is gone. ``opened`` is
+    called with the address at which it listens, ``told`` with sentences for people.
+    """
+
+    up: str
+    down: str
+    folder: Path
+    host: str = ""
+    connections: int = 4096
+    connect_seconds: float = 60.0
+    lost_seconds: float = 120.0
+    opened: Callable[[str], None] = lambda address: None
+    told: Callable[[str], None] = lambda sentence: None
+
+
+class Edge:
+    """One life of an edge. It is the customs of its own relay."""
+
+    def __init__(self, plan: EdgePlan, above: Dialer, below: Network) -> None:
+        self._plan = plan
+        self._loop = asyncio.get_running_loop()
+        self._trunk = Trunk(above, self._loop)
+        self._admission = Admission(MOST_PEERS)
+        self._relay = Relay(
+            below, plan.down, self._trunk, self._loop, LARGEST, self._loop.time, self, self._screen, self._bounds(),
+            MOST_PEERS,
+        )  # fmt: skip
+        self._library = Library(plan.folder / "blobs", self._say, self._relay.send, self._loop.time)
+        self._dealer: Owner | None = None
+        self._stationed: edge.Stationed | None = None
+        self._stations: dict[bytes, None] = {}
+        """The edges below."""
+        self._devices: dict[bytes, int] = {}
+        self._gathering: Gathering | None = None
+        self._keepers: dict[int, bytes] = {}
+        """The edges below that keep the results of devices."""
+        self._awaited: dict[bytes, None] = {}
+        self._sum: edge.Sum | None = None
+        self._total: Partial | None = None
+        self._summed: list[int] = []
+        self._began = self._heard = self._connected = self._loop.time()
+        self._asked = self._beat = -math.inf
+        self._barred = ""
+        self._over: asyncio.Future[str] = self._loop.create_future()
+
+    @property
+    def address(self) -> str:
+        """The address at which machines reach this edge."""
+        return self._relay.hub.address
+
+    @property
+    def traffic(self) -> dict[str, int]:
+        """The bytes that were sent and received, up and down."""
+        up, down = self._dealer, self._relay.hub
+        return {
+            "up_sent": 0 if up is None else up.bytes_sent,
+            "up_received": 0 if up is None else up.bytes_received,
+            "down_sent": down.bytes_sent,
+            "down_received": down.bytes_received,
+        }
+
+    async def run(self) -> str:
+        """Serve until the coordinator says Stop, and return its reason. Raises RefusedError or UnreachableError."""
+        try:
+            self._connect()
+            self._plan.opened(self.address)
+            while not self._over.done():
+                await asyncio.wait({self._over}, timeout=TICK_SECONDS)
+                if not self._over.done():
+                    self._tick(self._loop.time())
+            reason = self._over.result()
+            for _ in range(int(FAREWELL_SECONDS / TICK_SECONDS)):
+                if not self._relay.peers:
+                    break
+                await asyncio.sleep(TICK_SECONDS)
+            return reason
+        finally:
+            if not self._over.done():
+                self._over.cancel()
+            self._say(wire.Bye(reason="stopped"))
+            self._relay.close()
+            self._trunk.close()
+            self._library.close()
+            if self._gathering is not None:
+                self._gathering.close()
+
+    # What passes the relay.
+
+    def up(self, peer: bytes, tag: str, frames: Sequence[Buffer]) -> Sequence[Buffer] | None:
+        """Keep what ends here: results, requests for blobs, and what edges below say for themselves."""
+        try:
+            match tag:
+                case "hello":
+                    self._devices[peer] = UP.decode(frames).message.device
+                case "need":
+                    return None if self._library.answer(peer, UP.decode(frames).message) else frames
+                case "result" if self._gathering is not None:
+                    return None if self._keep(peer, Decoder(wire.Result, LARGEST).decode(frames)) else frames
+                case "held" if peer in self._devices:
+                    self._keepers[self._devices[peer]] = self._relay.hub.connection_of(peer)
+                case "station":
+                    self._take_in(peer)
+                    return None
+                case "partial":
+                    self._merge(peer, Decoder(edge.Partial, LARGEST).decode(frames))
+                    return None
+        except ProtocolError:
+            return frames  # who is asked above tells the peer what is wrong
+        return frames
+
+    def down(self, peer: bytes, tag: str, frames: Sequence[Buffer]) -> Sequence[Buffer] | None:
+        """Learn of the blobs that the machines below will want."""
+        if tag in ("granted", "offer", "work"):
+            self._library.read(tag, frames)
+        return frames
+
+    def gone(self, peer: bytes) -> None:
+        self._admission.forget(peer)
+        self._devices.pop(peer, None)
+        self._library.forget(peer)
+        self._stations.pop(peer, None)
+        if peer in self._awaited:
+            del self._awaited[peer]
+            self._finish_sum()
+
+    def _keep(self, peer: bytes, envelope: Envelope) -> bool:
+        result, gathering, device = envelope.message, self._gathering, self._devices.get(peer)
+        if gathering is None or device is None or not gathering.covers(result.ask, result.epoch):
+            return False
+        self._relay.send_up(peer, gathering.take(device, result, envelope.frames))
+        return True
+
+    def _take_in(self, peer: bytes) -> None:
+        """An edge below takes its place, unless this one has none itself yet. Then it asks again."""
+        if self._stationed is None or not self._trunk.open:
+            return
+        self._relay.greet(peer)
+        self._stations[peer] = None
+        self._relay.send(peer, self._stationed)
+        if self._gathering is not None:
+            self._relay.send(peer, self._gathering.gather)
+
+    # What comes from further up for this edge itself.
+
+    def _received(self, envelope: Envelope) -> None:
+        now = self._loop.time()
+        self._heard = now
+        match envelope.message:
+            case edge.Stationed() as stationed:
+                if self._stationed is None:
+                    self._plan.told(f"an edge of {stationed.run}")
+                self._stationed, self._barred = stationed, ""
+                self._relay.watch(stationed.heartbeat_seconds, stationed.patience)
+                self._beat = now + stationed.heartbeat_seconds
+                self._library.restart()
+            case edge.Gather() as gather:
+                self._gather(gather)
+            case edge.Sum() as wanted:
+                self._begin_sum(wanted)
+            case wire.Blob() as blob:
+                self._library.receive(blob, envelope.frames[0])
+            case wire.Refused(reason="unknown_blob"):
+                pass
+            case wire.Refused(reason="unknown_peer" | "malformed"):
+                self._asked = min(self._asked, now - AGAIN_SECONDS + TICK_SECONDS)
+            case wire.Refused() as refused:
+                self._end(RefusedError(refused.reason, f"The coordinator at {self._plan.up} refused: {refused.detail}"))
+            case wire.Stop() as stop:
+                for station in self._stations:
+                    self._relay.send(station, stop)
+                if not self._over.done():
+                    self._over.set_result(stop.reason)
+
+    def _gather(self, gather: edge.Gather) -> None:
+        if self._gathering is not None:
+            if self._gathering.gather == gather:
+                return
+            self._gathering.close()
+        self._gathering = Gathering(gather, self._plan.folder / "results")
+        self._keepers.clear()
+        self._sum, self._total, self._summed = None, None, []
+        self._awaited.clear()
+        for station in self._stations:
+            self._relay.send(station, gather)
+
+    def _begin_sum(self, wanted: edge.Sum) -> None:
+        """Add up what is kept here, and ask the edges below for their part."""
+        gathering = self._gathering
+        if gathering is None or not gathering.covers(wanted.ask, wanted.epoch):
+            # This life has kept nothing of that ask.
+            nothing = edge.Partial(ask=wanted.ask, epoch=wanted.epoch, devices=(), examples=0, lowest=(), tensors=())
+            self._say(nothing)
+            return
+        if wanted == self._sum and self._awaited:
+            for station in self._awaited:  # the question or the answer may have been lost
+                self._relay.send(station, self._part_of(wanted, station))
+            return
+        self._sum = wanted
+        self._total, self._summed = gathering.sum(wanted.devices)
+        elsewhere = {self._keepers[d] for d in wanted.devices if not gathering.has(d) and d in self._keepers}
+        self._awaited = dict.fromkeys(station for station in self._stations if station in elsewhere)
+        for station in self._awaited:
+            self._relay.send(station, self._part_of(wanted, station))
+        self._finish_sum()
+
+    def _part_of(self, wanted: edge.Sum, station: bytes) -> edge.Sum:
+        devices = tuple(device for device in wanted.devices if self._keepers.get(device) == station)
+        return wanted.model_copy(update={"devices": devices})
+
+    def _merge(self, station: bytes, envelope: Envelope) -> None:
+        """An edge below has sent its part of the sum."""
+        message, gathering, total, wanted = envelope.message, self._gathering, self._total, self._sum
+        if station not in self._awaited or gathering is None or total is None or wanted is None:
+            return
+        if (message.ask, message.epoch) != (wanted.ask, wanted.epoch):
+            return
+        del self._awaited[station]
+        if message.devices and {*message.devices} <= {*self._part_of(wanted, station).devices}:
+            try:
+                total.merge(gathering.heard(message, envelope.frames))
+                self._summed += message.devices
+            except ValueError as error:
+                log.warning("the sum of an edge below cannot be used: %s", error)
+        self._finish_sum()
+
+    def _finish_sum(self) -> None:
+        if self._sum is None or self._total is None or self._gathering is None or self._awaited:
+            return
+        message, frames = self._gathering.told(self._total, self._summed)
+        self._say(message, frames)
+
+    # The connection further up.
+
+    def _tick(self, now: float) -> None:
+        self._relay.look()
+        self._library.tick()
+        if self._stationed is None and now >= self._began + self._plan.connect_seconds:
+            why = f": {self._barred}" if self._barred else "; start one there, or give the right address with --connect"
+            self._end(
+                UnreachableError(
+                    f"No coordinator answered at {self._plan.up} within {self._plan.connect_seconds:g} s{why}."
+                )
+            )
+        elif now >= self._heard + self._plan.lost_seconds:
+            self._end(
+                UnreachableError(
+                    f"The coordinator at {self._plan.up} has been away for {self._plan.lost_seconds:g} s, so this edge "
+                    "has stopped; start it again once it is back."
+                )
+            )
+        elif self._stationed is not None and now >= max(self._heard, self._connected) + self._expiry:
+            self._connect()
+        elif not self._trunk.open and now >= self._asked + AGAIN_SECONDS:
+            self._ask(now)
+        elif self._trunk.open and now >= self._beat and self._stationed is not None:
+            self._beat = now + min(AGAIN_SECONDS, self._stationed.heartbeat_seconds)
+            self._say(wire.Heartbeat())
+
+    @property
+    def _expiry(self) -> float:
+        assert self._stationed is not None
+        return self._stationed.heartbeat_seconds * self._stationed.patience
+
+    def _connect(self) -> None:
+        if self._dealer is not None:
+            self._dealer.close()
+        self._connected = self._loop.time()
+        decoder = edge.down_decoder(LARGEST)
+        self._dealer = self._trunk.connect(self._plan.up, decoder, self._received, self._rejected)
+        self._ask(self._connected)
+
+    def _ask(self, now: float) -> None:
+        self._asked = now
+        self._say(edge.Station(host=self._plan.host))
+
+    def _say(self, message: wire.Message, frames: Sequence[Buffer] = ()) -> None:
+        if self._dealer is not None:
+            self._dealer.send(message, frames)
+
+    def _rejected(self, error: ProtocolError) -> None:
+        if isinstance(error, HandshakeFailed) and str(error) != self._barred:
+            self._barred = str(error)
+            self._plan.told(f"{error}; this edge goes on trying")
+
+    def _end(self, error: Exception) -> None:
+        if not self._over.done():
+            self._over.set_exception(error)
+
+    # Who may connect from below.
+
+    def _screen(self, peer: bytes, frames: Sequence[Buffer]) -> ProtocolError | None:
+        size = sum(map(len, frames))
+        known = self._relay.knows(peer)
+        payer = peer if known else self._relay.hub.connection_of(peer)
+        if not self._admission.may_send(payer, size, known or payer != peer, self._loop.time()):
+            return TooMuch("This connection sends more than a run needs.")
+        return None
+
+    def _bounds(self) -> Bounds:
+        most = self._plan.connections
+        return Bounds(
+            connections=most,
+            strangers=most,
+            knows=lambda peer: False,  # the relay decides
+            ended=lambda reason: log.warning("a connection was closed: %s", reason),
+            closed=lambda peer: None,
+            most_unfinished=lambda: 2**28,
+        )

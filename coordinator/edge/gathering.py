@@ -1,0 +1,83 @@
+"""The results of one ask at an edge: checked as the coordinator checks them, kept, and added up when it says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fedemu.algorithms.interface import Reducer
+from fedemu.coordinator.asks.branches import packed_of
+from fedemu.coordinator.asks.payload import Payload, PayloadError, PayloadTemplate, check, spill
+from fedemu.coordinator.sums.leaf import Leaf
+from fedemu.coordinator.sums.partial import Partial
+from fedemu.protocol import messages as wire
+from fedemu.protocol.sharing import edge_messages as edge
+from fedemu.protocol.tensors import pack
+
+
+class Gathering:
+    """What ``gather`` asks for. Large results are kept in ``folder``, as at the coordinator."""
+
+    def __init__(self, gather: edge.Gather, folder: Path) -> None:
+        self.gather = gather
+        leaves = {spec.name: Leaf(spec.dtype, spec.shape) for spec in gather.leaves}
+        self.template = PayloadTemplate(leaves, sum(leaf.bytes for leaf in leaves.values()))
+        self._reducers = {key: Reducer(kind, sent) for key, kind, sent in gather.reducers}
+        self._folder = folder
+        self._kept: dict[int, tuple[Payload, int]] = {}
+
+    def covers(self, ask: str, epoch: int | None) -> bool:
+        """Whether a message about this ask belongs here."""
+        return ask == self.gather.ask and epoch in (None, self.gather.epoch)
+
+    def take(self, device: int, result: wire.Result, frames: Sequence[memoryview]) -> edge.Held:
+        """Keep the result of a device, if it can be used. Returns what the coordinator is told of it."""
+        said = {name: getattr(result, name) for name in edge.Held.model_fields if name in wire.Result.model_fields} | {
+            "type": "held"
+        }
+        if device not in self._kept:
+            try:
+                check(result.tensors, frames, self.template, self.gather.max_norm)
+            except PayloadError as error:
+                return edge.Held(**said, reason=error.reason, detail=str(error)[:2048])
+            self._kept[device] = (spill(self._folder, device, result.tensors, frames), result.examples)
+        return edge.Held(**said)
+
+    def has(self, device: int) -> bool:
+        """Whether the result of this device is kept."""
+        return device in self._kept
+
+    def sum(self, devices: Iterable[int]) -> tuple[Partial, list[int]]:
+        """The sum over those of the devices whose results are kept, and which they are."""
+        found = [device for device in devices if device in self._kept]
+        total = self.empty()
+        total.fold([self._kept[device][0].load() for device in found], [self._kept[device][1] for device in found])
+        return total, found
+
+    def empty(self) -> Partial:
+        """A sum over nothing."""
+        return Partial(self._reducers, self.template.leaves)
+
+    def close(self) -> None:
+        """Forget the results."""
+        for payload, _ in self._kept.values():
+            payload.discard()
+        self._kept.clear()
+
+    def told(self, total: Partial, devices: Sequence[int]) -> tuple[edge.Partial, list[memoryview]]:
+        """A sum as a message and its frames."""
+        packed = total.pack()
+        specs, frames = pack({name: of_leaf.digits for name, of_leaf in packed.sums.items()})
+        message = edge.Partial(
+            ask=self.gather.ask,
+            epoch=self.gather.epoch,
+            devices=tuple(devices),
+            examples=packed.examples,
+            lowest=tuple(packed.sums[spec.name].lowest for spec in specs),
+            tensors=specs,
+        )
+        return message, frames
+
+    def heard(self, message: edge.Partial, frames: Sequence[memoryview]) -> Partial:
+        """The sum that another edge has sent. Raises ValueError if it does not fit this ask."""
+        return self.empty().unpack(packed_of(message, frames))

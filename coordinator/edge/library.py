@@ -1,0 +1,123 @@
+"""The blobs of an edge: each is fetched once from further up, held against its digest, and served to all below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+
+from fedemu.protocol import messages as wire
+from fedemu.protocol.blobs.downloads import CHUNK
+from fedemu.protocol.blobs.fetch import Fetches, Step
+from fedemu.protocol.blobs.store import BlobStore
+from fedemu.protocol.codec import Buffer
+from fedemu.protocol.errors import BlobError
+from fedemu.protocol.ids import Digest
+
+KEPT_ROUNDS = 2
+"""Blobs that were offered this many rounds ago are removed."""
+
+
+class Library:
+    """Serves from ``folder``. ``ask`` sends a message further up, and ``send`` one to a peer below."""
+
+    def __init__(
+        self,
+        folder: Path,
+        ask: Callable[[wire.Message], None],
+        send: Callable[[bytes, wire.Message, Sequence[Buffer]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = BlobStore(folder)
+        self._fetches = Fetches(self._store)
+        self._ask = ask
+        self._send = send
+        self._clock = clock
+        self._known: dict[Digest, wire.BlobRef] = {}
+        self._offered: dict[Digest, int] = {}
+        self._waiting: dict[Digest, list[tuple[bytes, wire.Need]]] = {}
+
+    def read(self, tag: str, frames: Sequence[Buffer]) -> None:
+        """Learn of the blobs that a message for a peer names. An offer's blobs are fetched at once."""
+        header: dict[str, Any] = msgpack.unpackb(bytes(frames[0]))
+        named = header["blobs"] if tag == "offer" else header.get("shared", ())
+        if tag == "granted":
+            named = (header["experiment"], header["partition"])
+        for each in named:
+            ref = wire.BlobRef.model_validate(each)
+            digest = Digest(ref.digest)
+            self._known[digest] = ref
+            if tag == "offer":
+                self._offered[digest] = header["round"]
+                self._step(self._fetches.want(ref, self._clock()))
+        if tag == "offer":
+            self._evict(header["round"])
+
+    def answer(self, peer: bytes, need: wire.Need) -> bool:
+        """Answer a request now or later. False if the blob is not known here, so that others have to be asked."""
+        digest = Digest(need.digest)
+        if self._store.has(digest):
+            self._serve(peer, need)
+            return True
+        ref = self._known.get(digest)
+        if ref is None:
+            return False
+        self._waiting.setdefault(digest, []).append((peer, need))
+        self._step(self._fetches.want(ref, self._clock()))
+        return True
+
+    def receive(self, blob: wire.Blob, data: Buffer) -> None:
+        """A chunk has come from further up."""
+        self._step(self._fetches.receive(blob, data, self._clock()))
+
+    def restart(self) -> None:
+        """The connection further up is a new one."""
+        self._step(self._fetches.restart(self._clock()))
+
+    def tick(self) -> None:
+        """Ask again for what has not come in time."""
+        due = self._fetches.due
+        if due is not None and self._clock() >= due:
+            self._step(self._fetches.tick(self._clock()))
+
+    def forget(self, peer: bytes) -> None:
+        """A peer has gone, and needs no answer."""
+        for digest, waiting in list(self._waiting.items()):
+            self._waiting[digest] = [each for each in waiting if each[0] != peer]
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        self._store.close()
+
+    def _step(self, step: Step) -> None:
+        for need in step.needs:
+            self._ask(need)
+        for digest in step.arrived:
+            for peer, need in self._waiting.pop(digest, ()):
+                self._serve(peer, need)
+        for digest, error in step.lost:
+            for peer, _ in self._waiting.pop(digest, ()):
+                self._refuse(peer, error)
+
+    def _serve(self, peer: bytes, need: wire.Need) -> None:
+        digest = Digest(need.digest)
+        try:
+            data = self._store.read(digest, need.offset, min(need.length, CHUNK))
+            size = self._store.size(digest)
+        except BlobError as error:
+            self._refuse(peer, error)
+            return
+        self._send(peer, wire.Blob(digest=need.digest, offset=need.offset, size=size), (data,))
+
+    def _refuse(self, peer: bytes, error: BlobError) -> None:
+        self._send(peer, wire.Refused(reason="unknown_blob", detail=str(error)[:2048]), ())
+
+    def _evict(self, round: int) -> None:
+        old = [digest for digest, offered in self._offered.items() if offered <= round - KEPT_ROUNDS]
+        for digest in old:
+            del self._offered[digest]
+            self._known.pop(digest, None)
+        if old:
+            self._store.evict(lambda digest: digest not in old)

@@ -1,0 +1,116 @@
+"""Runs an edge: ``fedemu edge`` does this, and so do the children that ``fedemu run`` starts for ``[tree]``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedemu.ops.edges.metrics import served
+from fedemu.ops.experiment import Runtime
+from fedemu.ops.figures import readable_bytes
+from fedemu.ops.keys.choice import client_keys, server_keys
+from fedemu.ops.running.devices import ENDS, require_host, say
+from fedemu.ops.running.exits import exit_code_of
+from fedemu.protocol.errors import Interrupted
+from fedemu.protocol.transport.curve import ServerKeys
+from fedemu.protocol.transport.zeromq import ZmqNetwork
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def edge_alone(runtime: Runtime) -> int:
+    """Run an edge until the run is over, as ``fedemu edge`` does. Returns the exit code."""
+    require_host(runtime.connect)
+    logging.basicConfig(level=runtime.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+
+    def opened(address: str) -> None:
+        say(
+            f"an edge between {runtime.connect} and {address}; it waits {runtime.connect_seconds:g} s for its "
+            f"coordinator\n  process  {os.getpid()}"
+        )
+
+    with tempfile.TemporaryDirectory(prefix="fedemu-edge-") as folder:
+        outcome = run_edge(runtime, Path(folder), opened, server_keys(runtime, os.environ))
+    code, words = ENDS.get(outcome, (0, outcome))
+    say(f"the run is over: {words}")
+    return code
+
+
+def run_edge(runtime: Runtime, folder: Path, opened: Callable[[str], None], below_keys: ServerKeys | None) -> str:
+    """An edge from ``runtime.connect`` to ``runtime.bind``, with these keys there. Returns how the run ended.
+
+    Raises the errors of ``Edge``, and Interrupted after a signal.
+    """
+    above_keys = client_keys(runtime, os.environ)
+    # What an edge computes with takes a second to import, for which a wrong option need not wait.
+    from fedemu.coordinator.edge.edge import Edge, EdgePlan
+
+    plan = EdgePlan(
+        up=runtime.connect,
+        down=runtime.bind,
+        folder=folder,
+        host=socket.gethostname()[:256],
+        connect_seconds=runtime.connect_seconds,
+        lost_seconds=runtime.lost_seconds,
+        opened=opened,
+        told=say,
+    )
+
+    async def serve() -> str:
+        above, below = ZmqNetwork(keys=above_keys, watched=True), ZmqNetwork(keys=below_keys)
+        try:
+            edge = Edge(plan, above, below)
+            with served(runtime, lambda: edge.traffic), _stopping() as stopped:
+                running = asyncio.ensure_future(edge.run())
+                await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                if not running.done():
+                    running.cancel()
+                    await asyncio.wait({running})
+                    raise Interrupted(f"The edge was stopped by {stopped.result()}.")
+                outcome = running.result()
+            bytes_of = {name: readable_bytes(size) for name, size in edge.traffic.items()}
+            say(f"{bytes_of['down_received']} came from below, {bytes_of['up_sent']} went up")
+            return outcome
+        finally:
+            above.close()
+            below.close()
+
+    return asyncio.run(serve())
+
+
+@contextmanager
+def _stopping() -> Iterator[asyncio.Future[str]]:
+    """The name of the first signal that is to stop this process."""
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[str] = loop.create_future()
+
+    def stop(name: str) -> None:
+        if not stopped.done():
+            stopped.set_result(name)
+
+    for sign in STOPS:
+        loop.add_signal_handler(sign, stop, sign.name)
+    try:
+        yield stopped
+    finally:
+        for sign in STOPS:
+            loop.remove_signal_handler(sign)
+        stopped.cancel()
+
+
+def main(words: Sequence[str]) -> int:
+    """An edge of ``fedemu run``. ``words`` are its folder and the runtime as JSON."""
+    folder, runtime = words
+
+    def action() -> int:
+        run_edge(Runtime.model_validate_json(runtime), Path(folder), lambda address: None, None)
+        return 0
+
+    return exit_code_of(action)

@@ -1,0 +1,135 @@
+"""The machines of ``fedemu run`` with edges before them: one process that starts all edges and supervisors.
+
+It is a child in the place of the one supervisor of a run without edges. Edges and supervisors that are killed are
+started again, as the operators of their machines would do.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedemu.device.machine.processors import default_trainers
+from fedemu.ops.experiment import Runtime
+from fedemu.ops.running.devices import say
+from fedemu.ops.running.launch import child_command
+from fedemu.protocol.host.private import private_folder
+
+MOST_RESTARTS = 200
+LOOK_SECONDS = 0.1
+FAREWELL_SECONDS = 8.0
+"""The time that edges and supervisors have to end after the first of them did so by itself."""
+
+
+@dataclass
+class Member:
+    """An edge or a supervisor, and its process."""
+
+    name: str
+    command: Sequence[str]
+    process: subprocess.Popen[bytes]
+    restarts: int = 0
+
+    @classmethod
+    def start(cls, name: str, command: Sequence[str]) -> Member:
+        """A member that runs."""
+        return cls(name, command, subprocess.Popen(command))
+
+    def end_of(self) -> int | None:
+        """The code of a process that has ended. One that was killed is started again, and has not ended."""
+        code = self.process.poll()
+        if code is not None and code < 0 and self.restarts < MOST_RESTARTS:
+            self.restarts += 1
+            say(f"{self.name} was ended by {signal.Signals(-code).name}; starting it again")
+            self.process = subprocess.Popen(self.command)
+            return None
+        return code
+
+
+def plan(levels: Sequence[int], count: int, runtime: Runtime, state: Path, logs: Path, place: str) -> Iterator[Member]:
+    """Start the edges, level by level from the top, and the supervisors of ``count`` devices behind the lowest ones."""
+    above = [runtime.connect]
+    keyless = {"keys": "", "server_key": "", "metrics_port": 0}
+    for level, edges in enumerate(levels):
+        addresses = [f"ipc://{place}/edge-{level}-{number}" for number in range(edges)]
+        for number, address in enumerate(addresses):
+            changes = {"connect": above[number * len(above) // edges], "bind": address, "metrics_port": 0}
+            # Only the highest edges may reach an address with keys. Below them everything is in a private folder.
+            own = runtime.model_copy(update=changes if level == 0 else keyless | changes)
+            folder = f"{place}/state-{level}-{number}"
+            command = child_command("fedemu-edge", "fedemu.ops.edges.edge", folder, own.model_dump_json())
+            yield Member.start(f"edge {number + 1} of level {level + 1}", command)
+        above = addresses
+    trainers = max(1, (runtime.trainers or default_trainers(runtime.device_type)) // len(above))
+    for number, address in enumerate(above):
+        devices = (number + 1) * count // len(above) - number * count // len(above)
+        changes = keyless | {"connect": address, "trainers": trainers}
+        if number == 0:
+            changes |= {"metrics_port": runtime.metrics_port}
+        own = runtime.model_copy(update=changes)
+        words = (str(devices), str(state), str(logs / f"machine-{number + 1}"), own.model_dump_json())
+        yield Member.start(
+            f"machine {number + 1}", child_command("fedemu-devices", "fedemu.ops.running.devices", *words)
+        )
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the tree to its end.
+
+    ``words`` are the levels as JSON, the number of devices, the folders of state and logs, and the runtime as JSON.
+    """
+    levels, count, state, logs, runtime = words
+    stopping: list[int] = []
+    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sign, lambda number, frame: stopping.append(number))
+    with ExitStack() as stack:
+        place = str(stack.enter_context(private_folder()))
+        members: list[Member] = []
+        stack.callback(_end, members)
+        for member in plan(
+            json.loads(levels), int(count), Runtime.model_validate_json(runtime), Path(state), Path(logs), place
+        ):
+            members.append(member)
+        return _watch(members, stopping)
+
+
+def _watch(members: Sequence[Member], stopping: Sequence[int]) -> int:
+    """Wait until the members have ended. The code is that of the first that failed."""
+    deadline = None
+    while True:
+        codes = [member.process.poll() if deadline else member.end_of() for member in members]
+        failed = next((code for code in codes if code), 0)
+        if all(code is not None for code in codes):
+            return max(failed, 0)
+        if deadline is None and (stopping or failed or any(code == 0 for code in codes)):
+            deadline = time.monotonic() + FAREWELL_SECONDS
+            if stopping or failed:
+                return max(failed, 0)
+        if deadline is not None and time.monotonic() > deadline:
+            return max(failed, 0)
+        time.sleep(LOOK_SECONDS)
+
+
+def _end(members: Sequence[Member]) -> None:
+    """End what is still there: kindly at first."""
+    for member in members:
+        if member.process.poll() is None:
+            member.process.terminate()
+    end = time.monotonic() + FAREWELL_SECONDS
+    for member in members:
+        with suppress(subprocess.TimeoutExpired):
+            member.process.wait(max(0.1, end - time.monotonic()))
+        if member.process.poll() is None:
+            member.process.kill()
+            member.process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,118 @@
+"""The messages between an edge and the coordinator, or an edge further up, beside those that edges pass on.
+
+An edge keeps the results of an ask that devices behind it send, and sends one sum of them. ``docs/edges.md`` explains
+the exchange.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from fedemu.protocol.codec import Decoder, Limits
+from fedemu.protocol.messages import (
+    FIRST_ERROR,
+    AskText,
+    Down,
+    Index,
+    Message,
+    Name,
+    RealSeconds,
+    Seconds,
+    Sentence,
+    Size,
+    Tensors,
+    TensorSpec,
+    Up,
+)
+
+MOST_DEVICES: Final = 60_000
+"""The most devices whose results one sum adds up."""
+Devices = Annotated[tuple[Index, ...], FIRST_ERROR, Field(max_length=MOST_DEVICES)]
+
+
+class Station(Message):
+    """An edge takes its place. It sends this on its connection itself, and not on a channel."""
+
+    type: Literal["station"] = "station"
+    host: Name = ""
+
+
+class Held(Message):
+    """A result of a device, on its channel: the edge keeps the tensors. With a ``reason`` they cannot be used.
+
+    The other fields are those of Result.
+    """
+
+    type: Literal["held"] = "held"
+    ask: AskText
+    examples: Size
+    steps: Size
+    metrics: Annotated[dict[Name, float], Field(max_length=64)]
+    label_counts: Annotated[tuple[Size, ...], FIRST_ERROR, Field(max_length=65536)] | None = None
+    seconds: RealSeconds | None = None
+    epoch: Size | None = None
+    reason: Name = ""
+    detail: Sentence = ""
+
+
+class Partial(Message):
+    """The exact sum of the results of ``devices``: each tensor is ``[places, elements]`` int32, the lowest place first.
+
+    The value of an element is the sum of ``tensor[k] * 2**(32 * (lowest + k))``. ``examples`` is the number of all
+    their examples.
+    """
+
+    type: Literal["partial"] = "partial"
+    ask: AskText
+    epoch: Size
+    devices: Devices
+    examples: Size
+    lowest: Annotated[tuple[Annotated[int, Field(ge=-64, le=64)], ...], FIRST_ERROR, Field(max_length=8192)]
+    tensors: Tensors
+
+
+class Stationed(Message):
+    """The edge has its place, and says a heartbeat as every peer does."""
+
+    type: Literal["stationed"] = "stationed"
+    run: Name
+    heartbeat_seconds: Seconds
+    patience: Annotated[int, Field(ge=1)]
+
+
+class Gather(Message):
+    """Keep results of this ask that have these tensors. ``reducers`` are triples: key, kind, the payload's key."""
+
+    type: Literal["gather"] = "gather"
+    ask: AskText
+    epoch: Size
+    leaves: Annotated[tuple[TensorSpec, ...], FIRST_ERROR, Field(max_length=8192)]
+    reducers: Annotated[
+        tuple[tuple[Name, Literal["weighted_mean", "mean", "total"], Name], ...], FIRST_ERROR, Field(max_length=256)
+    ]
+    max_norm: float
+
+
+class Sum(Message):
+    """Add up the results of these devices that are here, and send the sum. They stay until the next Gather."""
+
+    type: Literal["sum"] = "sum"
+    ask: AskText
+    epoch: Size
+    devices: Devices
+
+
+FromEdge = Station | Held | Partial
+ToEdge = Stationed | Gather | Sum
+
+
+def up_decoder(limits: Limits) -> Decoder:
+    """What a coordinator takes."""
+    return Decoder(Up | FromEdge, limits)
+
+
+def down_decoder(limits: Limits) -> Decoder:
+    """What an edge takes from further up."""
+    return Decoder(Down | ToEdge, limits)

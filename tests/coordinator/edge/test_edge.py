@@ -1,0 +1,275 @@
+"""An edge between a hub and relays: what passes, what it keeps, and the sum that it sends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedemu.algorithms.interface import Reducer
+from fedemu.coordinator.asks.branches import Branches, packed_of
+from fedemu.coordinator.edge.edge import Edge, EdgePlan
+from fedemu.coordinator.sums.leaf import Leaf
+from fedemu.coordinator.sums.partial import Partial
+from fedemu.protocol import messages as wire
+from fedemu.protocol.codec import DOWN, Envelope, Limits
+from fedemu.protocol.ids import DeviceId, digest_of
+from fedemu.protocol.sharing import edge_messages as edge
+from fedemu.protocol.sharing.hub import Hub
+from fedemu.protocol.tensors import pack
+from fedemu.protocol.transport.interface import BOUNDLESS, let_all_pass
+from fedemu.protocol.transport.memory import MemoryNetwork
+
+BLOB = b"0123456789" * 1000
+REF = wire.BlobRef(key="model", digest=digest_of(BLOB), size=len(BLOB))
+STATIONED = edge.Stationed(run="run", heartbeat_seconds=1.0, patience=5)
+GATHER = edge.Gather(
+    ask="1.0.0",
+    epoch=7,
+    leaves=(wire.TensorSpec(name="delta/w", dtype="float32", shape=(2,)),),
+    reducers=(("delta", "weighted_mean", "delta"),),
+    max_norm=100.0,
+)
+REDUCERS = {"delta": Reducer("weighted_mean")}
+LEAVES = {"delta/w": Leaf("float32", (2,))}
+
+
+class Root:
+    """What a coordinator does of its own accord is done by the tests; it gives places to edges and devices."""
+
+    def __init__(self, network: MemoryNetwork, address: str = "root") -> None:
+        self.known: set[bytes] = set()
+        self.heard: list[tuple[bytes, Any, tuple[memoryview, ...]]] = []
+        self.needs = 0
+        self.hub = Hub(
+            network,
+            address,
+            edge.up_decoder(Limits()),
+            self._received,
+            lambda peer, error: None,
+            let_all_pass,
+            replace(BOUNDLESS, knows=self.known.__contains__),
+            asyncio.get_running_loop(),
+            100,
+            lambda peer: None,
+        )
+
+    def _received(self, peer: bytes, envelope: Envelope) -> None:
+        message = envelope.message
+        self.heard.append((peer, message, envelope.frames))
+        match message:
+            case edge.Station():
+                self.known.add(peer)
+                self.hub.send(peer, STATIONED)
+            case wire.Need():
+                self.needs += 1
+                blob = wire.Blob(digest=message.digest, offset=message.offset, size=len(BLOB))
+                self.hub.send(peer, blob, (BLOB[message.offset : message.offset + message.length],))
+            case wire.Hello():
+                welcome = wire.Welcome(
+                    device=message.device,
+                    clock="virtual",
+                    horizon=1.0,
+                    heartbeat_seconds=1.0,
+                    patience=5,
+                    durable_round=0,
+                )
+                self.hub.send(peer, welcome)
+
+    def last(self, kind: type) -> Any:
+        found = [entry for entry in self.heard if isinstance(entry[1], kind)]
+        return found[-1] if found else None
+
+    def of(self, device: int) -> bytes:
+        return next(p for p, m, _ in reversed(self.heard) if isinstance(m, wire.Hello) and m.device == device)
+
+    @property
+    def station(self) -> bytes:
+        return next(iter(self.known))
+
+
+class Device:
+    """A device behind an edge."""
+
+    def __init__(self, network: MemoryNetwork, number: int, address: str = "edge") -> None:
+        self.got: list[Any] = []
+        self.dealer = network.connect(address, DOWN, lambda e: self.got.append(e.message), lambda error: None)
+        self.dealer.send(wire.Hello(device=number, incarnation=0, lease="lease"))
+
+    def reply(self, values: list[float], examples: int) -> None:
+        specs, frames = pack({"delta/w": np.array(values, np.float32)})
+        result = wire.Result(ask="1.0.0", examples=examples, steps=1, metrics={"loss": 1.0}, epoch=7, tensors=specs)
+        self.dealer.send(result, frames)
+
+    def kinds(self) -> list[str]:
+        return [message.type for message in self.got]
+
+
+async def settle() -> None:
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def network(tmp_path: Path) -> AsyncIterator[MemoryNetwork]:
+    network = MemoryNetwork()
+    tasks = []
+
+    def start(up: str, down: str) -> None:
+        plan = EdgePlan(up=up, down=down, folder=tmp_path / down)
+        tasks.append(asyncio.ensure_future(Edge(plan, network, network).run()))
+
+    network.start_edge = start  # type: ignore[attr-defined]
+    yield network
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def value(message: edge.Partial, frames: tuple[memoryview, ...]) -> list[float]:
+    sums = Partial(REDUCERS, LEAVES).unpack(packed_of(message, frames))
+    return list(sums.finish()["delta"]["w"])
+
+
+async def test_an_edge_sends_one_sum_of_the_results_that_it_keeps(network: Any) -> None:
+    root = Root(network)
+    network.start_edge("root", "edge")
+    await settle()
+    devices = [Device(network, number) for number in range(3)]
+    await settle()
+    root.hub.send(root.station, GATHER)
+    await settle()
+    for device, values, examples in zip(devices, ([1.0, 2.0], [4.0, 5.0], [100.0, 0.0]), (1, 2, 3), strict=True):
+        device.reply(values, examples)
+    await settle()
+    held = [m for _, m, _ in root.heard if isinstance(m, edge.Held)]
+    assert [(m.examples, m.metrics, m.reason) for m in held] == [
+        (1, {"loss": 1.0}, ""),
+        (2, {"loss": 1.0}, ""),
+        (3, {"loss": 1.0}, ""),
+    ]
+    assert root.last(wire.Result) is None, "the tensors stay at the edge"
+    root.hub.send(root.station, edge.Sum(ask="1.0.0", epoch=7, devices=(0, 1)))
+    await settle()
+    _, partial, frames = root.last(edge.Partial)
+    assert (set(partial.devices), partial.examples) == ({0, 1}, 3)
+    assert value(partial, frames) == [3.0, 4.0]
+
+
+async def test_an_edge_checks_results_as_the_coordinator_does(network: Any) -> None:
+    root = Root(network)
+    network.start_edge("root", "edge")
+    await settle()
+    devices = [Device(network, number) for number in range(2)]
+    await settle()
+    root.hub.send(root.station, GATHER)
+    await settle()
+    devices[0].reply([float("nan"), 0.0], 1)
+    devices[1].reply([1000.0, 0.0], 1)
+    await settle()
+    assert [m.reason for _, m, _ in root.heard if isinstance(m, edge.Held)] == ["nonfinite", "norm"]
+
+
+async def test_results_of_another_ask_pass(network: Any) -> None:
+    root = Root(network)
+    network.start_edge("root", "edge")
+    await settle()
+    device = Device(network, 0)
+    await settle()
+    device.reply([1.0, 2.0], 1)
+    await settle()
+    assert isinstance(root.heard[-1][1], wire.Result)
+
+
+async def test_a_new_edge_says_that_it_has_nothing_of_the_ask(network: Any) -> None:
+    root = Root(network)
+    network.start_edge("root", "edge")
+    await settle()
+    root.hub.send(root.station, edge.Sum(ask="1.0.0", epoch=7, devices=(0, 1)))
+    await settle()
+    assert root.last(edge.Partial)[1].devices == ()
+
+
+async def test_a_blob_is_fetched_once_and_served_to_all(network: Any) -> None:
+    root = Root(network)
+    network.start_edge("root", "edge")
+    await settle()
+    devices = [Device(network, number) for number in range(3)]
+    await settle()
+    root.hub.send(root.of(0), wire.Offer(blobs=(REF,), round=1))
+    await settle()
+    for device in devices:
+        device.dealer.send(wire.Need(digest=REF.digest, offset=0, length=REF.size))
+    await settle()
+    assert [device.kinds()[-1] for device in devices] == ["blob"] * 3
+    assert root.needs == 1
+
+
+async def test_edges_behind_edges_send_their_sums_through_them(network: Any) -> None:
+    root = Root(network)
+    network.start_edge("root", "upper")
+    await settle()
+    network.start_edge("upper", "lower")
+    await settle()
+    near, far = Device(network, 0, "upper"), Device(network, 1, "lower")
+    await settle()
+    root.hub.send(root.station, GATHER)
+    await settle()
+    near.reply([1.0, 2.0], 1)
+    far.reply([4.0, 5.0], 2)
+    await settle()
+    root.hub.send(root.station, edge.Sum(ask="1.0.0", epoch=7, devices=(0, 1)))
+    await settle()
+    _, partial, frames = root.last(edge.Partial)
+    assert set(partial.devices) == {0, 1}
+    assert value(partial, frames) == [3.0, 4.0]
+
+
+def branches() -> tuple[Branches[str], list[tuple[bytes, Any]]]:
+    sent: list[tuple[bytes, Any]] = []
+    return Branches(GATHER, lambda peer, message: sent.append((peer, message)), 2.0), sent
+
+
+def partial(*devices: int) -> edge.Partial:
+    return edge.Partial(ask="1.0.0", epoch=7, devices=devices, examples=1, lowest=(), tensors=())
+
+
+def test_sums_are_asked_for_when_nobody_else_is_awaited() -> None:
+    kept, sent = branches()
+    running = [DeviceId(0), DeviceId(1), DeviceId(2)]
+    kept.keep(DeviceId(0), b"a", "zero")
+    kept.keep(DeviceId(1), b"b", "one")
+    kept.collect(running, 0.0)
+    assert sent == []
+    kept.collect(running[:2], 0.0)
+    assert [(peer, message.devices) for peer, message in sent] == [(b"a", (0,)), (b"b", (1,))]
+    kept.collect(running[:2], 1.0)
+    assert len(sent) == 2
+    kept.collect(running[:2], 2.5)
+    assert len(sent) == 4, "the question may have been lost"
+
+
+def test_a_sum_that_lacks_devices_costs_asking_these_again() -> None:
+    kept, _ = branches()
+    running = [DeviceId(0), DeviceId(1)]
+    for device in running:
+        kept.keep(device, b"a", str(device))
+    kept.collect(running, 0.0)
+    assert kept.take(b"b", partial(0), running) is None, "another edge was not asked"
+    assert kept.take(b"a", partial(0), [DeviceId(1)]) is None, "it holds a reply that counts no more"
+    assert kept.take(b"a", partial(0), running) == ({0: "0"}, [1])
+    assert not kept.has(DeviceId(1))
+    assert kept.take(b"a", partial(0), running) is None, "it has come before"
+
+
+def test_the_replies_of_an_edge_that_is_gone_are_lost() -> None:
+    kept, _ = branches()
+    kept.keep(DeviceId(0), b"a", "zero")
+    kept.keep(DeviceId(1), b"b", "one")
+    assert kept.lose(b"a") == [0]
+    assert kept.has(DeviceId(1))
