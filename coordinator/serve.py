@@ -26,10 +26,16 @@ from fedemu.coordinator.rounds.rounds import Rounds, Standing
 from fedemu.coordinator.service.service import Service
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.coordinator.service.view import FleetView
+from fedemu.coordinator.sums.partial import RULE
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError, UnreachableError
 from fedemu.protocol.messages import Granted
+
+_OTHER_SUMS = (
+    "An earlier version of fedemu began this run, and rounded while it added replies. From here on they are added "
+    "exactly, so the last bits may differ from those of a run by one version alone"
+)
 
 
 async def serve(plan: CoordinatorPlan) -> Summary:
@@ -96,6 +102,8 @@ class Coordinator:
         self._service.reception.durable_round = 0 if loaded is None else loaded.oldest
         for sentence in damage:
             self._observers.event("damage", detail=sentence, round=standing.round)
+        if record and record.get("sums") != RULE:
+            self._observers.event("arithmetic", detail=_OTHER_SUMS, round=standing.round)
         self._rounds = Rounds(plan, run, self._service, standing, numerics, self._observers)
 
     async def run(self) -> Summary:

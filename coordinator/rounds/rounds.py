@@ -26,6 +26,7 @@ from fedemu.coordinator.rounds.attempts import Attempts, Diverged
 from fedemu.coordinator.rounds.numerics import Numerics
 from fedemu.coordinator.rounds.tally import Tally
 from fedemu.coordinator.service.service import Service
+from fedemu.coordinator.sums.partial import RULE
 from fedemu.protocol.host.own_code import account
 from fedemu.protocol.host.phases import part
 
@@ -191,6 +192,7 @@ class Rounds(Generic[S]):
             "roster": self._service.roster.to_record(),
             "cursor": self._run.cursor(),
             "frozen": self._run.frozen,
+            "sums": RULE,
         }
 
         def make_durable() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,11 @@ from fedemu.algorithms.interface import Reducer
 from fedemu.coordinator.sums.digits import Digits, Packed
 from fedemu.coordinator.sums.leaf import Leaf
 from fedemu.coordinator.sums.rounding import rounded
-from fedemu.coordinator.sums.terms import ELEMENTS, PAYLOADS, Block
+from fedemu.coordinator.sums.terms import ELEMENTS, PAYLOADS, Block, parts_of
 from fedemu.protocol.errors import ConfigurationError
 
+RULE: Final = "exact"
+"""The rule by which replies are added, as checkpoints name it. Earlier versions, which rounded, named none."""
 Arrays = Mapping[str, NDArray[Any]]
 """One payload, by wire name ``key/leaf``. A bfloat16 leaf is the uint16 of its bits."""
 
@@ -98,7 +100,7 @@ class Partial:
             weighted = reducer.kind == "weighted_mean" and self.examples
             divisor = 1 if reducer.kind == "total" else self.examples if weighted else self.replies
             result[key] = {
-                name: rounded(self._sums[key][name].pack(), divisor, leaf.dtype).reshape(leaf.shape)
+                name: rounded(self._sums[key][name], divisor, leaf.dtype).reshape(leaf.shape)
                 for name, (_, leaf) in self._leaves[key].items()
             }
         return result
@@ -146,11 +148,11 @@ class Partial:
         self.examples += count
 
     def _add(self, digits: Digits, dtype: str, arrays: Sequence[NDArray[Any]], weights: Sequence[int]) -> None:
-        most = 0
+        most, weight_parts = 0, parts_of(weights)
         for start in range(0, digits.size, ELEMENTS):
             parts = [array[start : start + ELEMENTS] for array in arrays]
             terms = 0
-            for term in self._block.sum(dtype, parts, weights):
+            for term in self._block.sum(dtype, parts, weight_parts):
                 digits.add(term.units, term.exponent, start)
                 terms += 1
             most = max(most, terms)

@@ -8,58 +8,69 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedemu.coordinator.sums.digits import BITS, Packed
+from fedemu.coordinator.sums.digits import BITS, Digits
 from fedemu.protocol.tensors import DTYPES
 
-_ELEMENTS = 16384
 _SLACK = 16
 """The most by which a quotient of floats may be wrong, in units of its last place. Three are possible."""
+_FAR = 28
+"""Floats cannot hold powers of 2**32 of such places. No sum of narrow numbers has them."""
 _PRECISION: Final = {"float32": (24, -126), "float16": (11, -14), "bfloat16": (8, -126)}
 """The bits of a normal number, and the exponent of the smallest one."""
 
 
-def rounded(packed: Packed, divisor: int, dtype: str) -> NDArray[Any]:
+def rounded(sums: Digits, divisor: int, dtype: str) -> NDArray[Any]:
     """The sum divided by a positive whole number, ``[size]`` of a dtype of the wire, bfloat16 as uint16 of its bits.
 
     A float beyond the dtype is infinite, an integer beyond it is the largest or smallest. A bool is true if the
     quotient rounds to 1 or more. A sum of zeros is +0. Results of float64 below 2**-1022 may be off by the last bit.
     """
-    lowest, digits = packed
-    out = np.empty(digits.shape[1], DTYPES[dtype])
-    for start in range(0, len(out), _ELEMENTS):
-        block = digits[:, start : start + _ELEMENTS]
-        target = out[start : start + _ELEMENTS]
-        if not len(digits):
-            target[:] = 0
-        elif "float" not in dtype:
-            target[:] = _whole(block, lowest, divisor, dtype)
+    out = np.empty(sums.size, DTYPES[dtype])
+    hard: list[tuple[NDArray[np.intp], NDArray[np.int64]]] = []
+    for part, digits in sums.blocks():
+        if "float" not in dtype:
+            out[part] = _whole(digits, sums.lowest, divisor, dtype)
         elif dtype == "float64":
-            target[:] = _exact(block, lowest, divisor, nearest=True)
+            out[part] = _exact(digits, sums.lowest, divisor, nearest=True)
         else:
-            target[:] = _narrowed(_quick(block, lowest, divisor, dtype), dtype)
+            values, unsure = _quick(digits, sums.lowest, divisor, dtype)
+            out[part] = _narrowed(values, dtype)
+            if unsure.any():
+                hard.append((part.start + np.flatnonzero(unsure), digits[:, unsure]))
+    if hard:
+        positions, columns = zip(*hard, strict=True)
+        exact = _exact(np.concatenate(columns, axis=1), sums.lowest, divisor, nearest=False)
+        out[np.concatenate(positions)] = _narrowed(exact, dtype)
     return out
 
 
-def _quick(digits: NDArray[np.int32], lowest: int, divisor: int, dtype: str) -> NDArray[np.float64]:
-    """Quotients in float64 that round to the narrow dtype as the exact ones do.
+def _quick(
+    digits: NDArray[np.int64], lowest: int, divisor: int, dtype: str
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Quotients in float64, and for which of them it is not sure that they round as the exact ones do.
 
-    Nearly all can be computed in floats. Those that come so near to the middle between two numbers of the dtype that an
-    error could matter are computed exactly.
+    Few are: those that come near to the middle between two numbers of the dtype, and those near to zero.
     """
-    values = np.zeros(digits.shape[1])
+    values, scaled = np.zeros(digits.shape[1]), np.empty(digits.shape[1])
+    if max(-lowest, lowest + len(digits)) > _FAR:
+        return values, np.ones(len(values), np.bool_)
     for place, row in enumerate(digits, lowest):
-        values += row * 2.0 ** (BITS * place)
+        np.multiply(row, 2.0 ** (BITS * place), out=scaled)
+        values += scaled
     values /= divisor
     precision, smallest = _PRECISION[dtype]
     below = 53 - precision
-    to_middle = (values.view(np.int64) + (_SLACK - (1 << (below - 1)))) & ((1 << below) - 1)
-    hard = (to_middle <= 2 * _SLACK) | ((np.abs(values) < 2.0 ** (smallest + 1)) & (values != 0.0))
-    if hard.any():
-        values[hard] = _exact(digits[:, hard], lowest, divisor, nearest=False)
-    return values
+    # How far each is behind the point that lies ``_SLACK`` before the middle between two numbers of the dtype.
+    behind = values.view(np.int64) + (_SLACK - (1 << (below - 1)))
+    behind &= (1 << below) - 1
+    unsure = behind <= 2 * _SLACK
+    small = np.abs(values, out=scaled) < 2.0 ** (smallest + 1)
+    if small.any():
+        unsure |= small & (values != 0.0)
+    return values, unsure
 
 
-def _exact(digits: NDArray[np.int32], lowest: int, divisor: int, *, nearest: bool) -> NDArray[np.float64]:
+def _exact(digits: NDArray[np.int64], lowest: int, divisor: int, *, nearest: bool) -> NDArray[np.float64]:
     """The quotients in float64, either rounded to nearest, or to the odd one of the two numbers beside.
 
     What was rounded to odd can be rounded again to fewer bits, with the result of a single rounding.
@@ -88,7 +99,7 @@ def _exact(digits: NDArray[np.int32], lowest: int, divisor: int, *, nearest: boo
     return np.where(negative, -found, found)
 
 
-def _whole(digits: NDArray[np.int32], lowest: int, divisor: int, dtype: str) -> NDArray[np.int64]:
+def _whole(digits: NDArray[np.int64], lowest: int, divisor: int, dtype: str) -> NDArray[np.int64]:
     """The quotients as integers within the limits of the dtype. No digit lies below the point."""
     negative, quotient, rest = _divided(digits, lowest, divisor)
     quotient = np.concatenate([quotient, np.zeros((2, quotient.shape[1]), np.int64)])
@@ -102,7 +113,7 @@ def _whole(digits: NDArray[np.int32], lowest: int, divisor: int, dtype: str) -> 
 
 
 def _divided(
-    digits: NDArray[np.int32], extra: int, divisor: int
+    digits: NDArray[np.int64], extra: int, divisor: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[Any]]:
     """Long division: signs, quotients of the sizes ``[places + extra, size]`` with digits from 0 on, and remainders.
 

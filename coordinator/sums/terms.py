@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedemu.coordinator.sums.digits import BITS
 from fedemu.coordinator.sums.leaf import widened
 
 PAYLOADS = 16
@@ -28,6 +29,13 @@ class Term(NamedTuple):
 
     units: NDArray[np.int64]
     exponent: int
+
+
+class Part(NamedTuple):
+    """A part of the weights of some payloads: ``numbers * 2**shift``, where numbers are whole and below 2**26."""
+
+    shift: int
+    numbers: NDArray[np.float64]
 
 
 class _Rows(NamedTuple):
@@ -47,18 +55,18 @@ class Block:
         self._bits = np.empty((PAYLOADS, ELEMENTS), "<u4")
         self._sum = np.empty(ELEMENTS)
 
-    def sum(self, dtype: str, arrays: Sequence[NDArray[Any]], weights: Sequence[int]) -> Iterator[Term]:
+    def sum(self, dtype: str, arrays: Sequence[NDArray[Any]], parts: Sequence[Part]) -> Iterator[Term]:
         """The weighted sum of arrays ``[elements]`` of a dtype of the wire, as terms. Use each before the next.
 
-        There are at most ``PAYLOADS`` arrays of ``ELEMENTS`` elements. Raises ValueError if a value is not finite.
+        There are at most ``PAYLOADS`` arrays of ``ELEMENTS`` elements. ``parts`` are those of their weights. Raises
+        ValueError if a value is not finite.
         """
-        parts = _parts(weights)
-        room = 53 - max(int(part.sum()).bit_length() for _, part in parts)
+        room = 53 - max(int(part.numbers.sum()).bit_length() for part in parts)
         out = self._sum[: len(arrays[0])]
         for rows in self._rows(dtype, arrays):
             for values, exponent in self._slices(rows, room):
-                for shift, part in parts:
-                    np.einsum("p,pe->e", part, values, out=out)
+                for shift, numbers in parts:
+                    np.einsum("p,pe->e", numbers, values, out=out)
                     yield Term(_units(out, exponent), exponent + shift)
 
     def _rows(self, dtype: str, arrays: Sequence[NDArray[Any]]) -> Iterator[_Rows]:
@@ -71,23 +79,21 @@ class Block:
                 np.copyto(row, array & 0xFFFFFFFF)
             yield _Rows(wide, 32, 0)
             return
-        if dtype == "bfloat16":
-            arrays = [widened(array) for array in arrays]
-        elif dtype == "float16":
-            arrays = [array.astype("<f4") for array in arrays]
-        for row, array in zip(wide, arrays, strict=True):
-            np.copyto(row, array)
-        if "float" not in dtype:
-            yield _Rows(wide, 32, 0)
-        elif dtype == "float64":
-            if (span := _span(wide.view("<u8") << 1, 53)) is not None:
+        if dtype not in ("float32", "float16", "bfloat16"):
+            for row, array in zip(wide, arrays, strict=True):
+                np.copyto(row, array)
+            if dtype != "float64":
+                yield _Rows(wide, 32, 0)
+            elif (span := _span(wide.view("<u8") << 1, 53)) is not None:
                 yield _Rows(wide, *span)
-        else:
-            bits = self._bits[: len(arrays), : len(arrays[0])]
-            for row_of_bits, array in zip(bits, arrays, strict=True):
-                np.left_shift(array.view("<u4"), 1, out=row_of_bits)
-            if (span := _span(bits, 24)) is not None:
-                yield _Rows(wide, *span)
+            return
+        bits = self._bits[: len(arrays), : len(arrays[0])]
+        for row, array in zip(bits.view("<f4"), arrays, strict=True):
+            np.copyto(row, widened(array) if dtype == "bfloat16" else array)
+        np.copyto(wide, bits.view("<f4"))
+        np.left_shift(bits, 1, out=bits)
+        if (span := _span(bits, 24)) is not None:
+            yield _Rows(wide, *span)
 
     def _slices(self, rows: _Rows, room: int) -> Iterator[tuple[NDArray[np.float64], int]]:
         """The rows as slices of at most ``room`` bits, with the exponents of their units. Overwrites the rows."""
@@ -95,13 +101,18 @@ class Block:
         cut = self._slice[: values.shape[0], : values.shape[1]]
         while top - low > room:
             unit = top - room
+            aligned = -(-unit // BITS) * BITS
+            if aligned - 1 - low <= room:  # the rest will be one slice in any case
+                unit = aligned
+            if unit > 970:
+                raise ValueError("a payload has values beyond 2**960, which cannot be added")
             shifter = 1.5 * 2.0 ** (unit + 52)
             np.add(values, shifter, out=cut)
             np.subtract(cut, shifter, out=cut)
             np.subtract(values, cut, out=values)
             yield cut, unit
             top = unit - 1
-        aligned = low - low % 32
+        aligned = low - low % BITS
         yield values, aligned if top - aligned <= room else low
 
 
@@ -110,24 +121,25 @@ def _span(bits: NDArray[Any], mantissa: int) -> tuple[int, int] | None:
 
     ``mantissa`` is the number of bits below the exponent, and one. Overwrites the bits.
     """
-    largest = int(bits.max())
+    largest, smallest = int(bits.max()), int(bits.min())
     if largest == 0:
         return None
     top, beyond = largest >> mantissa, (1 << (8 * bits.itemsize - mantissa)) - 1
     if top == beyond:
         raise ValueError("a payload has values that are not finite, which cannot be added")
-    np.subtract(bits, bits.dtype.type(1), out=bits)  # a zero becomes the largest number of all
-    smallest = (int(bits.min()) + 1) >> mantissa
+    if smallest == 0:
+        np.subtract(bits, bits.dtype.type(1), out=bits)  # a zero becomes the largest number of all
+        smallest = int(bits.min()) + 1
     bias = beyond // 2
-    return top - bias + 1, max(smallest, 1) - bias - mantissa + 1
+    return top - bias + 1, max(smallest >> mantissa, 1) - bias - mantissa + 1
 
 
-def _parts(weights: Sequence[int]) -> list[tuple[int, NDArray[np.float64]]]:
-    """The weights as sums of ``2**shift * part``, with parts below ``2**26``."""
-    parts = []
+def parts_of(weights: Sequence[int]) -> list[Part]:
+    """Weights as sums of parts."""
+    parts: list[Part] = []
     for shift in range(0, max(max(weights).bit_length(), 1), _PART):
         part = np.array([(weight >> shift) & ((1 << _PART) - 1) for weight in weights], np.float64)
-        parts.append((shift, part))
+        parts.append(Part(shift, part))
     return parts
 
 

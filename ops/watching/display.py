@@ -133,7 +133,7 @@ class PlainDisplay:
             self._tell_failure(fields["device"], fields["detail"] or fields["reason"])
         if name == "pictures_failed":
             self._print(f"task {fields['task']}: no pictures of what is generated ({fields['detail']})")
-        if name == "damage":
+        if name in ("damage", "arithmetic"):
             self._print(f"{fields['detail']}; the run goes on after round {fields['round']}")
         if name == "server_job_died":
             self._print(f"round {fields['round']}: the process of {fields['job']} ended by {fields['cause']}")

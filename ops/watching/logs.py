@@ -133,6 +133,8 @@ class LogObserver(Observers):
         self._log.log(logging.WARNING if name in _WARNINGS else logging.DEBUG, "%s %s", name, fields)
 
 
-_WARNINGS = ("connections_closed", "server_job_died", "pictures_failed", "damage", "own_states_lost", "unable")
+_WARNINGS = (
+    *("connections_closed", "server_job_died", "pictures_failed", "damage", "arithmetic", "own_states_lost", "unable"),
+)
 _TOLD = ("accuracy", "loss", *OUTCOMES, "round_seconds", "server_seconds")
 """The columns of a row that the log gets."""

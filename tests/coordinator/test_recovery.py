@@ -15,6 +15,7 @@ import pytest
 from fedemu.coordinator.fleet.journal import LeaseJournal
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.record.records import read_record, write_record
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.coordinator.record.summary import Summary
@@ -158,6 +159,25 @@ async def test_a_finished_run_can_go_on_with_more_rounds(
     assert [event["round"] for event in left.named("resume")] == [6]
     assert summary.totals["accepted"] == sum(row.accepted or 0 for row in left.rows)
     assert summary.wall_time > (left.rows[4].wall_time or 0.0)
+
+
+async def test_a_run_of_a_version_that_rounded_sums_goes_on_and_says_so(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet()
+    _, left = await play(make_plan(rounds=2))
+    assert left.named("arithmetic") == []
+    folder = make_plan().directory / "checkpoint"
+    document = read_record(folder, 2)
+    del document["record"]["sums"]
+    write_record(folder, 2, document)
+    [grant] = LeaseJournal(folder / "leases.jsonl").entries()
+    network = MemoryNetwork()
+    make_fleet(network=network, lease=grant["grant"])
+    summary, left = await play(make_plan(network=network))
+    [told] = left.named("arithmetic")
+    assert (told["round"], summary.rounds) == (2, 4)
+    assert told["detail"].startswith("An earlier version of fedemu began this run")
 
 
 async def test_resuming_a_run_that_is_finished_needs_no_fleet(
