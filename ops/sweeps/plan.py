@@ -44,8 +44,9 @@ class Part(Section):
     """Runs that belong in one comparison: every experiment with every point of the grid and every seed.
 
     ``experiments`` are added to every preset with every method. ``set`` holds overrides for all of them, as in
-    ``local.lr=0.05``. ``grid`` holds lists of values by key. ``seconds`` is how long a run takes on one core, and
-    ``slow`` says it for single methods. With ``sizes`` the part is only in those of a suite.
+    ``local.lr=0.05``, and ``tuned`` those for single methods or experiments. ``grid`` holds lists of values by key.
+    ``seconds`` is how long a run takes on one core, and ``slow`` says it for single methods. With ``sizes`` the part is
+    only in those of a suite.
     """
 
     name: Name
@@ -56,6 +57,7 @@ class Part(Section):
     seeds: Seeds = Field(default_factory=lambda: [1])
     rounds: Count | None = None
     set: list[str] = Field(default_factory=list)
+    tuned: dict[str, list[str]] = Field(default_factory=dict)
     seconds: NotNegative = 0.0
     slow: dict[str, NotNegative] = Field(default_factory=dict)
     sizes: dict[str, Size] = Field(default_factory=dict)
@@ -141,6 +143,8 @@ def load_sweep(source: str) -> Sweep:
             raise ConfigurationError(f"{path}: the part {part.name} has methods, and no presets that they follow")
         if not part.experiments and not part.presets:
             raise ConfigurationError(f"{path}: the part {part.name} names no experiments and no presets; name some")
+        if unknown := [name for name in part.tuned if name not in (*part.methods, *part.experiments)]:
+            raise ConfigurationError(f"{path}: tuned names {unknown[0]}, which is no method of the part {part.name}")
     return sweep
 
 
@@ -166,8 +170,9 @@ def runs_of(part: Part) -> list[Planned]:
         for source, method in sources:
             experiment, of_method, name = (source, (), "") if method is None else resolved(source, method)
             for choices in points(part.grid):
-                overrides = (*of_method, *fixed, *map(override_of, choices))
-                seconds = part.slow.get(method or source, part.seconds)
+                named = method or source
+                overrides = (*of_method, *fixed, *part.tuned.get(named, ()), *map(override_of, choices))
+                seconds = part.slow.get(named, part.seconds)
                 runs.append(Planned(part.name, experiment, seed, overrides, choices, name, method, seconds))
     return runs
 

@@ -10,12 +10,18 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.record.row import Row
 from fedemu.ops.experiment.runtime import Track
 from fedemu.ops.track.export import FOLDER
+from fedemu.ops.track.kinds import check
+from fedemu.protocol.errors import ConfigurationError, FedemuError
+from fedemu.protocol.host.files import write_whole
 
+TRACKERS: Final = "trackers.json"
+"""The file beside what trackers know, with the settings of those that followed the run last."""
 Command = Callable[..., list[str]]
 """Makes the command of a child: it takes the name of the process, a module with ``main``, and arguments."""
 
@@ -95,7 +101,11 @@ class Followers(Observers):
 
 @contextlib.contextmanager
 def followers(directory: Path, track: Track, command: Command, say: Callable[[str], None]) -> Iterator[list[Observers]]:
-    """The observers that tell ``track.to`` of a run. At the end they have been told of its end, too."""
+    """The observers that tell ``track.to`` of a run, or without any those that followed it before it was resumed.
+
+    At the end they have been told of its end, too.
+    """
+    track = _as_before(directory / FOLDER / TRACKERS, track, say)
     if not track.to:
         yield []
         return
@@ -104,3 +114,21 @@ def followers(directory: Path, track: Track, command: Command, say: Callable[[st
         yield [following]
     finally:
         following.close()
+
+
+def _as_before(file: Path, track: Track, say: Callable[[str], None]) -> Track:
+    """The settings of this command, which are kept in ``file``, or if it names no tracker those that are kept there."""
+    if track.to:
+        with contextlib.suppress(OSError, FedemuError):
+            file.parent.mkdir(exist_ok=True)
+            write_whole(file, track.model_dump_json() + "\n")
+        return track
+    try:
+        before = Track.parse(json.loads(file.read_bytes()))
+        check(before.to)
+    except FileNotFoundError:
+        return track
+    except (OSError, ValueError, ConfigurationError) as error:
+        say(f"the trackers that followed the run before do not go on: {error}")
+        return track
+    return before

@@ -42,6 +42,17 @@ def test_every_experiment_is_run_with_every_seed_the_first_seeds_first(tmp_path:
     assert [run.overrides for run in runs[3:]] == [("local.lr=0.5", "rounds=2"), ()]
 
 
+def test_settings_for_a_single_method_are_those_of_its_runs_alone(tmp_path: Path) -> None:
+    text = (
+        'parts = [{ name = "a", presets = ["digits"], methods = ["wsm", "ewc"], tuned = { ewc = ["local.lr=0.5"] } }]'
+    )
+    runs = planned(load_sweep(written(tmp_path, text)))
+    assert [(str(run.folder), run.overrides) for run in runs] == [
+        ("a/digits+wsm/seed-1", ()),
+        ("a/digits+ewc/seed-1", ("local.lr=0.5",)),
+    ]
+
+
 def test_a_pattern_chooses_among_the_folders(tmp_path: Path) -> None:
     sweep = load_sweep(written(tmp_path, TWO))
     assert [str(run.folder) for run in planned(sweep, "fedntd.*4")] == ["one/digits+fedntd/seed-4"]
@@ -56,6 +67,10 @@ def test_a_pattern_chooses_among_the_folders(tmp_path: Path) -> None:
     [
         ("", "parts is missing"),
         ('[[parts]]\nname = "a"\nmethods = ["wsm"]', "a has methods, and no presets"),
+        (
+            '[[parts]]\nname = "a"\nexperiments = ["digits"]\ntuned = { wsm = ["local.lr=1"] }',
+            "tuned names wsm, which is no method of the part a",
+        ),
         ("parts = []", r"parts = \[\] must be a list that is not empty"),
         ("parts = 1 2", "is not valid TOML"),
         ('[[parts]]\nname = "a/b"\nexperiments = ["digits"]', r'parts\[0\].name = "a/b" must be made of letters'),

@@ -53,6 +53,21 @@ def run(tmp_path: Path) -> Path:
     return directory
 
 
+def test_a_resumed_run_is_told_to_those_who_followed_it_before(run: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    track = Track(to=(f"{tmp_path / 'trackers.py'}:Good",), out=str(tmp_path / "seen"), patience=90)
+    for round, settings in enumerate((track, Track()), 1):
+        with followers(run, settings, child_command, said.append) as (follower,):
+            with (run / "metrics.jsonl").open("ab") as rows:
+                rows.write(b'{"round": %d}\n' % round)
+            follower.round_finished(Row(round=round))
+    assert ((tmp_path / "seen").read_text(), said) == ("1\n2\n", [])
+    (run / "track" / "trackers.json").write_text('{"to": ["nobody"]}')
+    with followers(run, Track(), child_command, said.append) as nobody:
+        assert nobody == []
+    assert "do not go on" in said[0]
+
+
 def test_a_tracker_follows_the_rounds_to_the_last(run: Path, tmp_path: Path) -> None:
     said: list[str] = []
     out = tmp_path / "seen"
