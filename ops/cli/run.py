@@ -13,6 +13,7 @@ from fedemu.ops.cli import options
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, overrides_of
 from fedemu.ops.data.apart import find_data
+from fedemu.ops.engines.places import require_engine, waits
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.live.starting import start_page
@@ -82,6 +83,22 @@ def run(
     trainers: options.Trainers = None,
     per_process: options.PerProcess = None,
     device_type: options.DeviceTypeOption = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="ENGINE",
+            help="Place the devices on a Ray cluster: ray (that of RAY_ADDRESS, or one of its own on this machine), or "
+            "ray://HOST:PORT.",
+            show_default=False,
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="With --on: on how many nodes. Default: on all there are.", min=1, show_default=False
+        ),
+    ] = None,
     page: options.Page = False,
     log_level: options.LogLevelOption = None,
     timing: Annotated[
@@ -110,7 +127,13 @@ def run(
         runtime__per_process=per_process,
         runtime__device_type=device_type,
         runtime__log_level=log_level,
+        runtime__on=on,
+        runtime__nodes=nodes,
     )
+    if on is not None:
+        require_engine(on)
+        if resume is None:
+            overrides += waits(*load_experiment(experiment, overrides, os.environ))
     if seeds is not None or (resume is not None and is_group(resume)):
         if page:
             raise ConfigurationError("--page is for one run, and here are several seeds; watch them with fedemu watch")

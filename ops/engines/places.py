@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -14,8 +16,29 @@ from fedemu.protocol.errors import ConfigurationError
 
 PATIENCE_SECONDS: Final = 600.0
 """The real seconds for which both sides wait for each other: an engine may need minutes to replace a machine."""
-_SETTLED_ELSEWHERE: Final = frozenset({"bind", "connect", "keys", "server_key", "insecure", "transport", "track"})
+_SETTLED_ELSEWHERE: Final = frozenset(
+    {"bind", "connect", "keys", "server_key", "insecure", "transport", "track", "on", "nodes", "shared_state"}
+)
 """The settings of a machine that a job gives to its processes itself, or that have a table of their own."""
+
+
+def require_engine(on: str) -> None:
+    """Raise ConfigurationError if ``--on`` names no engine, or one whose package is missing."""
+    if on != "ray" and not re.fullmatch(r"ray://[^/\s]+:\d+", on):
+        raise ConfigurationError(f"--on {on!r} is no engine; write ray, or ray://HOST:10001 for a cluster elsewhere")
+    if find_spec("ray") is None:
+        raise ConfigurationError("--on ray needs the package ray; pip install 'fedemu[ray]'")
+
+
+def waits(experiment: Experiment, runtime: Runtime) -> list[str]:
+    """The same waits as ``patient``, as overrides."""
+    waiting, own = patient(experiment, runtime)
+    return [
+        f"fleet.start_timeout={waiting.fleet.start_timeout}",
+        f"fleet.give_up={waiting.fleet.give_up}",
+        f"runtime.connect_seconds={own.connect_seconds}",
+        f"runtime.lost_seconds={own.lost_seconds}",
+    ]
 
 
 def patient(experiment: Experiment, runtime: Runtime) -> tuple[Experiment, Runtime]:

@@ -47,7 +47,9 @@ class Runtime(Section):
     its page when it ends. ``keys`` is a folder of keys, ``server_key`` the coordinator's public key or its file; empty
     means that none is named. ``devices_per_key`` and ``connections_per_key`` are what one machine may take of a
     coordinator with keys, and ``messages_per_second`` is what one connection may send in the long run. ``allow_code``
-    are the modules and files that the experiment of a coordinator may name on this machine. Devices wait
+    are the modules and files that the experiment of a coordinator may name on this machine. ``on`` is the engine that
+    places the devices of ``fedemu run`` elsewhere, empty for none, ``nodes`` on how many nodes (0: all), and
+    ``shared_state`` a folder for their state that all nodes see, empty for one on each node. Devices wait
     ``connect_seconds`` for their first coordinator, and ``lost_seconds`` for one that is gone. A trainer, or the
     process of a server job, is killed if it has work and uses no processor time for ``idle_seconds``, or finishes
     nothing for ``stuck_seconds``. These four are in real seconds.
@@ -63,6 +65,9 @@ class Runtime(Section):
     messages_per_second: Annotated[float, Field(ge=1, le=1e9)] = 1000.0
     allow_code: tuple[Text, ...] = ()
     transport: Literal["zmq", "memory"] = "zmq"
+    on: Annotated[str, Field(max_length=4096)] = ""
+    nodes: Annotated[int, Field(ge=0, le=100_000)] = 0
+    shared_state: Annotated[str, Field(max_length=4096)] = ""
     trainers: Annotated[int, Field(ge=0, le=1024)] = 0
     per_process: Annotated[int, Field(ge=1, le=100_000)] = 1
     device_type: Literal["auto", "cpu", "cuda"] = "auto"

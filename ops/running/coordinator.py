@@ -120,9 +120,9 @@ def coordinate(
 
                 def begin(address: str) -> None:
                     state.bring = bring(address)
-                    opened(address)
                     write_whole(directory / ADDRESS, reachable_elsewhere(address))
                     shown.callback((directory / ADDRESS).unlink, missing_ok=True)
+                    opened(address)
                     shown.enter_context(display)
 
                 observers: list[RunObserver] = [LogObserver(), *metrics.observers, display]

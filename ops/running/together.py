@@ -7,9 +7,11 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.keys.choice import in_words, server_keys
+from fedemu.ops.keys.store import KeyFolder
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE
 from fedemu.ops.running.exits import complain, exit_code_of
 from fedemu.ops.running.launch import child_command, last_words, launch
@@ -68,7 +70,12 @@ def _play(directory: Path, experiment: Experiment, runtime: Runtime, begins: str
 
 
 def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begins: str, private: str) -> int:
-    """Run coordinator and devices. They meet at the address ``private``, unless the user has named another one."""
+    """Run coordinator and devices. They meet at the address ``private``, unless the user has named another one.
+
+    If an engine places the devices elsewhere, they meet at an address that its nodes can reach, with keys.
+    """
+    if runtime.on:
+        runtime = _reachable_elsewhere(directory, runtime)
     chosen = runtime.bind if "bind" in runtime.model_fields_set else private
     runtime = runtime.model_copy(update={"bind": chosen, "connect": reachable(chosen)})
     logs = directory / "logs"
@@ -91,6 +98,14 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
             str(experiment.fleet.devices),
             str(directory / "devices"),
             str(logs),
+            training.model_dump_json(),
+        )
+        if not runtime.on
+        else child_command(
+            "fedemu-ray",
+            "fedemu.ops.engines.on_ray",
+            str(directory),
+            str(experiment.fleet.devices),
             training.model_dump_json(),
         ),
     }
@@ -120,6 +135,18 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
     if ended.exit_code and runtime.log_level == "debug" and devices_terminal.exists():
         say(devices_terminal.read_text(encoding="utf-8", errors="replace"))
     return INTERNAL_ERROR if ended.exit_code is None else ended.exit_code
+
+
+def _reachable_elsewhere(directory: Path, runtime: Runtime) -> Runtime:
+    """The runtime with an address for other machines, and with keys, which are made in the run directory."""
+    here = runtime.on == "ray" and urlsplit(f"//{os.environ.get('RAY_ADDRESS', '')}").hostname in (None, "127.0.0.1")
+    told = {} if "bind" in runtime.model_fields_set else {"bind": f"tcp://{'127.0.0.1' if here else '0.0.0.0'}:0"}
+    if not runtime.keys:
+        keys = KeyFolder(directory / "keys")
+        if not keys.secret_file.exists():
+            keys.new()
+        told["keys"] = str(keys.path.absolute())
+    return runtime.model_copy(update=told)
 
 
 def reachable(bind: str) -> str:

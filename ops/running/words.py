@@ -71,6 +71,8 @@ def at_address(command: str, runtime: Runtime) -> str:
         words += ["--bind", shlex.quote(runtime.bind)]
     if runtime.keys:
         words += ["--keys", shlex.quote(runtime.keys)]
+    if runtime.on:
+        words += ["--on", shlex.quote(runtime.on)]
     return " ".join([*words, "--insecure"] if runtime.insecure else words)
 
 
