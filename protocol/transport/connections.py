@@ -7,6 +7,7 @@ what still waits in the connection; there the growth of this process's memory is
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -78,6 +79,8 @@ class Connections:
         self._doubtful: list[tuple[Connection, float]] = []
         """Connections that may be gone, and until when this is not certain."""
         self._due = 0.0
+        self._freed = False
+        """Whether ZeroMQ frees what a connection held, so that memory can be given back at the next look."""
         self._memory = _resident()
         self._local = socket.getsockopt_string(zmq.LAST_ENDPOINT).startswith("ipc://")
         self._ear = Ear(socket, loop, EVENTS | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED, self._event)
@@ -117,6 +120,9 @@ class Connections:
 
     def look(self) -> None:
         """Close the connections that break the bounds. To be called a few times a second, when messages were read."""
+        if self._freed:
+            self._freed = False
+            _trim()
         now, memory = self._clock(), _resident()
         self._doubtful = [(each, until) for each, until in self._doubtful if not self._is_gone(each) and now < until]
         if now < self._due and memory < self._memory + GROWTH:
@@ -133,6 +139,7 @@ class Connections:
                 # A message of a known peer may have ended, and wait to be read. A stranger's is too large in any case.
                 if connection.over or peer is None:
                     self._end(connection, "unfinished")
+                    self._freed = True
                 connection.over = True
                 continue
             connection.over = False
@@ -224,6 +231,12 @@ def _resident() -> int:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE
     except OSError:
         return 0
+
+
+def _trim() -> None:
+    """Give free memory back to the system, where the C library can. What is kept would hide the next connection's."""
+    with contextlib.suppress(AttributeError):
+        _LIBC.malloc_trim(0)
 
 
 def _inode(descriptor: int) -> int | None:
