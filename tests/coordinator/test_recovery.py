@@ -52,6 +52,18 @@ class Reasons(Observers):
         self.counts[reason] += 1
 
 
+class Deserted(Observers):
+    """An observer that notes what follows when no device is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def event(self, name: str, **fields: Any) -> None:
+        if name == "deserted":
+            self.told.append(fields["then"])
+
+
 class Resumed(Observers):
     """An observer that notes the rounds and the real time after which a run goes on."""
 
@@ -120,6 +132,36 @@ async def test_unplanned_deaths_do_not_change_the_model(make_plan: MakePlan, mak
     summary, _ = await play(make_plan(**BIG))
     assert sum(deaths.values()) > 6
     assert (summary.model_digest, summary.perturbed) == (digest, False)
+
+
+async def test_a_fleet_that_has_left_is_told_and_taken_back_when_it_comes_again(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
+) -> None:
+    digest = await undisturbed(make_plan, make_fleet, play)
+
+    def leave() -> None:
+        for device in fleet.devices.values():
+            device.dealer.send(wire.Bye(reason="stopped"))
+            device.vanish()
+        fleet.supervisor.send(wire.Bye(reason="stopped"))
+        closing.append(asyncio.ensure_future(fleet.close()))
+
+    def script(index: int, work: wire.Work) -> Any:
+        if work.ask == "4.0.0" and not left:
+            left.append(index)
+            asyncio.get_running_loop().call_soon(leave)
+        return churn(index, work)
+
+    left: list[int] = []
+    closing: list[asyncio.Future[None]] = []
+    fleet = make_fleet(12, script=script)
+    watcher = Deserted()
+    running = asyncio.create_task(play(make_plan(observers=(watcher,), **BIG)))
+    await until(lambda: watcher.told)
+    make_fleet(12, script=churn, lease=fleet.granted.lease)
+    summary, _ = await running
+    assert (summary.model_digest, summary.perturbed) == (digest, False)
+    assert watcher.told == ["they count as failed (try 1 of 3)"]
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.02, 0.05, 0.1])
