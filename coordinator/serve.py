@@ -81,7 +81,7 @@ class Coordinator:
         grace = min(settings.give_up, settings.start_timeout / 4)
         roster.leases.replay(granted_before, self._timeline.now() + grace - settings.give_up)
         if loaded is not None:
-            roster.restore(record["roster"])
+            roster.columns.restore(record["roster"])
         shelf = Shelf(BlobStore(plan.directory / "blobs"))
         granted = partial(
             Granted,

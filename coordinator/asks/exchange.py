@@ -292,18 +292,18 @@ class Exchange:
 
     def commit(self) -> None:
         """Write into the roster what the closed ask changed: versions of own states, dropouts, downloads."""
-        members = self._roster.members
+        columns = self._roster.columns
         for device, verdict in self.machine.verdicts.items():
             if verdict == "accepted" and self.parts.keeps_state:
-                members[device].state = self.parts.ask
+                columns.states[device] = self.parts.ask
             if verdict == "dropped":
-                members[device].away = self.machine.away.get(device, 0.0)
+                columns.away[device] = self.machine.away.get(device, 0.0)
             elif verdict != "failed":
-                self._roster.charge(device, self.parts.charged)
+                columns.charge(device, self.parts.charged)
         for device in self.machine.given_up:
-            members[device].lost = True
+            columns.lost[device] = True
         for device in self._stateless:
-            members[device].state = None
+            columns.states.pop(device, None)
 
     def discard(self) -> None:
         """Free the memory and the files of the payloads."""
@@ -375,9 +375,10 @@ class Exchange:
     def _work(self, device: DeviceId) -> Work:
         parts = self.parts
         specs, frames = parts.by_device.get(device, ((), ()))
-        download = self._roster.download_bytes(device, parts.charged) + sum(map(len, frames))
+        columns = self._roster.columns
+        download = columns.download_bytes(device, parts.charged) + sum(map(len, frames))
         self.bytes_down += download
-        state = self._roster.members[device].state
+        state = columns.states.get(device)
         return Work(
             ask=self.text,
             program=parts.program,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedemu.protocol.errors import RefusedError
 from fedemu.protocol.ids import DeviceId
@@ -25,7 +27,7 @@ class Lease:
     """
 
     token: str
-    indices: tuple[DeviceId, ...]
+    ranges: Ranges
     host: str = ""
     peer: bytes | None = None
     left: float | None = None
@@ -35,10 +37,12 @@ class Lease:
         """Whether a machine with this key may use the lease. A lease that was granted without keys fits everybody."""
         return not self.key or not key or self.key == key
 
-    @property
-    def ranges(self) -> Ranges:
-        """The indices as half-open ranges."""
-        return compress(self.indices)
+    def __len__(self) -> int:
+        """The number of indices."""
+        return sum(stop - start for start, stop in self.ranges)
+
+    def __iter__(self) -> Iterator[DeviceId]:
+        return (DeviceId(index) for start, stop in self.ranges for index in range(start, stop))
 
 
 @dataclass
@@ -59,11 +63,13 @@ class Leases:
     places: Callable[[str, int], int] | None = None
     _by_token: dict[str, Lease] = field(default_factory=dict)
     _by_peer: dict[bytes, Lease] = field(default_factory=dict)
-    _holder: dict[DeviceId, Lease] = field(default_factory=dict)
-    _free: list[int] = field(default_factory=list)
+    _granted: int = 0
+    _numbered: list[Lease | None] = field(default_factory=list)
+    _holder: NDArray[np.int32] = field(init=False)
+    """The number of the lease that has each device, -1 without one."""
 
     def __post_init__(self) -> None:
-        self._free = list(range(self.devices))
+        self._holder = np.full(self.devices, -1, np.int32)
 
     def enroll(self, peer: bytes, count: int, token: str | None, host: str, now: float, key: str = "") -> Lease:
         """The lease with this ``token``, or a new one with the ``count`` lowest free indices, or fewer if they run out.
@@ -89,34 +95,32 @@ class Leases:
             return held
         if self.places is not None:
             count = min(count, self.places(key, self.held_by(key)))
-        if count > len(self._free) and (wait := self._reclaim(now)) is not None:
+        if count > self.devices - self.granted and (wait := self._reclaim(now)) is not None:
             raise RefusedError(
                 "fleet_full",
                 f"Too few of the {self.devices} devices of this run are free, but machines that are away lose theirs "
                 f"within {max(1, math.ceil(wait))} s.",
             )
-        if not self._free:
+        if self.granted == self.devices:
             raise RefusedError("fleet_full", f"All {self.devices} devices of this run are taken; yours stay idle.")
-        free = tuple(DeviceId(heapq.heappop(self._free)) for _ in range(min(count, len(self._free))))
-        lease = Lease(self.new_token(), free, host, key=key)
-        self._by_token[lease.token] = lease
-        self._holder.update(dict.fromkeys(free, lease))
+        lease = Lease(self.new_token(), compress(np.flatnonzero(self._holder < 0)[:count]), host, key=key)
+        self._grant(lease)
         self._seat(lease, peer, now)
         self.journal({"grant": lease.token, "ranges": lease.ranges, "host": host} | ({"key": key} if key else {}))
         return lease
 
     def holds(self, token: str, device: int, key: str = "") -> bool:
         """Whether the lease with this token contains the device, and a machine with this key may use it."""
-        lease = self._holder.get(DeviceId(device))
+        lease = self._lease_of(device)
         return lease is not None and lease.token == token and lease.fits(key)
 
     def held_by(self, key: str) -> int:
         """The number of indices that are leased to this key."""
-        return sum(len(lease.indices) for lease in self._by_token.values() if lease.key == key)
+        return sum(len(lease) for lease in self._by_token.values() if lease.key == key)
 
     def holder(self, device: DeviceId) -> bytes | None:
         """The connected supervisor of this device, None if there is none."""
-        lease = self._holder.get(device)
+        lease = self._lease_of(device)
         return None if lease is None else lease.peer
 
     def holder_present(self, device: DeviceId) -> bool:
@@ -129,8 +133,12 @@ class Leases:
 
     def peers_of(self, devices: Iterable[DeviceId]) -> dict[bytes, None]:
         """The connected supervisors of these devices, each once."""
-        holders = (self._holder.get(device) for device in devices)
-        return {lease.peer: None for lease in holders if lease is not None and lease.peer is not None}
+        return {peer: None for device in devices if (peer := self.holder(device)) is not None}
+
+    def held(self) -> NDArray[np.bool_]:
+        """Whether the supervisor of each device is connected."""
+        here = np.array([*(lease is not None and lease.peer is not None for lease in self._numbered), False])
+        return here[self._holder]
 
     def leave(self, peer: bytes, now: float) -> None:
         """The supervisor is gone. Its lease waits for it."""
@@ -146,7 +154,7 @@ class Leases:
     @property
     def granted(self) -> int:
         """The number of indices that are leased."""
-        return len(self._holder)
+        return self._granted
 
     def replay(self, entries: Iterable[Mapping[str, Any]], left: float) -> None:
         """Restore the leases of an earlier life of the coordinator. Their holders are away since ``left``."""
@@ -154,11 +162,19 @@ class Leases:
             if "release" in entry:
                 self._drop(self._by_token[entry["release"]])
                 continue
-            indices = tuple(DeviceId(index) for start, stop in entry["ranges"] for index in range(start, stop))
-            lease = Lease(entry["grant"], indices, entry["host"], left=left, key=entry.get("key", ""))
-            self._by_token[lease.token] = lease
-            self._holder.update(dict.fromkeys(indices, lease))
-        self._free = [index for index in range(self.devices) if index not in self._holder]
+            ranges = tuple((start, stop) for start, stop in entry["ranges"])
+            self._grant(Lease(entry["grant"], ranges, entry["host"], left=left, key=entry.get("key", "")))
+
+    def _lease_of(self, device: int) -> Lease | None:
+        number = int(self._holder[device]) if 0 <= device < self.devices else -1
+        return None if number < 0 else self._numbered[number]
+
+    def _grant(self, lease: Lease) -> None:
+        self._by_token[lease.token] = lease
+        self._granted += len(lease)
+        for start, stop in lease.ranges:
+            self._holder[start:stop] = len(self._numbered)
+        self._numbered.append(lease)
 
     def _seat(self, lease: Lease, peer: bytes, now: float) -> None:
         self.leave(peer, now)
@@ -172,7 +188,7 @@ class Leases:
         """
         waiting = None
         for lease in list(self._by_token.values()):
-            if lease.left is None or any(map(self.present, lease.indices)):
+            if lease.left is None or any(map(self.present, lease)):
                 continue
             if now - lease.left > self.hold:
                 self._forget(lease)
@@ -186,17 +202,13 @@ class Leases:
 
     def _drop(self, lease: Lease) -> None:
         del self._by_token[lease.token]
-        for index in lease.indices:
-            del self._holder[index]
-            heapq.heappush(self._free, index)
+        self._granted -= len(lease)
+        self._numbered[self._holder[lease.ranges[0][0]]] = None
+        for start, stop in lease.ranges:
+            self._holder[start:stop] = -1
 
 
-def compress(indices: Iterable[int]) -> Ranges:
-    """Ascending indices as half-open ranges. For example, (0, 1, 2, 5) becomes ((0, 3), (5, 6))."""
-    ranges: list[tuple[int, int]] = []
-    for index in indices:
-        if ranges and ranges[-1][1] == index:
-            ranges[-1] = (ranges[-1][0], index + 1)
-        else:
-            ranges.append((index, index + 1))
-    return tuple(ranges)
+def compress(indices: NDArray[np.integer[Any]]) -> Ranges:
+    """Ascending indices as half-open ranges. For example, [0, 1, 2, 5] becomes ((0, 3), (5, 6))."""
+    runs = np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1)
+    return tuple((int(run[0]), int(run[-1]) + 1) for run in runs if len(run))

@@ -1,10 +1,13 @@
-"""The on-line times of a device under the virtual clock, as the device announced them."""
+"""The on-line times of devices under the virtual clock, as the devices announced them."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedemu.protocol.errors import MalformedMessage
 
@@ -40,6 +43,45 @@ class OnlineTimes:
         if place >= 0 and time < self._ends[place]:
             return time
         return self._starts[place + 1] if place + 1 < len(self._starts) else None
+
+
+class AnnouncedTimes:
+    """The on-line times of all devices, as far as they announced them."""
+
+    def __init__(self, devices: int) -> None:
+        self._devices = devices
+        self._times: dict[int, OnlineTimes] = {}
+
+    def announce(self, device: int, times: OnlineTimes) -> bool:
+        """A device announces its on-line times. Returns whether they reach at least as far as those before."""
+        known = self._times.get(device)
+        if known is not None and times.until < known.until:
+            return False
+        self._times[device] = times
+        return True
+
+    def of(self, device: int) -> OnlineTimes | None:
+        """What a device announced last, None before it did."""
+        return self._times.get(device)
+
+    def lacking(self, until: float) -> list[int]:
+        """The devices whose on-line times do not reach ``until``."""
+        return [d for d in range(self._devices) if (times := self._times.get(d)) is None or times.until < until]
+
+    def online(self, time: float) -> NDArray[np.bool_]:
+        """Whether each device is on-line at ``time``."""
+        online = np.zeros(self._devices, bool)
+        online[[device for device, times in self._times.items() if times.online(time)]] = True
+        return online
+
+    def next_arrival(self, devices: Iterable[int], since: Iterable[float]) -> float | None:
+        """The first time at which one of these devices is on-line, each from its time ``since`` on. None: unknown."""
+        arrivals = (
+            times.arrival(moment)
+            for device, moment in zip(devices, since, strict=True)
+            if (times := self._times.get(device)) is not None
+        )
+        return min((arrival for arrival in arrivals if arrival is not None and arrival < math.inf), default=None)
 
 
 def horizon(time: float) -> float:

@@ -5,44 +5,27 @@ This is a machine without I/O. ``now`` is a monotonic clock in real seconds. Pee
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedemu.coordinator.fleet.admission import Admission
+from fedemu.coordinator.fleet.columns import Columns, Mask
 from fedemu.coordinator.fleet.leases import Lease, Leases
-from fedemu.coordinator.fleet.online_times import OnlineTimes
+from fedemu.coordinator.fleet.online_times import AnnouncedTimes
+from fedemu.coordinator.fleet.planned_times import PlannedTimes
 from fedemu.coordinator.settings import Settings
 from fedemu.protocol.errors import RefusedError
-from fedemu.protocol.ids import AskId, DeviceId, Digest
+from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.liveness import Liveness
-from fedemu.protocol.messages import BlobRef, Hello
-
-
-@dataclass(slots=True)
-class Member:
-    """One device. ``incarnation`` is -1 before its first Hello; ``peer`` is None while it is not connected.
-
-    ``state`` names the version of its own state that counts. ``charged`` is the blob that it downloaded last, by shared
-    key. ``away`` is the time of the experiment until which it stays away after a dropout. ``lost`` means that it was
-    given up: it is not asked again before its next Hello, so a machine that is gone for good delays one round, not all.
-    """
-
-    device: DeviceId
-    incarnation: int = -1
-    peer: bytes | None = None
-    online_times: OnlineTimes | None = None
-    away: float = 0.0
-    lost: bool = False
-    state: AskId | None = None
-    charged: dict[str, Digest] = field(default_factory=dict)
+from fedemu.protocol.messages import Hello
 
 
 class Seated(NamedTuple):
     """The result of a Hello. ``replaced`` is the peer whose session it ended. ``anew`` is False for a second copy."""
 
-    member: Member
+    device: DeviceId
     replaced: bytes | None
     anew: bool
 
@@ -56,10 +39,16 @@ class Roster:
         journal: Callable[[Mapping[str, Any]], None] = lambda entry: None,
         resumed: bool = False,
         admission: Admission | None = None,
+        planned: PlannedTimes | None = None,
     ) -> None:
-        """``journal`` is that of Leases. ``resumed`` says that an earlier life of the coordinator knew this fleet."""
+        """``journal`` is that of Leases. ``resumed`` says that an earlier life of the coordinator knew this fleet.
+
+        If the on-line times are ``planned``, devices need not announce them. Such devices sleep until they are asked.
+        """
         self.admission = admission or Admission(settings.devices)
-        self.members = [Member(DeviceId(index)) for index in range(settings.devices)]
+        self.columns = Columns(settings.devices)
+        self.announced = AnnouncedTimes(settings.devices)
+        self.planned = planned
         self.connected: dict[DeviceId, bytes] = {}
         """The peers of the devices that have a session."""
         self._resumed = resumed
@@ -124,22 +113,22 @@ class Roster:
             holder = self.leases.holder(DeviceId(hello.device))
             if holder is None or self.connection_of(holder) != connection:
                 raise RefusedError("lease_unknown", "A shared connection speaks only for devices of its own leases.")
-        member = self.members[hello.device]
-        if member.peer == peer and hello.incarnation <= member.incarnation:
-            return Seated(member, None, anew=False)
-        if member.peer is not None and hello.incarnation <= member.incarnation:
-            raise RefusedError("superseded", f"Incarnation {member.incarnation} of device {hello.device} is connected.")
+        device = DeviceId(hello.device)
+        replaced, incarnation = self.connected.get(device), int(self.columns.incarnation[device])
+        if replaced is not None and hello.incarnation <= incarnation:
+            if replaced == peer:
+                return Seated(device, None, anew=False)
+            raise RefusedError("superseded", f"Incarnation {incarnation} of device {device} is connected.")
         self.admission.seat(peer, key)
-        replaced = member.peer
         if replaced is not None:
             self._unseat(replaced)
         if peer in self._by_peer:
             self._unseat(peer)
-        member.incarnation, member.peer, member.lost = hello.incarnation, peer, False
-        self.connected[member.device] = peer
-        self._by_peer[peer] = member.device
+        self.columns.incarnation[device], self.columns.lost[device] = hello.incarnation, False
+        self.connected[device] = peer
+        self._by_peer[peer] = device
         self._begin(peer, now)
-        return Seated(member, replaced, anew=True)
+        return Seated(device, replaced, anew=True)
 
     def device_of(self, peer: bytes) -> DeviceId | None:
         """The device that has its session on this connection, None if there is none."""
@@ -150,11 +139,11 @@ class Roster:
         lease = self.leases.of_peer(peer)
         if lease is None or not self.leases.holds(lease.token, device):
             return None
-        member = self.members[device]
-        if member.peer is None or member.incarnation != incarnation:
+        seat = self.connected.get(DeviceId(device))
+        if seat is None or self.columns.incarnation[device] != incarnation:
             return None
-        self._unseat(member.peer)
-        return member.device
+        self._unseat(seat)
+        return DeviceId(device)
 
     def leave(self, peer: bytes, now: float) -> DeviceId | None:
         """The session of one peer is over. Returns the device whose session this was, None if there is none."""
@@ -181,7 +170,6 @@ class Roster:
 
     def _unseat(self, peer: bytes) -> None:
         device = self._by_peer.pop(peer)
-        self.members[device].peer = None
         del self.connected[device]
         if self.leases.of_peer(peer) is None:
             self._forget(peer)
@@ -207,96 +195,57 @@ class Roster:
     def missing(self) -> list[DeviceId]:
         """The devices that have to come before the run can go on.
 
-        Under the virtual clock every device has to announce its on-line times. Under the wall clock every device has to
-        come once. After an absence of the coordinator, a device that is off-line by its plan need not know of the
-        absence, so it is enough that its supervisor is back.
+        Under the virtual clock every device has to announce its on-line times. Where these are planned, it is enough
+        that its supervisor is there. Under the wall clock every device has to come once. After an absence of the
+        coordinator, a device that is off-line by its plan need not know of the absence, so it is enough that its
+        supervisor is back.
         """
-        return [member.device for member in self.members if self.is_missing(member.device)]
+        if self.planned is not None:
+            return [DeviceId(device) for device in np.flatnonzero(~self.leases.held()).tolist()]
+        return [device for device in map(DeviceId, range(len(self.columns))) if self.is_missing(device)]
 
     def is_missing(self, device: DeviceId) -> bool:
         """Whether a device is among ``missing``."""
-        member = self.members[device]
+        if self.planned is not None:
+            return not self.leases.holder_present(device)
         if self._virtual:
-            return member.online_times is None
-        return member.incarnation < 0 and not (self._resumed and self.leases.holder_present(device))
+            return self.announced.of(device) is None
+        return self.columns.incarnation[device] < 0 and not (self._resumed and self.leases.holder_present(device))
 
-    def lacking(self, until: float) -> list[Member]:
-        """The members whose announced on-line times do not reach ``until``. Lost members do not count."""
-        return [m for m in self.members if not m.lost and (m.online_times is None or m.online_times.until < until)]
+    def reachable(self) -> int:
+        """The number of devices that can be asked now: the connected ones, or those that somebody can wake."""
+        return len(self.connected) if self.planned is None else int(self.leases.held().sum())
 
-    def online(self, time: float) -> list[DeviceId]:
-        """The devices that are on-line at ``time`` (virtual clock), or connected (wall clock), in index order."""
+    def forget_states(self, lease: Lease) -> int:
+        """The own states of a lease's devices are gone, so that they begin anew. Returns how many had one."""
+        return sum(self.columns.forget_states(first, stop) for first, stop in lease.ranges)
+
+    def lacking(self, until: float) -> list[DeviceId]:
+        """The devices whose announced on-line times do not reach ``until``. Lost ones do not count."""
+        if self.planned is not None:
+            return []
+        return [DeviceId(device) for device in self.announced.lacking(until) if not self.columns.lost[device]]
+
+    def online(self, time: float) -> Mask:
+        """Whether each device is on-line at ``time`` (virtual clock), or connected (wall clock)."""
         if self._virtual:
-            return [m.device for m in self.members if m.online_times is not None and m.online_times.online(time)]
-        return sorted(self.connected)
+            return (self.planned or self.announced).online(time)
+        online = np.zeros(len(self.columns), bool)
+        online[list(self.connected)] = True
+        return online
 
-    def eligible(self, time: float) -> list[DeviceId]:
-        """The on-line devices that are neither away after a dropout nor lost, in index order."""
+    def eligible(self, time: float) -> Mask:
+        """Whether each device is on-line and neither away after a dropout nor lost."""
         if not self._virtual:
             return self.online(time)
-        members = self.members
-        return [d for d in self.online(time) if members[d].away <= time and not members[d].lost]
+        if self.planned is not None:
+            self.planned.reach(time)
+        return self.online(time) & (self.columns.away <= time) & ~self.columns.lost
 
     def next_arrival(self, time: float, among: Iterable[DeviceId] | None = None) -> float | None:
         """The first moment after which one of the devices is eligible, None if none is known (virtual clock)."""
-        members = self.members if among is None else [self.members[device] for device in among]
-        arrivals = (
-            member.online_times.arrival(max(time, member.away))
-            for member in members
-            if member.online_times is not None and not member.lost
+        devices = np.arange(len(self.columns)) if among is None else np.array([*among], np.int64)
+        devices = devices[~self.columns.lost[devices]]
+        return (self.planned or self.announced).next_arrival(
+            devices.tolist(), np.maximum(time, self.columns.away[devices]).tolist()
         )
-        return min((arrival for arrival in arrivals if arrival is not None and arrival < math.inf), default=None)
-
-    def download_bytes(self, device: DeviceId, shared: Sequence[BlobRef]) -> int:
-        """The bytes of these blobs that the device has to download, because it did not download them before."""
-        charged = self.members[device].charged
-        return sum(blob.size for blob in shared if charged.get(blob.key) != blob.digest)
-
-    def charge(self, device: DeviceId, shared: Iterable[BlobRef]) -> None:
-        """Remember that the device has downloaded these blobs."""
-        self.members[device].charged.update((blob.key, Digest(blob.digest)) for blob in shared)
-
-    def forget_states(self, devices: Iterable[DeviceId]) -> int:
-        """The own states of these devices are gone, so that they begin anew. Returns how many had one."""
-        having = [member for member in map(self.members.__getitem__, devices) if member.state is not None]
-        for member in having:
-            member.state = None
-        return len(having)
-
-    def states(self) -> list[AskId | None]:
-        """The versions of the devices' own states. ``restore_states`` puts them back."""
-        return [member.state for member in self.members]
-
-    def restore_states(self, states: Iterable[AskId | None]) -> None:
-        """Put back what ``states`` gave."""
-        for member, state in zip(self.members, states, strict=True):
-            member.state = state
-
-    def to_record(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the roster, in the form of JSON.
-
-        Sessions and on-line times are not kept, because they come back with the devices. There are many digests, but
-        few distinct ones, so each is listed once.
-        """
-        digests: dict[Digest, int] = {}
-        charged = [
-            {key: digests.setdefault(digest, len(digests)) for key, digest in member.charged.items()}
-            for member in self.members
-        ]
-        return {
-            "away": [member.away for member in self.members],
-            "states": [None if member.state is None else str(member.state) for member in self.members],
-            "charged": charged,
-            "digests": list(digests),
-        }
-
-    def restore(self, record: Mapping[str, Any]) -> None:
-        """Restore what ``to_record`` gave."""
-        digests = record["digests"]
-        rows: Iterator[tuple[Member, float, str | None, dict[str, int]]] = zip(
-            self.members, record["away"], record["states"], record["charged"], strict=True
-        )
-        for member, away, state, charged in rows:
-            member.away = away
-            member.state = None if state is None else AskId.parse(state)
-            member.charged = {key: digests[place] for key, place in charged.items()}

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from fedemu.algorithms.interface import (
     Algorithm,
     Ask,
@@ -26,6 +28,7 @@ from fedemu.coordinator.asks.payload import PayloadTemplate
 from fedemu.coordinator.asks.virtual import VirtualAsk
 from fedemu.coordinator.asks.wall import WallAsk
 from fedemu.coordinator.evaluation.diagnosis import RoundDiagnosis
+from fedemu.coordinator.fleet.columns import Mask
 from fedemu.coordinator.fleet.online_times import FARTHEST, horizon
 from fedemu.coordinator.fleet.sampling import draw_cohort
 from fedemu.coordinator.observer import Observers
@@ -153,33 +156,35 @@ class Asking:
     async def _cohort(self, ask_id: AskId, ask: Ask, tally: Tally) -> tuple[tuple[DeviceId, ...], int]:
         """The devices to ask, and how many replies are wanted. Waits or moves the clock until a device is there."""
         among = None if isinstance(ask.cohort, str) else tuple(dict.fromkeys(ask.cohort))
+        if among is not None:
+            among = tuple(device for device in among if 0 <= device < self._settings.devices)
         virtual = self._settings.clock == "virtual"
         eligible = await (self._arrive(among, tally) if virtual else self._connect(ask_id, among))
         if tally.online is None:
             roster = self._service.roster
-            tally.joined = len(roster.members) - len(roster.missing())
-            tally.online = len(roster.online(self._service.timeline.time))
+            tally.joined = len(roster.columns) - len(roster.missing())
+            tally.online = int(roster.online(self._service.timeline.time).sum())
         if among is not None:
-            there = set(eligible)
-            cohort = tuple(device for device in among if device in there)
+            cohort = tuple(device for device in among if eligible[device])
         elif ask.cohort == "online":
-            cohort = tuple(eligible)
+            cohort = tuple(map(DeviceId, np.flatnonzero(eligible).tolist()))
         else:
-            cohort = draw_cohort(eligible, self._settings.selected, seed=self._settings.seed, ask=ask_id)
+            cohort = draw_cohort(
+                np.flatnonzero(eligible), self._settings.selected, seed=self._settings.seed, ask=ask_id
+            )
             return cohort, self._settings.per_round
         return cohort, max(1, len(cohort))
 
-    async def _arrive(self, among: Sequence[DeviceId] | None, tally: Tally) -> list[DeviceId]:
-        """The eligible devices. If there are none, the clock jumps to the next arrival.
+    async def _arrive(self, among: Sequence[DeviceId] | None, tally: Tally) -> Mask:
+        """The eligible devices, as a mask. If there are none, the clock jumps to the next arrival.
 
         Raises QuorumError if no arrival is known.
         """
         service, timeline = self._service, self._service.timeline
-        wanted = None if among is None else set(among)
         while True:
             tally.perturbed |= not await service.extend(horizon(timeline.time + self._settings.deadline))
-            eligible = [d for d in service.roster.eligible(timeline.time) if wanted is None or d in wanted]
-            if eligible:
+            eligible = service.roster.eligible(timeline.time)
+            if eligible.any() if among is None else any(eligible[device] for device in among):
                 return eligible
             arrival = service.roster.next_arrival(timeline.time, among)
             if arrival is not None and arrival <= service.reception.horizon:
@@ -191,7 +196,7 @@ class Asking:
 
     def _nobody(self) -> QuorumError:
         """The error if no device is on-line, now or at any time that is known."""
-        if lost := sum(member.lost for member in self._service.roster.members):
+        if lost := int(self._service.roster.columns.lost.sum()):
             return QuorumError(
                 f"No device is left to be asked: {lost} had no connection for {self._settings.give_up:g} s "
                 "(fleet.give_up); start the devices again, and go on with --resume."
@@ -201,19 +206,17 @@ class Asking:
             "or let the trace wrap."
         )
 
-    async def _connect(self, ask_id: AskId, among: Sequence[DeviceId] | None) -> list[DeviceId]:
-        """The connected devices. If there is none, wait for one, ``deadline`` at most."""
-        roster = self._service.roster
-        wanted = None if among is None else set(among)
+    async def _connect(self, ask_id: AskId, among: Sequence[DeviceId] | None) -> Mask:
+        """The connected devices, as a mask. If there is none, wait for one, ``deadline`` at most."""
+        roster, settings = self._service.roster, self._settings
 
-        def there() -> list[DeviceId]:
-            return [device for device in roster.eligible(0.0) if wanted is None or device in wanted]
+        def anybody() -> bool:
+            return bool(roster.connected) if among is None else any(device in roster.connected for device in among)
 
-        settings = self._settings
         count = settings.devices if among is None else len(among)
         then = f"this try of the round is over (try {ask_id.attempt + 1} of {settings.attempts})"
-        await self._service.wait_for(lambda: bool(there()), settings.deadline, lambda: count, then)
-        return there()
+        await self._service.wait_for(anybody, settings.deadline, lambda: count, then)
+        return roster.eligible(0.0)
 
     def _prepare(self, ask_id: AskId, ask: Ask, context: Context, cohort: Sequence[DeviceId]) -> AskParts:
         """The parts of an ask. This packs tensors and takes long, so it runs apart from the event loop."""

@@ -65,8 +65,8 @@ class Attempts(Generic[S]):
 
         Raises QuorumError if every attempt had too few replies, Diverged if too many replies were not finite.
         """
-        roster = self._service.roster
-        own_states, shortfall = roster.states(), Shortfall()
+        columns = self._service.roster.columns
+        own_states, shortfall = dict(columns.states), Shortfall()
         for attempt in range(self._settings.attempts):
             tally.attempts += 1
             tally.diagnosis = self._open_diagnosis(context.round, state)
@@ -77,7 +77,7 @@ class Attempts(Generic[S]):
                     raise Diverged(
                         f"{short.needed} replies of round {context.round} were not finite, or beyond limits.max_norm"
                     ) from None
-                roster.restore_states(own_states)
+                columns.states = dict(own_states)
                 last = short
                 shortfall.add(short.shortfall)
                 short_of = {"accepted": short.accepted, "needed": short.needed}

@@ -189,7 +189,7 @@ class Rounds(Generic[S]):
             "spent": timeline.spent,
             "perturbed": self.perturbed,
             "class_accuracy": class_accuracy,
-            "roster": self._service.roster.to_record(),
+            "roster": self._service.roster.columns.to_record(),
             "cursor": self._run.cursor(),
             "frozen": self._run.frozen,
             "sums": RULE,

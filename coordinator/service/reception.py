@@ -236,10 +236,10 @@ class Reception:
         self._send(peer, self._granted(lease=lease.token, ranges=lease.ranges), ())
         if lease is not before:
             # With a new lease come new devices, in place of others that took their own states with them.
-            if lease.token != message.lease and (lost := self.roster.forget_states(lease.indices)):
+            if lease.token != message.lease and (lost := self.roster.forget_states(lease)):
                 self.perturbed = True
                 self._observers.event("own_states_lost", devices=lost)
-            self._observers.event("enroll", host=lease.host, devices=len(lease.indices))
+            self._observers.event("enroll", host=lease.host, devices=len(lease))
             self.changed.set()
 
     def _station(self, peer: bytes, message: edge.Station, now: float) -> None:
@@ -258,7 +258,7 @@ class Reception:
 
     def _hello(self, peer: bytes, message: wire.Hello, now: float) -> None:
         seated = self.roster.hello(peer, message, now, self._key_of(peer))
-        device, settings = seated.member.device, self._settings
+        device, settings = seated.device, self._settings
         if seated.replaced is not None and seated.replaced != peer:
             detail = f"Incarnation {message.incarnation} has taken the place of device {device}."
             self._send(seated.replaced, wire.Refused(reason="superseded", detail=detail), ())
@@ -282,10 +282,7 @@ class Reception:
         self.changed.set()
 
     def _presence(self, peer: bytes, message: wire.Presence) -> None:
-        member = self.roster.members[self._device(peer)]
-        announced = OnlineTimes(message.until, message.intervals)
-        if member.online_times is None or announced.until >= member.online_times.until:
-            member.online_times = announced
+        if self.roster.announced.announce(self._device(peer), OnlineTimes(message.until, message.intervals)):
             self.changed.set()
 
     def _about_ask(self, peer: bytes, message: AboutAsk, frames: Sequence[memoryview], now: float) -> None:

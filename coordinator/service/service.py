@@ -156,7 +156,7 @@ class Service:
 
     def absence(self, now: float) -> Absence | None:
         """The devices that the coordinator lacks now. None if it lacks none, or only for a moment so far."""
-        connected, exchange = len(self.roster.connected), self.reception.exchange
+        connected, exchange = self.roster.reachable(), self.reception.exchange
         if connected:
             self._deserted = None
         elif self._deserted is None:
@@ -193,20 +193,20 @@ class Service:
         if until <= self.reception.horizon:
             return True
         self.reception.horizon = until
-        members = self.roster.members
-        before = {member.device: member.online_times for member in self.roster.lacking(until)}
+        announced = self.roster.announced
+        before = {device: announced.of(device) for device in self.roster.lacking(until)}
 
         def silent() -> list[DeviceId]:
             return [device for device in before if is_silent(device)]
 
         def is_silent(device: DeviceId) -> bool:
-            return members[device].online_times is before[device]
+            return announced.of(device) is before[device]
 
         seconds = max(self._settings.give_up, 2 * self._settings.planned_silence)
         if await self._announced(silent, is_silent, seconds, "they count as lost"):
             return True
         for device in (lost := silent()):
-            members[device].lost = True
+            self.roster.columns.lost[device] = True
             told = {"lacked": "did not announce its on-line times", "waited": seconds, "limit": "fleet.give_up"}
             self._observers.event("given_up", device=device, **told, among=len(lost))
         return False
@@ -253,8 +253,8 @@ class Service:
         busy = 0 if exchange is None else len(exchange.machine.terms.cohort) - len(exchange.machine.verdicts)
         return {
             "enrolled": self.roster.leases.granted,
-            "connected": len(self.roster.connected),
-            "online": len(self.roster.online(self.timeline.time)),
+            "connected": self.roster.reachable(),
+            "online": int(self.roster.online(self.timeline.time).sum()),
             "busy": busy,
         }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
+
 from fedemu.coordinator.service.service import Service
 
 Doing = Literal["absent", "online", "asked", "training", "uploading", "away", "crashed"]
@@ -24,16 +26,15 @@ class FleetView:
         """
         roster, time = self._service.roster, self._service.timeline.time
         absent, online, away, crashed = (code(doing) for doing in ("absent", "online", "away", "crashed"))
-        states = bytearray([away]) * len(roster.members)
-        for device in roster.online(time):
-            states[device] = online
-        for member in roster.members:
-            if member.lost or (member.peer is None and member.incarnation >= 0):
-                states[member.device] = crashed
-            elif member.incarnation < 0:
-                states[member.device] = absent
-            elif member.away > time:
-                states[member.device] = away
+        columns = roster.columns
+        if roster.planned is None:
+            here, came = np.zeros(len(columns), bool), columns.incarnation >= 0
+            here[list(roster.connected)] = True
+        else:
+            here = came = roster.leases.held()
+        states = np.where(roster.online(time) & (columns.away <= time), online, away).astype(np.uint8)
+        states[~came] = absent
+        states[columns.lost | (came & ~here)] = crashed
         exchange = self._service.reception.exchange
         if exchange is not None:
             machine = exchange.machine
@@ -44,7 +45,7 @@ class FleetView:
                     states[device] = uploading
                 elif verdict is None and states[device] != crashed:
                     states[device] = training if machine.expects(device) else asked
-        return bytes(states)
+        return states.tobytes()
 
     def facts(self) -> dict[str, Any]:
         """The open ask, the counts of the fleet, and the devices that are waited for, in the form of JSON."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.streams.plan import StreamPlan
+from fedemu.coordinator.fleet.columns import state_of
 from fedemu.coordinator.record.records import newest_record
 from fedemu.device.memory.replay_buffer import read_buffer
 from fedemu.device.memory.store import PREFIX, SUFFIX
@@ -131,8 +132,7 @@ def _profile(run: LiveRun, device: int) -> dict[str, float | None]:
 def _buffer(run: LiveRun, device: int) -> Buffer | None:
     """The replay buffer in the version of the own state that counts, None if this machine does not have it."""
     record = newest_record(run.directory / "checkpoint") or {}
-    states = (record.get("roster") or {}).get("states") or []
-    version = states[device] if device < len(states) else None
+    version = state_of(record.get("roster") or {}, device)
     for state in [run.directory / "devices", *(folder.parent for folder in run.machine.folders)]:
         paths = {
             path.name[len(PREFIX) : -len(SUFFIX)]: path

@@ -7,8 +7,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
+from fedemu.coordinator.fleet.columns import Columns, Mask, state_of
 from fedemu.coordinator.fleet.leases import Leases, compress
 from fedemu.coordinator.fleet.online_times import DAY, OnlineTimes, horizon
 from fedemu.coordinator.fleet.roster import Roster
@@ -38,6 +40,10 @@ def roster(devices: int = 4, clock: str = "virtual", resumed: bool = False) -> t
     return roster, lease.token
 
 
+def chosen(mask: Mask) -> list[int]:
+    return np.flatnonzero(mask).tolist()  # type: ignore[no-any-return]
+
+
 def hello(device: int, lease: str, incarnation: int = 1) -> Hello:
     return Hello(device=device, incarnation=incarnation, lease=lease)
 
@@ -56,7 +62,7 @@ def test_the_lowest_free_indices_are_granted() -> None:
     ]
     last = grants.enroll(C, 5, None, "", 0.0)
     assert last is not None
-    assert last.indices == (7, 8, 9)
+    assert last.ranges == ((7, 10),)
 
 
 def test_devices_beyond_the_fleet_are_refused() -> None:
@@ -109,7 +115,7 @@ def test_an_abandoned_lease_is_given_away_only_when_indices_run_out_and_its_hold
     connected.clear()
     second = grants.enroll(B, 2, None, "", 70.1)
     assert second is not None
-    assert second.indices == (0, 1)
+    assert second.ranges == ((0, 2),)
     assert not grants.holds(first.token, 0)
 
 
@@ -156,14 +162,14 @@ def test_a_journal_brings_the_leases_back() -> None:
         again.enroll(C, 1, "lease-2", "", 0.0, "another")
     back = again.enroll(C, 1, "lease-2", "", 0.0, "key")
     assert back is not None
-    assert back.indices == (5,)
+    assert back.ranges == ((5, 6),)
     fresh = again.enroll(A, 1, None, "", 0.0)
     assert fresh is not None
-    assert fresh.indices == (4,)
+    assert fresh.ranges == ((4, 5),)
 
 
 def test_indices_are_compressed_to_ranges() -> None:
-    assert compress((0, 1, 2, 5, 7, 8)) == ((0, 3), (5, 6), (7, 9))
+    assert compress(np.array([0, 1, 2, 5, 7, 8])) == ((0, 3), (5, 6), (7, 9))
 
 
 def test_a_device_needs_the_lease_that_holds_its_index() -> None:
@@ -176,8 +182,8 @@ def test_a_device_needs_the_lease_that_holds_its_index() -> None:
 
 def test_a_newer_incarnation_replaces_an_older_one_and_not_the_other_way_round() -> None:
     fleet, lease = roster()
-    assert fleet.hello(B, hello(0, lease, 5), 0.0) == (fleet.members[0], None, True)
-    assert fleet.hello(C, hello(0, lease, 6), 0.0) == (fleet.members[0], B, True)
+    assert fleet.hello(B, hello(0, lease, 5), 0.0) == (0, None, True)
+    assert fleet.hello(C, hello(0, lease, 6), 0.0) == (0, B, True)
     assert fleet.connected == {0: C}
     with refused("superseded"):
         fleet.hello(B, hello(0, lease, 5), 0.0)
@@ -187,9 +193,9 @@ def test_a_newer_incarnation_replaces_an_older_one_and_not_the_other_way_round()
 def test_a_second_copy_of_a_hello_changes_nothing() -> None:
     fleet, lease = roster()
     fleet.hello(B, hello(0, lease, 5), 0.0)
-    assert fleet.hello(B, hello(0, lease, 5), 0.0) == (fleet.members[0], None, False)
-    assert fleet.hello(B, hello(0, lease, 4), 0.0) == (fleet.members[0], None, False)
-    assert fleet.members[0].incarnation == 5
+    assert fleet.hello(B, hello(0, lease, 5), 0.0) == (0, None, False)
+    assert fleet.hello(B, hello(0, lease, 4), 0.0) == (0, None, False)
+    assert fleet.columns.incarnation[0] == 5
 
 
 def test_once_a_session_is_over_any_incarnation_may_come() -> None:
@@ -255,41 +261,47 @@ def test_the_horizon_is_one_day_and_doubles() -> None:
 
 def test_eligible_are_those_on_line_and_not_away_whether_connected_or_not() -> None:
     fleet, _ = roster(4)
-    fleet.members[0].online_times = OnlineTimes(DAY, [(0.0, 50.0)])
-    fleet.members[1].online_times = OnlineTimes(DAY, [(40.0, 90.0)])
-    fleet.members[2].online_times = OnlineTimes(DAY, [(0.0, 90.0)])
-    fleet.members[2].away = 45.0
+    fleet.announced.announce(0, OnlineTimes(DAY, [(0.0, 50.0)]))
+    fleet.announced.announce(1, OnlineTimes(DAY, [(40.0, 90.0)]))
+    fleet.announced.announce(2, OnlineTimes(DAY, [(0.0, 90.0)]))
+    fleet.columns.away[2] = 45.0
     assert fleet.missing() == [3]
-    assert [fleet.eligible(time) for time in (0.0, 40.0, 45.0, 50.0, 90.0)] == [[0], [0, 1], [0, 1, 2], [1, 2], []]
-    assert fleet.online(0.0) == [0, 2]
+    assert [chosen(fleet.eligible(time)) for time in (0.0, 40.0, 45.0, 50.0, 90.0)] == [
+        [0],
+        [0, 1],
+        [0, 1, 2],
+        [1, 2],
+        [],
+    ]
+    assert chosen(fleet.online(0.0)) == [0, 2]
     assert fleet.next_arrival(-5.0) == 0.0
     assert fleet.next_arrival(5.0, [DeviceId(1), DeviceId(2)]) == 40.0
     assert fleet.next_arrival(5.0, [DeviceId(2)]) == 45.0
     assert fleet.next_arrival(90.0) is None
-    fleet.members[2].away = math.inf
+    fleet.columns.away[2] = math.inf
     assert fleet.next_arrival(5.0, [DeviceId(2)]) is None
 
 
 def test_a_lost_device_is_not_asked_before_it_says_hello() -> None:
     fleet, lease = roster(2)
-    for member in fleet.members:
-        member.online_times = OnlineTimes(50.0, [(0.0, math.inf)])
-    fleet.members[0].lost = True
-    assert (fleet.eligible(0.0), fleet.online(0.0)) == ([1], [0, 1])
+    for device in range(2):
+        fleet.announced.announce(device, OnlineTimes(50.0, [(0.0, math.inf)]))
+    fleet.columns.lost[0] = True
+    assert (chosen(fleet.eligible(0.0)), chosen(fleet.online(0.0))) == ([1], [0, 1])
     assert fleet.next_arrival(0.0, [DeviceId(0)]) is None
-    assert [member.device for member in fleet.lacking(60.0)] == [1]
+    assert fleet.lacking(60.0) == [1]
     fleet.hello(B, hello(0, lease), 0.0)
-    assert fleet.eligible(0.0) == [0, 1]
+    assert chosen(fleet.eligible(0.0)) == [0, 1]
 
 
 def test_under_the_wall_clock_on_line_means_connected() -> None:
     fleet, lease = roster(3, "wall")
     fleet.hello(B, hello(2, lease), 0.0)
     fleet.hello(C, hello(0, lease), 0.0)
-    assert fleet.eligible(0.0) == [0, 2]
+    assert chosen(fleet.eligible(0.0)) == [0, 2]
     assert fleet.missing() == [1]
     fleet.leave(B, 1.0)
-    assert (fleet.eligible(0.0), fleet.missing()) == ([0], [1])
+    assert (chosen(fleet.eligible(0.0)), fleet.missing()) == ([0], [1])
 
 
 def test_after_a_restart_under_the_wall_clock_a_supervisor_stands_for_its_devices() -> None:
@@ -304,40 +316,50 @@ def blob(key: str, letter: str, size: int) -> BlobRef:
 
 
 def test_a_device_is_charged_once_for_the_same_blob_under_one_key() -> None:
-    fleet, _ = roster()
+    columns = Columns(4)
     first = [blob("model", "a", 100), blob("generator", "b", 7)]
     second = [blob("model", "c", 100), blob("generator", "b", 7)]
     device = DeviceId(1)
-    assert fleet.download_bytes(device, first) == 107
-    fleet.charge(device, first)
-    assert [fleet.download_bytes(device, shared) for shared in (first, second)] == [0, 100]
-    fleet.charge(device, second)
-    assert fleet.download_bytes(device, first) == 100
+    assert columns.download_bytes(device, first) == 107
+    columns.charge(device, first)
+    assert [columns.download_bytes(device, shared) for shared in (first, second)] == [0, 100]
+    columns.charge(device, second)
+    assert columns.download_bytes(device, first) == 100
 
 
 def test_the_records_of_devices_survive_json() -> None:
-    fleet, _ = roster()
-    fleet.members[0].away = math.inf
-    fleet.members[1].away = 0.1 + 0.2
-    fleet.members[2].state = AskId(3, 1, 0)
+    columns = Columns(4)
+    columns.away[:2] = math.inf, 0.1 + 0.2
+    columns.states[DeviceId(2)] = AskId(3, 1, 0)
     for device in (0, 3):
-        fleet.charge(DeviceId(device), [blob("model", "a", 1), blob("control", "b", 1)])
-    fleet.charge(DeviceId(3), [blob("model", "c", 1)])
-    record = json.loads(json.dumps(fleet.to_record()))
-    again, _ = roster()
+        columns.charge(DeviceId(device), [blob("model", "a", 1), blob("control", "b", 1)])
+    columns.charge(DeviceId(3), [blob("model", "c", 1)])
+    record = json.loads(json.dumps(columns.to_record()))
+    again = Columns(4)
     again.restore(record)
-    assert [member.away for member in again.members] == [math.inf, 0.1 + 0.2, 0.0, 0.0]
-    assert again.states() == [None, None, AskId(3, 1, 0), None]
-    assert again.members[3].charged == {"model": Digest("c" * 64), "control": Digest("b" * 64)}
-    assert again.to_record() == fleet.to_record()
+    assert again.away.tolist() == [math.inf, 0.1 + 0.2, 0.0, 0.0]
+    assert again.states == {2: AskId(3, 1, 0)}
+    assert again.charged[DeviceId(3)] == {"model": Digest("c" * 64), "control": Digest("b" * 64)}
+    assert again.to_record() == columns.to_record()
+    assert [state_of(record, device) for device in range(4)] == [None, None, "3.1.0", None]
 
 
-def test_states_can_be_put_back() -> None:
-    fleet, _ = roster(2)
-    before = fleet.states()
-    fleet.members[1].state = AskId(1, 0, 0)
-    fleet.restore_states(before)
-    assert fleet.states() == [None, None]
+def test_a_checkpoint_has_nothing_of_devices_that_were_never_asked() -> None:
+    few, many = Columns(4), Columns(100_000)
+    for columns in (few, many):
+        columns.away[2] = 7.5
+        columns.charge(DeviceId(3), [blob("model", "a", 1)])
+    assert json.dumps(many.to_record()) == json.dumps(few.to_record())
+
+
+def test_the_records_of_an_earlier_version_are_read() -> None:
+    record = {"away": [0.0, 5.0], "states": ["2.0.1", None], "charged": [{"model": 0}, {}], "digests": ["a" * 64]}
+    columns = Columns(2)
+    columns.restore(record)
+    assert columns.away.tolist() == [0.0, 5.0]
+    assert columns.states == {0: AskId(2, 0, 1)}
+    assert columns.charged == {0: {"model": "a" * 64}}
+    assert [state_of(record, device) for device in range(3)] == ["2.0.1", None, None]
 
 
 def shared(*channels: bytes, connection: bytes = A) -> tuple[Roster, str]:
@@ -352,7 +374,7 @@ def test_a_shared_connection_speaks_for_the_devices_of_its_own_leases_and_for_no
     with refused("lease_unknown"):
         members.hello(b"channel 1", hello(0, lease), 0.0)
     members, lease = shared(b"channel 1", connection=A)
-    assert members.hello(b"channel 1", hello(0, lease), 0.0).member.device == 0
+    assert members.hello(b"channel 1", hello(0, lease), 0.0).device == 0
 
 
 def test_channels_live_as_long_as_their_connection() -> None:

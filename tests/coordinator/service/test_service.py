@@ -85,10 +85,10 @@ async def test_a_device_that_is_silent_by_plan_for_longer_than_give_up_is_waited
     extending = asyncio.create_task(service.extend(2 * service.reception.horizon))
     await asyncio.sleep(5 * settings.give_up)  # nothing may happen meanwhile, so there is nothing to wait for
     assert not extending.done()
-    roster.members[0].online_times = OnlineTimes(service.reception.horizon, [])
+    roster.announced.announce(0, OnlineTimes(service.reception.horizon, []))
     service.reception.changed.set()
     assert await extending
-    assert not roster.members[0].lost
+    assert not roster.columns.lost[0]
 
 
 @pytest.mark.parametrize("connected", [0, 1])
