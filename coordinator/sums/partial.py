@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -113,22 +114,17 @@ class Partial:
     def unpack(self, packed: PackedPartial) -> Partial:
         """The sum that was packed, of the same reducers and leaves as this one.
 
-        Raises ValueError if it does not fit them.
+        Raises ValueError if it does not fit them, as one of a foreign sender may.
         """
-        found = object.__new__(Partial)
-        found.__dict__.update(self.__dict__)
-        found.replies, found.examples = packed.replies, packed.examples
-        found._sums = {key: {} for key in self._sums}
+        found = copy(self)
+        found.replies, found.examples, found._block = packed.replies, packed.examples, Block()
         names = {f"{key}/{name}" for key, name, _ in self._all()}
         if differing := names ^ packed.sums.keys():
             raise ValueError(f"a sum of other tensors: it differs in {min(differing)!r}")
-        for key, name, digits in self._all():
-            of_leaf = packed.sums[f"{key}/{name}"]
-            if of_leaf.digits.dtype != np.int32 or of_leaf.digits.ndim != 2 or of_leaf.digits.shape[1] != digits.size:
-                raise ValueError(
-                    f"the sum of {key}/{name} has the shape {of_leaf.digits.shape}, for {digits.size} elements"
-                )
-            found._sums[key][name] = Digits.unpack(of_leaf)
+        found._sums = {
+            key: {name: _unpacked(f"{key}/{name}", leaf, packed.sums) for name, (_, leaf) in leaves.items()}
+            for key, leaves in self._leaves.items()
+        }
         return found
 
     def _fold(self, payloads: Sequence[Arrays], examples: Sequence[int]) -> None:
@@ -170,3 +166,12 @@ class Partial:
         for key, of_key in self._sums.items():
             for name, digits in of_key.items():
                 yield key, name, digits
+
+
+def _unpacked(name: str, leaf: Leaf, sums: Mapping[str, Packed]) -> Digits:
+    lowest, digits = sums[name]
+    if digits.dtype != np.int32 or digits.ndim != 2 or digits.shape[1] != leaf.size:
+        raise ValueError(f"the sum of {name} has the shape {digits.shape}, for {leaf.size} elements")
+    if "float" not in leaf.dtype and lowest < 0:
+        raise ValueError(f"the sum of {name} has digits below the point, but {leaf.dtype} has none")
+    return Digits.unpack(sums[name])

@@ -148,7 +148,8 @@ def _narrowed(values: NDArray[np.float64], dtype: str) -> NDArray[Any]:
         narrow = values.astype(np.float32)
     # To odd first, so that the second rounding gives what a single one would.
     bits = narrow.view(np.int32)
-    missing = np.where(np.isfinite(narrow), np.abs(values) - np.abs(narrow), 0.0)
+    with np.errstate(invalid="ignore"):
+        missing = np.where(np.isfinite(narrow), np.abs(values) - np.abs(narrow), 0.0)
     bits += np.where((missing != 0) & (bits & 1 == 0), np.sign(missing).astype(np.int32), 0)
     wide = narrow.view(np.uint32).astype(np.uint64)
     return ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).astype(np.uint16)

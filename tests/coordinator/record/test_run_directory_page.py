@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "run_directory.md").read_text(encoding="utf-8")
-NAME_AT = {"event": 0, "_gone": 2}
+NAME_AT = {"event": 0, "_gone": 2, "_leave": 1, "_count_refusal": 1}
 """The place of the event's name among the arguments of the calls that record events."""
 
 

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedemu.algorithms.interface import Reducer, mean, total, weighted_mean
+from fedemu.coordinator.sums.digits import Packed
 from fedemu.coordinator.sums.leaf import Leaf, widened
 from fedemu.coordinator.sums.partial import PackedPartial, Partial
 from fedemu.coordinator.sums.terms import ELEMENTS
@@ -149,6 +150,27 @@ def test_a_packed_sum_of_other_tensors_is_refused():
         empty(total, size=4).unpack(packed)
     with pytest.raises(ValueError, match="'b/x'"):
         empty(total).unpack(PackedPartial(1, 1, {"a/x": packed.sums["a/x"], "b/x": packed.sums["a/x"]}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lowest", "sentence"),
+    [("float32", 40, "1 places from 40 on"), ("float64", -41, "1 places from -41 on"), ("int8", -1, "below the point")],
+)
+def test_a_packed_sum_with_impossible_places_is_refused(dtype, lowest, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        empty(total, dtype).unpack(PackedPartial(1, 1, {"a/x": Packed(lowest, np.ones((1, 1), np.int32))}))
+
+
+@pytest.mark.parametrize("dtype", PRECISION)
+@pytest.mark.parametrize("lowest", [-40, -30, -5, 0, 27, 38])
+def test_any_packed_sum_has_a_value(dtype, lowest):
+    digits = np.random.default_rng(6).integers(-(2**31), 2**31, (2, 50)).astype(np.int32)
+    sums = empty(mean, dtype, 50).unpack(PackedPartial(7, 0, {"a/x": Packed(lowest, digits)}))
+    found = sums.finish()["a"]["x"]
+    exact = [Fraction(2) ** (32 * lowest) * (int(low) + (int(high) << 32)) / 7 for low, high in digits.T]
+    assert not np.isnan(widened(found) if dtype == "bfloat16" else found).any()
+    if lowest in (-5, 0) and dtype != "float16":
+        assert (widened(found) if dtype == "bfloat16" else found).tolist() == [nearest(value, dtype) for value in exact]
 
 
 def test_values_worked_out_by_hand():
