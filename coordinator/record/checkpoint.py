@@ -177,15 +177,20 @@ def _checksum(tree: Tree) -> str:
 
 def _job_files(directory: Path, round: int, attempt: int, ordinal: int) -> list[Path]:
     """The files of one server job, ascending by step."""
-    names = directory.glob(f"job-{round}.{attempt}.{ordinal}.*.safetensors")
-    steps = {int(match[2]): path for path in names if (match := _JOB.fullmatch(path.name))}
+    # A glob of each round would leave its pattern in the caches of Python.
+    matches = map(_JOB.fullmatch, os.listdir(directory) if directory.is_dir() else ())
+    beginning = f"job-{round}.{attempt}.{ordinal}."
+    steps = {int(match[2]): directory / match[0] for match in matches if match and match[0].startswith(beginning)}
     return [steps[step] for step in sorted(steps)]
 
 
 def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    with safetensors.safe_open(path, framework="pt") as file:
-        # The clone lies in memory that torch aligns. Offsets in a mapped file are not aligned.
-        return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    """The tensors of a file, and its metadata. The library's ``safe_open`` would lose memory with each tensor."""
+    content = path.read_bytes()
+    # The clone lies in memory that torch aligns. Offsets in a file are not aligned.
+    tensors = {name: tensor.clone() for name, tensor in deserialize(content).items()}
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return tensors, header.get("__metadata__", {})
 
 
 def _drop_others(directory: Path, round: int, tensors: str) -> None:
