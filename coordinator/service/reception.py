@@ -301,8 +301,9 @@ class Reception:
 
     def _unable(self, peer: bytes, detail: str) -> None:
         """A machine leaves because it cannot take part, or go on, such as without code that it was not told to run."""
-        lease = self.roster.leases.of_peer(peer)
-        self._count_refusal(wire.UNABLE, "unable", host="" if lease is None else lease.host, detail=detail)
+        if count := self._told_refusal(wire.UNABLE):
+            lease = self.roster.leases.of_peer(peer)
+            self._observers.event("unable", host="" if lease is None else lease.host, detail=detail, count=count)
 
     def _too_much(self, peer: bytes) -> None:
         """Close a connection that sends or wants more than a run needs. An honest device would come back."""
@@ -342,14 +343,17 @@ class Reception:
 
     def _refuse(self, peer: bytes, reason: str, detail: str, now: float, counted_as: str | None = None) -> None:
         counted = counted_as or reason
-        self._count_refusal(counted, "refusal", reason=counted)
+        if count := self._told_refusal(counted):
+            self._observers.event("refusal", reason=counted, count=count)
         if self.refusals.allow(peer, reason, now):
             self._send(peer, wire.Refused(reason=reason, detail=detail[:2048]), ())
 
-    def _count_refusal(self, counted: str, event: str, **fields: Any) -> None:
-        """Count what a peer was refused, or refuses. Events tell of the first few, the 10th, 100th and so on."""
+    def _told_refusal(self, counted: str) -> int:
+        """Count what a peer was refused, or refuses. The count if an event tells of it, 0 if not.
+
+        Events tell of the first few, and then of the 10th, 100th and so on.
+        """
         self._observers.rejected(counted)
         self._refused[counted] += 1
         count = self._refused[counted]
-        if count < FEW or is_milestone(count):
-            self._observers.event(event, **fields, count=count)
+        return count if count < FEW or is_milestone(count) else 0
