@@ -112,8 +112,12 @@ class Breaking:
     def _supervisor(self, run: LiveRun) -> str:
         crew = _crews(run)[0]
         pid = crew.supervisor.pid
+        words = crew.supervisor.cmdline()
         crew.supervisor.send_signal(signal.SIGKILL)
-        return f"supervisor killed (process {pid}), and its {counted(len(crew.devices), 'device')} with it"
+        told = f"supervisor killed (process {pid}), and its {counted(len(crew.devices), 'device')} with it"
+        if "device" not in words:  # that of fedemu run, which starts it again
+            return told
+        return f"{told}; start it again by {shlex.join(['fedemu', *words[words.index('device') :]])}"
 
     def _coordinator(self, run: LiveRun) -> str:
         pid = run.coordinator

@@ -97,7 +97,7 @@ export class Chart {
 }
 
 const VIRIDIS = [[68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141], [39, 173, 129], [92, 200, 99], [170, 220, 50], [253, 231, 37]];
-function viridis(value) {
+export function viridis(value) {
   const place = Math.max(0, Math.min(1, value)) * (VIRIDIS.length - 1), low = Math.min(VIRIDIS.length - 2, Math.floor(place));
   return `rgb(${VIRIDIS[low].map((tone, channel) => Math.round(tone + (place - low) * (VIRIDIS[low + 1][channel] - tone))).join()})`;
 }

@@ -1,8 +1,10 @@
 // The story of one device: what it holds, what it was asked and how that ended, and what it keeps.
 import { LETTERS, OUTCOMES, STATES, counted, known, make, span, table } from "./words.js";
+import { viridis } from "./charts.js";
 import { said } from "./log.js";
 
-const TONES = ["blue", "orange", "green", "red", "purple", "sky", "slate"];
+// The colour of a period: the later, the lighter.
+const tone = (period, periods) => viridis(periods > 1 ? 0.15 + (0.8 * period) / (periods - 1) : 0.4);
 
 export class Story {
   constructor(run, place, columns) {
@@ -25,6 +27,11 @@ export class Story {
     this.place.focus({ preventScroll: window.innerWidth > 900 });
   }
 
+  // Says anew what the device does now.
+  again() {
+    if (this.device !== null) this.now.textContent = STATES[this.run.states[this.device]];
+  }
+
   close() {
     this.device = null;
     this.place.hidden = true;
@@ -35,7 +42,8 @@ export class Story {
     const { states, outcomes, visits } = this.run;
     const close = make("button", { type: "button", onclick: () => this.close(), "aria-label": "Close the story" }, "✕");
     const parts = [make("h3", {}, `Device ${device}`, close)];
-    const facts = [["now", STATES[states[device]]], ["asked", counted(visits[device], "time")], ["last outcome", OUTCOMES[outcomes[device]]]];
+    this.now = make("span", {}, STATES[states[device]]);
+    const facts = [["now", this.now], ["asked", counted(visits[device], "time")], ["last outcome", OUTCOMES[outcomes[device]]]];
     if (told) {
       const { seconds_per_sample: pace, down_kbps: down, up_kbps: up, latency } = told.profile;
       if (known(pace)) facts.push(["speed", `${(1000 * pace).toFixed(1)} ms a sample, ${(down / 1000).toFixed(1)} Mbit/s down, ${(up / 1000).toFixed(1)} up, ${(1000 * latency).toFixed(0)} ms latency`]);
@@ -45,7 +53,7 @@ export class Story {
     if (problem) parts.push(make("p", { class: told ? "bad" : "hint" }, problem));
     if (told) {
       if (told.missing) parts.push(make("p", { class: "hint" }, told.missing));
-      if (told.labels) parts.push(make("h4", {}, "Training samples by class" + (told.labels.length > 1 ? " and period" : "")), bars(told.labels, told.classes, "Training samples"));
+      if (told.labels) parts.push(make("h4", {}, "Training samples by class" + (told.labels.length > 1 ? " and period" : "")), bars(told.labels, told.classes, "Training samples"), periods(told.labels.length));
       if (told.replay) {
         const kept = told.replay.kept.flat().reduce((a, b) => a + b, 0);
         parts.push(make("h4", {}, `Replay buffer: ${kept} of ${told.replay.room} samples, by class and period`), bars(told.replay.kept, told.classes, "Replay buffer"));
@@ -61,6 +69,16 @@ export class Story {
     }
     this.place.replaceChildren(...parts);
   }
+}
+
+// Which colour is which period. Of many the first and the last are named.
+function periods(count) {
+  const named = [...Array(count).keys()].filter((period) => count <= 10 || period === 0 || period === count - 1);
+  return count < 2 ? "" : make("div", { class: "keys" }, ...named.map((period) => {
+    const field = make("i");
+    field.style.background = tone(period, count);
+    return make("span", {}, field, `period ${period + 1}`);
+  }));
 }
 
 // Stacked bars: one for each class, a colour for each period.
@@ -88,7 +106,7 @@ function bars(counts, classes, what) {
       if (!high) return;
       base -= high;
       const bar = add("rect", { x: label * wide + wide * 0.12, y: base, width: wide * 0.76, height: high });
-      bar.style.fill = `var(--${TONES[period % TONES.length]})`;
+      bar.style.fill = tone(period, counts.length);
       const title = document.createElementNS(NS, "title");
       title.textContent = `class ${classes[label]}${counts.length > 1 ? `, period ${period + 1}` : ""}: ${row[label]}`;
       bar.append(title);
