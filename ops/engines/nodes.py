@@ -15,7 +15,7 @@ def settle(at: Mapping[int, str | None], homes: Mapping[int, str], nodes: Sequen
     """
     living = {place: node for place, node in homes.items() if node in nodes}
     load = Counter(dict.fromkeys(nodes, 0))
-    load.update(node for place, node in at.items() if node in load and place not in living)
+    load.update(node for place, node in at.items() if node is not None and node in load and place not in living)
     load.update(living[place] for place in at if place in living)
     changes: dict[int, str] = {}
     for place, node in sorted(at.items()):
