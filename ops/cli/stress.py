@@ -19,6 +19,7 @@ from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, FormatOption
 from fedemu.ops.stress.campaign.cases import CaseResult
 from fedemu.ops.stress.campaign.telling import play_campaign
+from fedemu.ops.stress.network import WeatherResult, play_network
 from fedemu.ops.stress.play import ScenarioResult, play
 from fedemu.ops.stress.scenarios import FULL, SHORT, Scale, Scenario, scenarios
 from fedemu.ops.stress.strangers.telling import play_strangers
@@ -29,6 +30,8 @@ CAMPAIGN = "campaign"
 """The word that plays a campaign in place of scenarios."""
 SOAK = "soak"
 """The word that plays a small fleet under churn for a long time instead."""
+NETWORK = "network"
+"""The word that plays runs with bad wires between machines."""
 STRANGERS = "strangers"
 """The word that attacks runs instead."""
 
@@ -42,7 +45,9 @@ def stress(
             help="The scenarios to play. Default: all of them. The word campaign plays random accidents at random "
             "moments of runs of random methods instead, case after case. The word soak plays a small fleet under churn "
             "for a long time, and tells whether memory, descriptors, processes or files grow. The word strangers "
-            "attacks a run of 40 devices in each way that the page on security names, without keys and with keys.",
+            "attacks a run of 40 devices in each way that the page on security names, without keys and with keys. The "
+            "word network puts a coordinator and two machines into network namespaces, with delay, loss, little "
+            "bandwidth and partitions between them.",
         ),
     ] = None,
     short: Annotated[
@@ -94,6 +99,13 @@ def stress(
         if format is Format.JSON:
             print(json.dumps({"passed": soaked.passed, **asdict(soaked)}, indent=1))
         return 0 if soaked.passed else FAILED
+    if names == [NETWORK]:
+        weathered: list[WeatherResult] = []
+        with _folder(out, keep=lambda: not all(result.passed for result in weathered)) as folder:
+            weathered += play_network(folder)
+        if format is Format.JSON:
+            print(json.dumps([asdict(result) | {"passed": result.passed} for result in weathered], indent=1))
+        return 0 if all(result.passed for result in weathered) else FAILED
     if names == [STRANGERS]:
         with _folder(out) as folder:
             attacked = play_strangers(folder, attack or (), seconds)
@@ -110,7 +122,7 @@ def stress(
         if name not in known:
             raise ConfigurationError(
                 f"there is no scenario {name!r}; choose from {', '.join(known)}, "
-                f"or {CAMPAIGN}, {SOAK} or {STRANGERS} alone"
+                f"or {CAMPAIGN}, {SOAK}, {NETWORK} or {STRANGERS} alone"
             )
     with _folder(out) as folder:
         results = _play_all([known[name] for name in names or known], scale, folder, seed)

@@ -1,0 +1,139 @@
+"""``fedemu stress network``: a coordinator and two machines with bad wires between them. No digest may change."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from fedemu.coordinator.record.run import read_summary
+from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.figures import span
+from fedemu.ops.running.folder import claim
+from fedemu.ops.running.together import run_together
+from fedemu.ops.running.words import say
+from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet
+from fedemu.ops.stress.wires import Quality, Wires
+
+COORDINATOR: Final = "coordinator"
+MACHINES: Final = ("first", "second")
+PORT: Final = 5577
+LONGEST_SECONDS: Final = 900.0
+
+
+@dataclass(frozen=True)
+class Weather:
+    """What happens to the wires: their quality, and who is cut off after round 2, for how many seconds."""
+
+    name: str
+    what: str
+    quality: Quality
+    cut: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+WEATHERS: Final = (
+    Weather("far", "100 ms from one machine to the other", Quality(delay=0.1)),
+    Weather("lossy", "20 ms, and 2 % of all packets are lost", Quality(delay=0.02, loss=0.02)),
+    Weather("narrow", "20 ms, and 4 Mbit/s from each machine", Quality(delay=0.02, rate=5e5)),
+    Weather("partition", "one machine is cut off for 15 s", Quality(delay=0.02), ("first",), 15.0),
+    Weather("split", "the coordinator is cut off for 15 s", Quality(delay=0.02), (COORDINATOR,), 15.0),
+)
+
+
+@dataclass(frozen=True)
+class WeatherResult:
+    """How a run in a weather ended. ``complaint`` is empty if it passed."""
+
+    name: str
+    seconds: float
+    digest: str
+    complaint: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether the run ended with the digest of the run alone."""
+        return not self.complaint
+
+
+def play_network(folder: Path, weathers: Sequence[Weather] = WEATHERS, rounds: int = 20) -> list[WeatherResult]:
+    """Play a run alone, and then one in each weather. People read on stderr how it goes.
+
+    Raises ConfigurationError if this user may not make network namespaces.
+    """
+    Wires(MACHINES, Quality()).close()
+    settings = [f"rounds={rounds}", "runtime.report=false", "runtime.log_level=warning"]
+    experiment, runtime = load_experiment("digits-small", [*settings, "runtime.transport=memory"], {})
+    say("a run alone, for comparison ...")
+    alone = claim(experiment, folder / "alone")
+    run_together(alone, experiment, runtime, new=True, print_summary=False)
+    expected = (read_summary(alone) or {})["model_digest"]
+    results = []
+    for weather in weathers:
+        say(f"{weather.name}: {weather.what} ...")
+        results.append(result := play(folder / weather.name, weather, settings, str(expected)))
+        say(f"  {'passed' if result.passed else 'FAILED'} in {span(result.seconds)}{_because(result)}")
+    return results
+
+
+def play(folder: Path, weather: Weather, settings: Sequence[str], expected: str) -> WeatherResult:
+    """Play one run, and compare its digest with the expected one."""
+    began = time.monotonic()
+    with _fleet(folder, weather.quality, settings) as (fleet, wires):
+        fleet.start_coordinator("--insecure")
+        for name, count in zip(MACHINES, (10, 10), strict=True):
+            fleet.start_devices(count, state=name)
+        try:
+            if weather.cut:
+                fleet.wait_for_round(2, LONGEST_SECONDS)
+                wires.cut(weather.cut)
+                fleet.pause(weather.seconds)
+                wires.heal()
+            code = fleet.wait_for_end(LONGEST_SECONDS)
+        except FleetTimeout as error:
+            return WeatherResult(weather.name, time.monotonic() - began, "", str(error))
+        if code:
+            return WeatherResult(weather.name, time.monotonic() - began, "", f"exit code {code}\n{fleet.tail()}")
+        summary = fleet.summary()
+    complaint = "" if summary["model_digest"] == expected else "another digest than that of the run alone"
+    if summary["perturbed"]:
+        complaint = "the run says perturbed"
+    return WeatherResult(weather.name, time.monotonic() - began, summary["model_digest"], complaint)
+
+
+@contextmanager
+def _fleet(folder: Path, quality: Quality, settings: Sequence[str]) -> Iterator[tuple[LiveFleet, Wires]]:
+    """A fleet whose coordinator and machines are in namespaces of their own."""
+    wires = Wires([COORDINATOR, *MACHINES], quality)
+
+    def start(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> psutil.Popen:
+        name = COORDINATOR if words[0] == "coordinator" else Path(words[words.index("--state") + 1]).name
+        command = [*wires.inside(name), sys.executable, "-m", "fedemu.ops.cli", *words]
+        with log.open("wb") as file:
+            return psutil.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=environment,
+            )
+
+    address = f"tcp://{wires.addresses[COORDINATOR]}:{PORT}"
+    fleet = LiveFleet(folder, address=address, overrides=settings, experiment="digits-small", start=start)
+    try:
+        yield fleet, wires
+    finally:
+        fleet.close()
+        wires.close()
+
+
+def _because(result: WeatherResult) -> str:
+    return f": {result.complaint}" if result.complaint else ""
