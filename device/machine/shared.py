@@ -26,7 +26,7 @@ def share_link(here: Arrival, network: Network, address: str, stack: AsyncExitSt
 
     Raises ConfigurationError if this process may not have a connection for each device.
     """
-    _allow_files(2 * len(here.devices) + SPARE_FILES)
+    _allow_files(len(here.devices) + SPARE_FILES)
     loop = asyncio.get_running_loop()
     relay = Relay(network, address, here.trunk, loop, LARGEST, loop.time)
     relay.watch(here.granted.heartbeat_seconds, here.granted.patience)

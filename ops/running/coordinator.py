@@ -56,6 +56,8 @@ STRANGERS_FILES = 384
 """More of them where strangers can connect, who do so faster than they are parted from."""
 MOST_FILES = 2**20
 """A higher limit of open files is of no use."""
+MOST_MACHINES = 1024
+"""So many connections have to be possible if devices share those of their machines."""
 SPARE_FILES = 256
 """Open files that a coordinator needs beside the connections of the devices: libraries, data, logs, checkpoints."""
 
@@ -104,7 +106,9 @@ def coordinate(
     every FedemuError that ends a run early, except Interrupted, for which the code INTERRUPTED is returned.
     """
     open_log(directory / "logs" / "coordinator.log", runtime.log_level)
-    allow_files(files_for(experiment.fleet.devices, runtime.bind))
+    shares = experiment.fleet.link == "shared" or experiment.tree.edges
+    connections = min(experiment.fleet.devices, MOST_MACHINES) if shares else experiment.fleet.devices
+    allow_files(files_for(connections, runtime.bind))
     state = Progress(
         experiment.name,
         experiment.rounds,
@@ -172,9 +176,10 @@ async def _serve(
         network.close()
 
 
-def files_for(devices: int, address: str) -> int:
+def files_for(connections: int, address: str) -> int:
     """The open files that a coordinator needs. Where strangers can come, their connections must not use up all."""
-    return 2 * devices + SPARE_FILES + STRANGERS_FILES if address.startswith("tcp://") else devices + SPARE_FILES
+    strangers = connections + STRANGERS_FILES if address.startswith("tcp://") else 0
+    return connections + strangers + SPARE_FILES
 
 
 def allow_files(wanted: int) -> None:
