@@ -20,6 +20,10 @@ from fedemu.protocol.wording import is_milestone
 FORMAT = "%(asctime)s %(process)d %(levelname)-7s %(name)s: %(message)s"
 
 
+MOST_FAILURES = 100
+"""So many different reasons of devices that failed are warnings."""
+
+
 class LogFile(logging.FileHandler):
     """The handler that ``open_log`` adds. It has a class of its own, so that it can be told from other handlers.
 
@@ -85,7 +89,7 @@ class LogObserver(Observers):
         super().__init__()
         self._log = logging.getLogger("fedemu.coordinator")
         self._rejected: Counter[str] = Counter()
-        self._failed: Counter[str] = Counter()
+        self._failed: set[str] = set()
         self._tenth: tuple[str, int, int] | None = None
         self._absent = False
 
@@ -127,8 +131,8 @@ class LogObserver(Observers):
 
     def event(self, name: str, **fields: Any) -> None:
         """Write an event. The reason of devices that failed is a warning when it comes the first time."""
-        if name == "failure" and not self._failed[fields["detail"]]:
-            self._failed[fields["detail"]] += 1
+        if name == "failure" and fields["detail"] not in self._failed and len(self._failed) < MOST_FAILURES:
+            self._failed.add(fields["detail"])
             self._log.warning("device %s failed: %s", fields["device"], fields["detail"] or fields["reason"])
         self._log.log(logging.WARNING if name in _WARNINGS else logging.DEBUG, "%s %s", name, fields)
 
