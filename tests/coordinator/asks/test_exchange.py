@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedemu.algorithms.interface import total
 from fedemu.coordinator.asks.ask import Terms
 from fedemu.coordinator.asks.exchange import AskParts, Exchange
+from fedemu.coordinator.asks.folding import Folding
 from fedemu.coordinator.asks.payload import FILE_THRESHOLD, PayloadTemplate
 from fedemu.coordinator.asks.wall import WallAsk
 from fedemu.coordinator.fleet.roster import Roster
@@ -53,7 +55,8 @@ class Play:
         )
         settings = Settings(run="test", seed=1, rounds=1, devices=len(DEVICES), per_round=wanted)
         machine = WallAsk(Terms(ASK, DEVICES, wanted, 0.0, 10.0), DEVICES)
-        self.exchange = Exchange(parts, machine, Roster(settings), self._send, Observers(), apart)
+        self.folding = Folding({"model": total}, template.leaves, apart)
+        self.exchange = Exchange(parts, machine, Roster(settings), self._send, Observers(), apart, self.folding)
         self.exchange.start(0.0)
         self.sent.clear()
 
@@ -86,6 +89,20 @@ async def test_a_small_reply_is_checked_at_once(tmp_path: Path, thread: Thread) 
     play.reply(0, 1.0)
     play.reply(1, 2.0, float("nan"))
     assert (play.verdicts, thread.asked) == ({0: "accepted", 1: "rejected"}, 0)
+
+
+async def test_nothing_is_added_to_the_sum_but_what_is_accepted(tmp_path: Path, thread: Thread) -> None:
+    full, over = Play(tmp_path, SMALL, thread), Play(tmp_path, SMALL, thread)
+    for device, value in enumerate((1.0, float("nan"), 5.0, 7.0)):
+        full.reply(device, 1.0, value)
+    over.reply(0, 9.0, 2.0)
+    over.reply(1, 10.0, 3.0)
+    assert full.verdicts == {0: "accepted", 1: "rejected", 2: "accepted", 3: "cancelled"}
+    assert over.verdicts == {0: "accepted", 1: "late", 2: "late", 3: "late"}
+    thread.may.release()
+    assert (await full.folding.values([]))["model"]["w"].tolist() == [6.0] * SMALL
+    thread.may.release()
+    assert (await over.folding.values([]))["model"]["w"].tolist() == [2.0] * SMALL
 
 
 async def test_what_comes_during_a_check_is_handled_after_it_and_in_its_order(tmp_path: Path, thread: Thread) -> None:
