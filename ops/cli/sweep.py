@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -129,18 +130,15 @@ def sweep(
     else:
         overrides = overrides_of(settings, rounds=rounds, fleet__devices=devices)
         runs = chosen(runs_of(_part(source, grid, seeds, method, overrides)), only)
-    words = [source, "--out", str(out)]
-    for name, values in (("grid", grid), ("method", method), ("set", settings)):
-        words += [word for value in values or [] for word in (f"--{name}", value)]
-    given = {"seeds": seeds, "rounds": rounds, "devices": devices, "at-once": at_once, "only": only}
-    words += [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+    given = {"grid": grid, "method": method, "set": settings, "seeds": seeds, "rounds": rounds, "devices": devices}
+    again = _again("sweep", source, {"out": out, **given, "at-once": at_once, "only": only})
     experiments = loaded(runs)
     if list_only:
         for run in runs:
             print(run.folder)
         return 0
     prepare(out, experiments)
-    return run_sweep(out, runs, experiments, at_once, shlex.join(["fedemu", "sweep", *words]))
+    return run_sweep(out, runs, experiments, at_once, again)
 
 
 def _search(part: Part, out: Path, search: list[str], trials: int, metric: str, at_once: int | None) -> int:
@@ -150,15 +148,22 @@ def _search(part: Part, out: Path, search: list[str], trials: int, metric: str, 
     from fedemu.ops.sweeps.searching import run_search
 
     spaces, figure = parse_space(search), figure_of(metric, [key for key in FIGURES if "rounds_to" not in key])
-    first = [word for space in search for word in ("--search", space)]
-    words = [part.experiments[0], *first, "--trials", str(trials), "--metric", metric]
-    words += ["--seeds", ",".join(map(str, part.seeds)), "--out", str(out)]
-    words += [word for setting in part.set for word in ("--set", setting)]
-    words += ["--at-once", str(at_once)] if at_once else []
+    given = {"search": search, "trials": trials, "metric": metric, "seeds": ",".join(map(str, part.seeds))}
+    again = _again("sweep", part.experiments[0], {**given, "out": out, "set": part.set, "at-once": at_once})
     tried = [override_of((space.key, space.least)) for space in spaces]
     loaded(runs_of(part.model_copy(update={"set": [*part.set, *tried]})))  # a mistake is told before the study begins
     study = Study(out, spaces, figure, part.seeds[0])
-    return run_search(out, part, study, trials, at_once, shlex.join(["fedemu", "sweep", *words]))
+    return run_search(out, part, study, trials, at_once, again)
+
+
+def _again(command: str, source: str, options: Mapping[str, object]) -> str:
+    """The command with those of its options that were given, by their names. One that is repeated has a list."""
+    words = ["fedemu", command, source]
+    for name, value in options.items():
+        for one in value if isinstance(value, list) else [value]:
+            if one is not None and one is not False:
+                words += [f"--{name}"] if one is True else [f"--{name}", str(one)]
+    return shlex.join(words)
 
 
 @guarded
@@ -204,16 +209,7 @@ def suite(
     say(f"{source}, {size}: {said}{takes}")
     experiments = loaded(runs)
     prepare(folder, experiments)
-    words = [
-        source,
-        "--size",
-        size,
-        "--out",
-        str(folder),
-        *(word for one in method or [] for word in ("--method", one)),
-    ]
-    words += [*(["--alone"] if alone else []), *(["--at-once", str(at_once)] if at_once else [])]
-    words += ["--only", only] if only else []
+    given = {"size": size, "out": folder, "method": method, "alone": alone, "at-once": at_once, "only": only}
 
     def conclude(folder: Path) -> None:
         # Importing numpy takes time, for which no other command should have to wait.
@@ -223,7 +219,7 @@ def suite(
         say(f"the table is in {write_standing(folder, standing)}")
         print(text(standing))
 
-    return run_sweep(folder, runs, experiments, at_once, shlex.join(["fedemu", "suite", *words]), conclude)
+    return run_sweep(folder, runs, experiments, at_once, _again("suite", source, given), conclude)
 
 
 def _require_here(place: str) -> None:
