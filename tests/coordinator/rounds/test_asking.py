@@ -13,6 +13,7 @@ from fedemu.coordinator.record.run import Run
 from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol import messages as wire
 from fedemu.protocol.messages import Presence
+from fedemu.protocol.transport.memory import MemoryNetwork
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 
@@ -258,6 +259,27 @@ async def test_a_device_that_lost_its_own_state_fails_once_and_begins_anew(
     assert given == {"1.0.0": None, "2.0.0": "1.0.0", "3.0.0": None, "4.0.0": "3.0.0"}
     assert [row.failed for row in left.rows] == [0, 1, 0, 0]
     assert summary.perturbed
+
+
+async def test_devices_of_another_machine_begin_with_new_own_states(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    given: dict[str, str | None] = {}
+
+    def script(index: int, work: wire.Work) -> dict[str, Any]:
+        if index == 0:
+            given[work.ask] = work.state
+        return {"after": 10.0}
+
+    plan: dict[str, Any] = {"devices": 2, "per_round": 2, "over_selection": 1.0, "replay": True, "give_up": 2.5}
+    make_fleet(2, script=script)
+    await play(make_plan(rounds=2, **plan))
+    network = MemoryNetwork()
+    make_fleet(2, script=script, network=network)  # it has no lease of an earlier life
+    summary, left = await play(make_plan(rounds=4, network=network, **plan))
+    assert given == {"1.0.0": None, "2.0.0": "1.0.0", "3.0.0": None, "4.0.0": "3.0.0"}
+    assert [event["devices"] for event in left.named("own_states_lost")] == [2]
+    assert (summary.perturbed, [row.failed for row in left.rows]) == (True, [0, 0, 0, 0])
 
 
 async def test_under_the_wall_clock_the_first_results_to_arrive_count(
