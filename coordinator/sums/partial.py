@@ -19,6 +19,7 @@ from fedemu.protocol.errors import ConfigurationError
 
 RULE: Final = "exact"
 """The rule by which replies are added, as checkpoints name it. Earlier versions, which rounded, named none."""
+_BLOCK = Block()
 Arrays = Mapping[str, NDArray[Any]]
 """One payload, by wire name ``key/leaf``. A bfloat16 leaf is the uint16 of its bits."""
 
@@ -69,7 +70,6 @@ class Partial:
         self._sums = {
             key: {name: Digits(leaf.size) for name, (_, leaf) in found.items()} for key, found in self._leaves.items()
         }
-        self._block = Block()
 
     def fold(self, payloads: Sequence[Arrays], examples: Sequence[int]) -> None:
         """Add replies with their numbers of examples. Several at once are faster than one after the other."""
@@ -117,7 +117,7 @@ class Partial:
         Raises ValueError if it does not fit them, as one of a foreign sender may.
         """
         found = copy(self)
-        found.replies, found.examples, found._block = packed.replies, packed.examples, Block()
+        found.replies, found.examples = packed.replies, packed.examples
         names = {f"{key}/{name}" for key, name, _ in self._all()}
         if differing := names ^ packed.sums.keys():
             raise ValueError(f"a sum of other tensors: it differs in {min(differing)!r}")
@@ -148,7 +148,7 @@ class Partial:
         for start in range(0, digits.size, ELEMENTS):
             parts = [array[start : start + ELEMENTS] for array in arrays]
             terms = 0
-            for term in self._block.sum(dtype, parts, weight_parts):
+            for term in _BLOCK.sum(dtype, parts, weight_parts):
                 digits.add(term.units, term.exponent, start)
                 terms += 1
             most = max(most, terms)

@@ -7,6 +7,7 @@ of a slice is a whole number of units below 2**53, so it is exact in whatever or
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -46,8 +47,8 @@ class _Rows(NamedTuple):
     low: int
 
 
-class Block:
-    """Adds blocks of payloads. It keeps the scratch space for that."""
+class Block(threading.local):
+    """Adds blocks of payloads. It keeps the scratch space for that, for every thread its own."""
 
     def __init__(self) -> None:
         self._wide = np.empty((PAYLOADS, ELEMENTS))
