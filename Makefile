@@ -12,7 +12,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
 TYPED := build/typed
 
-.PHONY: help run install test lint docs screenshots wheel pins clean
+.PHONY: help run install test gpu lint docs screenshots wheel pins clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -26,6 +26,10 @@ install: $(VENV)/.installed ## Create .venv and install fedemu there with the ve
 
 test: $(VENV)/.tested ## Install what the tests need and run all in two processes, eight minutes (or some: ARGS="-k fleet")
 	$(BIN)/pytest $(or $(ARGS),-n 2 --dist loadfile)
+
+gpu: $(VENV)/.tested ## On a machine with an NVIDIA GPU: run the tests that need it, then the benchmarks
+	$(BIN)/pytest -m gpu $(or $(ARGS),tests/algorithms/methods tests/device/compute)
+	$(BIN)/fedemu bench gpu
 
 lint: $(VENV)/.linted ## Check style (ruff) and types (mypy --strict, on the package as it installs)
 	$(BIN)/ruff check .

@@ -87,6 +87,7 @@ class Broken(Message):
 class TrainerSetup(Message):
     """Start a trainer, which needs to know this. ``gpu`` is CUDA's name of the only GPU that it sees, None for all.
 
+    ``gpu_share`` is the share of the GPU's memory that it may take, because other trainers have the same GPU.
     ``allow_code`` are the modules and files that the experiment may name; None means any.
     """
 
@@ -98,6 +99,7 @@ class TrainerSetup(Message):
     experiment: FilePath
     device_type: Name
     gpu: Name | None = None
+    gpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     allow_code: AllowedCode = ()
 
 

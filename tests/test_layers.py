@@ -34,8 +34,8 @@ ORDER = {
         "figures | pages experiment/tables | experiment watching | data/own | data results "
         "| assembly compare keys report/plots track | report compare/page | at_hand doctor live | running "
         "| edges engines sweeps stress bench/measuring | stress/campaign stress/strangers bench/aggregation "
-        "bench/fleet bench/peers/apps bench/selection bench/system bench/training bench/wire | bench/peers "
-        "| bench notebook | cli"
+        "bench/fleet bench/growth bench/peers/apps bench/selection bench/system bench/training bench/wire "
+        "| bench/gpu bench/peers | bench notebook | cli"
     ),
 }
 """The rooms of each floor. A room imports from itself and from rooms further left, never from one behind the same bar.

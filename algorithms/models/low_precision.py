@@ -17,8 +17,8 @@ from fedemu.algorithms.models.growing import Growing
 from fedemu.algorithms.models.layer_statistics import observed
 from fedemu.algorithms.trees import map_leaves
 
-Precision = Literal["float32", "bfloat16"]
-"""The values of ``local.precision`` in an experiment."""
+Precision = Literal["float32", "tf32", "bfloat16"]
+"""The values of ``local.precision`` in an experiment. ``tf32`` is a mode of GPUs, which the trainer turns on."""
 _DTYPES: Final = {"bfloat16": torch.bfloat16}
 
 
@@ -61,7 +61,7 @@ def precision_of(model: Model) -> Precision:
 
 def with_precision(model: Model, precision: Precision) -> Model:
     """The model for training with ``precision``. A ``Growing`` model stays one; its classifier stays float32."""
-    if precision == "float32":
+    if precision not in _DTYPES:
         return model
     if isinstance(model, Growing):
         return replace(model, model=with_precision(model.model, precision))

@@ -196,6 +196,8 @@ def open_runner(setup: TrainerSetup) -> TorchRunner:
     try:
         open_trainer: Callable[[bytes, str], RunsPrograms] = load(setup.trainer)
         restrict(setup.allow_code)
+        if setup.gpu_share < 1 and setup.device_type != "cpu" and torch.cuda.is_available():
+            torch.cuda.set_per_process_memory_fraction(setup.gpu_share)
         trainer = open_trainer(Path(setup.experiment).read_bytes(), setup.device_type)
         mark("trainer", "data and method")
         trainer.warm_up()

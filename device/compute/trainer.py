@@ -30,8 +30,8 @@ class Trainer:
 
     ``executor`` is a name of ``ExecutorName``. ``kind`` is the kind of the model, and of every program that names none
     of its own. ``examples`` are shared forests by program, in the shapes to expect. ``selection`` selects what a device
-    with a replay buffer keeps of a sealed period. Raises ConfigurationError for an unknown executor or device type, and
-    for CUDA if there is none.
+    with a replay buffer keeps of a sealed period. ``tf32`` lets a GPU round the inputs of products to TF32. Raises
+    ConfigurationError for an unknown executor or device type, and for CUDA if there is none.
     """
 
     def __init__(
@@ -44,10 +44,11 @@ class Trainer:
         kind: Kind = "convolutional",
         examples: Mapping[str, Forest] | None = None,
         selection: Query | None = None,
+        tf32: bool = False,
     ) -> None:
         self.programs = programs
         self._selection = selection
-        self.device = open_device(device_type)
+        self.device = open_device(device_type, tf32)
         self._source = Source(corpus, seed, self.device)
         type: DeviceType = "cuda" if self.device.type == "cuda" else "cpu"
         kinds: set[Kind] = {kind, *(kind_of(program, kind) for program in programs.values())}
@@ -119,8 +120,8 @@ class Trainer:
         return found[1]
 
 
-def open_device(device_type: str) -> torch.device:
-    """The device to compute on. From this call on the process computes reproducibly: with one thread and no TF32.
+def open_device(device_type: str, tf32: bool = False) -> torch.device:
+    """The device to compute on. From this call on the process computes reproducibly: with one thread, and TF32 or not.
 
     On CUDA an operation that has no deterministic algorithm is an error, and its job fails with torch's words.
 
@@ -133,8 +134,8 @@ def open_device(device_type: str) -> torch.device:
         if device_type == "cuda":
             raise ConfigurationError("device_type = 'cuda', but torch finds no CUDA device here; use 'cpu' or 'auto'")
         return torch.device("cpu")
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.use_deterministic_algorithms(True)

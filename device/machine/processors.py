@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -35,6 +36,11 @@ def gpu_of(number: int) -> str | None:
     """CUDA's name of the only GPU that trainer ``number`` sees. Trainers take the GPUs in turn. None without GPUs."""
     found = gpus()
     return found[number % len(found)] if found else None
+
+
+def gpu_share(trainers: int) -> float:
+    """The share of a GPU's memory that each of so many trainers of this machine may take."""
+    return 1.0 / max(1, math.ceil(trainers / max(1, len(gpus()))))
 
 
 def gpus() -> list[str]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
-from fedemu.device.machine.processors import gpu_of
+from fedemu.device.machine.processors import gpu_of, gpu_share
 from fedemu.device.pipe import FROM_NURSERY, Ended, Forked, TrainerSetup, Unpacker, pack_message
 from fedemu.protocol.errors import FedemuError
 
@@ -181,7 +181,9 @@ class Trainers:
 
     def _fork(self, number: int) -> None:
         if not self._stopping:
-            self._nursery.fork(self._setup.model_copy(update={"number": number, "gpu": gpu_of(number)}))
+            gpu = gpu_of(number)
+            share = gpu_share(self._count) if gpu is not None else 1.0
+            self._nursery.fork(self._setup.model_copy(update={"number": number, "gpu": gpu, "gpu_share": share}))
 
     def _heard(self, message: object) -> None:
         match message:

@@ -31,4 +31,5 @@ def open_trainer(experiment: bytes, device_type: str) -> Trainer:
         kind=model.kind,
         examples={} if ask is None else {ask.program: ask.shared},
         selection=algorithm.selection if isinstance(algorithm, Selecting) else None,
+        tf32=parts.experiment.local.precision == "tf32",
     )

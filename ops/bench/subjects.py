@@ -65,10 +65,12 @@ class Study(ConsoleRenderable, Protocol):
 
 @dataclass(frozen=True)
 class Wishes:
-    """What studies are told: the number of ``problems``, and the folder of environments (None: in the cache)."""
+    """What studies are told: the number of ``problems``, the folder of environments (None: in the cache), and that of
+    plots (None: no plots)."""
 
     problems: int = 50
     environments: Path | None = None
+    plots: Path | None = None
 
 
 def _selection(effort: Effort, wishes: Wishes, tell: Tell) -> Study:
@@ -84,8 +86,22 @@ def _peers(effort: Effort, wishes: Wishes, tell: Tell) -> Study:
     return peers.compare(effort, wishes.environments or cache_folder(os.environ) / "peers", tell)
 
 
+def _growth(effort: Effort, wishes: Wishes, tell: Tell) -> Study:
+    from fedemu.ops.bench.growth import growth
+
+    return growth.grow(effort, wishes.plots, tell)
+
+
+def _gpu(effort: Effort, wishes: Wishes, tell: Tell) -> Study:
+    from fedemu.ops.bench.gpu import gpu
+
+    return gpu.study(effort, tell)
+
+
 STUDIES: Final[Mapping[str, Callable[[Effort, Wishes, Tell], Study]]] = {
     "selection": _selection,
     "peers": _peers,
+    "growth": _growth,
+    "gpu": _gpu,
 }
 """They run only if they are named."""

@@ -31,7 +31,9 @@ def bench(
             help=f"Any of {', '.join(SUBJECTS)}; all of these if none is named. Or selection, which prints how near "
             "the selections of replay samples come to the best one, how far coordination lowers its objective, and how "
             "fast and how exact our solver is beside cvxpy. Or peers, which lets other simulators (Flower, "
-            "pfl-research, FedJAX) do the same work as we do, in turns.",
+            "pfl-research, FedJAX) do the same work as we do, in turns. Or growth, which measures what a round costs "
+            "with up to 30,000 devices, with models of up to 100 MB and with up to 1,000 devices in a round. Or gpu, "
+            "which measures training on an NVIDIA GPU, one by one and in stacks of 8 to 128.",
             show_default=False,
         ),
     ] = None,
@@ -54,6 +56,15 @@ def bench(
             file_okay=False,
         ),
     ] = None,
+    plots: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where growth draws its plot: growth.png and growth.svg.",
+            show_default=False,
+            file_okay=False,
+        ),
+    ] = None,
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Measure this machine's fleet, wire, training, aggregation and the whole system, each beside its floor.
@@ -72,7 +83,7 @@ def bench(
     console.print(_in_words(about))
     figures: list[Figure] = []
     studies: dict[str, Study] = {}
-    wishes = Wishes(problems=problems, environments=envs)
+    wishes = Wishes(problems=problems, environments=envs, plots=plots)
     with console.status("") as status:
 
         def tell(line: str) -> None:

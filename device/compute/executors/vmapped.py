@@ -233,14 +233,16 @@ def in_host_memory(leaves: Sequence[Tensor], flat: bool | None = None) -> list[T
     """Copies of tensors in host memory.
 
     If they lie elsewhere, those of one dtype come in one copy, as one ``flat`` tensor: each copy from a GPU costs the
-    same few microseconds, and waits for what the GPU has yet to do.
+    same few microseconds, and waits for what the GPU has yet to do. From a GPU they come by pinned memory, which the
+    driver needs not copy once more.
     """
     if not leaves or not (leaves[0].device.type != "cpu" if flat is None else flat):
         return [leaf.cpu().clone() for leaf in leaves]
     copied: dict[int, Tensor] = {}
     for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
         places = [place for place, leaf in enumerate(leaves) if leaf.dtype == dtype]
-        whole = torch.cat([leaves[place].reshape(-1) for place in places]).cpu()
+        whole = torch.cat([leaves[place].reshape(-1) for place in places])
+        whole = torch.empty_like(whole, device="cpu", pin_memory=whole.is_cuda).copy_(whole)
         cut = torch.split(whole, [leaves[place].numel() for place in places])
         copied.update((place, part.view(leaves[place].shape).clone()) for place, part in zip(places, cut, strict=True))
     return [copied[place] for place in range(len(leaves))]

@@ -35,6 +35,37 @@ def convolutional(classes: int) -> nn.Module:
     )
 
 
+class _Block(nn.Module):
+    """Two convolutions with a shortcut around them."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = _unit(inputs, outputs, 3, stride)
+        self.second = _unit(outputs, outputs, 3, 1)
+        self.shortcut = nn.Identity() if (inputs, stride) == (outputs, 1) else _unit(inputs, outputs, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut: Tensor = self.shortcut(x)
+        return nn.functional.relu(self.second(nn.functional.relu(self.first(x))) + shortcut)
+
+
+def _unit(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Sequential:
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+    return nn.Sequential(convolution, nn.GroupNorm(2, outputs))
+
+
+def residual(classes: int) -> nn.Module:
+    """ResNet-18 for images of 3 x 32 x 32, with group normalisation, as the model ``resnet18``."""
+    blocks = [
+        _Block(inputs, outputs, stride)
+        for inputs, outputs in ((64, 64), (64, 128), (128, 256), (256, 512))
+        for inputs, stride in ((inputs, 1 if inputs == outputs else 2), (outputs, 1))
+    ]
+    return nn.Sequential(
+        _unit(3, 64, 3, 1), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes)
+    )
+
+
 def snapshot(model: nn.Module) -> dict[str, Tensor]:
     """A copy of all variables of a model, by name."""
     return {name: value.clone() for name, value in model.state_dict().items()}

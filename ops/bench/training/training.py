@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
+from importlib.util import find_spec
 
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
 from fedemu.ops.bench.measuring.measure import Effort, Figure, Tell, paired, rate
@@ -16,12 +17,17 @@ _SIDES = "fedemu.ops.bench.training.sides"
 
 
 def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
-    """Device updates per second of an MLP and a CNN, by one process and by two."""
-    for workload, title, size, reach in (
-        ("digits", "MLP 64-64-10, digits, cohorts of 30", effort.count(10), MLP_REACH),
-        ("cifar", "CNN of 2,156,490, images of 3 x 32 x 32", effort.count(6, 2), CNN_REACH),
+    """Device updates per second of an MLP and a CNN, by one process and by two, and of two more models by one."""
+    for workload, title, size, reach, most in (
+        ("digits", "MLP 64-64-10, digits, cohorts of 30", effort.count(10), MLP_REACH, 2),
+        ("cifar", "CNN of 2,156,490, images of 3 x 32 x 32", effort.count(6, 2), CNN_REACH, 2),
+        ("resnet", "ResNet-18 of 11,173,962, a batch of 20 images", effort.count(1), None, 1),
+        ("bert", "BERT of 2 layers of 64, 4 batches of 8 texts", effort.count(20), None, 1),
     ):
-        for processes in (1, 2):
+        if workload == "bert" and find_spec("transformers") is None:
+            tell("training: no BERT, because the package transformers is missing")
+            continue
+        for processes in range(1, most + 1):
             name = f"{title}, {processes} process{'es' if processes > 1 else ''}"
             tell(f"training: {name}")
             with ExitStack() as stack:

@@ -178,5 +178,5 @@ class Local(Section):
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     lr_restart: bool = False
     augment: tuple[Literal["crop", "flip", "cutout", "mask"], ...] = ()
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     executor: Literal["auto", "serial", "vmapped", "checked", "plain"] = "auto"

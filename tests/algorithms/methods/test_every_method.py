@@ -6,7 +6,7 @@ that bring two classes each. Methods that remember earlier tasks are played only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,18 +15,31 @@ import pytest
 import torch
 
 from fedemu.algorithms.data.corpus import Corpus
-from fedemu.algorithms.interface import Algorithm, Ask, Labelled, Model, PublicData, Revealing, Tree
+from fedemu.algorithms.interface import (
+    Algorithm,
+    Ask,
+    Forest,
+    Labelled,
+    LocalProgram,
+    Model,
+    PublicData,
+    Revealing,
+    Tree,
+)
 from fedemu.algorithms.models.feed_forward import mlp
 from fedemu.algorithms.models.growing import SEEN, growing
 from fedemu.algorithms.models.image_generator import generator_for
 from fedemu.algorithms.registry import ALGORITHMS, build_algorithm, find_criterion
 from fedemu.algorithms.streams.tasks import ClassTasks
 from fedemu.algorithms.training.ingredients import Ingredients
+from fedemu.algorithms.trees import map_leaves
 from fedemu.coordinator.asks.payload import PayloadTemplate
 from fedemu.device.compute.executors.checked import Checked
+from fedemu.device.compute.executors.executor import Job, JobResult, Source
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.device.compute.trainer import open_device
+from fedemu.protocol.errors import ConfigurationError, TrainingError
 
 NOISE = 6
 GENERATOR: dict[str, Any] = {"iterations": 2, "generator_batch": 4, "noise": NOISE, "synthetic_batch": 3}
@@ -130,6 +143,30 @@ def test_a_method_plays_alike_on_both_executors_while_devices_come_and_go(
     assert any(not torch.equal(leaf, first[key]) for key, leaf in played.model.items())
     if in_tasks:
         assert played.model[SEEN].tolist() == [1, 1, 1, 1]
+
+
+class OnTheGpu:
+    """``Vmapped`` on the GPU, for a fleet whose model and samples lie in host memory."""
+
+    capacity = 2
+
+    def run(
+        self, program: LocalProgram, shared: Forest, jobs: Sequence[Job], source: Source
+    ) -> list[JobResult | TrainingError]:
+        device = open_device("cuda")
+        placed = {key: map_leaves(lambda leaf: leaf.to(device), tree) for key, tree in shared.items()}
+        return Vmapped(2).run(program, placed, jobs, replace(source, device=device))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU, where `make gpu` runs it")
+def test_a_method_computes_on_a_gpu_what_it_computes_on_a_processor(fleet: Callable[..., Any]) -> None:
+    for setting in SETTINGS:
+        name, in_tasks = setting.values
+        played = fleet(name, in_tasks, executor=Checked(Serial(), OnTheGpu()), rounds_per_period=1)
+        for _ in range(2):
+            played.play([0, 1, 3], [])
+        assert all(bool(torch.isfinite(leaf).all()) for leaf in played.model.values()), name
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

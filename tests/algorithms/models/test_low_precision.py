@@ -35,9 +35,10 @@ def test_inputs_of_a_product_are_rounded_and_outputs_are_float32() -> None:
     assert not torch.equal(outputs.logits, exact.apply(variables, X, True)[0].logits)
 
 
-def test_float32_is_the_model_itself() -> None:
+def test_float32_is_the_model_itself_and_so_is_tf32_which_gpus_turn_on() -> None:
     model = mlp(SHAPE, 4, (6,))
     assert with_precision(model, "float32") is model
+    assert with_precision(model, "tf32") is model
 
 
 def test_gradients_and_variables_stay_float32_and_devices_can_be_stacked() -> None:

@@ -41,6 +41,11 @@ def test_trainers_take_the_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None
     assert shown == ["GPU-a", "GPU-b", "GPU-a"]
 
 
+def test_trainers_of_one_gpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert [processors.gpu_share(trainers) for trainers in (1, 2, 3, 8)] == [1.0, 1.0, 0.5, 0.25]
+
+
 def test_without_gpus_a_trainer_is_shown_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert processors.gpu_of(0) is None

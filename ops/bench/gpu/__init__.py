@@ -1,0 +1,1 @@
+"""What a GPU does for training: rates by executor and stack, the share of time with kernels, and the roofline."""

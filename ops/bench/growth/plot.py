@@ -1,0 +1,45 @@
+"""The plot of all curves: one panel each, both axes logarithmic, with a line of slope 1 to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
+
+from fedemu.ops.pages.style import bare_figure, drawn, saved
+
+if TYPE_CHECKING:
+    from fedemu.ops.bench.growth.growth import Curve
+
+
+def draw(curves: Sequence[Curve], folder: Path) -> tuple[Path, ...]:
+    """Write ``growth.png`` and ``growth.svg`` into ``folder``, and return their paths."""
+    figure = drawn(_panels, curves)
+    assert figure is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = folder / "growth.png", folder / "growth.svg"
+    paths[0].write_bytes(saved(figure, "png"))
+    paths[1].write_bytes(saved(figure, "svg"))
+    return paths
+
+
+def _panels(curves: Sequence[Curve]) -> Figure:
+    figure = bare_figure(10.0, 3.4)
+    for place, curve in enumerate(curves, start=1):
+        axes = figure.add_subplot(1, len(curves), place)
+        sizes = [point.size for point in curve.points]
+        last = curve.points[-1]
+        axes.loglog(sizes, [point.cpu for point in curve.points], marker="o", label="CPU")
+        axes.loglog(sizes, [point.wall for point in curve.points], marker="s", linestyle=":", label="wall")
+        one = [last.cpu * size / last.size for size in sizes]
+        axes.loglog(sizes, one, linestyle="--", linewidth=1, color="grey", label="slope 1")
+        axes.set_title(f"slope {curve.slope:.2f}, at the end {curve.last_slope:.2f}")
+        axes.set_xlabel(curve.title)
+        axes.set_xticks(sizes[::2], curve.labels[::2])
+        axes.minorticks_off()
+        if place == 1:
+            axes.set_ylabel("seconds of a round")
+            axes.legend()
+    return figure

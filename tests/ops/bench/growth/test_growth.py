@@ -1,0 +1,62 @@
+"""Growth: points are measured, slopes are those of the points, and the plot is drawn."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedemu.ops.bench.growth import growth
+from fedemu.ops.bench.growth.growth import AXES, Axis, Curve, Growth, Point
+from fedemu.ops.bench.growth.plot import draw
+from fedemu.ops.bench.growth.point import rounds
+from fedemu.ops.bench.measuring.measure import QUICK, Effort, Sample
+from fedemu.ops.experiment.sources import load_experiment
+
+SQUARE = Curve(
+    "devices", ("10", "100", "1,000"), (Point(10, 1.0, 1.0), Point(100, 1.0, 10.0), Point(1000, 1.0, 1000.0))
+)
+
+
+def test_a_point_is_the_cost_of_the_rounds_of_a_whole_run() -> None:
+    sample = rounds(["fleet.devices=4", "fleet.per_round=2", "availability={kind='always'}"], 1, 2)()
+    assert sample.work == 2
+    assert sample.wall > 0
+    assert sample.cpu > 0
+
+
+def test_every_point_of_every_axis_is_an_experiment_of_its_size() -> None:
+    for axis in AXES:
+        assert set(axis.settings) == set(axis.sizes)
+        for size in (axis.sizes[0], axis.sizes[-1]):
+            experiment, _ = load_experiment("digits", list(axis.settings[size]), {})
+            sizes = experiment.fleet.devices, experiment.fleet.per_round, 44 * experiment.model.hidden[0]
+            assert any(found == pytest.approx(size, rel=0.01) for found in sizes)
+
+
+def test_less_effort_leaves_the_largest_sizes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "_measured", lambda settings, effort: Sample(2.0, 4.0, float(len(settings[0]))))
+    axis = Axis("devices", (1, 100, 1000), {1: ("a",), 100: ("aaaa",), 1000: ("aaaaaaaa",)})
+    told: list[str] = []
+    (curve,) = growth.grow(QUICK, None, told.append, [axis]).curves
+    assert curve.points == (Point(1, 2.0, 0.5), Point(100, 2.0, 2.0))
+    assert told == ["growth: devices: 1", "growth: devices: 100"]
+    assert len(growth.grow(Effort(), None, told.append, [axis]).curves[0].points) == 3
+
+
+def test_slopes_tell_how_cost_grows() -> None:
+    assert SQUARE.slope == pytest.approx(1.5)
+    assert SQUARE.last_slope == pytest.approx(2.0)
+    assert not SQUARE.met
+    shown = io.StringIO()
+    Console(file=shown, width=150).print(Growth((SQUARE,), (Path("growth.png"),)))
+    assert "slope 1.50, last slope 2.00; wanted 1.1 or less: missed" in shown.getvalue()
+    assert Growth((SQUARE,)).table()["curves"][0]["slope"] == pytest.approx(1.5)
+
+
+def test_the_plot_is_drawn_as_png_and_svg(tmp_path: Path) -> None:
+    png, svg = draw([SQUARE, SQUARE], tmp_path / "plots")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "slope 1.50, at the end 2.00" in svg.read_text()
