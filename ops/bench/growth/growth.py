@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 from rich.console import Console, Group
 from rich.table import Table
 
+from fedemu.ops.bench.growth.curve import WANTED, Curve, Point
+from fedemu.ops.bench.growth.plot import draw
 from fedemu.ops.bench.growth.point import FEATURES
 from fedemu.ops.bench.measuring.measure import Effort, Sample, Tell
 from fedemu.ops.bench.measuring.worker import Worker
 from fedemu.ops.figures import readable_bytes
 
-WANTED: Final = 1.1
-"""The largest slope that is wanted: cost may grow a little faster than what it is measured against."""
 _WARM: Final = 2
 _SECONDS: Final = 1800.0
 
@@ -78,39 +76,6 @@ AXES: Final = (
 
 
 @dataclass(frozen=True)
-class Point:
-    """The cost of a round at one size, in seconds."""
-
-    size: int
-    wall: float
-    cpu: float
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The cost of a round against one quantity."""
-
-    title: str
-    labels: tuple[str, ...]
-    points: tuple[Point, ...]
-
-    @property
-    def slope(self) -> float:
-        """The slope of a line through the CPU seconds of all points, both axes logarithmic."""
-        return _slope(self.points)
-
-    @property
-    def last_slope(self) -> float:
-        """The slope between the last two points, where what grows costs more than what does not."""
-        return _slope(self.points[-2:])
-
-    @property
-    def met(self) -> bool:
-        """Whether both slopes are as small as wanted."""
-        return max(self.slope, self.last_slope) <= WANTED
-
-
-@dataclass(frozen=True)
 class Growth:
     """All curves, and the files of their plot."""
 
@@ -149,11 +114,7 @@ def grow(effort: Effort, folder: Path | None, tell: Tell, axes: Sequence[Axis] =
             sample = _measured(axis.settings[size], effort)
             points.append(Point(size, sample.wall / sample.work, sample.cpu / sample.work))
         curves.append(Curve(axis.title, tuple(map(axis.written, sizes)), tuple(points)))
-    if folder is None:
-        return Growth(tuple(curves))
-    from fedemu.ops.bench.growth.plot import draw
-
-    return Growth(tuple(curves), draw(curves, folder))
+    return Growth(tuple(curves), draw(curves, folder) if folder else ())
 
 
 def _measured(settings: Sequence[str], effort: Effort) -> Sample:
@@ -161,10 +122,3 @@ def _measured(settings: Sequence[str], effort: Effort) -> Sample:
     arguments = {"overrides": list(settings), "warm": _WARM, "measured": max(2, effort.count(6))}
     with Worker("fedemu.ops.bench.growth.point:rounds", arguments, seconds=_SECONDS) as worker:
         return worker.ready().measure()
-
-
-def _slope(points: Sequence[Point]) -> float:
-    """The slope of the CPU seconds over the sizes, both logarithmic, by least squares."""
-    return float(
-        np.polyfit([math.log(each.size) for each in points], [math.log(max(each.cpu, 1e-9)) for each in points], 1)[0]
-    )

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
+from fedemu.ops.bench.growth.curve import Curve
 from fedemu.ops.pages.style import bare_figure, drawn, saved
-
-if TYPE_CHECKING:
-    from fedemu.ops.bench.growth.growth import Curve
 
 
 def draw(curves: Sequence[Curve], folder: Path) -> tuple[Path, ...]:

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from fedemu.ops.bench.growth import growth
-from fedemu.ops.bench.growth.growth import AXES, Axis, Curve, Growth, Point
+from fedemu.ops.bench.growth.curve import Curve, Point
+from fedemu.ops.bench.growth.growth import AXES, Axis, Growth
 from fedemu.ops.bench.growth.plot import draw
 from fedemu.ops.bench.growth.point import rounds
 from fedemu.ops.bench.measuring.measure import QUICK, Effort, Sample
