@@ -21,7 +21,8 @@ class Setup(Message):
     """What all device processes of a machine need to know; the first message to a zygote.
 
     ``coordinator`` and ``bus`` are addresses. ``keys`` are the public and the secret key of this machine and the public
-    key of the coordinator, None without keys. ``behaviours`` names a function that opens the devices' behaviours.
+    key of the coordinator, None without keys. ``shared`` says that the coordinator's address is that of the
+    supervisor's relay. ``behaviours`` names a function that opens the devices' behaviours.
     ``allow_code`` is as in ``TrainerSetup``.
     ``experiment`` and ``partition`` are the files of blobs, ``devices`` is the folder of the devices' own folders.
     ``logs`` is the folder for log files, None for the standard error output.
@@ -30,6 +31,7 @@ class Setup(Message):
     type: Literal["setup"] = "setup"
     coordinator: Name
     keys: tuple[Name, Name, Name] | None = None
+    shared: bool = False
     bus: Name
     token: Name
     lease: Name

@@ -16,19 +16,19 @@ LOOK_SECONDS = 0.5
 BEAT_SECONDS = 2.0
 """The longest time after which a shared connection shows that it lives. There are few of them in any fleet."""
 SPARE_FILES = 512
-"""Open files that a supervisor needs beside the connections of its devices."""
+"""Open files that a supervisor needs beside its connections to device processes."""
 LARGEST = Limits(frame_bytes=2**40, message_bytes=2**40)
 """Only this machine's own devices are heard, and the coordinator checks what they say."""
 
 
-def share_link(here: Arrival, network: Network, address: str, stack: AsyncExitStack) -> None:
-    """Listen at ``address`` for the devices of this machine, until ``stack`` ends it.
+def share_link(here: Arrival, network: Network, address: str, processes: int, stack: AsyncExitStack) -> None:
+    """Listen at ``address`` for the device processes of this machine, until ``stack`` ends it.
 
-    Raises ConfigurationError if this process may not have a connection for each device.
+    Raises ConfigurationError if this process may not have a connection for each of them.
     """
-    _allow_files(len(here.devices) + SPARE_FILES)
+    _allow_files(4 * processes + SPARE_FILES)
     loop = asyncio.get_running_loop()
-    relay = Relay(network, address, here.trunk, loop, LARGEST, loop.time)
+    relay = Relay(network, address, here.trunk, loop, LARGEST, loop.time, own=True)
     relay.watch(here.granted.heartbeat_seconds, here.granted.patience)
     looking = loop.create_task(_look(relay, here))
     stack.callback(relay.close)
@@ -50,8 +50,8 @@ def _allow_files(wanted: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise ConfigurationError(
-            f"a shared connection needs {wanted} open files for the devices of this machine, but at most {hard} are "
-            f"allowed; raise the limit (ulimit -Hn {wanted}), or start the devices in several parts"
+            f"a shared connection needs {wanted} open files for the device processes of this machine, but at most "
+            f"{hard} are allowed; raise the limit (ulimit -Hn {wanted}), or pack devices with --per-process"
         )
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

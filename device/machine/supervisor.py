@@ -119,7 +119,8 @@ class Supervision:
             stack.push_async_callback(nursery.stop)
         shared = bool(plan.code.link) and load(plan.code.link)(here.experiment.read_bytes()) == "shared"
         if shared:
-            share_link(here, network, f"{self._bus}-link", stack)
+            processes = -(-len(here.devices) // plan.per_process)
+            share_link(here, network, f"{self._bus}-link", processes, stack)
         broker = here.open_broker(network, self._bus, self._token, stack)
         trainers = Trainers(
             nursery,
@@ -196,6 +197,7 @@ class Supervision:
         return Setup(
             coordinator=f"{self._bus}-link" if shared else plan.address,
             keys=keys,
+            shared=shared,
             bus=self._bus,
             token=self._token,
             lease=granted.lease,

@@ -22,6 +22,7 @@ from fedemu.device.runtime.actions import Crash, Leave, Retire
 from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
+from fedemu.protocol.sharing.pack import Pack
 from fedemu.protocol.transport.curve import ClientKeys
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.interface import Dialer
@@ -155,10 +156,12 @@ def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple
     if setup.keys is not None:
         keys = ClientKeys(setup.coordinator, *setup.keys)
         network = ZmqNetwork(max_sockets=64 + 4 * len(lives), loop=loop, keys=keys)
+    if setup.shared and len(lives) > 1:
+        network = Pack(direct, loop)
     attach = Attach(token=setup.token, role="process", number=number)
     DeviceProcess(loop, network, setup.coordinator, direct, setup.bus, attach, birthplace, lives, end)
     loop.run()
-    for each in {direct, network}:
+    for each in dict.fromkeys((network, direct)):
         each.close()
     loop.close()
     return codes[0]

@@ -77,10 +77,13 @@ class Relay:
         screen: Screen = let_all_pass,
         bounds: Bounds = BOUNDLESS,
         channels: int = 2**31,
+        own: bool = False,
     ) -> None:
+        """``own`` says that only processes of this machine connect: they may share connections, and none vouches."""
         self._trunk = trunk
         self._clock = clock
         self._customs = customs or Pass()
+        self._own = own
         self._liveness: Liveness[bytes] = Liveness(2.0, 5)
         self._channels: dict[bytes, int] = {}
         self._peers: dict[int, bytes] = {}
@@ -94,7 +97,7 @@ class Relay:
             self._from_below,
             self._rejected,
             screen,
-            replace(bounds, knows=self.knows, closed=self.part_from),
+            replace(bounds, knows=(lambda peer: True) if own else self.knows, closed=self.part_from),
             loop,
             channels,
             over=lambda peer: None,
@@ -111,7 +114,7 @@ class Relay:
         """From now on a peer is gone after ``heartbeat_seconds × patience`` without a message."""
         self._liveness = Liveness(heartbeat_seconds, patience)
         for peer in self._channels:
-            self._liveness.heard(self.hub.connection_of(peer), self._clock())
+            self._liveness.heard(self._witness(peer), self._clock())
 
     def knows(self, peer: bytes) -> bool:
         """Whether the peer has a session."""
@@ -125,7 +128,7 @@ class Relay:
         """Part from the peers that fell silent. To be called a few times a second."""
         self.hub.look()
         if silent := frozenset(self._liveness.expired(self._clock())):
-            for peer in [peer for peer in self._channels if self.hub.connection_of(peer) in silent]:
+            for peer in [peer for peer in self._channels if self._witness(peer) in silent]:
                 self.part_from(peer)
 
     def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = ()) -> None:
@@ -155,7 +158,7 @@ class Relay:
         if channel is None:
             channel = self._channels[peer] = next(self._numbers)
             self._peers[channel] = peer
-        self._liveness.heard(self.hub.connection_of(peer), self._clock())
+        self._liveness.heard(self._witness(peer), self._clock())
         tag = tag_of(frames[0])
         if tag == "heartbeat":
             # A hub that is silent is silent through its relays, too.
@@ -205,6 +208,10 @@ class Relay:
         self._first.pop(peer, None)
         self._liveness.forget(peer)
         self._customs.gone(peer)
+
+    def _witness(self, peer: bytes) -> bytes:
+        """Whose messages show that the peer lives. Another relay vouches for the peers behind it."""
+        return peer if self._own else self.hub.connection_of(peer)
 
     def _rejected(self, peer: bytes, error: ProtocolError) -> None:
         """A message was not taken: it came in a bundle of a connection without a session, or was too much."""

@@ -16,6 +16,7 @@ from fedemu.protocol.errors import MalformedMessage, ProtocolError
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.sharing.bundle import Bundle, BundleDecoder, Outbox, parts_of, tag_of
 from fedemu.protocol.sharing.hub import Hub
+from fedemu.protocol.sharing.pack import Pack
 from fedemu.protocol.sharing.relay import Relay
 from fedemu.protocol.sharing.trunk import Trunk
 from fedemu.protocol.transport.interface import BOUNDLESS, let_all_pass
@@ -235,3 +236,30 @@ def test_the_type_of_a_message_is_read_in_any_order_of_its_header() -> None:
     assert tag_of(bytes(encode(wire.Heartbeat())[0])) == "heartbeat"
     assert tag_of(msgpack.packb({"t": "hello", "v": 1})) == "hello"
     assert [tag_of(junk) for junk in (b"\xc1", b"\x93", b"abc", msgpack.packb([1]))] == [""] * 4
+
+
+async def test_the_devices_of_a_process_share_its_connection_to_the_relay(top: Top) -> None:
+    below = Below(top.network)
+    loop = asyncio.get_running_loop()
+    own = Relay(top.network, "own", below.trunk, loop, Limits(), lambda: below.now, own=True)
+    own.watch(1.0, 3)
+    pack = Pack(top.network, loop)
+    got: list[list[Any]] = [[], []]
+    dealers = [
+        pack.connect("own", DOWN, lambda e, into=into: into.append(e.message), lambda error: None)  # type: ignore[misc]
+        for into in got
+    ]
+    for number, dealer in enumerate(dealers):
+        dealer.send(wire.Hello(device=number, incarnation=0, lease="lease"))
+    await settle()
+    assert [kinds(each) for each in got] == [["welcome"], ["welcome"]]
+    below.now = 2.5
+    dealers[1].send(wire.Heartbeat())
+    await settle()
+    below.now = 3.5
+    own.look()
+    await settle()
+    assert len(top.over) == 1, "a device that hangs is not alive because its companions are"
+    dealers[1].close()
+    await settle()
+    assert len(top.over) == 2
