@@ -12,6 +12,7 @@ import typer
 from fedemu.ops.cli import complete, options
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import overrides_of
+from fedemu.ops.engines.places import require_engine
 from fedemu.ops.experiment.presets import is_preset
 from fedemu.ops.figures import counted, span
 from fedemu.ops.running.folder import RUNS
@@ -107,7 +108,11 @@ def sweep(
     at_once: AtOnce = None,
     on: Annotated[
         str,
-        typer.Option(metavar="PLACE", help="Where runs are started: here, which is this machine."),
+        typer.Option(
+            metavar="PLACE",
+            help="Where runs are started: here, which is this machine, or ray, with one run on each core of the "
+            "cluster of RAY_ADDRESS, or of one of its own.",
+        ),
     ] = "here",
     only: Only = None,
     list_only: ListOnly = False,
@@ -117,8 +122,10 @@ def sweep(
     The same command goes on after Ctrl-C or a kill: runs that are done are kept, and the others are resumed. More
     values and seeds add runs. A run that fails does not end the others, and the exit code is that of the first of them.
     """
-    _require_here(on)
+    _require_place(on)
     if search:
+        if on != "here":
+            raise ConfigurationError(f"--search looks at its results here, one after another; leave out --on {on}")
         if grid or method or only or list_only or is_sweep(source):
             raise ConfigurationError(
                 "--search goes with one experiment, and not with --grid, --method, --only and --list"
@@ -138,7 +145,12 @@ def sweep(
             print(run.folder)
         return 0
     prepare(out, experiments)
-    return run_sweep(out, runs, experiments, at_once, again)
+    if on == "here":
+        return run_sweep(out, runs, experiments, at_once, again)
+    from fedemu.ops.sweeps.on_ray import command_on_ray, slots
+
+    several = min(slots(on), at_once or len(runs))
+    return run_sweep(out, runs, experiments, several, f"{again} --on {on}", command=command_on_ray)
 
 
 def _search(part: Part, out: Path, search: list[str], trials: int, metric: str, at_once: int | None) -> int:
@@ -222,11 +234,12 @@ def suite(
     return run_sweep(folder, runs, experiments, at_once, _again("suite", source, given), conclude)
 
 
-def _require_here(place: str) -> None:
+def _require_place(place: str) -> None:
+    """Raise ConfigurationError if runs can't be started there."""
     if place == "ray":
-        raise ConfigurationError("--on ray is not there yet: all runs are started on this machine; leave out --on ray")
-    if place != "here":
-        raise ConfigurationError(f"--on {place} is no place for runs; all runs are started here, so leave out --on")
+        require_engine(place)
+    elif place != "here":
+        raise ConfigurationError(f"--on {place} is no place for runs; write here, or ray")
 
 
 def _of_file(source: str, only: str | None, *beside: object) -> list[Planned]:

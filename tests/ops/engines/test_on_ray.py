@@ -94,3 +94,25 @@ def test_a_run_on_three_nodes_of_which_one_is_removed_has_the_digest_of_a_run_al
     ends = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "alone")]
     assert ends[0]["model_digest"] == ends[1]["model_digest"]
     assert not ends[0]["perturbed"]
+
+
+@pytest.mark.timeout(900)
+def test_the_runs_of_a_sweep_on_ray_come_back_with_their_digests(cluster: Any, tmp_path: Path) -> None:
+    words = ["sweep", "digits-small", "--seeds", "1-2", "--rounds", "2", "--out", "sweep", "--on", "ray"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "fedemu", *words],
+        cwd=tmp_path,
+        env=os.environ | {"RAY_ADDRESS": cluster.address},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONGEST_SECONDS,
+    )
+    assert ended.returncode == 0, ended.stderr
+    experiment, runtime = load_experiment("digits-small", ["rounds=2", "runtime.transport=memory"], {})
+    alone = claim(experiment, tmp_path / "alone")
+    assert run_together(alone, experiment, runtime, new=True, print_summary=False) == 0
+    [there] = (tmp_path / "sweep").glob("**/seed-1/summary.json")
+    digest = json.loads((alone / "summary.json").read_text())["model_digest"]
+    assert json.loads(there.read_text())["model_digest"] == digest
+    assert len((tmp_path / "sweep" / "sweep.csv").read_text().splitlines()) == 3
