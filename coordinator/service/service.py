@@ -33,8 +33,6 @@ START_SECONDS = 10.0
 """The same at the beginning of a run, when all processes start."""
 SPARE_FILES = 192
 """Descriptors that connections leave for the run's own files, at least."""
-SPARE_KNOWN = 64
-"""Connections that may be open beside two for each device and those of strangers."""
 SPARE_STRANGERS = 256
 """Connections without a session that may be open beside two for each device."""
 SPARE_UNFINISHED = 8 * 2**20
@@ -294,14 +292,11 @@ class Service:
     def _bounds(self) -> Bounds:
         """What strangers may take: some descriptors must be left for the run's own files."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        most = limit - max(SPARE_FILES, limit // 8)
+        most = limit - max(SPARE_FILES, limit // 4)
         admission = self.roster.admission
-        known = 2 * self._settings.devices + SPARE_KNOWN
-        strangers = min(2 * self._settings.devices + SPARE_STRANGERS, most // 2)
         return Bounds(
-            # No more than needed: ZeroMQ accepts a burst of connections before any of them can be closed here.
-            connections=min(most, known + strangers),
-            strangers=strangers,
+            connections=most,
+            strangers=min(2 * self._settings.devices + SPARE_STRANGERS, most // 2),
             knows=self.roster.knows,
             ended=self.reception.ended,
             closed=admission.forget,

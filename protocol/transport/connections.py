@@ -76,6 +76,10 @@ class Connections:
         self._clock = clock
         self._open: dict[int, Connection] = {}
         self._by_peer: dict[bytes, Connection] = {}
+        self._silent: dict[int, Connection] = {}
+        """Those that have sent no message yet and are not being closed, the oldest first."""
+        self._going = 0
+        """The number of those that are being closed."""
         self._doubtful: list[tuple[Connection, float]] = []
         """Connections that may be gone, and until when this is not certain."""
         self._due = 0.0
@@ -110,6 +114,7 @@ class Connections:
                 return
             connection.peer = peer
             self._by_peer[peer] = connection
+            self._silent.pop(connection.descriptor, None)
         connection.heard = self._clock()
 
     def cut(self, peer: bytes) -> None:
@@ -155,8 +160,9 @@ class Connections:
     def _event(self, event: int, value: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
             connection = self._accepted(value)
-            if connection is not None and len(self._open) > self._bounds.connections:
-                self._end(connection, "connections")
+            if connection is not None and len(self._open) - self._going > self._bounds.connections:
+                # Not the new one: it may be an honest one, which says something soon.
+                self._end(next(iter(self._silent.values()), connection), "connections")
         elif event == zmq.EVENT_DISCONNECTED:
             connection = self._open.get(value)
             # If the socket is there, it is just being closed, or a new one has the descriptor of the one that was.
@@ -174,7 +180,7 @@ class Connections:
         self._gone(descriptor)
         if inode is None:
             return None
-        made = self._open[descriptor] = Connection(descriptor, inode, self._clock())
+        made = self._open[descriptor] = self._silent[descriptor] = Connection(descriptor, inode, self._clock())
         return made
 
     def _is_gone(self, connection: Connection) -> bool:
@@ -187,6 +193,9 @@ class Connections:
 
     def _gone(self, descriptor: int) -> None:
         connection = self._open.pop(descriptor, None)
+        self._silent.pop(descriptor, None)
+        if connection is not None and connection.going:
+            self._going -= 1
         if connection is not None and connection.peer is not None:
             if self._by_peer.get(connection.peer) is connection:
                 del self._by_peer[connection.peer]
@@ -214,7 +223,10 @@ class Connections:
 
     def _cut(self, connection: Connection) -> None:
         """Shut the socket down; ZeroMQ then closes it, and frees what it held."""
-        connection.going = True
+        self._silent.pop(connection.descriptor, None)
+        if not connection.going:
+            connection.going = True
+            self._going += 1
         if _inode(connection.descriptor) == connection.inode:
             _LIBC.shutdown(connection.descriptor, _BOTH_WAYS)
         else:
