@@ -52,8 +52,8 @@ from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 ADDRESS = "address"
 """The file of a run directory that has the address of the coordinator while it listens."""
-STRANGERS_FILES = 384
-"""More of them where strangers can connect, who do so faster than they are parted from."""
+LEAST_FILES = 4096
+"""Where strangers can connect, they do so in bursts, faster than they are parted from."""
 MOST_FILES = 2**20
 """A higher limit of open files is of no use."""
 MOST_MACHINES = 1024
@@ -178,8 +178,8 @@ async def _serve(
 
 def files_for(connections: int, address: str) -> int:
     """The open files that a coordinator needs. Where strangers can come, their connections must not use up all."""
-    strangers = connections + STRANGERS_FILES if address.startswith("tcp://") else 0
-    return connections + strangers + SPARE_FILES
+    wanted = connections + SPARE_FILES
+    return max(2 * wanted, LEAST_FILES) if address.startswith("tcp://") else wanted
 
 
 def allow_files(wanted: int) -> None:
@@ -191,7 +191,7 @@ def allow_files(wanted: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise ConfigurationError(
             f"the coordinator needs {wanted} open files, but at most {hard} are allowed; "
-            f"raise the limit (ulimit -Hn {wanted}), or set fewer fleet.devices"
+            f"raise the limit (ulimit -Hn {wanted}); fewer fleet.devices, or an ipc:// address, need fewer"
         )
     most = max(wanted, MOST_FILES) if hard == resource.RLIM_INFINITY else min(hard, max(wanted, MOST_FILES))
     if soft != resource.RLIM_INFINITY and soft < most:

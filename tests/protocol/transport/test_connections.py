@@ -164,7 +164,7 @@ async def test_a_stranger_that_says_nothing_is_parted_from_and_a_peer_that_is_kn
 
 
 @pytest.mark.parametrize("address", ["tcp", "ipc"])
-async def test_more_connections_than_there_may_be_are_closed_at_once(
+async def test_the_oldest_silent_connections_are_closed_at_once_when_there_are_too_many(
     make: Callable[..., Place], eventually: Eventually, address: str, socket_path: Any
 ) -> None:
     place = make(address="tcp://127.0.0.1:*" if address == "tcp" else f"ipc://{socket_path}", connections=3)
@@ -172,6 +172,7 @@ async def test_more_connections_than_there_may_be_are_closed_at_once(
     await eventually(lambda: len(place.ended) == 2)
     await eventually(lambda: sum(map(is_over, strangers)) == 2)
     assert set(place.ended) == {"connections"}
+    assert [is_over(stranger) for stranger in strangers] == [True, True, False, False, False]
 
 
 async def test_the_strangers_that_were_silent_longest_go_when_there_are_too_many(
