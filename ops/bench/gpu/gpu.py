@@ -26,7 +26,7 @@ from fedemu.ops.assembly.learning import open_algorithm
 from fedemu.ops.bench.measuring.measure import Effort, Spread, Tell
 from fedemu.ops.bench.training.workloads import WORKLOADS
 from fedemu.ops.figures import percent
-from fedemu.protocol.errors import TrainingError
+from fedemu.protocol.errors import ConfigurationError, TrainingError
 
 STACKS: Final = (1, 8, 16, 32, 64, 128)
 """The sizes of stacks. 1 stands for one device after the other."""
@@ -90,6 +90,11 @@ def study(
     product: int = _PRODUCT,
 ) -> GpuStudy:
     """Measure every work with every stack. Raises ConfigurationError if torch finds no GPU."""
+    if device_type == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError(
+            "fedemu bench gpu needs an NVIDIA GPU, and torch finds no CUDA device here; "
+            "fedemu bench training measures processors"
+        )
     device = open_device(device_type)
     peak = _peak(device, product)
     lines = []

@@ -38,13 +38,11 @@ class Observation:
     accuracy: float | None
 
 
-def observe(
-    command: Sequence[str], environment: Mapping[str, str], done: Callable[[], int], warm: int, last: int
-) -> Observation:
-    """Start a side and watch it from the end of round ``warm`` to the end of round ``last``.
+def observe(command: Sequence[str], environment: Mapping[str, str], done: Callable[[], int], last: int) -> Observation:
+    """Start a side and watch it from the end of its first round to the end of round ``last``.
 
-    ``done`` says how many rounds are over. A side that ends its rounds waits until its stdin is closed. Raises Absent
-    if it fails or takes too long.
+    ``done`` says how many rounds are over. A side waits on its stdin after the first round and after the last one, as
+    ``work.py`` tells; our whole system does not wait. Raises Absent if a side fails, takes too long, or is too fast.
     """
     with tempfile.TemporaryFile("w+") as errors, tempfile.TemporaryFile("w+") as answers:
         began = time.monotonic()
@@ -55,8 +53,10 @@ def observe(
         try:
             watch.until(1)
             first = time.monotonic() - began
-            watch.until(warm)
-            rounds, since, used = watch.rounds, time.monotonic(), watch.cpu()
+            rounds, used, since = watch.rounds, watch.cpu(), time.monotonic()
+            assert side.stdin is not None
+            side.stdin.write("\n")
+            side.stdin.flush()
             watch.until(last)
             wall, cpu = time.monotonic() - since, watch.cpu() - used
             watch.look()
@@ -65,11 +65,13 @@ def observe(
                 raise _Ended
             answers.seek(0)
             said = answers.read()
-        except (_Ended, subprocess.TimeoutExpired, psutil.NoSuchProcess):
+        except (_Ended, subprocess.TimeoutExpired, psutil.NoSuchProcess, BrokenPipeError):
             errors.seek(0)
             raise Absent(last_words(errors.read())) from None
         finally:
             _end(side)
+    if watch.rounds == rounds:
+        raise Absent("its rounds were over before they could be measured")
     accuracy = None
     for line in said.splitlines():
         if line.startswith('{"accuracy"'):

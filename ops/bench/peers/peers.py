@@ -130,7 +130,7 @@ class _Race:
         """One side at this work. Raises Absent if it fails."""
         progress = self._scratch / f"{name}-{number}"
         paths = [str(self._file), str(progress)]
-        watched = partial(observe, done=lines_of(progress), warm=1, last=self._rounds)
+        watched = partial(observe, done=lines_of(progress), last=self._rounds)
         if name == "plain":
             return watched([sys.executable, "-m", "fedemu.ops.bench.peers.own", name, *paths], os.environ)
         if name == "trainer":

@@ -6,7 +6,8 @@
 or ``cnn``), ``epochs``, ``batch_size`` and ``lr``.
 
 A program that does the work gets the paths of this file and of its progress. It appends a line to the progress after
-each round. After the last one it waits until its stdin is closed, and prints ``{"accuracy": ...}`` of its model on the
+each round. After the first round it waits for a line on its stdin, after the last one until its stdin is closed. Then
+it prints ``{"accuracy": ...}`` of its model on the
 test samples. Each round it trains ``per_round`` devices from the same model, with plain SGD on cross-entropy, on all
 their samples in a random order in each epoch, and adds the mean of their changes, weighted by their samples. A
 simulator that can be told which devices to train takes those of ``cohorts``.

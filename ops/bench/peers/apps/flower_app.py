@@ -75,6 +75,8 @@ def main(path: str, progress_path: str) -> None:
             if round:
                 with open(progress_path, "a") as progress:
                     progress.write("\n")
+            if round == 1:
+                sys.stdin.readline()  # the benchmark begins to measure
             if round == rounds:
                 sys.stdin.read()  # the benchmark reads the figures of this process first
                 model.load_state_dict(arrays.to_torch_state_dict())

@@ -70,6 +70,8 @@ def main(path: str, progress_path: str) -> None:
         ) -> tuple[bool, Metrics]:
             with open(progress_path, "a") as progress:
                 progress.write("\n")
+            if central_iteration == 0:
+                sys.stdin.readline()  # the benchmark begins to measure
             return False, Metrics()
 
     users = iter(work["cohorts"].reshape(-1).tolist())

@@ -15,13 +15,14 @@ from fedemu.ops.bench.measuring.measure import Effort
 from fedemu.ops.bench.peers import peers
 from fedemu.ops.bench.peers.environments import Absent, last_words
 from fedemu.ops.bench.peers.observe import lines_of, observe
-from fedemu.ops.bench.peers.work import CNN, DIGITS
+from fedemu.ops.bench.peers.work import DIGITS
 
 TINY = Effort(pairs=1, scale=0.001)
 SIDE = """
 import json, sys
 for round in range(3):
     open(sys.argv[1], "a").write("\\n")
+    round or sys.stdin.readline()
 sys.stdin.read()
 print("a library says something", json.dumps({"accuracy": 0.5}), sep="\\n")
 """
@@ -55,21 +56,23 @@ def test_a_plain_loop_does_the_work_and_a_simulator_that_does_not_install_is_nam
     assert json.loads(json.dumps(comparison.table()))["absent"] == comparison.absent
 
 
-def test_the_trainer_does_the_work_of_the_cnn(tmp_path: Path) -> None:
-    race = peers._Race(CNN, 2, tmp_path, {})
-    assert race.run("trainer", 0).rounds == 1
+def test_the_trainer_learns_in_the_same_rounds(tmp_path: Path) -> None:
+    seen = peers._Race(DIGITS, 8, tmp_path, {}).run("trainer", 0)
+    assert seen.rounds == 7
+    assert seen.accuracy is not None
+    assert seen.accuracy > 0.5
 
 
 def test_a_side_is_watched_until_its_last_round_and_then_let_go(tmp_path: Path) -> None:
     progress = tmp_path / "progress"
-    seen = observe([sys.executable, "-c", SIDE, str(progress)], os.environ, lines_of(progress), 1, 3)
-    assert (seen.accuracy, lines_of(progress)()) == (0.5, 3)
+    seen = observe([sys.executable, "-c", SIDE, str(progress)], os.environ, lines_of(progress), 3)
+    assert (seen.accuracy, seen.rounds) == (0.5, 2)
     assert seen.first > 0
 
 
 def test_a_side_that_fails_is_absent_with_its_error(tmp_path: Path) -> None:
     with pytest.raises(Absent, match=r"^ModuleNotFoundError: No module named 'no_such_simulator'$"):
-        observe([sys.executable, "-c", "import no_such_simulator"], os.environ, lines_of(tmp_path / "none"), 1, 3)
+        observe([sys.executable, "-c", "import no_such_simulator"], os.environ, lines_of(tmp_path / "none"), 3)
 
 
 def test_the_last_error_of_many_lines_is_told() -> None:
