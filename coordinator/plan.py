@@ -13,6 +13,7 @@ from fedemu.coordinator.evaluation.album import Album
 from fedemu.coordinator.evaluation.diagnosis import Diagnosis
 from fedemu.coordinator.evaluation.evaluate import Evaluation
 from fedemu.coordinator.fleet.admission import Quotas
+from fedemu.coordinator.fleet.planned_times import PlannedTimes
 from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.service.view import FleetView
 from fedemu.coordinator.settings import Settings
@@ -43,7 +44,8 @@ class CoordinatorPlan:
     ``signals`` says whether SIGINT and SIGTERM end the run. ``opened`` is called once with the address at which the
     coordinator listens, when everything has been put together and the wait for devices begins. ``holdings`` bound what
     devices may say of their samples, and ``quotas`` what a machine may take. ``shown`` is called once, on the event
-    loop, with what tells at any time what the devices do.
+    loop, with what tells at any time what the devices do. ``planned`` are the on-line times of devices that sleep until
+    they are asked, None if devices live at once and announce theirs.
     """
 
     address: str
@@ -62,6 +64,7 @@ class CoordinatorPlan:
     diagnosis: Diagnosis | None = None
     album: Album | None = None
     holdings: Holdings | None = None
+    planned: PlannedTimes | None = None
     quotas: Quotas = field(default_factory=Quotas)
     observers: Sequence[RunObserver] = ()
     signals: bool = True

@@ -76,7 +76,10 @@ class Coordinator:
         self._timeline = Timeline(settings.clock, record.get("time", 0.0), record.get("spent", 0.0))
         self._observers = Observers([EventLog(run.event, self._timeline), *plan.observers])
         admission = Admission(settings.devices, plan.quotas)
-        roster = Roster(settings, journal.write, resumed=bool(granted_before), admission=admission)
+        planned = plan.planned
+        if planned is not None:
+            planned.reach(self._timeline.time)
+        roster = Roster(settings, journal.write, bool(granted_before), admission, planned)
         # A supervisor that was there before gets a while to come back before its indices can go to others.
         grace = min(settings.give_up, settings.start_timeout / 4)
         roster.leases.replay(granted_before, self._timeline.now() + grace - settings.give_up)

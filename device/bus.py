@@ -72,6 +72,21 @@ class Crashed(Message):
     incarnation: Index
 
 
+class Asleep(Message):
+    """The device has ended its life, because nothing is wanted of it. Its process goes on."""
+
+    type: Literal["asleep"] = "asleep"
+    device: Index
+    incarnation: Index
+
+
+class Rouse(Message):
+    """Bring devices to life in this process. A life is a device and the first incarnation that it may use."""
+
+    type: Literal["rouse"] = "rouse"
+    lives: Annotated[tuple[tuple[Index, Index], ...], Field(max_length=1_000_000)]
+
+
 class Submit(Message):
     """A job: run ``program`` on the device's samples.
 
@@ -196,8 +211,8 @@ class Quit(Message):
     reason: Name = ""
 
 
-ToSupervisor = Attach | Joined | Crashed | Submit | Withdraw | Ready | Unusable | Finished | Done | JobFailed
-ToProcess = Done | JobFailed | Quit
+ToSupervisor = Attach | Joined | Crashed | Asleep | Submit | Withdraw | Ready | Unusable | Finished | Done | JobFailed
+ToProcess = Done | JobFailed | Rouse | Quit
 ToTrainer = Train | Quit
 
 TO_SUPERVISOR: Final = Decoder(ToSupervisor, LIMITS)

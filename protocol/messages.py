@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, StringConstraints
 
 PROTOCOL_VERSION = 1
 UNABLE = "unable"
+ASLEEP = "asleep"
+"""The reason of the Bye of a device that was told to sleep."""
 
 
 class _FailFast(FailFast):
@@ -292,6 +294,19 @@ class Offer(Message):
     round: Index
 
 
+class Wake(Message):
+    """Devices of this machine are asked that sleep. The supervisor brings them to life, and each says Hello."""
+
+    type: Literal["wake"] = "wake"
+    devices: Annotated[tuple[Index, ...], FIRST_ERROR, Field(max_length=65536)]
+
+
+class Sleep(Message):
+    """Nothing is wanted of the device for now: it says Bye and ends. Its machine gets Wake when that changes."""
+
+    type: Literal["sleep"] = "sleep"
+
+
 class Extend(Message):
     """The device has to announce its presence, at least up to ``until``."""
 
@@ -359,6 +374,8 @@ Down = (
     | Proceed
     | Blob
     | Offer
+    | Wake
+    | Sleep
     | Extend
     | Accepted
     | Duplicate

@@ -92,6 +92,9 @@ class Roster:
                 self.admission.unseat(peer)
             raise
         self._begin(peer, now)
+        if self.planned is not None:
+            for start, stop in lease.ranges:  # whoever can wake them is back
+                self.columns.lost[start:stop] = False
         return lease
 
     def station(self, peer: bytes, host: str, now: float, key: str = "") -> bool:
@@ -144,6 +147,12 @@ class Roster:
             return None
         self._unseat(seat)
         return DeviceId(device)
+
+    def rest(self, device: DeviceId) -> bytes:
+        """The device is told to sleep, so nothing else is sent to it. Returns its connection, which may say Bye."""
+        peer = self.connected.pop(device)
+        del self._by_peer[peer]
+        return peer
 
     def leave(self, peer: bytes, now: float) -> DeviceId | None:
         """The session of one peer is over. Returns the device whose session this was, None if there is none."""
@@ -238,8 +247,6 @@ class Roster:
         """Whether each device is on-line and neither away after a dropout nor lost."""
         if not self._virtual:
             return self.online(time)
-        if self.planned is not None:
-            self.planned.reach(time)
         return self.online(time) & (self.columns.away <= time) & ~self.columns.lost
 
     def next_arrival(self, time: float, among: Iterable[DeviceId] | None = None) -> float | None:

@@ -183,6 +183,8 @@ class Asking:
         service, timeline = self._service, self._service.timeline
         while True:
             tally.perturbed |= not await service.extend(horizon(timeline.time + self._settings.deadline))
+            if service.roster.planned is not None:
+                await self._numerics.compute(service.roster.planned.reach, timeline.time)
             eligible = service.roster.eligible(timeline.time)
             if eligible.any() if among is None else any(eligible[device] for device in among):
                 return eligible

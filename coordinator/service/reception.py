@@ -193,6 +193,8 @@ class Reception:
                     self._too_much(peer)
             case wire.Presence():
                 self._presence(peer, message)
+            case wire.Bye(reason=wire.ASLEEP) if self.roster.device_of(peer) is None:
+                self.roster.leave_all(peer, now)  # it was told to, so this is no event
             case wire.Bye():
                 if message.reason == wire.UNABLE:
                     self._unable(peer, message.detail)
@@ -274,7 +276,8 @@ class Reception:
         self._send(peer, welcome, ())
         if not seated.anew:
             return
-        self._observers.event("join", device=device, incarnation=message.incarnation)
+        if self.roster.planned is None:
+            self._observers.event("join", device=device, incarnation=message.incarnation)
         if self.exchange is not None:
             if seated.replaced is not None:
                 self.exchange.left(device, now)

@@ -12,6 +12,7 @@ from functools import partial
 from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Absence, Observers
+from fedemu.coordinator.service.bedtime import Bedtime
 from fedemu.coordinator.service.reception import Reception
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.coordinator.settings import Settings
@@ -86,6 +87,9 @@ class Service:
         self._deserted: float | None = None
         """Since when no device at all has had a connection."""
         self._told_deserted = False
+        self._bedtime = None
+        if roster.planned is not None:
+            self._bedtime = Bedtime(roster, self.send, settings.heartbeat_seconds)
         self._untold: dict[DeviceId, tuple[float, Message]] = {}
         """The outcomes that wait for the device's next Work, and until when they do."""
 
@@ -220,6 +224,8 @@ class Service:
         self.reception.exchange = exchange
         try:
             exchange.start(self.timeline.now())
+            if self._bedtime is not None:
+                self._bedtime.opened(exchange, self.timeline.now())
             await exchange.closed
         finally:
             self.reception.exchange = None
@@ -339,6 +345,8 @@ class Service:
                 self.send(peer, message)
         if self.reception.exchange is not None:
             self.reception.exchange.tick(now)
+        if self._bedtime is not None and self.reception.stopping is None:
+            self._bedtime.look(self.reception.exchange, self._untold, now)
         if int(now) != int(self._ticked):
             self._observers.fleet(self.counts())
             absence = self.absence(now)

@@ -18,6 +18,7 @@ from fedemu.device.machine.link import CoordinatorLink
 from fedemu.device.machine.observer import MachineObserver, Silent
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.blobs.store import BlobStore
+from fedemu.protocol.host.named import load
 from fedemu.protocol.messages import Granted
 from fedemu.protocol.sharing.trunk import Trunk
 from fedemu.protocol.transport.curve import ClientKeys
@@ -32,7 +33,8 @@ class ExperimentCode:
     ``behaviours`` returns a function from a device's index to its ``Behaviour``. ``trainer`` also takes the device
     type and returns a ``Trainer``. ``prepare`` decodes the data into this machine's cache and returns their digest.
     ``environment`` returns the environment variables with which processes that compute must start; empty: none.
-    ``link`` returns whether the devices of a machine share its connection; empty: they do not.
+    ``link`` returns whether the devices of a machine share its connection; empty: they do not. ``wake`` returns whether
+    devices live at once or sleep until they are asked; empty: at once.
     """
 
     behaviours: str
@@ -40,6 +42,7 @@ class ExperimentCode:
     prepare: str
     environment: str = ""
     link: str = ""
+    wake: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +97,17 @@ class Arrival:
     def devices(self) -> list[int]:
         """The indices of this machine's devices."""
         return [device for start, stop in self.granted.ranges for device in range(start, stop)]
+
+    @property
+    def count(self) -> int:
+        """The number of this machine's devices."""
+        return sum(stop - start for start, stop in self.granted.ranges)
+
+    @property
+    def sleeping(self) -> bool:
+        """Whether the devices sleep until they are asked."""
+        wake = self._plan.code.wake
+        return bool(wake) and load(wake)(self.experiment.read_bytes()) == "on-demand"
 
     def open_broker(self, network: Network, address: str, token: str, stack: AsyncExitStack) -> Broker:
         """The machine's bus at ``address`` of ``network``. It asks the link for blobs. ``stack`` closes it."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fedemu.device.bus import (
     LIMITS,
     TO_SUPERVISOR,
+    Asleep,
     Attach,
     Crashed,
     Done,
@@ -21,6 +22,7 @@ from fedemu.device.bus import (
     Joined,
     Quit,
     Ready,
+    Rouse,
     SharedFile,
     Submit,
     Train,
@@ -68,6 +70,10 @@ class Broker:
         """Called with a device and its incarnation when the coordinator has made it a member."""
         self.crashed: Callable[[int, int], None] = lambda device, incarnation: None
         """Called with a device and its incarnation when it has crashed as planned, but its process has not."""
+        self.asleep: Callable[[int, int], None] = lambda device, incarnation: None
+        """Called with a device and its incarnation when it has fallen asleep."""
+        self.attached: Callable[[int], None] = lambda number: None
+        """Called with the number of a device process that can be spoken to."""
         self.trainer_ready: Callable[[int], None] = lambda number: None
         """Called with the number of a trainer that can take jobs."""
         self._roles: dict[bytes, tuple[str, int]] = {}
@@ -154,6 +160,11 @@ class Broker:
             self._give_up(job, "trainer", f"{job.deaths} trainers died over it")
         self._pump()
 
+    def rouse(self, number: int, lives: Iterable[tuple[int, int]]) -> None:
+        """Have device process ``number`` begin these lives, if it has attached."""
+        if (peer := self._processes.get(number)) is not None:
+            self._router.send(peer, Rouse(lives=tuple(lives)))
+
     def quit_processes(self) -> None:
         """Tell all device processes to end, also those that attach later."""
         self._quitting = True
@@ -182,6 +193,8 @@ class Broker:
                 self.joined(message.device, message.incarnation)
             case Crashed() if role == "process":
                 self.crashed(message.device, message.incarnation)
+            case Asleep() if role == "process":
+                self.asleep(message.device, message.incarnation)
             case Withdraw() if role == "process":
                 self._queue.withdraw((message.device, message.ask))
             case Ready() if role == "trainer":
@@ -207,8 +220,10 @@ class Broker:
         self._roles[peer] = (attach.role, attach.number)
         members = self._processes if attach.role == "process" else self._trainers
         members[attach.number] = peer
-        if self._quitting and attach.role == "process":
-            self._router.send(peer, Quit())
+        if attach.role == "process":
+            self.attached(attach.number)
+            if self._quitting:
+                self._router.send(peer, Quit())
 
     def _submit(self, peer: bytes, submit: Submit, frames: Sequence[memoryview]) -> None:
         lacking = [ref for ref in submit.shared if not self._store.has(Digest(ref.digest))]

@@ -15,11 +15,13 @@ from typing import Any, Never
 
 from fedemu.device.bus import Attach, Finished, Train
 from fedemu.device.compute.shell import Runner, TrainerShell
-from fedemu.device.machine.arrival import MachinePlan, arrive
+from fedemu.device.machine.arrival import Arrival, MachinePlan, arrive
+from fedemu.device.machine.broker import Broker
 from fedemu.device.machine.link import RunOver
 from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.machine.prepare import compare_data
 from fedemu.device.machine.processes import BIRTH_STRIDE
+from fedemu.device.machine.sleepers import Sleepers
 from fedemu.device.pipe import TrainerSetup
 from fedemu.device.process.birth import Birthplace
 from fedemu.device.process.process import DeviceProcess
@@ -78,10 +80,12 @@ async def _run(plan: EmbeddedPlan, stack: AsyncExitStack) -> Never:
         stream=here.stream,
         folder=here.folder.devices,
     )
-    first = here.folder.first_incarnation + BIRTH_STRIDE
-    lives = [(device, first) for device in here.devices]
+    first = here.folder.first_incarnation
+    lives = [] if here.sleeping else [(device, first + BIRTH_STRIDE) for device in here.devices]
     attach = Attach(token=_TOKEN, role="process", number=0)
-    broker.joined = _count_joined(plan.observer, len(lives))
+    broker.joined = _count_joined(plan.observer, here.count)
+    if here.sleeping:
+        _let_sleep(here, broker, Sleepers(here.granted.ranges, first))
     devices = DeviceProcess(
         asyncio.get_running_loop(),
         plan.network,
@@ -98,6 +102,13 @@ async def _run(plan: EmbeddedPlan, stack: AsyncExitStack) -> Never:
     stack.callback(devices.quit)
     trainer.open_in_thread(setup, plan.open_runner)
     await here.until_over()
+
+
+def _let_sleep(here: Arrival, broker: Broker, sleepers: Sleepers) -> None:
+    """Wake devices when they are asked, in the one process that there is."""
+    broker.joined = sleepers.has_joined
+    here.link.wake = lambda devices: broker.rouse(0, sleepers.wake(devices))
+    broker.asleep = lambda device, incarnation: broker.rouse(0, sleepers.asleep(device, incarnation))
 
 
 def _count_joined(observer: MachineObserver, total: int) -> Callable[[int, int], None]:

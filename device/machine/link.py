@@ -24,7 +24,7 @@ from fedemu.protocol.errors import (
     VersionMismatch,
 )
 from fedemu.protocol.ids import Digest
-from fedemu.protocol.messages import UNABLE, Blob, BlobRef, Bye, Died, Granted, Offer, Refused, Stop
+from fedemu.protocol.messages import UNABLE, Blob, BlobRef, Bye, Died, Granted, Offer, Refused, Stop, Wake
 from fedemu.protocol.transport.interface import Dealer, Dialer
 
 T = TypeVar("T")
@@ -46,6 +46,8 @@ class CoordinatorLink:
         """Called with each blob that has arrived."""
         self.lost: Callable[[Digest, BlobError], None] = lambda digest, error: None
         """Called with each blob that was given up, and the reason."""
+        self.wake: Callable[[Iterable[int]], None] = lambda devices: None
+        """Called with the devices of this machine that are asked, and sleep."""
         self.needed: Callable[[], Iterable[Digest]] = tuple
         """Called to learn which blobs must stay for now, however old they are."""
         self._network = network
@@ -150,6 +152,8 @@ class CoordinatorLink:
                         self._offered[Digest(ref.digest)] = offer.round
                         self.want(ref)
                     self._evict(offer.round)
+                case Wake(devices=devices):
+                    self.wake(devices)
                 case Stop() as stop:
                     if not self.ended.done():
                         self.ended.set_exception(RunOver(stop.reason))

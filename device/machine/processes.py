@@ -32,10 +32,10 @@ ZYGOTE_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALL
 
 
 @dataclass
-class _Process:
+class Process:
     """One device process, with the last known incarnation of each of its devices."""
 
-    devices: Sequence[int]
+    devices: list[int]
     incarnations: dict[int, int]
     pid: int | None = None
     joined: set[int] = field(default_factory=set)
@@ -70,8 +70,8 @@ class DeviceProcesses:
         self._process_ended = process_ended
         self._failed = failed
         self._loop = asyncio.get_running_loop()
-        groups = [devices[start : start + per_process] for start in range(0, len(devices), per_process)]
-        self._processes = [_Process(group, dict.fromkeys(group, first_incarnation)) for group in groups]
+        groups = [[*devices[start : start + per_process]] for start in range(0, len(devices), per_process)]
+        self._processes = [Process(group, dict.fromkeys(group, first_incarnation)) for group in groups]
         self._number_of = {device: number for number, group in enumerate(groups) for device in group}
         self._zygote: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None

@@ -20,10 +20,12 @@ from fedemu.device.machine.arrival import Arrival, MachinePlan, arrive
 from fedemu.device.machine.broker import Broker
 from fedemu.device.machine.limits import prepare_machine
 from fedemu.device.machine.link import RunOver
+from fedemu.device.machine.packs import Packs, pack_size
 from fedemu.device.machine.prepare import prepare_data
 from fedemu.device.machine.processes import DeviceProcesses
 from fedemu.device.machine.processors import default_trainers
 from fedemu.device.machine.shared import share_link
+from fedemu.device.machine.sleepers import Sleepers
 from fedemu.device.machine.trainers import Nursery, Trainers
 from fedemu.device.pipe import Setup
 from fedemu.protocol.errors import Interrupted
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
 """The pause between two looks at what the trainers do."""
+SPARE_PACKS = 64
+"""The number of packs for which a shared connection leaves room where devices sleep."""
 FAREWELL_SECONDS = 3.0
 """The time that device processes have at the end to say goodbye to the coordinator."""
 
@@ -71,7 +75,6 @@ async def supervise(plan: SupervisorPlan) -> str:
     Interrupted after SIGINT, SIGTERM or SIGHUP if it runs in the main thread.
     """
     trainers = plan.trainers or default_trainers(plan.device_type)
-    prepare_machine(plan.count, plan.per_process, trainers)
     current = asyncio.current_task()
     assert current is not None
     with _signals(current) as signalled:
@@ -111,6 +114,10 @@ class Supervision:
         stack.push_async_callback(nursery.stop)
         here = await arrive(plan, network, socket.gethostname()[:256], stack)
         link = here.link
+        # Devices that sleep need little. How many will be awake at once only shows.
+        pack = pack_size(plan.per_process)
+        count, packed = (pack, pack) if here.sleeping else (plan.count, plan.per_process)
+        prepare_machine(count, packed, self._trainer_count)
         mark("devices", "arrival")
         environment = self._environment(here)
         if lacking(os.environ, environment):  # it was not known before which variables this experiment needs
@@ -119,7 +126,7 @@ class Supervision:
             stack.push_async_callback(nursery.stop)
         shared = bool(plan.code.link) and load(plan.code.link)(here.experiment.read_bytes()) == "shared"
         if shared:
-            processes = -(-len(here.devices) // plan.per_process)
+            processes = SPARE_PACKS if here.sleeping else -(-here.count // plan.per_process)
             share_link(here, network, f"{self._bus}-link", processes, stack)
         broker = here.open_broker(network, self._bus, self._token, stack)
         trainers = Trainers(
@@ -130,17 +137,7 @@ class Supervision:
             restarted=lambda: plan.observer.restarted("trainer"),
             failed=here.fail,
         )
-        processes = DeviceProcesses(
-            self._setup(here, shared),
-            here.devices,
-            plan.per_process,
-            here.folder.first_incarnation,
-            plan.observer,
-            died=link.died,
-            process_ended=broker.process_ended,
-            failed=here.fail,
-            environment=environment,
-        )
+        processes = self._processes(here, shared, broker, environment)
         broker.joined, broker.crashed, broker.trainer_ready = processes.joined, link.died, trainers.ready
         watching = asyncio.create_task(self._watch(broker, trainers))
         stack.callback(watching.cancel)
@@ -152,7 +149,7 @@ class Supervision:
         trainers.launch()
         processes.launch()
         plan.shown(lambda: _facts(processes, trainers, broker))
-        devices = len(here.devices)
+        devices = here.count
         if devices < plan.count:
             log.warning("the run wants %d of this machine's %d devices; the others stay idle", devices, plan.count)
         log.info("%d devices in %d processes, %d trainers", devices, len(processes), self._trainer_count)
@@ -162,6 +159,25 @@ class Supervision:
 
         stack.callback(mark, "devices", "rounds", cpu)
         await here.until_over()
+
+    def _processes(
+        self, here: Arrival, shared: bool, broker: Broker, environment: Mapping[str, str]
+    ) -> DeviceProcesses:
+        """The device processes: those of devices that all live at once, or packs in which devices wake."""
+        plan, first = self._plan, here.folder.first_incarnation
+        told: dict[str, Any] = {
+            "died": here.link.died,
+            "process_ended": broker.process_ended,
+            "failed": here.fail,
+            "environment": environment,
+        }
+        setup = self._setup(here, shared)
+        if not here.sleeping:
+            return DeviceProcesses(setup, here.devices, plan.per_process, first, plan.observer, **told)
+        sleepers = Sleepers(here.granted.ranges, first)
+        packs = Packs(setup, sleepers, plan.per_process, first, plan.observer, rouse=broker.rouse, **told)
+        broker.asleep, broker.attached, here.link.wake = packs.asleep, packs.attached, packs.wake
+        return packs
 
     async def _watch(self, broker: Broker, trainers: Trainers) -> None:
         """Kill the trainers that should compute and do not: that stand still, or that answer nothing for very long.

@@ -9,14 +9,14 @@ from typing import Any, assert_never
 
 from fedemu.device.bus import Done, JobFailed, Joined, Submit, Withdraw
 from fedemu.device.process.poll_loop import PollLoop, Timer
-from fedemu.device.runtime.actions import Action, Connect, Crash, Disconnect, Leave, Retire, Send, Tell
+from fedemu.device.runtime.actions import Action, Connect, Crash, Disconnect, Leave, Retire, Send, Sleep, Tell
 from fedemu.device.runtime.runtime import DeviceRuntime
 from fedemu.protocol.codec import DOWN, Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.transport.interface import Dealer, Dialer
 
 DeviceLoop = PollLoop | asyncio.AbstractEventLoop
-End = Crash | Leave | Retire
+End = Crash | Leave | Sleep | Retire
 TellSupervisor = Callable[[Joined | Submit | Withdraw, Sequence[Any]], None]
 
 
@@ -90,7 +90,7 @@ class DevicePeer:
                     self._dealer = self._network.connect(self._address, DOWN, self._received, self._rejected)
                 case Disconnect():
                     self._disconnect()
-                case Crash() | Leave() | Retire():
+                case Crash() | Leave() | Sleep() | Retire():
                     self.close()
                     self._ended(action)
                 case _:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
-from fedemu.device.bus import TO_PROCESS, Attach, Crashed, Done, JobFailed, Quit
+from fedemu.device.bus import TO_PROCESS, Asleep, Attach, Crashed, Done, JobFailed, Quit, Rouse
 from fedemu.device.pipe import Setup
 from fedemu.device.process.birth import Birthplace
 from fedemu.device.process.peer import DeviceLoop, DevicePeer, End
 from fedemu.device.process.poll_loop import PollLoop
-from fedemu.device.runtime.actions import Crash, Leave, Retire
+from fedemu.device.runtime.actions import Crash, Leave, Retire, Sleep
 from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
@@ -46,7 +46,8 @@ class DeviceProcess:
     device is to crash; if it returns, the device begins a new life in this process. By default a device that is alone
     takes its process with it. One that has companions crashes alone: its connection closes without a word, all that it
     held in memory is gone, and the supervisor is told, who tells the coordinator as after the death of a process. The
-    bus may be on another network than the coordinator.
+    bus may be on another network than the coordinator. A process that begins without any life is a pack: devices wake
+    in it and fall asleep again, and it goes on until it is told to end.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class DeviceProcess:
         self._address = coordinator
         self._birthplace = birthplace
         self._alone = len(lives) == 1
+        self._pack = not lives
         self._crash = crash or (kill_this_process if self._alone else self._crash_alone)
         self._bus = bus_network.connect(bus, TO_PROCESS, self._received, self._rejected)
         self._bus.send(attach)
@@ -109,19 +111,27 @@ class DeviceProcess:
             case Done() | JobFailed() as answer:
                 if answer.device in self._peers:
                     self._peers[answer.device].trained(answer, envelope.frames)
+            case Rouse(lives=lives):
+                for device, incarnation in lives:
+                    if device not in self._peers:
+                        self._bear(device, incarnation)
             case Quit():
                 self.quit()
+                if self._pack:
+                    self._over(RETIRED)
 
     def _rejected(self, error: ProtocolError) -> None:
         log.warning("unreadable message on the bus: %s", error)
 
     def _ended(self, device: int, end: End) -> None:
-        if isinstance(end, Retire):
+        incarnation = self._peers[device].runtime.member.incarnation
+        if isinstance(end, Retire | Sleep):
             del self._peers[device]
-            if not self._peers:
+            if self._pack:
+                self._bus.send(Asleep(device=device, incarnation=incarnation))
+            elif not self._peers:
                 self._over(RETIRED)
             return
-        incarnation = self._peers[device].runtime.member.incarnation
         self._birthplace.send_away(device, end.away)
         match end:
             case Crash():

@@ -57,4 +57,9 @@ class Retire:
     reason: str
 
 
-Action = Send | Tell | Connect | Disconnect | Crash | Leave | Retire
+@dataclass(frozen=True)
+class Sleep:
+    """End this life, because nothing is wanted of the device. The next one begins when it is woken."""
+
+
+Action = Send | Tell | Connect | Disconnect | Crash | Leave | Sleep | Retire

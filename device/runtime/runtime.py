@@ -14,7 +14,7 @@ from fedemu.device.behaviour.behaviour import Behaviour
 from fedemu.device.bus import Done, JobFailed, Joined, Withdraw
 from fedemu.device.memory.store import OwnStore
 from fedemu.device.memory.stream import DeviceStream
-from fedemu.device.runtime.actions import Action, Crash, Disconnect, Leave, Send, Tell
+from fedemu.device.runtime.actions import Action, Crash, Disconnect, Leave, Send, Sleep, Tell
 from fedemu.device.runtime.membership import Membership
 from fedemu.device.runtime.wall import WallClock
 from fedemu.device.runtime.work import WorkInHand, announcement, replies, submission, take_in_hand
@@ -92,7 +92,9 @@ class DeviceRuntime:
                 return self.member.refused(message, now)
             case wire.Stop():
                 return [Send(wire.Bye(reason=message.reason)), *self.member.retire(message.reason or "stop")]
-            case wire.Beat() | wire.Granted() | wire.Blob() | wire.Offer():
+            case wire.Sleep():
+                return self._sleep()
+            case wire.Beat() | wire.Granted() | wire.Blob() | wire.Offer() | wire.Wake():
                 return []
             case _:
                 assert_never(message)
@@ -237,6 +239,12 @@ class DeviceRuntime:
                 return self._go_offline(away, now)
             case _:
                 assert_never(schedule.cause)
+
+    def _sleep(self) -> list[Action]:
+        """End this life. Whatever is still in hand has its outcome."""
+        actions = [action for ask in list(self._in_hand) for action in self._settle(ask)]
+        self.member.mode = "retired"
+        return [*actions, Send(wire.Bye(reason=wire.ASLEEP)), Sleep()]
 
     def _settle(self, ask: str) -> list[Action]:
         """The coordinator has given its verdict, so this work is over. A second verdict changes nothing.

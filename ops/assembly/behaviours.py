@@ -50,12 +50,14 @@ def open_behaviours(experiment: bytes) -> Callable[[int], Behaviour]:
 
     def open_behaviour(device: int) -> Behaviour:
         drawn = profile.draw_profile(settings.seed, device, quantities)
-        return Behaviour(settings.seed, device, _intervals(settings, device), drawn, rates)
+        return Behaviour(settings.seed, device, intervals(settings, device), drawn, rates)
 
     return open_behaviour
 
 
-def _intervals(settings: Experiment, device: int) -> Iterator[Interval]:
+def intervals(settings: Experiment, device: int) -> Iterator[Interval]:
+    """When a device is on-line: ascending intervals [start, end) in seconds, perhaps without an end."""
+
     def random(purpose: str = "availability") -> Generator:
         return generator(settings.seed, device=device, purpose=purpose)
 

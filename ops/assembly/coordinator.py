@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,14 +15,16 @@ from fedemu.coordinator.asks.holdings import Holdings
 from fedemu.coordinator.evaluation.album import open_album
 from fedemu.coordinator.evaluation.diagnosis import Diagnosis
 from fedemu.coordinator.evaluation.evaluate import Evaluator
+from fedemu.coordinator.fleet.planned_times import PlannedTimes
 from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.plan import CoordinatorPlan
-from fedemu.coordinator.settings import Settings
+from fedemu.coordinator.settings import Settings, ceil_share
 from fedemu.device.compute.environment import hold_to_portable
 from fedemu.ops.assembly.agreement import common
+from fedemu.ops.assembly.behaviours import intervals
 from fedemu.ops.assembly.named_code import record, with_digests
 from fedemu.ops.assembly.trial import tried_parts
-from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment import Always, Experiment
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.transport.interface import Network
 
@@ -69,9 +72,16 @@ def assemble(
         public=parts.public,
         diagnosis=diagnosis,
         album=open_album(corpus),
+        planned=planned_times(experiment) if experiment.fleet.wake == "on-demand" else None,
         holdings=Holdings(stream.arrivals, corpus.train.y, corpus.classes),
         observers=observers,
     )
+
+
+def planned_times(experiment: Experiment) -> PlannedTimes:
+    """The on-line times of all devices as the experiment plans them."""
+    always = isinstance(experiment.availability, Always)
+    return PlannedTimes(experiment.fleet.devices, None if always else partial(intervals, experiment))
 
 
 def _say(text: str) -> None:
@@ -81,7 +91,8 @@ def _say(text: str) -> None:
 def settings_of(experiment: Experiment, stream: StreamPlan) -> Settings:
     """The settings of the coordinator: the rules of the run that it has to know."""
     fleet, liveness = experiment.fleet, experiment.liveness
-    heartbeat = max(liveness.heartbeat_seconds, fleet.devices / MOST_HEARTBEATS)
+    awake = fleet.devices if fleet.wake == "at-once" else ceil_share(fleet.over_selection, fleet.per_round)
+    heartbeat = max(liveness.heartbeat_seconds, awake / MOST_HEARTBEATS)
     return Settings(
         run=experiment.name,
         seed=experiment.seed,

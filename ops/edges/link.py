@@ -1,4 +1,4 @@
-"""Whether the devices of a machine share its connection, as its experiment says."""
+"""Whether the devices of a machine share its connection, and whether they sleep, as its experiment says."""
 
 from __future__ import annotations
 
@@ -8,3 +8,8 @@ from fedemu.ops.experiment import Experiment
 def link(experiment: bytes) -> str:
     """``fleet.link`` of an experiment in bytes."""
     return Experiment.from_bytes(experiment).fleet.link
+
+
+def wake(experiment: bytes) -> str:
+    """``fleet.wake`` of an experiment in bytes."""
+    return Experiment.from_bytes(experiment).fleet.wake

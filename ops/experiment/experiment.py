@@ -75,6 +75,11 @@ class Experiment(Section):
                 f"fleet.per_round = {self.fleet.per_round} is more than fleet.devices = {self.fleet.devices}; "
                 "lower fleet.per_round, or set fleet.participation instead"
             )
+        if self.fleet.wake == "on-demand" and self.clock.kind == "wall":
+            raise ValueError(
+                'fleet.wake = "on-demand" needs clock.kind = "virtual"; under the wall clock a device that sleeps '
+                "would count as off-line"
+            )
         if self.tree.edges and self.tree.edges[-1] > self.fleet.devices:
             raise ValueError(
                 f"tree.edges = {self.tree.edges[-1]} is more than fleet.devices = {self.fleet.devices}; "

@@ -15,4 +15,5 @@ DEVICE_CODE: Final = ExperimentCode(
     prepare="fedemu.ops.assembly.agreement:prepare",
     environment="fedemu.ops.running.portable:environment",
     link="fedemu.ops.edges.link:link",
+    wake="fedemu.ops.edges.link:wake",
 )

@@ -66,10 +66,26 @@ def test_three_machines_share_the_fleet_by_three_connections(
     assert fleet.summary()["model_digest"] == undisturbed["model_digest"]
 
 
+def test_devices_that_sleep_until_they_are_asked_have_the_same_digest_also_if_their_pack_is_killed(
+    new_fleet: FleetMaker, undisturbed: dict[str, Any]
+) -> None:
+    fleet = new_fleet(*SHORT.settings, "fleet.link=shared", "fleet.wake=on-demand")
+    fleet.start_coordinator()
+    fleet.start_devices(20, "--trainers", "1", "--per-process", "5")
+    fleet.wait_for_round(2)
+    packs = fleet.processes("device")
+    assert 1 <= len(packs) <= 2, "a cohort fits into two packs of five"
+    packs[0].kill()
+    assert fleet.wait_for_end() == 0, fleet.tail()
+    assert fleet.summary()["model_digest"] == undisturbed["model_digest"]
+    assert not fleet.summary()["perturbed"]
+
+
 def test_everything_in_one_process_has_the_same_digest(
     tmp_path: Path, undisturbed: dict[str, Any], warm: WarmStart
 ) -> None:
-    words = ["run", "digits-small", *_overrides(), "--transport", "memory", "--out", str(tmp_path / "run")]
+    asleep = ["--set", "fleet.wake=on-demand"]
+    words = ["run", "digits-small", *_overrides(), *asleep, "--transport", "memory", "--out", str(tmp_path / "run")]
     assert warm.start(words, tmp_path / "log", os.environ).wait(300) == 0, (tmp_path / "log").read_text()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["model_digest"] == undisturbed["model_digest"]

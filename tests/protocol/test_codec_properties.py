@@ -109,6 +109,8 @@ MESSAGES: dict[type[wire.Message], st.SearchStrategy[Any]] = {
     wire.Proceed: st.builds(wire.Proceed, ask=ask),
     wire.Blob: st.builds(wire.Blob, digest=digest, offset=size, size=size),
     wire.Offer: st.builds(wire.Offer, blobs=blobs, round=index),
+    wire.Wake: st.builds(wire.Wake, devices=st.lists(index, max_size=3).map(tuple)),
+    wire.Sleep: st.builds(wire.Sleep),
     wire.Extend: st.builds(wire.Extend, until=seconds),
     wire.Accepted: st.builds(wire.Accepted, ask=ask),
     wire.Duplicate: st.builds(wire.Duplicate, ask=ask, verdict=st.sampled_from(typing.get_args(wire.Verdict))),

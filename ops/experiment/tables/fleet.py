@@ -26,7 +26,8 @@ class Fleet(Section):
 
     ``deadline`` is in seconds of the experiment's clock. ``start_timeout``, ``give_up`` and ``answer_timeout``, which
     is for the first result of an ask, are in real seconds. ``link`` says whether each device has a connection of its
-    own to the coordinator, or all devices of a machine share one.
+    own to the coordinator, or all devices of a machine share one. ``wake`` says whether devices live at once, or sleep
+    until they are asked: a device that sleeps costs no process.
     """
 
     devices: Count = 300
@@ -39,6 +40,7 @@ class Fleet(Section):
     give_up: Positive = 60.0
     answer_timeout: Positive = 600.0
     link: Literal["own", "shared"] = "own"
+    wake: Literal["at-once", "on-demand"] = "at-once"
 
 
 class Tree(Section):

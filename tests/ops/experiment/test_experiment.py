@@ -86,7 +86,7 @@ def test_the_digest_of_the_defaults_is_what_it_has_been() -> None:
     assert Experiment().digest == EXPECTED_DIGEST
 
 
-EXPECTED_DIGEST = "c5477aef43c8c177578763affe5ccc2b9c6ed0672712fc604b57c93a485727ad"
+EXPECTED_DIGEST = "92f3a44c5fdbad019433f5bb8bc6f82ae2ef26f592fd76955223454bba10b710"
 
 
 def test_an_experiment_is_frozen() -> None:
