@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 import zmq
 from packaging.requirements import Requirement
 
-from fedemu.device.machine import limits
-from fedemu.device.machine.processors import default_trainers
+from fedemu.device.host import limits
+from fedemu.device.host.processors import default_trainers
 from fedemu.ops.data.cache import cache_folder
 
 DEVICES = 300

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, Never
 
 from fedemu.device.compute.environment import lacking
+from fedemu.device.host.limits import prepare_machine
+from fedemu.device.host.processors import default_trainers
 from fedemu.device.machine.arrival import Arrival, MachinePlan, arrive
 from fedemu.device.machine.broker import Broker
-from fedemu.device.machine.limits import prepare_machine
 from fedemu.device.machine.link import RunOver
 from fedemu.device.machine.packs import Packs, pack_size
 from fedemu.device.machine.prepare import prepare_data
 from fedemu.device.machine.processes import DeviceProcesses
-from fedemu.device.machine.processors import default_trainers
 from fedemu.device.machine.shared import share_link
 from fedemu.device.machine.sleepers import Sleepers
 from fedemu.device.machine.trainers import Nursery, Trainers

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
-from fedemu.device.machine.processors import gpu_of, gpu_share
+from fedemu.device.host.processors import gpu_of, gpu_share
 from fedemu.device.pipe import FROM_NURSERY, Ended, Forked, TrainerSetup, Unpacker, pack_message
 from fedemu.protocol.errors import FedemuError
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedemu.device.machine.processors import require_processor
+from fedemu.device.host.processors import require_processor
 from fedemu.ops.cli import options
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, overrides_of

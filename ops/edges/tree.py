@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedemu.device.machine.processors import default_trainers
+from fedemu.device.host.processors import default_trainers
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.running.devices import say
 from fedemu.ops.running.launch import child_command

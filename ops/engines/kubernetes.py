@@ -12,7 +12,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
-from fedemu.device.machine.limits import demand
+from fedemu.device.host.limits import demand
 from fedemu.ops.assembly.named_code import named_places
 from fedemu.ops.engines.places import require_places, share, variables
 from fedemu.ops.experiment import Experiment, Runtime

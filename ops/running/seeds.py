@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedemu.coordinator.record.run import read_run
-from fedemu.device.machine.processors import require_processor
+from fedemu.device.host.processors import require_processor
 from fedemu.ops.data.apart import find_data
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, check_resume, load_experiment, read_frozen

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from fedemu.device.machine.limits import this_machine
-from fedemu.device.machine.processors import gpus
+from fedemu.device.host.limits import this_machine
+from fedemu.device.host.processors import gpus
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.figures import counted
 

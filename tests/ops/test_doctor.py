@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedemu.device.machine import limits
+from fedemu.device.host import limits
 from fedemu.ops import doctor
 from fedemu.ops.doctor import Finding
 

@@ -6,8 +6,8 @@ import resource
 
 import pytest
 
-from fedemu.device.machine import limits
-from fedemu.device.machine.limits import MachineLimits, check, demand, prepare_machine, this_machine
+from fedemu.device.host import limits
+from fedemu.device.host.limits import MachineLimits, check, demand, prepare_machine, this_machine
 from fedemu.protocol.errors import ConfigurationError
 
 LARGE = MachineLimits(files_hard=10**6, threads=10**6, memory=2**40)

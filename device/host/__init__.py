@@ -1,0 +1,1 @@
+"""What a machine has for its devices: processors, memory, open files."""
