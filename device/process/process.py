@@ -30,6 +30,8 @@ from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 RETIRED = 3
 FAILED = 1
+MOST_AWAKE = 1000
+"""The devices of a pack for which there is room, where each has a connection of its own with keys."""
 
 log = logging.getLogger("fedemu.device")
 
@@ -165,8 +167,8 @@ def run(setup: Setup, birthplace: Birthplace, number: int, lives: Sequence[tuple
     network: Dialer = direct
     if setup.keys is not None:
         keys = ClientKeys(setup.coordinator, *setup.keys)
-        network = ZmqNetwork(max_sockets=64 + 4 * len(lives), loop=loop, keys=keys)
-    if setup.shared and len(lives) > 1:
+        network = ZmqNetwork(max_sockets=64 + 4 * (len(lives) or MOST_AWAKE), loop=loop, keys=keys)
+    if setup.shared and len(lives) != 1:
         network = Pack(direct, loop)
     attach = Attach(token=setup.token, role="process", number=number)
     DeviceProcess(loop, network, setup.coordinator, direct, setup.bus, attach, birthplace, lives, end)

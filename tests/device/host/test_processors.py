@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.device.machine import processors
+from fedemu.device.host import processors
 from fedemu.protocol.errors import ConfigurationError
 
 
