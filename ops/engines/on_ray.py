@@ -65,7 +65,7 @@ def connect(on: str) -> str:
             ray.init(address=given, **_QUIET)
         else:
             ray.init(address="local", include_dashboard=False, **_QUIET)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError, AssertionError) as error:
+    except (ConnectionError, ImportError, RuntimeError, ValueError, TimeoutError, AssertionError) as error:
         said = " ".join(str(error).split())[:200]
         raise UnreachableError(f"no Ray cluster answers at {given or 'this machine'} ({said})") from error
     own = str(ray.util.get_node_ip_address())
