@@ -30,6 +30,8 @@ LOOK_SECONDS: Final = 0.5
 """The pause between two looks at the nodes and the places."""
 LOST_SECONDS: Final = 20.0
 """A place whose node is gone, and that has not answered for so long, is lost."""
+CONNECT_SECONDS: Final = 10.0
+"""The longest that a cluster may take to answer."""
 PACK_SECONDS: Final = 120.0
 """The longest that a place may take to stop and to pack its folder before it goes to another node."""
 _QUIET: Final = {"log_to_driver": False, "logging_level": "warning"}
@@ -62,10 +64,13 @@ def connect(on: str) -> str:
     given = os.environ.get("RAY_ADDRESS", "") if on == "ray" else on
     try:
         if given and given != "local":
+            place = urlsplit(given if "//" in given else f"//{given}")
+            if place.port is not None:  # Ray itself would look for minutes
+                socket.create_connection((place.hostname, place.port), CONNECT_SECONDS).close()
             ray.init(address=given, **_QUIET)
         else:
             ray.init(address="local", include_dashboard=False, **_QUIET)
-    except (ConnectionError, ImportError, RuntimeError, ValueError, TimeoutError, AssertionError) as error:
+    except (OSError, ImportError, RuntimeError, ValueError, AssertionError) as error:
         said = " ".join(str(error).split())[:200]
         raise UnreachableError(f"no Ray cluster answers at {given or 'this machine'} ({said})") from error
     own = str(ray.util.get_node_ip_address())
