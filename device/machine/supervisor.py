@@ -126,8 +126,8 @@ class Supervision:
             stack.push_async_callback(nursery.stop)
         shared = bool(plan.code.link) and load(plan.code.link)(here.experiment.read_bytes()) == "shared"
         if shared:
-            processes = SPARE_PACKS if here.sleeping else -(-here.count // plan.per_process)
-            share_link(here, network, f"{self._bus}-link", processes, stack)
+            connected = SPARE_PACKS if here.sleeping else -(-here.count // plan.per_process)
+            share_link(here, network, f"{self._bus}-link", connected, stack)
         broker = here.open_broker(network, self._bus, self._token, stack)
         trainers = Trainers(
             nursery,
