@@ -72,6 +72,8 @@ class Partition:
         """
         if not 0.0 <= validation < 1.0:
             raise ConfigurationError(f"the validation fraction is {validation}; it must be at least 0 and below 1")
+        if not validation:
+            return cls(*_flatten(shares), np.zeros(len(shares) + 1, np.int64), np.empty(0, np.int64))
         train: list[Indices] = []
         held_out: list[Indices] = []
         for share in shares:
@@ -86,7 +88,7 @@ class Partition:
 
 def _flatten(parts: Sequence[Indices]) -> tuple[Indices, Indices]:
     offsets = np.zeros(len(parts) + 1, dtype=np.int64)
-    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)), out=offsets[1:])
     return offsets, np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
 

@@ -1,6 +1,7 @@
 """Ways to divide labelled samples over devices. Each returns one ascending int64 index array per device.
 
-Every sample goes to exactly one device. The result is a function of the arguments and the generator's state.
+Every sample goes to exactly one device, except with ``resampled``. The result is a function of the arguments and the
+generator's state.
 ``docs/data.md`` lists the partitioners of flwr-datasets that mean the same.
 """
 
@@ -135,6 +136,20 @@ def iid(samples: int, devices: int, *, generator: np.random.Generator) -> list[I
     """A uniformly random partition. Sizes differ by at most one; the first devices hold one sample more."""
     _check_minimum(samples, devices, 1)
     return [np.sort(part) for part in np.array_split(generator.permutation(samples), devices)]
+
+
+def resampled(samples: int, devices: int, *, per_device: int, generator: np.random.Generator) -> list[Indices]:
+    """Each device has ``per_device`` different samples, drawn by itself: devices may have the same samples.
+
+    So there may be more devices than samples, a million for instance.
+    """
+    if per_device > samples:
+        raise ConfigurationError(
+            f"each device is to have {per_device} samples, but there are {samples}; lower data.partition.samples"
+        )
+    # Ascending numbers that may be equal become different ones if each is moved by its place.
+    drawn = np.sort(generator.integers(0, samples - per_device + 1, size=(devices, per_device)), axis=1)
+    return list(drawn + np.arange(per_device))
 
 
 def _spread(sizes: Counts, proportions: NDArray[np.float64], balanced: bool) -> Counts:

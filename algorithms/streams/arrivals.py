@@ -25,7 +25,8 @@ Times = NDArray[np.float64]
 class Arrivals:
     """Device ``i`` receives ``indices[offsets[i]:offsets[i + 1]]``, in this order.
 
-    ``offsets [devices + 1]``. ``indices [samples]`` point into ``Corpus.train``, and none of them occurs twice.
+    ``offsets [devices + 1]``. ``indices [samples]`` point into ``Corpus.train``, and none of them occurs twice
+    at a device.
     ``periods [samples]`` never fall within a device. ``seconds [samples]`` count from the beginning of the period, and
     never fall within a device's period. A device may have no samples in a period, or none at all.
     """
@@ -137,12 +138,17 @@ class Arrivals:
         """Raise DataError if the arrays break a rule of this class."""
         if self.period_count < 1:
             raise DataError(f"the stream has {self.period_count} periods; it needs at least 1")
-        if len(np.unique(self.indices)) < len(self.indices):
-            raise DataError("the stream lets a sample arrive twice")
+        owners = self.owners()
+        if len(self.indices):
+            once = np.sort(owners * (int(self.indices.max()) + 1) + self.indices)
+            if np.any(once[1:] == once[:-1]):
+                raise DataError("the stream lets a sample arrive twice at a device")
         outside = self.periods[(self.periods < 0) | (self.periods >= self.period_count)]
         if len(outside):
             raise DataError(f"the stream names period {outside[0]} of {self.period_count}")
         if not np.all(np.isfinite(self.seconds) & (self.seconds >= 0.0)):
             raise DataError("the stream has times that are not finite, or before the beginning of their period")
-        if np.any(np.lexsort((self.seconds, self.periods, self.owners())) != np.arange(len(self.indices))):
+        (earlier, later), (before, after) = ((row[:-1], row[1:]) for row in (self.periods, self.seconds))
+        wrong = (later < earlier) | ((later == earlier) & (after < before))
+        if np.any(wrong & (owners[1:] == owners[:-1])):
             raise DataError("the samples of the stream are not in the order of their arrival")

@@ -11,7 +11,7 @@ from fedemu.device.machine.sleepers import Lives, Sleepers
 from fedemu.device.pipe import Fork, Setup, pack_message
 from fedemu.protocol.host.phases import mark
 
-PACK: Final = 250
+PACK: Final = 50
 """The most devices that are awake in one process, unless ``--per-process`` says how many."""
 
 

@@ -12,7 +12,7 @@ from fedemu.algorithms.data import partitioners
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.data.partition import Indices, Partition
 from fedemu.ops.assembly.public_data import split_public
-from fedemu.ops.experiment import Data, Dirichlet, DirichletEqual, Flwr, Iid, Natural, PartitionSpec, Shards
+from fedemu.ops.experiment import Data, Dirichlet, DirichletEqual, Flwr, Iid, Natural, PartitionSpec, Resampled, Shards
 from fedemu.protocol import seeds
 from fedemu.protocol.errors import ConfigurationError
 
@@ -61,6 +61,8 @@ def _shares(
             return partitioners.by_id(columns[column], devices)
         case Iid():
             return partitioners.iid(len(labels), devices, generator=random)
+        case Resampled(samples=samples):
+            return partitioners.resampled(len(labels), devices, per_device=samples, generator=random)
         case Flwr(partitioner=name, options=options):
             # It imports datasets and flwr-datasets, which takes seconds.
             from fedemu.ops.assembly.flwr import flwr_shares

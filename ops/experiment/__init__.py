@@ -34,6 +34,7 @@ from fedemu.ops.experiment.tables.learning import (
     Natural,
     PartitionSpec,
     Public,
+    Resampled,
     Shards,
     Texts,
 )
@@ -79,6 +80,7 @@ __all__ = [
     "ProfileRows",
     "Public",
     "Replay",
+    "Resampled",
     "Runtime",
     "Server",
     "Shards",

@@ -31,6 +31,7 @@ from fedemu.ops.experiment.tables.learning import (
     Data,
     Local,
     ModelSpec,
+    Resampled,
 )
 from fedemu.ops.experiment.tables.run import Clock, Compute, Diagnose, Evaluate, Limits, Liveness, Server
 from fedemu.ops.experiment.tables.section import AUTO, FILLED, Count, Section
@@ -79,6 +80,11 @@ class Experiment(Section):
             raise ValueError(
                 'fleet.wake = "on-demand" needs clock.kind = "virtual"; under the wall clock a device that sleeps '
                 "would count as off-line"
+            )
+        if isinstance(self.data.partition, Resampled) and (self.data.validation or self.stream.kind == "periods"):
+            raise ValueError(
+                'data.partition.kind = "resampled" lets devices have the same samples, so that one would train on what '
+                'another holds out; set data.validation = 0, and no stream.kind = "periods"'
             )
         if self.tree.edges and self.tree.edges[-1] > self.fleet.devices:
             raise ValueError(

@@ -50,6 +50,13 @@ class Iid(Section):
     kind: Literal["iid"] = "iid"
 
 
+class Resampled(Section):
+    """Each device draws ``samples`` of all samples by itself, so that devices may have the same ones."""
+
+    kind: Literal["resampled"] = "resampled"
+    samples: Count = 10
+
+
 class Flwr(Section):
     """A partitioner of the optional package flwr-datasets, by its class name. Its constructor gets ``options``."""
 
@@ -58,7 +65,9 @@ class Flwr(Section):
     options: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-PartitionSpec = Annotated[Dirichlet | DirichletEqual | Shards | Natural | Iid | Flwr, Field(discriminator="kind")]
+PartitionSpec = Annotated[
+    Dirichlet | DirichletEqual | Shards | Natural | Iid | Resampled | Flwr, Field(discriminator="kind")
+]
 
 
 class Public(Section):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedemu.algorithms.data import partitioners
-from fedemu.algorithms.data.partitioners import by_id, dirichlet, dirichlet_equal, iid, shards
+from fedemu.algorithms.data.partitioners import by_id, dirichlet, dirichlet_equal, iid, resampled, shards
 from fedemu.protocol.errors import ConfigurationError, DataError
 
 
@@ -257,3 +257,13 @@ def test_every_sample_goes_to_one_device_the_minimum_holds_and_a_seed_repeats(va
             assert min(sizes) >= minimum
         if name in ("equal", "iid"):
             assert max(sizes) - min(sizes) <= 1
+
+
+def test_resampled_devices_have_different_samples_of_their_own_and_there_may_be_more_devices_than_samples():
+    shares = resampled(12, 500, per_device=5, generator=seeded())
+    assert len(shares) == 500
+    assert all(len(np.unique(share)) == 5 and np.all(np.diff(share) > 0) for share in shares)
+    assert {int(index) for share in shares for index in share} == set(range(12))
+    assert [*resampled(3, 2, per_device=3, generator=seeded())[1]] == [0, 1, 2]
+    with pytest.raises(ConfigurationError, match="4 samples, but there are 3"):
+        resampled(3, 2, per_device=4, generator=seeded())
