@@ -12,7 +12,8 @@ from fedemu.device.pipe import Fork, Setup, pack_message
 from fedemu.protocol.host.phases import mark
 
 PACK: Final = 50
-"""The most devices that are awake in one process, unless ``--per-process`` says how many."""
+"""The most devices that are awake in one process, unless ``--per-process`` says how many. So the answers of all of them
+find room in the queue of their bus at once."""
 
 
 def pack_size(per_process: int) -> int:

@@ -166,7 +166,7 @@ REFUSED = {
     "rounds = 0": "rounds = 0 must be at least 1",
     '[data]\ndataset = ""': 'data.dataset = "" must not be empty',
     "[data]\npartition = 3": "data.partition = 3 must be a table whose kind is one of dirichlet, "
-    "dirichlet_equal, shards, natural, iid, flwr",
+    "dirichlet_equal, shards, natural, iid, resampled, flwr",
     "[profile]\nlatency = { value = 1 }": (
         "profile.latency.kind is missing; it must be one of fixed, uniform, normal, lognormal"
     ),
