@@ -85,6 +85,7 @@ class Broker:
             ended=lambda reason: log.warning("a stranger's connection to the bus was closed (%s)", reason),
             closed=lambda peer: None,
             most_unfinished=lambda: LIMITS.message_bytes,
+            queue=0,  # a process with many devices gets as many answers at once, and none may be lost
         )
         self._router = network.bind(address, TO_SUPERVISOR, self._received, self._rejected, bounds=bounds)
         self._token = token

@@ -30,7 +30,9 @@ class Bounds:
     ``connections`` is the most that may be open, and ``strangers`` the most of strangers. A stranger may be silent for
     ``idle_seconds``. ``unfinished`` and ``strangers_unfinished`` are the most bytes of messages that have not ended.
     The Router calls ``ended`` with the reason (connections, unfinished, idle) of each connection that it closes, and
-    ``closed`` with each peer whose connection is gone.
+    ``closed`` with each peer whose connection is gone. ``queue`` is the most messages that wait for one peer, 0 without
+    a limit. Further ones are dropped. Most queues are empty; a full queue means that its peer is dead, or that it asks
+    for chunks of blobs and does not read them. A chunk has 1 MiB.
     """
 
     connections: int
@@ -41,6 +43,7 @@ class Bounds:
     most_unfinished: Callable[[], int]
     strangers_unfinished: int = 2**20
     idle_seconds: float = 30.0
+    queue: int = 64
 
     @property
     def unfinished(self) -> int:

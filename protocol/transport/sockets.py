@@ -18,10 +18,6 @@ from fedemu.protocol.codec import Limits
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.transport.curve import ClientKeys, ServerKeys, connect_with, serve_with
 
-_ROUTER_QUEUE: Final = 64
-"""The most messages that wait for one peer. Most queues are empty; a full queue means that its peer is dead, or that it
-asks for chunks of blobs and does not read them. A chunk has 1 MiB.
-"""
 _ROUTER_INTAKE: Final = 256
 """The most messages that are read ahead from one peer: enough for a burst, and few enough for 10,000 busy peers."""
 _DEALER_QUEUE: Final = 1000
@@ -57,14 +53,19 @@ def make_context(io_threads: int, max_sockets: int) -> zmq.Context[zmq.Socket[by
 
 
 def bound(
-    context: zmq.Context[zmq.Socket[bytes]], address: str, limits: Limits, linger_ms: int, keys: ServerKeys | None
+    context: zmq.Context[zmq.Socket[bytes]],
+    address: str,
+    limits: Limits,
+    linger_ms: int,
+    keys: ServerKeys | None,
+    queue: int,
 ) -> zmq.Socket[bytes]:
-    """A ROUTER at ``address``, which reports peers that it cannot reach."""
+    """A ROUTER at ``address``, which reports peers that it cannot reach. ``queue`` is that of Bounds."""
     check_address(address, listening=True)
     _refuse_taken(address)
     socket = _socket(context, zmq.ROUTER, address, limits, linger_ms)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.setsockopt(zmq.SNDHWM, _ROUTER_QUEUE)
+    socket.setsockopt(zmq.SNDHWM, queue)
     socket.setsockopt(zmq.RCVHWM, _ROUTER_INTAKE)
     socket.setsockopt(zmq.BACKLOG, _BACKLOG)
     if keys is not None:

@@ -16,7 +16,7 @@ from fedemu.protocol.transport.connections import Connections
 from fedemu.protocol.transport.curve import KEY_CHARACTERS, ClientKeys, KeyGate, ServerKeys
 from fedemu.protocol.transport.endpoint import NOBLOCK, Endpoint
 from fedemu.protocol.transport.handshakes import BrokenHandshakes, HandshakeWatch
-from fedemu.protocol.transport.interface import Bounds, ReaderLoop, Screen, let_all_pass
+from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, ReaderLoop, Screen, let_all_pass
 from fedemu.protocol.transport.sockets import bound, connected, make_context, unbind
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,8 @@ class ZmqNetwork:
         keys = self._keys if isinstance(self._keys, ServerKeys) else None
         if keys is not None and self._gate is None:
             self._gate = KeyGate(self._context, self._running_loop(), keys)
-        socket = bound(self._context, address, decoder.limits, self._linger, keys)
+        queue = (bounds or BOUNDLESS).queue
+        socket = bound(self._context, address, decoder.limits, self._linger, keys, queue)
         approved = keys.approved if keys is not None else None
         closed, loop = self._open.discard, self._running_loop()
         broken = BrokenHandshakes() if keys is not None else None

@@ -14,7 +14,6 @@ from fedemu.ops.bench.measuring.measure import QUICK, Effort
 from fedemu.ops.bench.selection import selection, solvers
 from fedemu.ops.bench.selection.data import Size, cosines, fleet, least_objective, mixture
 from fedemu.ops.bench.selection.selection import Quartiles, Study, coordination, study
-from fedemu.ops.cli import bench as bench_command
 from fedemu.ops.cli.commands import app
 
 TINY = Size(samples=10, budget=3, dimensions=12)
@@ -89,9 +88,8 @@ def test_the_expected_order_is_that_of_the_medians(greedy: float, random: float,
 
 
 def test_the_command_shows_the_study_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        bench_command, "study", lambda effort, problems, tell: selection.study(QUICK, problems // 10, tell, TINY)
-    )
+    whole = selection.study
+    monkeypatch.setattr(selection, "study", lambda effort, problems, tell: whole(QUICK, problems // 10, tell, TINY))
     monkeypatch.setattr(selection, "DEVICES", 20)
     result = CliRunner().invoke(app, ["bench", "selection", "--problems", "100", "--format", "json"])
     assert result.exit_code == 0, result.stderr
