@@ -161,10 +161,10 @@ class Broker:
             self._give_up(job, "trainer", f"{job.deaths} trainers died over it")
         self._pump()
 
-    def rouse(self, number: int, lives: Iterable[tuple[int, int]]) -> None:
-        """Have device process ``number`` begin these lives, if it has attached."""
-        if (peer := self._processes.get(number)) is not None:
-            self._router.send(peer, Rouse(lives=tuple(lives)))
+    def rouse(self, number: int, lives: Iterable[tuple[int, int]]) -> bool:
+        """Have device process ``number`` begin these lives. False if it has not attached."""
+        peer = self._processes.get(number)
+        return peer is not None and self._router.send(peer, Rouse(lives=tuple(lives)))
 
     def quit_processes(self) -> None:
         """Tell all device processes to end, also those that attach later."""

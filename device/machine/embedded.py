@@ -21,7 +21,7 @@ from fedemu.device.machine.link import RunOver
 from fedemu.device.machine.observer import MachineObserver
 from fedemu.device.machine.prepare import compare_data
 from fedemu.device.machine.processes import BIRTH_STRIDE
-from fedemu.device.machine.sleepers import Sleepers
+from fedemu.device.machine.sleepers import Lives, Sleepers
 from fedemu.device.pipe import TrainerSetup
 from fedemu.device.process.birth import Birthplace
 from fedemu.device.process.process import DeviceProcess
@@ -105,10 +105,18 @@ async def _run(plan: EmbeddedPlan, stack: AsyncExitStack) -> Never:
 
 
 def _let_sleep(here: Arrival, broker: Broker, sleepers: Sleepers) -> None:
-    """Wake devices when they are asked, in the one process that there is."""
+    """Wake devices when they are asked, in the one process that there is. Those asked before it attaches wake then."""
+    waiting: Lives = []
+
+    def rouse(lives: Lives) -> None:
+        waiting.extend(lives)
+        if waiting and broker.rouse(0, waiting):
+            waiting.clear()
+
     broker.joined = sleepers.has_joined
-    here.link.wake = lambda devices: broker.rouse(0, sleepers.wake(devices))
-    broker.asleep = lambda device, incarnation: broker.rouse(0, sleepers.asleep(device, incarnation))
+    broker.attached = lambda number: rouse([])
+    broker.asleep = lambda device, incarnation: rouse(sleepers.asleep(device, incarnation))
+    here.link.wake_by(lambda devices: rouse(sleepers.wake(devices)))
 
 
 def _count_joined(observer: MachineObserver, total: int) -> Callable[[int, int], None]:

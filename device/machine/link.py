@@ -46,10 +46,11 @@ class CoordinatorLink:
         """Called with each blob that has arrived."""
         self.lost: Callable[[Digest, BlobError], None] = lambda digest, error: None
         """Called with each blob that was given up, and the reason."""
-        self.wake: Callable[[Iterable[int]], None] = lambda devices: None
-        """Called with the devices of this machine that are asked, and sleep."""
         self.needed: Callable[[], Iterable[Digest]] = tuple
         """Called to learn which blobs must stay for now, however old they are."""
+        self._asked: list[int] = []
+        """The devices that were asked before anybody could wake them."""
+        self._wake: Callable[[Iterable[int]], None] = self._asked.extend
         self._network = network
         self._address = address
         self._enrolment = enrolment
@@ -103,6 +104,12 @@ class CoordinatorLink:
         if self._fetches is not None:
             self._step(self._fetches.want(ref, self._loop.time()))
 
+    def wake_by(self, wake: Callable[[Iterable[int]], None]) -> None:
+        """Call ``wake`` with the devices of this machine that are asked, and sleep. It hears of earlier ones now."""
+        self._wake = wake
+        if self._asked:
+            wake(self._asked)
+
     def died(self, device: int, incarnation: int) -> None:
         """Tell the coordinator that a life of a device has ended."""
         if self._dealer is not None:
@@ -153,7 +160,7 @@ class CoordinatorLink:
                         self.want(ref)
                     self._evict(offer.round)
                 case Wake(devices=devices):
-                    self.wake(devices)
+                    self._wake(devices)
                 case Stop() as stop:
                     if not self.ended.done():
                         self.ended.set_exception(RunOver(stop.reason))

@@ -12,8 +12,7 @@ from fedemu.device.pipe import Fork, Setup, pack_message
 from fedemu.protocol.host.phases import mark
 
 PACK: Final = 50
-"""The most devices that are awake in one process, unless ``--per-process`` says how many. So the answers of all of them
-find room in the queue of their bus at once."""
+"""The most devices that are awake in one process, unless ``--per-process`` says how many."""
 
 
 def pack_size(per_process: int) -> int:
@@ -33,7 +32,7 @@ class Packs(DeviceProcesses):
         sleepers: Sleepers,
         per_process: int,
         *arguments: Any,
-        rouse: Callable[[int, Lives], None],
+        rouse: Callable[[int, Lives], object],
         **more: Any,
     ) -> None:
         super().__init__(setup, (), 1, *arguments, **more)

@@ -176,7 +176,8 @@ class Supervision:
             return DeviceProcesses(setup, here.devices, plan.per_process, first, plan.observer, **told)
         sleepers = Sleepers(here.granted.ranges, first)
         packs = Packs(setup, sleepers, plan.per_process, first, plan.observer, rouse=broker.rouse, **told)
-        broker.asleep, broker.attached, here.link.wake = packs.asleep, packs.attached, packs.wake
+        broker.asleep, broker.attached = packs.asleep, packs.attached
+        here.link.wake_by(packs.wake)
         return packs
 
     async def _watch(self, broker: Broker, trainers: Trainers) -> None:

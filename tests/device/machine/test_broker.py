@@ -22,6 +22,7 @@ from fedemu.device.bus import (
     Joined,
     Quit,
     Ready,
+    Rouse,
     Submit,
     Train,
     Unusable,
@@ -187,6 +188,17 @@ async def test_a_process_that_attaches_after_the_farewell_is_told_to_end_as_well
     late = bus.peer("process")
     await until(lambda: early.heard and late.heard, "both ends")
     assert early.heard == late.heard == [Quit()]
+
+
+async def test_only_a_process_that_has_attached_can_be_roused(bus: Bus, until: Callable[..., Any]) -> None:
+    attached: list[int] = []
+    bus.broker.attached = attached.append
+    assert not bus.broker.rouse(0, [(3, 1)])
+    process = bus.peer("process")
+    await until(lambda: attached, "the process")
+    assert bus.broker.rouse(0, [(3, 1)])
+    await until(lambda: process.heard, "the lives")
+    assert process.heard == [Rouse(lives=((3, 1),))]
 
 
 @pytest.fixture

@@ -6,12 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from fedemu.device.machine import embedded
 from fedemu.device.machine.arrival import ExperimentCode
 from fedemu.device.machine.embedded import EmbeddedPlan, embed
+from fedemu.device.machine.link import CoordinatorLink
+from fedemu.device.machine.sleepers import Sleepers
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.errors import ConfigurationError, DataError
 from fedemu.protocol.messages import Bye, Died, Enroll
@@ -117,3 +121,23 @@ async def test_what_keeps_it_from_working_is_raised(memory_coordinator: Any, pla
         server = memory_coordinator(**experiment)
         with pytest.raises(error):
             await asyncio.wait_for(embed(plan(server)), 5)
+
+
+async def test_devices_that_are_asked_before_their_process_can_hear_wake_when_it_does() -> None:
+    roused: list[tuple[int, int]] = []
+    hears = False
+
+    def rouse(number: int, lives: list[tuple[int, int]]) -> bool:
+        roused.extend(lives if hears else ())
+        return hears
+
+    link = CoordinatorLink(MemoryNetwork(), "nowhere", None, None)  # type: ignore[arg-type]
+    here, broker = SimpleNamespace(link=link), SimpleNamespace(rouse=rouse)
+    link._wake([2])
+    embedded._let_sleep(here, broker, Sleepers([(0, 4)], 0))  # type: ignore[arg-type]
+    link._wake([3])
+    assert roused == []
+    hears = True
+    broker.attached(0)
+    link._wake([2, 1])
+    assert [device for device, _ in roused] == [2, 3, 1]
