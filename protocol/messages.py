@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, StringConstraints
 
 PROTOCOL_VERSION = 1
 UNABLE = "unable"
+REVOKED = "revoked"
+"""The reason of the Bye by which an edge tells that a machine behind it is not approved any more."""
 ASLEEP = "asleep"
 """The reason of the Bye of a device that was told to sleep."""
 
@@ -29,6 +31,8 @@ AskText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}\.[0-9]{1,9}\.[0
 DigestText = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, StringConstraints(max_length=256)]
 Sentence = Annotated[str, StringConstraints(max_length=2048)]
+Fact = Annotated[str, StringConstraints(pattern=r"^[ -~]{0,64}$")]
+"""A word or two about a machine, in ASCII."""
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 Size = Annotated[int, Field(ge=0, lt=2**53)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -166,13 +170,35 @@ class Bye(Message):
 # Messages from supervisors. A device without a supervisor also sends Enroll and Need.
 
 
+class Compute(Message):
+    """How a machine computes. Machines that agree in all of this give the same bits for the same work.
+
+    ``fedemu``, ``torch``, ``numpy``, ``cuda`` and ``driver`` are versions. ``processor`` is its maker, ``instructions``
+    are those that torch takes. ``gpus`` are the models of the GPUs, each once. ``device`` is what trainers compute on.
+    """
+
+    fedemu: Fact
+    torch: Fact
+    numpy: Fact
+    device: Literal["cpu", "cuda"]
+    processor: Fact = ""
+    instructions: Fact = ""
+    gpus: Annotated[tuple[Fact, ...], FIRST_ERROR, Field(max_length=8)] = ()
+    driver: Fact = ""
+    cuda: Fact = ""
+
+
 class Enroll(Message):
-    """Ask for ``count`` device indices, or for the indices of a ``lease`` that was granted before."""
+    """Ask for ``count`` device indices, or for the indices of a ``lease`` that was granted before.
+
+    ``compute`` says how the machine computes. Without it the coordinator does not ask.
+    """
 
     type: Literal["enroll"] = "enroll"
     count: Annotated[int, Field(ge=1, le=1_000_000)]
     lease: Name | None = None
     host: Name = ""
+    compute: Compute | None = None
 
 
 class Need(Message):
@@ -229,8 +255,8 @@ class Granted(Message):
 class Refused(Message):
     """The coordinator refuses a request. ``detail`` is a sentence for people.
 
-    ``reason`` is unknown_peer, lease_taken, lease_unknown, fleet_full, quota, superseded, revoked, version,
-    unknown_blob or malformed.
+    ``reason`` is unknown_peer, lease_taken, lease_unknown, fleet_full, quota, compute, superseded, revoked, version,
+    unknown_blob, malformed or no_edge.
     """
 
     type: Literal["refused"] = "refused"

@@ -51,6 +51,17 @@ def wait_for_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_durable(folder: Path) -> None:
+    """Make a folder, and those around it that are missing. Their names are on the disk when this returns.
+
+    Raises OSError.
+    """
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        wait_for_disk(each.parent)
+
+
 class PartialFile:
     """A file that is written piece by piece, in any order, and becomes ``path`` by ``put_in_place``.
 

@@ -1,7 +1,7 @@
-"""What fedemu asks of the Linux kernel beyond the standard library: to end a process with its parent, and to name it.
+"""What fedemu asks of the Linux kernel and of glibc beyond the standard library.
 
-On other systems the requests are left out. A process may then live on until it notices by itself that its parent is
-gone.
+A process ends with its parent, has a name, and keeps one heap. On other systems the requests are left out. A process
+may then live on until it notices by itself that its parent is gone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_M_ARENA_MAX = -8
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -29,6 +30,16 @@ def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL, code: 
 def name_process(name: str) -> None:
     """Set the name that ``ps`` and ``top`` show: at most 15 bytes, the rest is cut off."""
     _control(_PR_SET_NAME, name.encode()[:15])
+
+
+def keep_one_heap() -> None:
+    """Have all threads of this process allocate from one heap, also those that begin later.
+
+    By default glibc gives threads heaps of their own. What one thread allocates and another one frees leaves holes
+    there, so that a process with several threads grows with each round, by kilobytes, for as long as it runs.
+    """
+    if sys.platform == "linux" and hasattr(_libc, "mallopt"):
+        _libc.mallopt(_M_ARENA_MAX, 1)
 
 
 def _control(option: int, argument: int | bytes) -> None:

@@ -1,6 +1,7 @@
-"""A short-lived folder for sockets, which only this user can enter.
+"""Short-lived folders, which only this user can enter: for sockets, and for what a process need not keep.
 
-It is not in the run directory: the path of a socket has at most 107 bytes, and not every file system has sockets.
+That for sockets is not in the run directory: the path of a socket has at most 107 bytes, and not every file system has
+sockets.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import fcntl
 import os
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -40,6 +42,42 @@ def private_folder() -> Iterator[Path]:
         os.close(lock)
 
 
+@contextmanager
+def working_folder(prefix: str) -> Iterator[Path]:
+    """A new folder of mode 0700 among the temporary files, whose name begins with ``prefix``. It is removed at the end.
+
+    A process that is killed leaves its folder; the next call of this function with the same prefix removes it.
+    """
+    place = Path(tempfile.gettempdir())
+    _remove_leftovers(place, prefix)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():  # another process may have taken it for a leftover, before it was locked
+            break
+        os.close(lock)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def own_folder(path: Path) -> Path:
+    """The folder at ``path``, which is made if it is not there, and which only this user can enter.
+
+    Raises ConfigurationError if it is somebody else's: among the temporary files anybody may have made it before.
+    """
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise ConfigurationError(f"{path} was made by somebody else; remove it, or set TMPDIR to a folder of your own")
+    path.chmod(0o700)
+    return path
+
+
 def leave_private(address: str) -> None:
     """Remove the private folder of an ipc address if it is empty. Its maker may have been killed."""
     folder = Path(address.removeprefix("ipc://")).parent
@@ -51,7 +89,7 @@ def leave_private(address: str) -> None:
 def _make() -> tuple[Path, int]:
     """A new folder, and a descriptor that locks it. Folders that killed processes have left are removed."""
     for place in _places():
-        _remove_leftovers(place)
+        _remove_leftovers(place, PREFIX)
         try:
             made = _make_in(place)
         except OSError:
@@ -97,10 +135,10 @@ def _places() -> list[Path]:
     return [Path(place).absolute() for place in dict.fromkeys([named, tempfile.gettempdir(), "/tmp"]) if place]
 
 
-def _remove_leftovers(place: Path) -> None:
+def _remove_leftovers(place: Path, prefix: str) -> None:
     """Remove this user's folders whose process has ended."""
     with suppress(OSError):
-        for folder in place.glob(PREFIX + "*"):
+        for folder in place.glob(prefix + "*"):
             if folder.lstat().st_uid == os.getuid() and not folder.is_symlink():
                 _remove_unless_locked(folder)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from fedemu.protocol.codec import Decoder, Limits
 from fedemu.protocol.messages import (
@@ -27,6 +27,8 @@ from fedemu.protocol.messages import (
     Up,
 )
 
+NO_EDGE: Final = "no_edge"
+"""The reason for which a machine is refused that would be an edge, and is not approved as one."""
 MOST_DEVICES: Final = 60_000
 """The most devices whose results one sum adds up."""
 Devices = Annotated[tuple[Index, ...], FIRST_ERROR, Field(max_length=MOST_DEVICES)]
@@ -37,6 +39,16 @@ class Station(Message):
 
     type: Literal["station"] = "station"
     host: Name = ""
+
+
+class Vouch(Message):
+    """The key of the machine behind a channel, on this channel, before what the key is needed for.
+
+    With edges behind edges these are the keys from the top, parted by blanks. Only an edge can vouch.
+    """
+
+    type: Literal["vouch"] = "vouch"
+    key: Annotated[str, StringConstraints(max_length=1024)]
 
 
 class Held(Message):
@@ -104,8 +116,18 @@ class Sum(Message):
     devices: Devices
 
 
-FromEdge = Station | Held | Partial
+FromEdge = Station | Vouch | Held | Partial
 ToEdge = Stationed | Gather | Sum
+
+
+def no_edge(key: str) -> str:
+    """What a machine with this key is told that is refused with the reason ``NO_EDGE``."""
+    return f"this key is not approved for an edge; say there: fedemu keys approve NAME '{key}' --edge"
+
+
+def path_of(*keys: str) -> str:
+    """The keys of an edge and of what is behind it, as ``Vouch`` has them. Empty ones are left out."""
+    return " ".join(key for key in keys if key)
 
 
 def up_decoder(limits: Limits) -> Decoder:

@@ -15,6 +15,8 @@ from fedemu.protocol.messages import Message
 from fedemu.protocol.sharing.bundle import Bundle, BundleDecoder, Outbox, Part, is_bundle, parts_of
 from fedemu.protocol.transport.interface import Bounds, Network, ReaderLoop, Screen
 
+FRAMES_OF_A_MESSAGE = 64
+"""So many frames, or closed channels that do not exist, count as one message more: they cost time, also if empty."""
 _NAME_BYTES = 12
 """The length of the names of channels. Nobody can guess them, so no connection can be called like a channel."""
 
@@ -31,6 +33,20 @@ class TooManyChannels(ProtocolError):
     reason = "too_much"
 
 
+class Closing(ProtocolError):
+    """A connection that is being closed. What it has sent before is not read any more."""
+
+    reason = "too_much"
+
+
+Charge = Callable[[bytes, int, float], ProtocolError | None]
+"""Counts bytes and messages of a connection. An error says that it has sent too many."""
+
+
+def charge_nothing(connection: bytes, size: int, messages: float) -> None:
+    """The charge of an end that counts nothing."""
+
+
 @dataclass(slots=True)
 class _Shared:
     """A connection with channels: the name of each as a peer, and what waits to be sent."""
@@ -42,8 +58,9 @@ class _Shared:
 class Hub:
     """A Router at ``address`` of ``network``. The arguments are those of ``Network.bind``.
 
-    A connection may have channels while ``bounds.knows`` it, and ``channels`` of them at most. ``over`` hears of each
+    A connection may have channels while ``shares`` says so, and ``channels`` of them at most. ``over`` hears of each
     channel that its side has closed, and of a connection with channels that is gone, its channels before itself.
+    ``screen`` counts the messages of channels; ``charge`` counts what else a bundle costs.
     """
 
     def __init__(
@@ -58,6 +75,8 @@ class Hub:
         loop: ReaderLoop,
         channels: int,
         over: Callable[[bytes], None],
+        shares: Callable[[bytes], bool] | None = None,
+        charge: Charge = charge_nothing,
     ) -> None:
         self._decoder = decoder
         self._received = received
@@ -67,6 +86,9 @@ class Hub:
         self._loop = loop
         self._most_channels = channels
         self._over = over
+        self._shares = shares or bounds.knows
+        self._charge = charge
+        self._closing: set[bytes] = set()
         self._shared: dict[bytes, _Shared] = {}
         self._places: dict[bytes, tuple[bytes, int]] = {}
         self._due = False
@@ -109,6 +131,7 @@ class Hub:
         """Close a connection, or a channel: its side then closes what is behind it."""
         place = self._places.get(peer)
         if place is None:
+            self._closing.add(peer)
             self._router.cut(peer)
             return
         connection, channel = place
@@ -124,27 +147,42 @@ class Hub:
     def key_of(self, peer: bytes) -> str:
         return self._router.key_of(self.connection_of(peer))
 
+    def may_be_edge(self, peer: bytes) -> bool:
+        """Whether a peer may be an edge. A channel may not."""
+        return peer not in self._places and self._router.may_be_edge(peer)
+
     def close(self) -> None:
         self._leave()
         self._router.close()
 
     def _look_over(self, connection: bytes, frames: Sequence[Buffer]) -> ProtocolError | None:
+        if connection in self._closing:
+            return Closing("This connection is being closed.")
         if not is_bundle(frames):
             return self._screen(connection, frames)
-        if not self._bounds.knows(connection):
-            return UnknownConnection("This connection has no session; enrol first.")
-        return None
+        # The messages of a bundle are counted one by one. One without messages is itself a message.
+        known = self._shares(connection)
+        messages = len(frames) / FRAMES_OF_A_MESSAGE + (not known or len(frames) == 1)
+        if (stopped := self._charge(connection, len(frames[0]), messages)) is not None:
+            return stopped
+        return None if known else UnknownConnection("This connection has no session; enrol first.")
 
     def _take(self, connection: bytes, envelope: Envelope) -> None:
         if not isinstance(envelope.message, Bundle):
             self._received(connection, envelope)
             return
         for part in parts_of(envelope.message, envelope.frames):
+            if connection in self._closing:
+                return
             self._take_part(connection, part)
-        shared = self._shared.get(connection)
+        shared, strange = self._shared.get(connection), 0
         for channel in envelope.message.closed:
             if shared is not None and (peer := shared.names.pop(channel, None)) is not None:
                 self._forget(peer)
+            else:
+                strange += 1
+        if strange and (stopped := self._charge(connection, 0, strange / FRAMES_OF_A_MESSAGE)) is not None:
+            self._rejected(connection, stopped)
 
     def _take_part(self, connection: bytes, part: Part) -> None:
         shared = self._shared.get(connection)
@@ -168,6 +206,7 @@ class Hub:
             self._received(peer, envelope)
 
     def _ended(self, connection: bytes) -> None:
+        self._closing.discard(connection)
         shared = self._shared.pop(connection, None)
         if shared is not None:
             for peer in shared.names.values():

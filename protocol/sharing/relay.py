@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from fedemu.protocol.codec import DOWN, Buffer, Envelope, Limits, Packed, encode
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.liveness import Liveness
-from fedemu.protocol.messages import Beat, Message, Refused
+from fedemu.protocol.messages import REVOKED, Beat, Bye, Message, Refused
 from fedemu.protocol.sharing.bundle import Undecoded, tag_of
 from fedemu.protocol.sharing.hub import Hub
 from fedemu.protocol.sharing.trunk import Trunk
@@ -165,13 +165,10 @@ class Relay:
             if self._trunk.open:
                 self.hub.send(peer, _BEAT if peer in self._greeted else _UNKNOWN)
             return
-        passed = self._customs.up(peer, tag, frames)
-        if passed is None:
-            return
-        if self._trunk.open:
+        if not self._trunk.open and tag in _FIRST:
+            self._first[peer] = frames
+        elif (passed := self._customs.up(peer, tag, frames)) is not None:
             self._trunk.send(channel, passed)
-        elif tag in _FIRST:
-            self._first[peer] = passed
 
     def _from_above(self, channel: int, frames: Sequence[Buffer]) -> None:
         peer = self._peers.get(channel)
@@ -191,10 +188,10 @@ class Relay:
         """The hub knows the owner, and none of the peers. They get to know it, and those that have asked ask again."""
         first, self._first = self._first, {}
         for peer, channel in self._channels.items():
-            if (frames := first.get(peer)) is not None:
-                self._trunk.send(channel, frames)
-            else:
+            if (frames := first.get(peer)) is None:
                 self.hub.send(peer, _UNKNOWN)
+            elif (passed := self._customs.up(peer, tag_of(frames[0]), frames)) is not None:
+                self._trunk.send(channel, passed)
 
     def _closed_above(self, channel: int) -> None:
         peer = self._peers.get(channel)
@@ -219,6 +216,7 @@ class Relay:
             self.hub.send(peer, _UNKNOWN)
         elif error.reason == "revoked":
             self.hub.send(peer, Refused(reason="revoked", detail=str(error)))
+            self.send_up(peer, Bye(reason=REVOKED))
             self.part_from(peer)
         else:
             self.hub.cut(peer)

@@ -26,11 +26,15 @@ _DOMAIN: Final = "fedemu"
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """The key pair of a Router. ``approved`` says of a peer's public key whether it may talk, now and in future."""
+    """The key pair of a Router. ``approved`` says of a peer's public key whether it may talk, now and in future.
+
+    ``edges`` says whether it may also speak for other machines, as an edge does.
+    """
 
     public: str
     secret: str = field(repr=False)
     approved: Callable[[str], bool]
+    edges: Callable[[str], bool] = lambda key: False
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,10 @@ class Router(Protocol):
         """The public key with which a peer came in, empty on a Router without keys."""
         ...
 
+    def may_be_edge(self, peer: bytes) -> bool:
+        """Whether the key of a peer is approved for an edge. Without keys every peer may be one."""
+        ...
+
     def close(self) -> None:
         """Stop receiving. Messages sent before are still delivered within the network's linger. May be called twice.
 

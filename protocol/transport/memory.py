@@ -141,6 +141,9 @@ class MemoryRouter:
         dealer = self.dealers.get(peer)
         return "" if dealer is None else dealer.key
 
+    def may_be_edge(self, peer: bytes) -> bool:
+        return True
+
     def take(self, peer: bytes, frames: list[Buffer]) -> None:
         """A message of ``peer`` has arrived."""
         if self._closed:

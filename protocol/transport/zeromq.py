@@ -65,12 +65,11 @@ class ZmqNetwork:
             self._gate = KeyGate(self._context, self._running_loop(), keys)
         queue = (bounds or BOUNDLESS).queue
         socket = bound(self._context, address, decoder.limits, self._linger, keys, queue)
-        approved = keys.approved if keys is not None else None
         closed, loop = self._open.discard, self._running_loop()
         broken = BrokenHandshakes() if keys is not None else None
         counted = keys is not None or bounds is not None
         connections = Connections(socket, loop, bounds, broken) if counted else None
-        router = ZmqRouter(socket, loop, decoder, received, rejected, screen, closed, approved, connections)
+        router = ZmqRouter(socket, loop, decoder, received, rejected, screen, closed, keys, connections)
         self._open.add(router)
         return router
 
@@ -103,7 +102,7 @@ class ZmqNetwork:
 class ZmqRouter(Endpoint):
     """A ROUTER socket, whose ``send`` returns False if a peer cannot be reached.
 
-    ``approved`` is asked about the key of every message. A message whose key is not approved any more is not read.
+    ``keys`` are asked about the key of every message. A message whose key is not approved any more is not read.
     With keys, the name of a peer ends with its key. So nobody becomes another machine's peer by calling his connection
     as that machine called its own.
     """
@@ -117,11 +116,12 @@ class ZmqRouter(Endpoint):
         rejected: Callable[[bytes, ProtocolError], None],
         screen: Screen,
         closed: Callable[[Endpoint], None],
-        approved: Callable[[str], bool] | None = None,
+        keys: ServerKeys | None = None,
         connections: Connections | None = None,
     ) -> None:
         super().__init__(socket, loop, decoder, closed)
-        self._approved = approved
+        self._approved = None if keys is None else keys.approved
+        self._edges = None if keys is None else keys.edges
         self._connections = connections
         self._revoked: set[bytes] = set()
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -182,6 +182,9 @@ class ZmqRouter(Endpoint):
 
     def key_of(self, peer: bytes) -> str:
         return "" if self._approved is None else peer[-KEY_CHARACTERS:].decode("ascii")
+
+    def may_be_edge(self, peer: bytes) -> bool:
+        return self._edges is None or self._edges(self.key_of(peer))
 
     def close(self) -> None:
         if not self._socket.closed:

@@ -21,6 +21,7 @@ from fedemu.coordinator.fleet.admission import (
 from fedemu.coordinator.service.reception import STRANGERS_BYTES
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import ITEM_BYTES, UP, Limits
+from fedemu.protocol.sharing.hub import FRAMES_OF_A_MESSAGE
 from fedemu.protocol.transport.interface import Bounds
 from fedemu.protocol.transport.sockets import _HANDSHAKE_MS
 
@@ -72,6 +73,13 @@ def test_every_field_is_described_with_its_default(tag: str) -> None:
         assert ("default" in described[name]) == has_default(field), name
 
 
+def test_every_fact_of_how_a_machine_computes_is_described_with_its_default() -> None:
+    described = rows(section("How a machine computes"))
+    assert list(described) == list(wire.Compute.model_fields)
+    for name, field in wire.Compute.model_fields.items():
+        assert ("default" in described[name]) == has_default(field), name
+
+
 def test_every_dtype_is_listed_with_its_size() -> None:
     cells = re.findall(r"\| `(\w+)` \| (\d) ", section("Tensors"))
     assert {name: int(size) for name, size in cells} == ITEM_BYTES
@@ -89,7 +97,8 @@ def test_the_limits_are_those_of_the_code() -> None:
     limits = Limits()
     assert told == [
         limits.header_bytes, limits.depth, limits.frames, STRANGERS_BYTES, STRANGERS_BURST, STRANGERS_RATE,
-        Quotas().messages_per_second, REPEATS, SPARE_BYTES, SPARE_RATE, Bounds.idle_seconds, _HANDSHAKE_MS / 1000,
+        Quotas().messages_per_second, FRAMES_OF_A_MESSAGE, REPEATS, SPARE_BYTES, SPARE_RATE,
+        Bounds.idle_seconds, _HANDSHAKE_MS / 1000,
     ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
-"""Processes that end with their parent, and their names."""
+"""Processes that end with their parent, their names, and their one heap."""
 
 import os
+import platform
 import select
 import signal
 import subprocess
@@ -68,3 +69,29 @@ def test_the_name_of_a_process_is_cut_to_what_the_kernel_keeps() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert ended.stdout.strip() == "fedemu-a-long-n"
+
+
+HEAPS = """
+import ctypes, sys, threading
+from fedemu.protocol.host.kernel import keep_one_heap
+libc = ctypes.CDLL(None)
+if sys.argv[1] == "one":
+    keep_one_heap()
+threads = [threading.Thread(target=libc.malloc, args=(1000,)) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+libc.malloc_stats()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives threads heaps of their own")
+def test_threads_share_one_heap() -> None:
+    heaps = {
+        wanted: subprocess.run(
+            [sys.executable, "-c", HEAPS, wanted], capture_output=True, text=True, check=True
+        ).stderr.count("Arena ")
+        for wanted in ("one", "several")
+    }
+    assert heaps["one"] == 1 < heaps["several"]

@@ -13,7 +13,7 @@ import pytest
 
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host import private
-from fedemu.protocol.host.private import PREFIX, leave_private, private_folder
+from fedemu.protocol.host.private import PREFIX, leave_private, own_folder, private_folder, working_folder
 
 
 @pytest.fixture
@@ -44,6 +44,23 @@ def test_what_a_killed_process_has_left_is_removed_and_what_is_in_use_stays(plac
         assert {first, second} == set(place.iterdir())
 
 
+def test_a_working_folder_goes_with_its_process_or_with_the_next_one(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    script = (
+        "import os; from fedemu.protocol.host.private import working_folder\n"
+        "with working_folder('work-'): os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=False, env=os.environ | {"TMPDIR": str(place)})
+    (left,) = place.glob("work-*")
+    with working_folder("work-") as first, working_folder("work-") as second:
+        assert not left.exists()
+        assert first.stat().st_mode & 0o777 == 0o700
+        assert {first, second} == set(place.iterdir())
+    assert list(place.iterdir()) == []
+
+
 def test_a_place_with_a_long_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     far = tmp_path / ("long" * 25)
     far.mkdir()
@@ -72,3 +89,18 @@ def test_the_last_to_leave_removes_the_folder_of_a_maker_that_is_gone(tmp_path: 
     (orphan / "other").unlink()
     leave_private(f"ipc://{orphan}/coordinator")
     assert not orphan.exists()
+
+
+def test_a_folder_of_ones_own_is_closed_to_others_and_never_somebody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mine"
+    assert own_folder(path).stat().st_mode & 0o777 == 0o700
+    path.chmod(0o755)
+    assert own_folder(path).stat().st_mode & 0o777 == 0o700
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(ConfigurationError, match="link was made by somebody else; remove it, or set TMPDIR"):
+        own_folder(tmp_path / "link")
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(ConfigurationError, match="mine was made by somebody else"):
+        own_folder(path)

@@ -15,7 +15,7 @@ from fedemu.protocol.codec import DOWN, UP, Envelope, Limits, encode
 from fedemu.protocol.errors import MalformedMessage, ProtocolError
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.sharing.bundle import Bundle, BundleDecoder, Outbox, parts_of, tag_of
-from fedemu.protocol.sharing.hub import Hub
+from fedemu.protocol.sharing.hub import Charge, Hub, charge_nothing
 from fedemu.protocol.sharing.pack import Pack
 from fedemu.protocol.sharing.relay import Relay
 from fedemu.protocol.sharing.trunk import Trunk
@@ -46,7 +46,7 @@ class Top:
     known: set[bytes] = field(default_factory=set)
     channels: int = 100
 
-    def open(self) -> None:
+    def open(self, charge: Charge = charge_nothing) -> None:
         bounds = replace(BOUNDLESS, knows=self.known.__contains__)
         loop = asyncio.get_running_loop()
         self.hub = Hub(
@@ -60,6 +60,7 @@ class Top:
             loop,
             self.channels,
             self.over.append,
+            charge=charge,
         )
 
     def _received(self, peer: bytes, envelope: Envelope) -> None:
@@ -263,3 +264,36 @@ async def test_the_devices_of_a_process_share_its_connection_to_the_relay(top: T
     dealers[1].close()
     await settle()
     assert len(top.over) == 2
+
+
+async def test_what_a_bundle_costs_beside_its_messages_is_counted() -> None:
+    charged: list[tuple[int, float]] = []
+    top = Top(MemoryNetwork())
+    top.open(charge=lambda connection, size, messages: charged.append((size, messages)))
+    dealer = top.network.connect("top", DOWN, lambda envelope: None, lambda error: None)
+    dealer.send(wire.Enroll(count=1))
+    beat = encode(wire.Heartbeat())
+    for bundle, frames in (
+        (Bundle(channels=(), frames=()), []),
+        (Bundle(channels=(5,) * 127, frames=(1,) * 127), 127 * beat),
+        (Bundle(channels=(), frames=(), closed=(5, *range(100, 164))), []),
+    ):
+        dealer.send(bundle, frames)
+    await settle()
+    assert [messages for _, messages in charged] == [1 + 1 / 64, 2.0, 1 + 1 / 64, 1.0]
+    assert charged[2][0] > 64, "the bytes of a header count"
+
+
+async def test_what_a_connection_sent_before_it_was_closed_is_not_read() -> None:
+    top = Top(MemoryNetwork())
+    top.open()
+    dealer = top.network.connect("top", DOWN, lambda envelope: None, lambda error: None)
+    dealer.send(wire.Enroll(count=1))
+    await settle()
+    (connection,) = top.known
+    top.hub.cut(connection)
+    heard = len(top.heard)
+    screened = top.hub._look_over(connection, encode(wire.Heartbeat()))
+    assert screened is not None
+    assert screened.reason == "too_much"
+    assert len(top.heard) == heard

@@ -1,0 +1,50 @@
+"""Files as memory."""
+
+import gc
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedemu.protocol.host.mapping import mapped
+
+
+def regions(path: Path) -> int:
+    return Path("/proc/self/maps").read_text().count(str(path))
+
+
+def test_a_mapping_outlives_the_file_and_its_descriptor_and_ends_with_the_last_view(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(250)) * 100)
+    descriptor = os.open(path, os.O_RDONLY)
+    before = len(os.listdir("/proc/self/fd"))
+    array = np.frombuffer(mapped(descriptor, 25_000), np.uint8)[5:10]
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.close(descriptor)
+    path.unlink()
+    assert array.tolist() == [5, 6, 7, 8, 9]
+    assert regions(path) == 1
+    del array
+    gc.collect()
+    assert regions(path) == 0
+
+
+def test_a_mapping_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    with (tmp_path / "file").open("rb") as file:
+        view = mapped(file.fileno(), 7)
+        with pytest.raises(TypeError, match="read-only"):
+            view[0] = 0
+        assert not np.frombuffer(view, np.uint8).flags.writeable
+        assert bytes(view) == b"content"
+
+
+def test_what_cannot_be_mapped_is_an_os_error(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    try:
+        with pytest.raises(OSError, match="No such device"):
+            mapped(reader, 10)
+    finally:
+        os.close(reader)
+        os.close(writer)
