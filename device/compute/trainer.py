@@ -13,8 +13,10 @@ from fedemu.algorithms.data.corpus import Corpus
 from fedemu.algorithms.interface import Forest, Kind, LocalProgram, Query, Tree
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.trees import map_leaves
+from fedemu.device.compute.capture import Captures, GraphRecorder
 from fedemu.device.compute.executors.checked import Checked
 from fedemu.device.compute.executors.executor import Executor, Job, JobResult, Source, failed
+from fedemu.device.compute.executors.lowering import Lowered
 from fedemu.device.compute.executors.query import catch_up, run_query
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
@@ -145,17 +147,18 @@ def open_device(device_type: str, tf32: bool = False) -> torch.device:
 
 
 def open_executor(name: str, kind: Kind, device_type: DeviceType, stack_size: int | None = None) -> Executor:
-    """The executor that ``compute_rule`` names for these arguments."""
+    """The executor that ``compute_rule`` names for these arguments. On CUDA its stacks have captured steps."""
     rule = compute_rule(name, kind, device_type, stack_size)
+    run_step = Captures(GraphRecorder()).run if device_type == "cuda" and rule.stack_size > 1 else Lowered.run
     match rule.executor:
         case "serial":
             return Serial()
         case "plain":
             return Serial(plain=True)
         case "vmapped":
-            return Vmapped(rule.stack_size)
+            return Vmapped(rule.stack_size, run_step)
         case "checked":
-            return Checked(Serial(), Vmapped(rule.stack_size))
+            return Checked(Serial(), Vmapped(rule.stack_size, run_step))
 
 
 def _with_buffer(result: JobResult | TrainingError, buffer: Buffer | None) -> JobResult | TrainingError:

@@ -2,29 +2,57 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from fedemu.protocol.errors import ConfigurationError
+
+_ASK: Final = """
+import json, torch
+places = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+print(json.dumps([[torch.cuda.get_device_name(place) for place in places], torch.version.cuda]))
+"""
+
+
+class Cuda(NamedTuple):
+    """The models of a machine's GPUs, each once, and the version of CUDA that torch was made for."""
+
+    models: tuple[str, ...]
+    version: str
 
 
 def require_processor(device_type: str) -> None:
     """Raise ConfigurationError if trainers are to compute on CUDA and torch finds none on this machine.
 
-    A process of its own asks torch, whose import takes seconds, and only if there is a GPU to ask for.
+    It may take seconds, as ``cuda_here`` does.
     """
-    if device_type != "cuda":
-        return
-    ask = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    seen = gpus() or any(map(os.path.exists, ("/dev/dxg", "/dev/nvhost-gpu", "/dev/nvmap")))
-    if not seen or subprocess.run([sys.executable, "-c", ask], capture_output=True, check=False).returncode:
+    if device_type == "cuda" and cuda_here() is None:
         raise ConfigurationError(
             "device_type is cuda, but torch finds no CUDA device on this machine; choose cpu, or auto, which takes "
             "CUDA where there is one"
         )
+
+
+@cache
+def cuda_here() -> Cuda | None:
+    """What torch finds of CUDA on this machine, None if it finds no GPU.
+
+    A process of its own asks torch, whose import takes seconds, and only if there may be a GPU.
+    """
+    if not (gpus() or any(map(os.path.exists, ("/dev/dxg", "/dev/nvhost-gpu", "/dev/nvmap")))):
+        return None
+    asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, check=False)
+    try:
+        models, version = json.loads(asked.stdout)
+    except ValueError:
+        return None
+    return Cuda(tuple(sorted(set(models))), str(version)) if models else None
 
 
 def default_trainers(device_type: str) -> int:

@@ -6,6 +6,7 @@ A machine of processes (``supervisor.py``) and a machine within one process (``e
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedemu.device.machine.observer import MachineObserver, Silent
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.host.named import load
-from fedemu.protocol.messages import Granted
+from fedemu.protocol.messages import Compute, Granted
 from fedemu.protocol.sharing.trunk import Trunk
 from fedemu.protocol.transport.curve import ClientKeys
 from fedemu.protocol.transport.interface import Network
@@ -51,7 +52,8 @@ class MachinePlan:
 
     ``address`` is the coordinator's, ``count`` the number of devices. ``state`` is the folder for leases, blobs and
     the devices' own states. ``connect_seconds`` bounds the first enrolment, ``lost_seconds`` a later silence. ``keys``
-    are those of all connections to the coordinator.
+    are those of all connections to the coordinator. ``compute`` finds out how the machine computes, which the
+    coordinator compares; it is called in a thread, because it may take seconds. None: nothing is said.
     """
 
     address: str
@@ -63,6 +65,7 @@ class MachinePlan:
     lost_seconds: float = 120.0
     observer: MachineObserver = field(default_factory=Silent)
     keys: ClientKeys | None = None
+    compute: Callable[[], Compute | None] = lambda: None
 
 
 class Arrival:
@@ -155,6 +158,7 @@ async def arrive(plan: MachinePlan, network: Network, host: str, stack: AsyncExi
         plan.address,
         plan.count,
         host,
+        compute=await asyncio.to_thread(plan.compute),
         leases=[lease.record.lease for lease in leases],
         connect_seconds=plan.connect_seconds,
         lost_seconds=plan.lost_seconds,

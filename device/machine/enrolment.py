@@ -12,7 +12,7 @@ from typing import Literal
 
 from fedemu.device.runtime.actions import Connect
 from fedemu.protocol.errors import RefusedError, UnreachableError
-from fedemu.protocol.messages import Enroll, Granted, Heartbeat, Refused
+from fedemu.protocol.messages import Compute, Enroll, Granted, Heartbeat, Refused
 
 AGAIN = 2.0
 """Seconds between two tries to enrol on one connection."""
@@ -25,9 +25,9 @@ EnrolAction = Connect | Enroll | Heartbeat
 class Enrolment:
     """Enrols ``count`` devices as machine ``host`` at ``address``. Times are in seconds.
 
-    ``leases`` are tokens that an earlier life on this machine may still hold; they are tried first, in their order.
-    The coordinator must grant a lease within ``connect_seconds``. If it is silent for ``lost_seconds``, this machine
-    gives up.
+    ``compute`` says how it computes. ``leases`` are tokens that an earlier life on this machine may still hold; they
+    are tried first, in their order. The coordinator must grant a lease within ``connect_seconds``. If it is silent for
+    ``lost_seconds``, this machine gives up.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Enrolment:
         count: int,
         host: str,
         *,
+        compute: Compute | None = None,
         leases: Iterable[str] = (),
         connect_seconds: float = 60.0,
         lost_seconds: float = 120.0,
@@ -45,6 +46,7 @@ class Enrolment:
         self._address = address
         self._count = count
         self._host = host
+        self._compute = compute
         self._leases = deque(leases)
         self._connect_seconds = connect_seconds
         self._lost_seconds = lost_seconds
@@ -177,7 +179,7 @@ class Enrolment:
     def _enroll(self, now: float) -> list[EnrolAction]:
         self._asked = now
         lease = self.granted.lease if self.granted else next(iter(self._leases), None)
-        return [Enroll(count=self._count, lease=lease, host=self._host)]
+        return [Enroll(count=self._count, lease=lease, host=self._host, compute=self._compute)]
 
     def _never_enrolled(self) -> UnreachableError | RefusedError:
         if self._taken:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import refusal_of, write_whole
+from fedemu.protocol.host.files import make_durable, refusal_of, write_whole
 from fedemu.protocol.messages import Granted
 
 KEPT = 8
@@ -68,7 +68,7 @@ class LeaseFolder:
                 f"The lease in {self.folder} was taken up {life} times, which is too often; remove the folder."
             )
         self.record = LeaseRecord(self.record.lease, self.record.run, self.record.count, life)
-        write_whole(self.folder / "lease.json", json.dumps(self.record.__dict__, indent=1))
+        write_whole(self.folder / "lease.json", json.dumps(self.record.__dict__, indent=1), durable=True)
 
     def close(self) -> None:
         """Unlock the folder. A second call does nothing."""
@@ -97,7 +97,7 @@ def create_lease(state: Path, granted: Granted, count: int) -> LeaseFolder:
     name = re.sub(r"[^A-Za-z0-9._-]", "_", granted.run)[:64].strip(".") or "run"
     folder = state / name / hashlib.sha256(granted.lease.encode()).hexdigest()[:16]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_durable(folder)
     except OSError as error:
         raise ConfigurationError(
             f"The state folder {state} cannot be used ({refusal_of(error)}); choose another one."

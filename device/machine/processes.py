@@ -27,6 +27,8 @@ BIRTH_STRIDE = 16
 """The next life begins this many incarnations above the last known one, since the life before may have used some."""
 MOST_FAILURES = 8
 """A process that ends this often in a row without joining is given up, and the machine with it."""
+COMMAND = ("-m", "fedemu.device.process.zygote")
+"""The arguments of the Python interpreter that make a zygote of it."""
 ZYGOTE_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 """No threads of a numerical library and one heap only, so that the children stay small."""
 
@@ -82,7 +84,8 @@ class DeviceProcesses:
         self._attached = False
         self._stopping = False
         self._all_ended = asyncio.Event()
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._pauses: dict[int, asyncio.TimerHandle] = {}
+        """The processes that are started again after a pause, because they have ended too early."""
 
     def __len__(self) -> int:
         """The number of processes, dead ones included."""
@@ -114,8 +117,7 @@ class DeviceProcesses:
         with theirs:
             self._zygote = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-m",
-                "fedemu.device.process.zygote",
+                *COMMAND,
                 str(theirs.fileno()),
                 str(os.getpid()),
                 pass_fds=[theirs.fileno()],
@@ -149,8 +151,7 @@ class DeviceProcesses:
         ``farewell`` is called first, if given; then the processes have ``seconds`` to end by themselves.
         """
         self._stopping = True
-        for timer in self._timers:
-            timer.cancel()
+        self._end_pauses()
         if self._starting is not None:
             self._starting.cancel()
         if farewell is not None and self.pids:
@@ -215,6 +216,7 @@ class DeviceProcesses:
         self._observer.restarted("zygote")
         if self._writer is not None:
             self._writer.close()
+        self._end_pauses()  # the new zygote starts all of them
         for number, process in enumerate(self._processes):
             if process.pid is not None:
                 self._bury(number)
@@ -272,8 +274,12 @@ class DeviceProcesses:
                 FedemuError(f"Device process {number} ended {process.failures} times with code {code}; see {logs}.")
             )
             return
-        self._timers = {timer for timer in self._timers if not timer.cancelled() and timer.when() > self._loop.time()}
-        self._timers.add(self._loop.call_later(0.05 * 2**process.failures, self._fork, number))
+        self._pauses[number] = self._loop.call_later(0.05 * 2**process.failures, self._fork, number)
+
+    def _end_pauses(self) -> None:
+        for pause in self._pauses.values():
+            pause.cancel()
+        self._pauses.clear()
 
     def _count(self) -> None:
         joined, retired, total = self._joined, self._retired, len(self._number_of)

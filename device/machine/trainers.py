@@ -121,6 +121,8 @@ class Trainers:
         self._pids: dict[int, int] = {}
         self._ready: set[int] = set()
         self._failures: Counter[int] = Counter()
+        self._pauses: dict[int, asyncio.TimerHandle] = {}
+        """The trainers that are about to be started again."""
         self._keeping: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -159,6 +161,9 @@ class Trainers:
         while True:
             code = await self._nursery.follow(self._heard, self._fork_all)
             fruitful = bool(self._ready)
+            for pause in self._pauses.values():
+                pause.cancel()  # the next nursery starts all of them
+            self._pauses.clear()
             for number in list(self._pids):
                 del self._pids[number]
                 self._ready.discard(number)
@@ -205,4 +210,5 @@ class Trainers:
             return
         log.warning("trainer %d ended with code %d; starting it again", number, code)
         self._restarted()
-        self._loop.call_later(0.1 * 2**failures if failures > 1 else 0.0, self._fork, number)
+        pause = 0.1 * 2**failures if failures > 1 else 0.0
+        self._pauses[number] = self._loop.call_later(pause, self._fork, number)

@@ -31,13 +31,14 @@ class Lowered:
     """A function of flat lists of tensors. ``spec`` is the form of what the program's own function returns.
 
     ``draws`` says whether it draws random numbers. If not, its key does not matter. ``untraced`` does the same without
-    recorded operations; its errors have the frames of the program.
+    recorded operations; its errors have the frames of the program. ``recorded`` says whether ``function`` has them.
     """
 
     function: Flat
     spec: TreeSpec
     draws: bool
     untraced: Flat
+    recorded: bool
 
     def run(self, given: Arguments) -> Sequence[Tensor]:
         """The leaves of the result."""
@@ -158,6 +159,7 @@ class Lowering:
                     return laid_out(*leaves)
 
         run: Flat
+        recorded = False
         if self.plain:
             run = by_autograd
             run(*inputs)  # it tells the form of the result
@@ -167,10 +169,11 @@ class Lowering:
                     # vmap tells that it computes some operation, such as an LSTM, device by device.
                     warnings.filterwarnings("ignore", "There is a performance drop")
                     run = trace(laid_out, inputs, spent=len(strides))
+                recorded = True
             except Untraceable:
                 run = untraced
         assert spec is not None
-        return Lowered(run, spec, drawn > 0, untraced)
+        return Lowered(run, spec, drawn > 0, untraced, recorded)
 
 
 def _with_stride(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:

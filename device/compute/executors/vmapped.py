@@ -7,7 +7,7 @@ a device's result is the same to the bit in any slot, whatever the other slots h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from fedemu.device.compute.executors.private_torch import tree_unflatten
 from fedemu.device.compute.executors.slots import IDLE, Change, SlotPlan, plan_slots
 from fedemu.protocol.errors import TrainingError
 
+RunStep = Callable[[Lowered, Arguments], Sequence[Tensor]]
+"""Runs a step. It may write over the given carry, and what it returned of a carry before."""
 STACKS_PER_CALL = 4
 """The number of devices in one call, as a multiple of the stack's size: enough of them to fill slots again, and few
 enough to bound memory."""
@@ -32,13 +34,14 @@ BLOCK_BYTES = 4 * 2**20
 
 
 class Vmapped:
-    """Runs stacks of ``stack_size`` devices. Raises ValueError for a stack of one."""
+    """Runs stacks of ``stack_size`` devices, each step by ``run_step``. Raises ValueError for a stack of one."""
 
-    def __init__(self, stack_size: int) -> None:
+    def __init__(self, stack_size: int, run_step: RunStep = Lowered.run) -> None:
         if stack_size < 2:
             raise ValueError(f"a stack of {stack_size} is computed in another way than larger stacks; use at least 2")
         self.stack_size = stack_size
         self._lowering = Lowering(stack_size)
+        self._run_step = run_step
 
     @property
     def capacity(self) -> int:
@@ -62,7 +65,7 @@ class Vmapped:
 
     @torch.inference_mode()
     def _run(self, program: LocalProgram, shared: Forest, cohort: Cohort) -> list[JobResult]:
-        call = _Call(self._lowering, self.stack_size, program, shared, cohort)
+        call = _Call(self._lowering, self._run_step, self.stack_size, program, shared, cohort)
         totals: dict[str, NDArray[np.float64]] = {}
         sizes: dict[str, NDArray[np.float64]] = {}
         for number in range(len(cohort.stages)):
@@ -92,8 +95,17 @@ class _Call:
     devices is rounded up to whole stacks; the added devices repeat the first one.
     """
 
-    def __init__(self, lowering: Lowering, slots: int, program: LocalProgram, shared: Forest, cohort: Cohort) -> None:
+    def __init__(
+        self,
+        lowering: Lowering,
+        run_step: RunStep,
+        slots: int,
+        program: LocalProgram,
+        shared: Forest,
+        cohort: Cohort,
+    ) -> None:
         self._lowering, self._slots, self._program, self._cohort = lowering, slots, program, cohort
+        self._run_step = run_step
         self._names = Names.of(shared, cohort.each, cohort.own, program)
         lacking = -len(cohort.jobs) % slots
         self._given = Arguments(
@@ -135,7 +147,7 @@ class _Call:
                     keys = self._keys(number, plan) if step.draws else []
                 if step.draws:
                     given = given._replace(key=[keys[time]])
-                outputs = step.run(given)
+                outputs = self._run_step(step, given)
                 stack = stack._replace(carry=outputs[: len(stack.carry)])
                 measured.append([outputs[place] for place in places.values()])
         if plan.changes:

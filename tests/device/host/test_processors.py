@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,6 +12,13 @@ import pytest
 
 from fedemu.device.host import processors
 from fedemu.protocol.errors import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known_from_before() -> Iterator[None]:
+    processors.cuda_here.cache_clear()
+    yield
+    processors.cuda_here.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -62,9 +70,19 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
     processors.require_processor("cpu")
 
 
-@pytest.mark.parametrize(("answer", "refused"), [(0, False), (1, True)])
-def test_torch_is_asked_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch, answer: int, refused: bool) -> None:
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (b'[["B", "A", "B"], "12.8"]', processors.Cuda(("A", "B"), "12.8")),
+        (b"[[], null]", None),
+        (b"", None),
+    ],
+)
+def test_torch_is_asked_in_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes, found: processors.Cuda | None
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, answer))
-    with pytest.raises(ConfigurationError) if refused else nullcontext():
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, answer))
+    assert processors.cuda_here() == found
+    with nullcontext() if found else pytest.raises(ConfigurationError):
         processors.require_processor("cuda")

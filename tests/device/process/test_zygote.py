@@ -145,6 +145,22 @@ async def test_no_process_outlives_a_killed_zygote_and_all_are_started_again(
     assert sorted(device for device, _ in place.deaths) == list(range(DEVICES))
 
 
+async def test_a_process_that_is_about_to_be_started_again_has_one_next_life_if_the_zygote_dies_meanwhile(
+    nursery: Callable[..., Nursery], until: Until
+) -> None:
+    place = nursery()
+    await place.processes.prepare()
+    place.processes.launch()
+    await until(lambda: len(place.attached) == DEVICES, "attachment of all")
+    first_peers, zygote = dict(place.attached), place.processes.zygote
+    # It has never joined, so it is started again after a pause, in which the next zygote is imported.
+    os.kill(place.processes.pids[7], signal.SIGTERM)
+    await until(lambda: place.deaths, "the death of device 7")
+    os.kill(zygote, signal.SIGKILL)
+    await until(lambda: all(place.attached[number] != peer for number, peer in first_peers.items()), "the next lives")
+    assert len(psutil.Process(place.processes.zygote).children()) == DEVICES
+
+
 async def test_everything_ends_when_the_pipe_closes(
     nursery: Callable[..., Nursery], until: Until, family: Family
 ) -> None:

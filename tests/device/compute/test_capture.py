@@ -1,0 +1,192 @@
+"""Captured steps: the same bits as ordinary ones, how many there are, and when a step stays ordinary.
+
+A processor has no CUDA graphs. ``Rehearsal`` does a recorded work again each time, on the memory of the first time. The
+tests with the mark ``gpu`` use real graphs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedemu.algorithms.data.corpus import Corpus, Split
+from fedemu.algorithms.interface import Model
+from fedemu.algorithms.models.feed_forward import cnn, mlp
+from fedemu.algorithms.training.local_sgd import LocalSGD
+from fedemu.algorithms.training.objective import Objective
+from fedemu.algorithms.trees import flatten, map_leaves
+from fedemu.device.compute.capture import ORDINARY_STEPS, Captures, GraphRecorder, Work
+from fedemu.device.compute.executors.arguments import Arguments
+from fedemu.device.compute.executors.executor import Job, JobResult, Source
+from fedemu.device.compute.executors.lowering import Lowered
+from fedemu.device.compute.executors.vmapped import Vmapped
+from fedemu.protocol.ids import Digest
+
+SHAPE = (1, 12, 12)
+SIZES = (7, 23, 1, 12, 5)
+on_a_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU, where `make gpu` runs it"),
+]
+
+
+class Rehearsal:
+    """A recorder of a processor. ``error`` is raised in place of a record; ``wrong`` is added to what is replayed."""
+
+    def __init__(self, error: Exception | None = None, wrong: float = 0.0) -> None:
+        self.error, self.wrong = error, wrong
+        self.records = self.replays = 0
+
+    def record(self, work: Work) -> tuple[Sequence[Tensor], Callable[[], object]]:
+        self.records += 1
+        if self.error is not None:
+            raise self.error
+        outputs = [leaf.clone() for leaf in work()]
+
+        def replay() -> None:
+            self.replays += 1
+            for kept, made in zip(outputs, work(), strict=True):
+                kept.copy_(made + self.wrong)
+
+        return outputs, replay
+
+
+def source_on(device: str) -> Source:
+    random = np.random.default_rng(0)
+    split = Split(random.integers(0, 256, (400, *SHAPE), np.uint8), random.integers(0, 4, 400), {})
+    corpus = Corpus("noise", split, split, tuple("abcd"), SHAPE, np.array([127.5]), np.array([73.9]), Digest("0" * 64))
+    return Source(corpus, seed=5, device=torch.device(device))
+
+
+def local(model: Model, **settings: Any) -> LocalSGD:
+    return LocalSGD(model, Objective(model), **{"epochs": 2, "batch_size": 5, "lr": 0.1, "momentum": 0.9, **settings})
+
+
+def play(executor: Vmapped, program: LocalSGD, model: Model, device: str, rounds: int = 2) -> list[dict[str, Tensor]]:
+    """The payloads and metrics of all devices in some rounds, each of which begins with another model."""
+    source, found = source_on(device), []
+    for round in range(1, rounds + 1):
+        shared = {"model": map_leaves(lambda leaf: leaf.to(device), model.init(round))}
+        jobs = [Job(i, round, 0, np.arange(11 * i, 11 * i + size)) for i, size in enumerate(SIZES)]
+        for result in executor.run(program, shared, jobs, source):
+            assert isinstance(result, JobResult), result
+            metrics = {name: torch.tensor(value) for name, value in result.metrics.items()}
+            found.append({**flatten(result.payload), **metrics})
+    return found
+
+
+def assert_same_bits(found: list[dict[str, Tensor]], expected: list[dict[str, Tensor]]) -> None:
+    assert len(found) == len(expected) > 0
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert torch.equal(one[name], other[name]), name
+
+
+@pytest.mark.parametrize(("model", "rounds"), [(mlp(SHAPE, 4, hidden=[16]), 2), (cnn(SHAPE, 4), 1)], ids=["mlp", "cnn"])
+def test_a_captured_step_gives_the_same_bits(model: Model, rounds: int) -> None:
+    program = local(model)
+    recorder = Rehearsal()
+    steps: list[int] = []
+
+    def counted(lowered: Lowered, given: Arguments) -> Sequence[Tensor]:
+        steps.append(id(lowered))
+        return captures.run(lowered, given)
+
+    captures = Captures(recorder)
+    found = play(Vmapped(4, counted), program, model, "cpu", rounds)
+    assert_same_bits(found, play(Vmapped(4), program, model, "cpu", rounds))
+    assert (recorder.records, len(captures)) == (1, 1)
+    assert len({*steps}) == 1
+    assert recorder.replays == len(steps) - ORDINARY_STEPS > 5
+
+
+def test_graphs_are_bounded_by_number_and_by_the_bytes_of_their_inputs() -> None:
+    model = mlp(SHAPE, 4, hidden=[16])
+    programs = [local(model, epochs=8, batch_size=size) for size in (5, 6, 7)]
+    for limits, records, kept in (
+        ({"most": 2}, 3, 2),
+        ({"most_bytes": 1000}, 0, 0),
+        ({"most_bytes": 150_000}, 3, 1),
+    ):
+        recorder = Rehearsal()
+        captures = Captures(recorder, **limits)
+        executor = Vmapped(4, captures.run)
+        for program in programs:
+            assert_same_bits(play(executor, program, model, "cpu", 1), play(Vmapped(4), program, model, "cpu", 1))
+        assert (recorder.records, len(captures)) == (records, kept), limits
+
+
+@pytest.mark.parametrize(
+    ("recorder", "said"),
+    [
+        (Rehearsal(RuntimeError("operation not permitted when stream is capturing\nmore")), "stream is capturing"),
+        (Rehearsal(torch.OutOfMemoryError("CUDA out of memory")), "out of memory"),
+        (Rehearsal(wrong=1e-7), "other bits"),
+    ],
+    ids=["not capturable", "no memory", "other bits"],
+)
+def test_a_step_that_cannot_be_captured_stays_as_it_is(
+    recorder: Rehearsal, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = mlp(SHAPE, 4, hidden=[16])
+    captures = Captures(recorder)
+    with caplog.at_level(logging.WARNING):
+        found = play(Vmapped(4, captures.run), local(model), model, "cpu")
+    assert_same_bits(found, play(Vmapped(4), local(model), model, "cpu"))
+    assert (recorder.records, len(captures)) == (1, 0), "it is tried once"
+    assert [said in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_step_whose_operations_were_not_recorded_is_never_captured() -> None:
+    recorder = Rehearsal()
+    captures = Captures(recorder)
+
+    def step(*leaves: Tensor) -> list[Tensor]:
+        return [leaf + 1 for leaf in leaves]
+
+    spec: Any = None
+    lowered = Lowered(step, spec, draws=False, untraced=step, recorded=False)
+    given = Arguments((), (), (), (), (), carry=[torch.zeros(2)])
+    for _ in range(2 * ORDINARY_STEPS):
+        given = given._replace(carry=captures.run(lowered, given))
+    assert given.carry[0].tolist() == [2 * ORDINARY_STEPS] * 2
+    assert recorder.records == 0
+
+
+def test_a_carry_that_moves_between_its_places_is_not_written_over_before_it_is_read() -> None:
+    def swap(first: Tensor, second: Tensor) -> list[Tensor]:
+        return [second, first, first[0], second]
+
+    spec: Any = None
+    lowered = Lowered(swap, spec, draws=False, untraced=swap, recorded=True)
+    captures = Captures(Rehearsal())
+    given = Arguments((), (), (), (), (), carry=[torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])])
+    for step in range(ORDINARY_STEPS + 5):
+        before = [leaf.tolist() for leaf in given.carry]
+        outputs = captures.run(lowered, given)
+        after = [leaf.tolist() for leaf in outputs]
+        assert after == [before[1], before[0], before[0][0], before[1]], step
+        given = given._replace(carry=outputs[:2])
+    assert len(captures) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: mlp(SHAPE, 4, hidden=[16]), marks=on_a_gpu, id="mlp"),
+        pytest.param(lambda: cnn(SHAPE, 4), marks=on_a_gpu, id="cnn"),
+    ],
+)
+def test_a_cuda_graph_gives_the_same_bits(make: Callable[[], Model]) -> None:
+    model = make()
+    captures = Captures(GraphRecorder())
+    found = play(Vmapped(4, captures.run), local(model), model, "cuda")
+    assert_same_bits(found, play(Vmapped(4), local(model), model, "cuda"))
+    assert len(captures) == 1, "the step was captured, and gave its own bits"

@@ -1,0 +1,63 @@
+"""How a machine computes, as it says without torch, beside what torch itself says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedemu.device.host import computing
+from fedemu.device.host.computing import how_it_computes, instructions
+from fedemu.device.host.processors import Cuda
+from fedemu.protocol.host.hardware import processor
+
+
+@pytest.mark.parametrize("chosen", [None, "default", "avx2"])
+def test_the_instructions_are_those_that_torch_takes(chosen: str | None) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
+    if chosen is not None:
+        environment["ATEN_CPU_CAPABILITY"] = chosen
+    ask = "import torch; print(torch.backends.cpu.get_cpu_capability())"
+    told = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=True)
+    assert instructions(frozenset(processor()["flags"].split()), environment) == told.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ("fma avx2 avx512f avx512vl avx512bw avx512dq", "AVX512"),
+        ("fma avx2 avx512f avx512vl", "AVX2"),
+        ("avx2", "DEFAULT"),
+        ("", "DEFAULT"),
+    ],
+)
+def test_the_flags_of_a_processor_decide(flags: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert instructions(frozenset(flags.split()), {"ATEN_CPU_CAPABILITY": "a mistake"}) == found
+
+
+def test_a_processor_without_a_vendor_has_its_implementer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "cpuinfo"
+    told.write_text("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n\nprocessor\t: 1\n")
+    monkeypatch.setattr(computing, "processor", lambda: processor(told))
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    found = how_it_computes("cpu")
+    assert (found.processor, found.instructions) == ("0x41 0xd0c", "aarch64")
+
+
+def test_a_machine_with_gpus_names_them_unless_trainers_stay_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(computing, "cuda_here", lambda: Cuda(("NVIDIA H100 80GB HBM3",), "12.8"))
+    monkeypatch.setattr(computing, "graphics", lambda: {"gpus": ["anything"], "driver": "550.54.15"})
+    found = how_it_computes("auto")
+    assert (found.device, found.gpus, found.cuda) == ("cuda", ("NVIDIA H100 80GB HBM3",), "12.8")
+    assert found.driver == "550.54.15"
+    assert how_it_computes("cpu") == found.model_copy(update={"device": "cpu", "gpus": (), "cuda": "", "driver": ""})
+
+
+def test_without_a_gpu_everything_that_counts_is_known() -> None:
+    found = how_it_computes("cpu")
+    assert found.device == "cpu"
+    assert all((found.fedemu, found.torch, found.numpy, found.processor, found.instructions))

@@ -1,0 +1,222 @@
+"""In which processes devices wake: a scripted zygote forks them, and everything else is exact."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import pytest
+
+from fedemu.device.machine.observer import Silent
+from fedemu.device.machine.packs import PACK, Packs, pack_size
+from fedemu.device.machine.processes import BIRTH_STRIDE
+from fedemu.device.machine.sleepers import Lives, Sleepers
+from fedemu.device.pipe import TO_ZYGOTE, Ended, Fork, Forked, Setup, Unpacker, ZygoteReady, pack_message
+from fedemu.protocol.messages import Message
+
+FIRST = 1 << 20
+SETUP = Setup(
+    coordinator="ipc:///nowhere",
+    bus="ipc:///nowhere",
+    token="token",
+    lease="lease",
+    heartbeat_seconds=1.0,
+    patience=5,
+    behaviours="nowhere:nothing",
+    experiment="/nowhere",
+    partition="/nowhere",
+    devices="/nowhere",
+    logs=None,
+)
+
+
+class Zygote:
+    """The other end of a supervisor's pipe. It forks nothing, and says that it did."""
+
+    pid = os.getpid()
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=os.dup(descriptor))
+        self._socket.setblocking(False)
+        self._unpacker = Unpacker(TO_ZYGOTE)
+        self.heard: list[Message] = []
+        self.ended = asyncio.Event()
+        self._listening = asyncio.get_running_loop().create_task(self._listen())
+
+    async def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        while data := await loop.sock_recv(self._socket, 2**16):
+            self.heard += self._unpacker.feed(data)
+        self._socket.close()
+        self.ended.set()
+
+    def say(self, message: Message) -> None:
+        self._socket.send(pack_message(message))
+
+    def die(self) -> None:
+        """Close the pipe, as the kernel does for a process that is killed."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def forked(self) -> list[Fork]:
+        return [message for message in self.heard if isinstance(message, Fork)]
+
+    async def wait(self) -> int:
+        await self.ended.wait()
+        return 0
+
+
+class Machine(Silent):
+    """Packs with two devices in each, and what they do. ``deaf`` processes have not attached."""
+
+    def __init__(self) -> None:
+        self.counts: Mapping[str, int] = {}
+        self.roused: list[tuple[int, Lives]] = []
+        self.died: list[tuple[int, int]] = []
+        self.ended: list[int] = []
+        self.sleepers = Sleepers([(0, 10)], FIRST)
+        self.packs = Packs(
+            SETUP,
+            self.sleepers,
+            2,
+            FIRST,
+            self,
+            rouse=lambda number, lives: self.roused.append((number, [*lives])),
+            died=lambda device, incarnation: self.died.append((device, incarnation)),
+            process_ended=self.ended.append,
+            failed=pytest.fail,
+        )
+
+    def devices(self, counts: Mapping[str, int]) -> None:
+        self.counts = counts
+
+    def news(self) -> list[tuple[int, Lives]]:
+        """Who was roused since the last call."""
+        news, self.roused[:] = [*self.roused], []
+        return news
+
+    def join(self, *devices: int) -> None:
+        for device in devices:
+            self.packs.joined(device, self.sleepers.incarnation(device))
+
+
+@pytest.fixture
+async def zygotes(monkeypatch: pytest.MonkeyPatch) -> list[Zygote]:
+    """The zygotes that were started."""
+    started: list[Zygote] = []
+
+    async def start(*words: str, **more: Any) -> Zygote:
+        started.append(Zygote(more["pass_fds"][0]))
+        started[-1].say(ZygoteReady())
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    return started
+
+
+@pytest.fixture
+async def machine(zygotes: list[Zygote]) -> AsyncIterator[Machine]:
+    """A machine whose zygote is ready."""
+    made = Machine()
+    await made.packs.prepare()
+    yield made
+    await made.packs.stop(None, 0.0)
+
+
+def life(device: int, number: int = 1) -> tuple[int, int]:
+    return device, FIRST + number * BIRTH_STRIDE
+
+
+def test_a_pack_has_fifty_devices_unless_the_user_says_how_many() -> None:
+    assert (pack_size(1), pack_size(2), PACK) == (50, 2, 50)
+
+
+async def test_devices_fill_packs_and_a_pack_is_started_when_the_others_are_full(
+    machine: Machine, zygotes: list[Zygote], until: Callable[..., Any]
+) -> None:
+    machine.packs.launch()
+    machine.packs.wake([4, 7, 9])
+    assert machine.news() == [(0, [life(4), life(7)]), (1, [life(9)])]
+    await until(lambda: len(zygotes[0].forked) == 2, "two packs")
+    assert zygotes[0].forked == [Fork(number=0, lives=()), Fork(number=1, lives=())]
+    machine.packs.wake([1])
+    assert machine.news() == [(1, [life(1)])]
+    assert len(machine.packs) == 2
+
+
+async def test_a_pack_that_begins_to_hear_has_the_lives_begin_that_waited(machine: Machine) -> None:
+    machine.packs.launch()
+    machine.packs.wake([4, 7])
+    machine.news()
+    machine.packs.attached(0)
+    assert machine.news() == [(0, [life(4), life(7)])]
+
+
+async def test_whoever_is_asked_before_the_zygote_is_ready_has_a_pack_when_it_is(
+    zygotes: list[Zygote], until: Callable[..., Any]
+) -> None:
+    machine = Machine()
+    machine.packs.wake([4])
+    await machine.packs.prepare()
+    assert zygotes[0].forked == []
+    machine.packs.launch()
+    await until(lambda: zygotes[0].forked, "a pack")
+    assert zygotes[0].forked == [Fork(number=0, lives=())]
+    await machine.packs.stop(None, 0.0)
+
+
+async def test_a_device_that_falls_asleep_leaves_its_place_to_another(machine: Machine) -> None:
+    machine.packs.launch()
+    machine.packs.wake([4, 7])
+    machine.join(4, 7)
+    assert machine.counts == {"connected": 10, "awake": 2, "starting": 0, "stopped": 0}
+    machine.packs.asleep(4, FIRST + BIRTH_STRIDE)
+    assert machine.counts["awake"] == 1
+    machine.news()
+    machine.packs.wake([5, 4])
+    assert machine.news() == [(0, [life(5)]), (1, [life(4, 2)])]
+
+
+async def test_a_device_that_is_asked_while_it_falls_asleep_begins_its_next_life_at_once(machine: Machine) -> None:
+    machine.packs.launch()
+    machine.packs.wake([4])
+    machine.join(4)
+    machine.packs.wake([4])
+    machine.news()
+    machine.packs.asleep(4, FIRST + BIRTH_STRIDE + 3)
+    assert machine.news() == [(0, [(4, FIRST + 2 * BIRTH_STRIDE + 3)])]
+
+
+async def test_the_death_of_a_pack_is_told_for_each_device_in_it_and_another_takes_its_place(
+    machine: Machine, zygotes: list[Zygote], until: Callable[..., Any]
+) -> None:
+    machine.packs.launch()
+    machine.packs.wake([4, 7, 9])
+    machine.join(4, 7, 9)
+    zygotes[0].say(Forked(number=0, pid=7_777_777))
+    zygotes[0].say(Ended(number=0, pid=7_777_777, code=-9))
+    await until(lambda: machine.ended == [0], "the end of a pack")
+    assert machine.died == [life(4), life(7)]
+    assert machine.counts["awake"] == 1
+    await until(lambda: len(zygotes[0].forked) == 3, "another pack")
+    assert zygotes[0].forked[-1] == Fork(number=0, lives=())
+    machine.news()
+    machine.packs.wake([7])
+    assert machine.news() == [(0, [life(7, 2)])], "it is asked still, so the coordinator wakes it again"
+
+
+async def test_packs_of_a_zygote_that_died_are_forked_by_the_next_one(
+    machine: Machine, zygotes: list[Zygote], until: Callable[..., Any]
+) -> None:
+    machine.packs.launch()
+    machine.packs.wake([4])
+    machine.join(4)
+    zygotes[0].say(Forked(number=0, pid=7_777_777))
+    await until(lambda: machine.packs.pids == {0: 7_777_777}, "the pack")
+    zygotes[0].die()
+    await until(lambda: len(zygotes) == 2 and zygotes[1].forked, "the packs of the next zygote")
+    assert zygotes[1].forked == [Fork(number=0, lives=())]
+    assert machine.died == [life(4)]
