@@ -18,6 +18,7 @@ from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.service.view import FleetView
 from fedemu.coordinator.settings import Settings
 from fedemu.protocol.ids import Digest
+from fedemu.protocol.messages import Compute
 from fedemu.protocol.transport.interface import Network
 
 
@@ -45,7 +46,8 @@ class CoordinatorPlan:
     coordinator listens, when everything has been put together and the wait for devices begins. ``holdings`` bound what
     devices may say of their samples, and ``quotas`` what a machine may take. ``shown`` is called once, on the event
     loop, with what tells at any time what the devices do. ``planned`` are the on-line times of devices that sleep until
-    they are asked, None if devices live at once and announce theirs.
+    they are asked, None if devices live at once and announce theirs. ``compute`` is how this process computes, which
+    is compared with how the run was computed before; None: nothing is known of it.
     """
 
     address: str
@@ -66,6 +68,7 @@ class CoordinatorPlan:
     holdings: Holdings | None = None
     planned: PlannedTimes | None = None
     quotas: Quotas = field(default_factory=Quotas)
+    compute: Compute | None = None
     observers: Sequence[RunObserver] = ()
     signals: bool = True
     opened: Callable[[str], None] = lambda address: None

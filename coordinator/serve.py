@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedemu.algorithms.interface import Context
 from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator.fleet.admission import Admission
 from fedemu.coordinator.fleet.journal import LeaseJournal
+from fedemu.coordinator.fleet.likeness import Likeness
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import EventLog, Observers
 from fedemu.coordinator.plan import CoordinatorPlan
@@ -21,8 +23,9 @@ from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.record.run_directory import RunDirectory
 from fedemu.coordinator.record.summary import RunOutcome, Summary, summarize
 from fedemu.coordinator.rounds.attempts import Diverged
+from fedemu.coordinator.rounds.conclusions import Standing
 from fedemu.coordinator.rounds.numerics import Numerics
-from fedemu.coordinator.rounds.rounds import Rounds, Standing
+from fedemu.coordinator.rounds.rounds import Rounds
 from fedemu.coordinator.service.service import Service
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.coordinator.service.view import FleetView
@@ -49,14 +52,15 @@ async def serve(plan: CoordinatorPlan) -> Summary:
     with (
         RunDirectory(plan.directory, diagnosed=plan.diagnosis is not None) as run,
         Numerics(plan.settings.threads) as numerics,
+        Numerics(plan.settings.threads) as beside,
     ):
-        return await Coordinator(plan, run, numerics).run()
+        return await Coordinator(plan, run, numerics, beside).run()
 
 
 class Coordinator:
     """The parts of one coordinator, put together."""
 
-    def __init__(self, plan: CoordinatorPlan, run: RunDirectory, numerics: Numerics) -> None:
+    def __init__(self, plan: CoordinatorPlan, run: RunDirectory, numerics: Numerics, beside: Numerics) -> None:
         settings = plan.settings
         self._plan = plan
         self._run = run
@@ -80,6 +84,8 @@ class Coordinator:
         if planned is not None:
             planned.reach(self._timeline.time)
         roster = Roster(settings, journal.write, bool(granted_before), admission, planned)
+        self._machines, self._own = roster.likeness, Likeness(settings.portable, settings.mixed_compute)
+        self._take_up(record.get("compute", {}))
         # A supervisor that was there before gets a while to come back before its indices can go to others.
         grace = min(settings.give_up, settings.start_timeout / 4)
         roster.leases.replay(granted_before, self._timeline.now() + grace - settings.give_up)
@@ -107,7 +113,7 @@ class Coordinator:
             self._observers.event("damage", detail=sentence, round=standing.round)
         if record and record.get("sums") != RULE:
             self._observers.event("arithmetic", detail=_OTHER_SUMS, round=standing.round)
-        self._rounds = Rounds(plan, run, self._service, standing, numerics, self._observers)
+        self._rounds = Rounds(plan, run, self._service, standing, numerics, beside, self._observers, self._computed)
 
     async def run(self) -> Summary:
         """Run to the end, as ``serve`` describes it."""
@@ -127,6 +133,23 @@ class Coordinator:
         finally:
             self._service.close()
             self._service.shelf.close()
+
+    def _take_up(self, computed: Mapping[str, Any]) -> None:
+        """Go on with how the run was computed before. Raises ConfigurationError if this process computes otherwise."""
+        self._machines.restore(computed.get("machines", ()))
+        self._own.restore(computed.get("coordinator", ()))
+        host = socket.gethostname()
+        if sentence := self._own.refusal(self._plan.compute, host):
+            raise ConfigurationError(f"The coordinator's machine is not like before: {sentence}")
+        self._own.note(self._plan.compute, host)
+
+    def _computed(self) -> dict[str, Any]:
+        """How the run has been computed so far, in the form of JSON."""
+        return {
+            "coordinator": self._own.to_record(),
+            "machines": self._machines.to_record(),
+            "mixed": self._own.mixes or self._machines.mixes,
+        }
 
     def _resume(self) -> None:
         """Tell observers where the run goes on, unless it begins."""
@@ -158,7 +181,7 @@ class Coordinator:
             if not finished:
                 task.cancel()
                 await asyncio.wait({task})
-                await self._rounds.committed()
+            await self._rounds.at_rest()
         if finished:
             return task.result()
         if self._service.reception.broken.done():
@@ -191,6 +214,7 @@ class Coordinator:
             model_digest=model_digest(variables),
             perturbed=self._rounds.perturbed,
             chance=self._plan.evaluator.chance,
+            compute=self._computed(),
         )
         # Without a fleet there is nothing to summarise.
         if not isinstance(error, UnreachableError):

@@ -58,6 +58,10 @@ class Settings:
     """The largest Euclidean norm of a payload that is accepted."""
     replay: bool = False
     """Whether devices have replay buffers. Any accepted work may have changed the device's buffer."""
+    portable: bool = False
+    """Whether all processors give the same bits, and no GPU computes (``compute.portable``)."""
+    mixed_compute: bool = False
+    """Whether machines that compute differently may take part (``runtime.mixed_compute``)."""
     threads: int = 1
     """The number of threads for the coordinator's tensor work. It changes the last bits of results."""
 

@@ -141,6 +141,14 @@ class AskMachine(ABC):
         """A good contribution came from a device that is expected to send one."""
 
     @abstractmethod
+    def kept(self, device: DeviceId, now: float) -> None:
+        """A good contribution of a device in ``running`` is at an edge. Nothing is awaited of the device meanwhile."""
+
+    @abstractmethod
+    def lost(self, device: DeviceId, now: float) -> list[Action]:
+        """What was ``kept`` is lost, so the device is asked again."""
+
+    @abstractmethod
     def rejected(self, device: DeviceId, reason: str, detail: str, now: float) -> list[Action]:
         """A contribution that cannot be used came from a device that is expected to send one."""
 
@@ -163,6 +171,12 @@ class AskMachine(ABC):
     @abstractmethod
     def tick(self, now: float) -> list[Action]:
         """Time passed."""
+
+    def give_up(self, device: DeviceId, missed: Missed, now: float) -> list[Action]:
+        """Nobody waits for the device any longer, and not by plan."""
+        self.perturbed = True
+        self.given_up[device] = missed
+        return self.failed(device, now)
 
     def _settle(self, device: DeviceId, verdict: Verdict) -> None:
         assert device not in self.verdicts, f"a second outcome for device {device}"

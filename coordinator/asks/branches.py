@@ -6,6 +6,7 @@ again, as if they had not replied.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -21,6 +22,15 @@ Kept = TypeVar("Kept")
 
 
 @dataclass
+class _Asked:
+    """The devices whose sum an edge was asked for: first at the time ``first``, and last at ``last``."""
+
+    devices: tuple[int, ...]
+    first: float
+    last: float
+
+
+@dataclass
 class Branches(Generic[Kept]):
     """What edges keep for ``gather``. ``send`` sends a message on an edge's connection.
 
@@ -31,7 +41,7 @@ class Branches(Generic[Kept]):
     send: Callable[[bytes, Message], object]
     resend: float
     _kept: dict[DeviceId, tuple[bytes, Kept]] = field(default_factory=dict)
-    _asked: dict[bytes, tuple[tuple[int, ...], float]] = field(default_factory=dict)
+    _asked: dict[bytes, _Asked] = field(default_factory=dict)
 
     def welcome(self, stations: Iterable[bytes]) -> None:
         """Tell edges of the ask."""
@@ -63,10 +73,32 @@ class Branches(Generic[Kept]):
             at.setdefault(self._kept[device][0], []).append(device)
         for station, devices in at.items():
             wanted = tuple(sorted(devices)[: edge.MOST_DEVICES])
-            asked, when = self._asked.get(station, ((), 0.0))
-            if asked != wanted or now >= when + self.resend:
-                self._asked[station] = (wanted, now)
+            asked = self._asked.get(station)
+            if asked is None or asked.devices != wanted:
+                asked = self._asked[station] = _Asked(wanted, now, -math.inf)
+            if now >= asked.last + self.resend:
+                asked.last = now
                 self.send(station, edge.Sum(ask=self.gather.ask, epoch=self.gather.epoch, devices=wanted))
+
+    def overdue(self, now: float, limit: float) -> dict[DeviceId, float]:
+        """The devices whose sum was first asked for more than ``limit`` seconds ago, and for how long it is awaited.
+
+        Nothing of them is kept any more.
+        """
+        late = [station for station, asked in self._asked.items() if now - asked.first > limit]
+        waited = {
+            DeviceId(d): now - self._asked[station].first for station in late for d in self._asked[station].devices
+        }
+        for station in late:
+            del self._asked[station]
+        for device in waited:
+            self._kept.pop(device, None)
+        return waited
+
+    def stalled(self, seconds: float) -> None:
+        """So much time does not count."""
+        for asked in self._asked.values():
+            asked.first += seconds
 
     def take(
         self, station: bytes, partial: edge.Partial, running: Collection[DeviceId]
@@ -75,7 +107,7 @@ class Branches(Generic[Kept]):
 
         None if it is not the sum that was asked for last, or holds a reply that counts no more.
         """
-        asked, _ = self._asked.get(station, ((), 0.0))
+        asked = self._asked[station].devices if station in self._asked else ()
         found = {DeviceId(device) for device in partial.devices}
         if not asked or not found <= set(asked) or any(d not in running or d not in self._kept for d in found):
             return None

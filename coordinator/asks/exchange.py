@@ -4,113 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
-from fedemu.algorithms.interface import DeviceReply
 from fedemu.coordinator.asks.ask import Action, AskMachine, Give
-from fedemu.coordinator.asks.branches import Branches, packed_of
-from fedemu.coordinator.asks.holdings import Holdings
-from fedemu.coordinator.asks.payload import (
-    FILE_THRESHOLD,
-    Payload,
-    PayloadError,
-    PayloadTemplate,
-    check,
-    spill,
-)
+from fedemu.coordinator.asks.at_edges import AtEdges
+from fedemu.coordinator.asks.branches import Branches
+from fedemu.coordinator.asks.examination import counted, examined
+from fedemu.coordinator.asks.parts import AskParts, Contribution, Sink
+from fedemu.coordinator.asks.payload import FILE_THRESHOLD, PayloadError
 from fedemu.coordinator.asks.turns import Apart, Turns
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
-from fedemu.coordinator.sums.partial import PackedPartial, Partial
 from fedemu.protocol.codec import Buffer
-from fedemu.protocol.ids import AskId, DeviceId
-from fedemu.protocol.messages import (
-    BlobRef,
-    Declined,
-    Duplicate,
-    Failed,
-    Late,
-    Message,
-    Result,
-    Scheduled,
-    TensorSpec,
-    Work,
-)
-from fedemu.protocol.sharing.edge_messages import Held
-from fedemu.protocol.sharing.edge_messages import Partial as PartialMessage
+from fedemu.protocol.ids import DeviceId
+from fedemu.protocol.messages import Declined, Duplicate, Failed, Late, Message, Result, Scheduled, Work
+from fedemu.protocol.sharing.edge_messages import Held, Partial
 
 REPEATABLE = frozenset({"training", "malformed"})
 """The reasons for which a device fails in every run of the experiment. Any other failure is an accident."""
 
-Part = tuple[tuple[TensorSpec, ...], Sequence[Buffer]]
-"""The tensors that one device gets and no other, as specs and frames."""
 Send = Callable[[DeviceId, Message, Sequence[Buffer]], None]
-
-
-@dataclass(frozen=True)
-class AskParts:
-    """The parts of one ask: what all devices are given, what a single device is given, and what may come back."""
-
-    ask: AskId
-    program: str
-    task: int
-    start: float
-    deadline: float
-    durable_round: int
-    epoch: int
-    shared: tuple[BlobRef, ...]
-    by_device: Mapping[DeviceId, Part]
-    passes: float
-    processed: float
-    template: PayloadTemplate
-    keeps_state: bool
-    label_counts: int | None
-    """The number of label counts that a reply declares, None if it declares none."""
-    max_norm: float
-    spill: Path
-    holdings: Holdings | None = None
-    """What the devices' streams have brought them. None if that is not known, so that nothing is checked."""
-    measured: frozenset[str] = frozenset()
-    """The keys of shared trees and of the payload that cost no emulated traffic (``Measuring``)."""
-
-    @property
-    def charged(self) -> list[BlobRef]:
-        """The shared trees whose download costs emulated traffic."""
-        return [blob for blob in self.shared if blob.key not in self.measured]
-
-    @property
-    def upload_bytes(self) -> int:
-        """The emulated bytes of a reply."""
-        return self.template.bytes_without(self.measured)
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """One accepted reply. ``seconds`` is the real time that the device says it took. No algorithm sees it."""
-
-    reply: DeviceReply
-    payload: Payload | None
-    """None if an edge has added it to its sum."""
-    seconds: float | None
-
-
-class Sink(Protocol):
-    """Takes what is accepted, at the moment in which it is."""
-
-    def take(self, payload: Payload, examples: int) -> None:
-        """A payload, and the number of its examples."""
-        ...
-
-    def unpack(self, packed: PackedPartial) -> Partial:
-        """A sum that an edge has sent. Raises ValueError if it is not one of these payloads."""
-        ...
-
-    def merge(self, sums: Partial) -> None:
-        """What ``unpack`` has found."""
-        ...
 
 
 class Exchange:
@@ -131,7 +44,7 @@ class Exchange:
         sink: Sink | None = None,
         branches: Branches[Contribution] | None = None,
     ) -> None:
-        """``sink`` gets what is accepted. ``branches`` has what edges keep; None: they keep nothing of this ask."""
+        """``sink`` gets what is accepted. Edges keep the replies of an ask with ``sink`` and ``branches``."""
         self.parts = parts
         self.machine = machine
         self.text = str(parts.ask)
@@ -151,7 +64,9 @@ class Exchange:
         self._send = send
         self._observers = observers
         self._sink = sink
-        self._branches = branches
+        self._at_edges: AtEdges | None = None
+        if sink is not None and branches is not None:
+            self._at_edges = AtEdges(machine, branches, sink, self._accept, self._perform, self._lost, self._told)
         self._works: dict[DeviceId, Work] = {}
         self._stateless: set[DeviceId] = set()
         self._turns = Turns(apart, self._fail)
@@ -162,8 +77,8 @@ class Exchange:
         """Give the Work out."""
         for device in self.machine.terms.cohort:
             self._works[device] = self._work(device)
-        if self._branches is not None:
-            self._branches.welcome(self._roster.stations)
+        if self._at_edges is not None:
+            self._at_edges.welcome(self._roster.stations)
         self._perform(self.machine.open(now))
 
     def receive(
@@ -196,7 +111,7 @@ class Exchange:
                 self._result(device, message, frames, now)
             case Scheduled() if device in self._works:
                 self._perform(self.machine.scheduled(device, message, now))
-            case Failed() | Declined() if self.machine.pending(device):
+            case Failed() | Declined() if self.machine.pending(device) and not self._is_kept(device):
                 self._failed(device, message, now)
         self._collect(now)
 
@@ -208,64 +123,47 @@ class Exchange:
         verdict = self.machine.verdicts.get(device)
         if verdict is not None:
             self._send(device, Duplicate(ask=self.text, verdict=verdict), ())
-        elif device not in self._works or self._branches is None:
+        elif device not in self._works or self._at_edges is None:
             self._send(device, Late(ask=self.text), ())
-        elif self.machine.expects(device) and not self._branches.has(device):
+        elif self.machine.expects(device) and not self._at_edges.has(device):
             self.bytes_up += self.parts.upload_bytes
-            found = _counted(self.parts, device, message)
+            found = counted(self.parts, device, message)
             if isinstance(found, PayloadError):
                 self._judged(found, device, now)
             else:
-                self._branches.keep(device, station, found)
-                self._collect(now)
+                self._at_edges.keep(device, station, found, now)
 
     def station_joined(self, station: bytes) -> None:
         """An edge has come."""
-        if self._branches is not None:
-            self._branches.welcome([station])
+        if self._at_edges is not None:
+            self._at_edges.welcome([station])
 
     def station_left(self, station: bytes, now: float) -> None:
         """An edge is gone."""
-        if self._branches is not None:
-            branches = self._branches
-            self._turns.take(lambda: self._ask_again(branches.lose(station), now))
+        if (at_edges := self._at_edges) is not None:
+            self._turns.take(lambda: at_edges.lose(station, now))
 
-    def partial(self, station: bytes, message: PartialMessage, frames: Sequence[memoryview], now: float) -> None:
+    def partial(self, station: bytes, message: Partial, frames: Sequence[memoryview], now: float) -> None:
         """An edge has sent the sum of what it was asked for."""
-        self._turns.take(lambda: self._merged(station, message, frames, now))
+        if (at_edges := self._at_edges) is not None and message.epoch == self.parts.epoch:
+            self._turns.take(lambda: at_edges.merge(station, message, frames, now))
 
-    def _merged(self, station: bytes, message: PartialMessage, frames: Sequence[memoryview], now: float) -> None:
-        if self._branches is None or self._sink is None or message.epoch != self.parts.epoch:
-            return
-        taken = self._branches.take(station, message, self.machine.running)
-        if taken is None:
-            return
-        found, lost = taken
-        if found:
-            try:
-                if message.examples != sum(contribution.reply.examples for contribution in found.values()):
-                    raise ValueError("the examples of a sum are not those of its results")
-                sums = self._sink.unpack(packed_of(message, frames))
-            except ValueError as error:
-                self._observers.event("edge", ask=self.text, detail=f"a sum cannot be used: {error}")
-                self._ask_again([*found, *lost], now)
-                return
-            self._sink.merge(sums)
-        for device, contribution in found.items():
-            self._contributions[device] = contribution
-            self._perform(self.machine.result(device, now))
-        self._ask_again(lost, now)
+    def _is_kept(self, device: DeviceId) -> bool:
+        return self._at_edges is not None and self._at_edges.has(device)
 
     def _collect(self, now: float) -> None:
-        if self._branches is not None:
-            self._branches.collect(self.machine.running, now)
+        if self._at_edges is not None:
+            self._at_edges.collect(now)
 
-    def _ask_again(self, devices: Sequence[DeviceId], now: float) -> None:
-        """The replies of these devices are lost. Those that are connected are asked now, the others when they join."""
-        self.bytes_up -= self.parts.upload_bytes * len(devices)
-        for device in devices:
-            if device in self._roster.connected:
-                self._perform(self.machine.joined(device, now))
+    def _accept(self, device: DeviceId, contribution: Contribution, now: float) -> None:
+        self._contributions[device] = contribution
+        self._perform(self.machine.result(device, now))
+
+    def _lost(self, replies: int) -> None:
+        self.bytes_up -= self.parts.upload_bytes * replies
+
+    def _told(self, detail: str) -> None:
+        self._observers.event("edge", ask=self.text, detail=detail)
 
     def joined(self, device: DeviceId, now: float) -> None:
         """The device or its next incarnation is connected."""
@@ -277,7 +175,7 @@ class Exchange:
 
     def stalled(self, seconds: float) -> None:
         """The coordinator stood still, and read no message meanwhile."""
-        self._turns.take(lambda: self.machine.stalled(seconds))
+        self._turns.take(lambda: self._stalled(seconds))
 
     def tick(self, now: float) -> None:
         """Time passed. Unanswered messages are sent again, and devices are given up, but for none that waits here."""
@@ -312,6 +210,11 @@ class Exchange:
             if contribution.payload is not None:
                 contribution.payload.discard()
 
+    def _stalled(self, seconds: float) -> None:
+        self.machine.stalled(seconds)
+        if self._at_edges is not None:
+            self._at_edges.stalled(seconds)
+
     def _fail(self, error: Exception) -> None:
         if not self.closed.done():
             self.closed.set_exception(error)
@@ -329,7 +232,7 @@ class Exchange:
     def _judge(self, device: DeviceId, result: Result, frames: Sequence[memoryview], now: float) -> None:
         self.bytes_up += self.parts.upload_bytes
         if sum(frame.nbytes for frame in frames) <= FILE_THRESHOLD:
-            self._judged(_examined(self.parts, device, result, frames), device, now)
+            self._judged(examined(self.parts, device, result, frames), device, now)
             return
         self._heard.add(device)
 
@@ -337,7 +240,7 @@ class Exchange:
             self._heard.discard(device)
             self._judged(found, device, now)
 
-        self._turns.work(_examined, self.parts, device, result, frames, then=then)
+        self._turns.work(examined, self.parts, device, result, frames, then=then)
 
     def _judged(self, found: Contribution | PayloadError, device: DeviceId, now: float) -> None:
         if isinstance(found, Contribution):
@@ -406,46 +309,3 @@ class Exchange:
         if self.machine.end is not None and not self.closed.done():
             self.machine.check()
             self.closed.set_result(None)
-
-
-def _examined(
-    parts: AskParts, device: DeviceId, result: Result, frames: Sequence[memoryview]
-) -> Contribution | PayloadError:
-    """Check a reply, and keep its tensors. A reply that cannot be used is a PayloadError."""
-    try:
-        reply = _reply(parts, device, result)
-        check(result.tensors, frames, parts.template, parts.max_norm)
-    except PayloadError as error:
-        return error
-    return Contribution(reply, spill(parts.spill, device, result.tensors, frames), result.seconds)
-
-
-def _counted(parts: AskParts, device: DeviceId, held: Held) -> Contribution | PayloadError:
-    """The same for a reply whose tensors an edge has checked and keeps."""
-    if held.reason:
-        return PayloadError(held.reason, held.detail)
-    try:
-        return Contribution(_reply(parts, device, held), None, held.seconds)
-    except PayloadError as error:
-        return error
-
-
-def _reply(parts: AskParts, device: DeviceId, result: Result | Held) -> DeviceReply:
-    """What a script gets to know of a reply beside its tensors. Raises PayloadError if its numbers cannot be."""
-    counts = _label_counts(result, parts.label_counts)
-    if parts.holdings is not None:
-        parts.holdings.check(device, parts.task, result.examples, counts)
-    return DeviceReply(device, result.examples, result.steps, result.metrics, counts)
-
-
-def _label_counts(result: Result | Held, expected: int | None) -> tuple[int, ...] | None:
-    """The label counts of a result if the program declares some. Raises PayloadError if they do not fit.
-
-    Label counts that were not asked for are ignored.
-    """
-    if expected is None:
-        return None
-    counts = result.label_counts
-    if counts is None or len(counts) != expected or sum(counts) != result.examples:
-        raise PayloadError("label_counts", f"{expected} label counts that add up to {result.examples} were asked for")
-    return counts

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedemu.algorithms.interface import Reducer
-from fedemu.coordinator.asks.payload import Payload, Subtree, as_tensor
+from fedemu.coordinator.asks.payload import Payload
+from fedemu.coordinator.asks.tensors import Subtree, as_tensor
 from fedemu.coordinator.asks.turns import Apart
 from fedemu.coordinator.sums.leaf import Leaf
 from fedemu.coordinator.sums.partial import PackedPartial, Partial

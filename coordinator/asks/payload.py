@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from fedemu.algorithms.interface import Forest, Tree
+from fedemu.algorithms.interface import Forest
 from fedemu.coordinator.sums.leaf import Leaf, widened
 from fedemu.protocol.errors import FedemuError, ProtocolError
 from fedemu.protocol.host.files import refusal_of
+from fedemu.protocol.host.mapping import mapped
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import TensorSpec
 from fedemu.protocol.tensors import DTYPES
@@ -137,29 +137,6 @@ def spill(directory: Path, device: int, specs: tuple[TensorSpec, ...], frames: S
     return Payload(DeviceId(device), leaves, _mapped(directory, size, [(buffers[name], o) for name, _, o in places]))
 
 
-def as_tensor(array: NDArray[Any], leaf: Leaf) -> torch.Tensor:
-    """A tensor of the leaf's dtype with the array's bits, in memory of its own."""
-    tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True))
-    return tensor.view(torch.bfloat16) if leaf.dtype == "bfloat16" else tensor
-
-
-class Subtree:
-    """One device's tensors under one payload key (``interface.Handle``), valid also after the payload's ``discard``."""
-
-    def __init__(self, payload: Payload, key: str) -> None:
-        self.device = payload.device
-        prefix = f"{key}/"
-        self._parts = {
-            name.removeprefix(prefix): (array, payload.leaves[name])
-            for name, array in payload.load().items()
-            if name.startswith(prefix)
-        }
-
-    def load(self) -> Tree:
-        """The tensors by leaf name, each in memory of its own."""
-        return {name: as_tensor(array, leaf) for name, (array, leaf) in self._parts.items()}
-
-
 def _check_names(specs: tuple[TensorSpec, ...], template: PayloadTemplate) -> None:
     names = [spec.name for spec in specs]
     if len(set(names)) != len(names):
@@ -205,13 +182,12 @@ def _mapped(directory: Path, size: int, parts: Sequence[tuple[memoryview, int]])
         directory.mkdir(parents=True, exist_ok=True)
         descriptor, path = tempfile.mkstemp(dir=directory, prefix="payload-")
         try:
-            with open(descriptor, "wb", buffering=0) as file:
+            with open(descriptor, "w+b", buffering=0) as file:
                 for frame, offset in parts:
                     file.seek(offset)
                     _write_all(file.fileno(), frame.cast("B"))
                 os.ftruncate(file.fileno(), size)
-            # torch's mapping keeps no file descriptor open; numpy's keeps one for each payload.
-            return torch.from_file(path, shared=False, size=size, dtype=torch.uint8).numpy()
+                return np.frombuffer(mapped(file.fileno(), size), np.uint8)
         finally:
             os.unlink(path)
     except OSError as error:

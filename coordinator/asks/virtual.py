@@ -45,6 +45,8 @@ class VirtualAsk(AskMachine):
         """Since when each device without a connection lacks it, or since the ask was opened."""
         self._unscheduled: dict[DeviceId, _Wait] = {}
         self._running: dict[DeviceId, _Wait] = {}
+        self._kept: set[DeviceId] = set()
+        """Those of them whose results are at edges."""
         self._finish: dict[DeviceId, float] = {}
         self._drop: dict[DeviceId, Scheduled] = {}
         self._doomed: set[DeviceId] = set()
@@ -80,13 +82,25 @@ class VirtualAsk(AskMachine):
 
     def result(self, device: DeviceId, now: float) -> list[Action]:
         del self._running[device]
-        gap = now - self._progress
-        self._longest_gap = gap if self._longest_gap is None else max(gap, self._longest_gap)
-        self._progress = now
+        if device in self._kept:
+            self._kept.remove(device)
+        else:
+            self._came(now)
         self._settle(device, "accepted")
         thanks: list[Action] = [Tell(device, self._thanks)]
         # While others run, an acceptance changes nothing for them: it was expected when this device proceeded.
         return thanks if self._running else thanks + self._advance(now)
+
+    def kept(self, device: DeviceId, now: float) -> None:
+        self._kept.add(device)
+        self._came(now)
+
+    def lost(self, device: DeviceId, now: float) -> list[Action]:
+        self._kept.discard(device)
+        if device not in self._running:
+            return []
+        self._running[device] = self._wait(now, since=self._absent.get(device, now))
+        return self._remind(device) if device in self._present else []
 
     def rejected(self, device: DeviceId, reason: str, detail: str, now: float) -> list[Action]:
         del self._running[device]
@@ -101,6 +115,7 @@ class VirtualAsk(AskMachine):
         outcome does not depend on when the failure was heard. If its turn never comes, it is ``late`` or ``cancelled``.
         """
         if self._unscheduled.pop(device, None) or self._running.pop(device, None):
+            self._kept.discard(device)
             self._settle(device, "failed")
             return self._advance(now)
         if device in self._finish:
@@ -114,6 +129,8 @@ class VirtualAsk(AskMachine):
         self._present.add(device)
         self._absent.pop(device, None)
         if not self.pending(device):
+            return []
+        if device in self._kept:
             return []
         wait = self._unscheduled.get(device) or self._running.get(device)
         if wait is not None:
@@ -136,8 +153,7 @@ class VirtualAsk(AskMachine):
         return self._running.keys()
 
     def awaited(self, now: float) -> tuple[int, float, float] | None:
-        waits = (*self._unscheduled.items(), *self._running.items())
-        since = [wait.since for device, wait in waits if device not in self._present]
+        since = [wait.since for device, wait in self._waits() if device not in self._present]
         if not since:
             return None
         return len(since), now - min(since), max(0.0, max(since) + self.terms.give_up - now)
@@ -153,16 +169,25 @@ class VirtualAsk(AskMachine):
     def tick(self, now: float) -> list[Action]:
         """Give up the devices that were absent or silent for too long, and send unanswered messages again."""
         actions: list[Action] = []
-        for device, wait in [*self._unscheduled.items(), *self._running.items()]:
+        for device, wait in self._waits():
             if (missed := self._missed(device, wait, now)) is not None:
-                self.perturbed = True
-                self.given_up[device] = missed
-                actions += self.failed(device, now)
+                actions += self.give_up(device, missed, now)
             elif device in self._present and now >= wait.again:
                 wait.pause = min(2 * wait.pause, 16 * self.terms.resend)
                 wait.again = now + wait.pause
                 actions += self._remind(device)
         return actions
+
+    def _waits(self) -> list[tuple[DeviceId, _Wait]]:
+        """The devices of which something is awaited."""
+        running = [each for each in self._running.items() if each[0] not in self._kept]
+        return [*self._unscheduled.items(), *running]
+
+    def _came(self, now: float) -> None:
+        """A result has come. So long may others take."""
+        gap = now - self._progress
+        self._longest_gap = gap if self._longest_gap is None else max(gap, self._longest_gap)
+        self._progress = now
 
     def _missed(self, device: DeviceId, wait: _Wait, now: float) -> Missed | None:
         """What a device is to be given up for, None if it is not to be given up.

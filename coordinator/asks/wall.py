@@ -41,6 +41,12 @@ class WallAsk(AskMachine):
         self._settle(device, "accepted")
         return [Tell(device, self._thanks), *self._advance(now)]
 
+    def kept(self, device: DeviceId, now: float) -> None:
+        """Edges keep nothing, since the order in which results arrive decides."""
+
+    def lost(self, device: DeviceId, now: float) -> list[Action]:
+        return []
+
     def rejected(self, device: DeviceId, reason: str, detail: str, now: float) -> list[Action]:
         self._settle(device, "rejected")
         answer = Invalid(ask=str(self.terms.ask), reason=reason, detail=detail)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedemu.coordinator.edge.gathering import Gathering
+from fedemu.coordinator.edge.behind import Behind
 from fedemu.coordinator.edge.library import Library
+from fedemu.coordinator.edge.summing import Summing
 from fedemu.coordinator.fleet.admission import Admission
-from fedemu.coordinator.sums.partial import Partial
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import UP, Buffer, Decoder, Envelope, Limits
 from fedemu.protocol.errors import HandshakeFailed, ProtocolError, RefusedError, UnreachableError
@@ -20,6 +21,7 @@ from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.sharing.relay import Relay
 from fedemu.protocol.sharing.trunk import Owner, Trunk
 from fedemu.protocol.transport.interface import Bounds, Dialer, Network
+from fedemu.protocol.wording import is_milestone
 
 log = logging.getLogger(__name__)
 
@@ -73,19 +75,17 @@ class Edge:
         self._library = Library(plan.folder / "blobs", self._say, self._relay.send, self._loop.time)
         self._dealer: Owner | None = None
         self._stationed: edge.Stationed | None = None
-        self._stations: dict[bytes, None] = {}
-        """The edges below."""
-        self._devices: dict[bytes, int] = {}
-        self._gathering: Gathering | None = None
-        self._keepers: dict[int, bytes] = {}
-        """The edges below that keep the results of devices."""
-        self._awaited: dict[bytes, None] = {}
-        self._sum: edge.Sum | None = None
-        self._total: Partial | None = None
-        self._summed: list[int] = []
+        self._summing = Summing(plan.folder / "results", self._say, self._relay.send)
+        self._vouched: dict[bytes, str] = {}
+        """What edges below say of the keys of their peers."""
+        self._behind = Behind(plan.told)
+        self._away = False
+        """Whether people were told that the coordinator is gone."""
         self._began = self._heard = self._connected = self._loop.time()
         self._asked = self._beat = -math.inf
         self._barred = ""
+        self._closed: Counter[str] = Counter()
+        """The connections below that were closed, by reason."""
         self._over: asyncio.Future[str] = self._loop.create_future()
 
     @property
@@ -126,8 +126,7 @@ class Edge:
             self._relay.close()
             self._trunk.close()
             self._library.close()
-            if self._gathering is not None:
-                self._gathering.close()
+            self._summing.close()
 
     # What passes the relay.
 
@@ -136,18 +135,24 @@ class Edge:
         try:
             match tag:
                 case "hello":
-                    self._devices[peer] = UP.decode(frames).message.device
+                    self._behind.devices[peer] = UP.decode(frames).message.device
+                    self._vouch(peer)
+                case "enroll":
+                    self._vouch(peer)
+                case "vouch":
+                    self._hear_voucher(peer, Decoder(edge.Vouch).decode(frames).message)
+                    return None
                 case "need":
                     return None if self._library.answer(peer, UP.decode(frames).message) else frames
-                case "result" if self._gathering is not None:
+                case "result" if self._summing.gathers:
                     return None if self._keep(peer, Decoder(wire.Result, LARGEST).decode(frames)) else frames
-                case "held" if peer in self._devices:
-                    self._keepers[self._devices[peer]] = self._relay.hub.connection_of(peer)
+                case "held" if peer in self._behind.devices:
+                    self._summing.kept_by(self._relay.hub.connection_of(peer), self._behind.devices[peer])
                 case "station":
                     self._take_in(peer)
                     return None
                 case "partial":
-                    self._merge(peer, Decoder(edge.Partial, LARGEST).decode(frames))
+                    self._summing.merge(peer, Decoder(edge.Partial, LARGEST).decode(frames))
                     return None
         except ProtocolError:
             return frames  # who is asked above tells the peer what is wrong
@@ -157,33 +162,45 @@ class Edge:
         """Learn of the blobs that the machines below will want."""
         if tag in ("granted", "offer", "work"):
             self._library.read(tag, frames)
+        if tag == "granted":
+            self._behind.machines[peer] = None
         return frames
 
     def gone(self, peer: bytes) -> None:
         self._admission.forget(peer)
-        self._devices.pop(peer, None)
+        self._behind.forget(peer)
+        self._vouched.pop(peer, None)
         self._library.forget(peer)
-        self._stations.pop(peer, None)
-        if peer in self._awaited:
-            del self._awaited[peer]
-            self._finish_sum()
+        self._summing.leave(peer)
+
+    def _vouch(self, peer: bytes) -> None:
+        """Say whose the peer is, for what it is about to ask."""
+        key = edge.path_of(self._relay.hub.key_of(peer), self._vouched.get(peer, ""))
+        if key:
+            self._relay.send_up(peer, edge.Vouch(key=key))
+
+    def _hear_voucher(self, peer: bytes, vouch: edge.Vouch) -> None:
+        if self._relay.hub.connection_of(peer) in self._summing.stations:
+            self._vouched[peer] = vouch.key
 
     def _keep(self, peer: bytes, envelope: Envelope) -> bool:
-        result, gathering, device = envelope.message, self._gathering, self._devices.get(peer)
-        if gathering is None or device is None or not gathering.covers(result.ask, result.epoch):
+        device = self._behind.devices.get(peer)
+        held = None if device is None else self._summing.keep(device, envelope.message, envelope.frames)
+        if held is None:
             return False
-        self._relay.send_up(peer, gathering.take(device, result, envelope.frames))
+        self._relay.send_up(peer, held)
         return True
 
     def _take_in(self, peer: bytes) -> None:
         """An edge below takes its place, unless this one has none itself yet. Then it asks again."""
-        if self._stationed is None or not self._trunk.open:
+        if self._stationed is None:
+            return
+        if not self._relay.hub.may_be_edge(peer):
+            self._relay.send(peer, wire.Refused(reason=edge.NO_EDGE, detail=edge.no_edge(self._relay.hub.key_of(peer))))
             return
         self._relay.greet(peer)
-        self._stations[peer] = None
         self._relay.send(peer, self._stationed)
-        if self._gathering is not None:
-            self._relay.send(peer, self._gathering.gather)
+        self._summing.join(peer)
 
     # What comes from further up for this edge itself.
 
@@ -194,91 +211,39 @@ class Edge:
             case edge.Stationed() as stationed:
                 if self._stationed is None:
                     self._plan.told(f"an edge of {stationed.run}")
+                elif self._away:
+                    self._plan.told("the coordinator is back")
+                self._away = False
                 self._stationed, self._barred = stationed, ""
                 self._relay.watch(stationed.heartbeat_seconds, stationed.patience)
                 self._beat = now + stationed.heartbeat_seconds
                 self._library.restart()
             case edge.Gather() as gather:
-                self._gather(gather)
+                self._summing.gather(gather)
             case edge.Sum() as wanted:
-                self._begin_sum(wanted)
+                self._summing.begin(wanted)
             case wire.Blob() as blob:
                 self._library.receive(blob, envelope.frames[0])
             case wire.Refused(reason="unknown_blob"):
                 pass
             case wire.Refused(reason="unknown_peer" | "malformed"):
                 self._asked = min(self._asked, now - AGAIN_SECONDS + TICK_SECONDS)
+            case wire.Refused(reason=edge.NO_EDGE) as refused if self._stationed is None:
+                self._bar(f"the coordinator at {self._plan.up} takes no edge from here: {refused.detail}")
             case wire.Refused() as refused:
                 self._end(RefusedError(refused.reason, f"The coordinator at {self._plan.up} refused: {refused.detail}"))
             case wire.Stop() as stop:
-                for station in self._stations:
+                for station in self._summing.stations:
                     self._relay.send(station, stop)
                 if not self._over.done():
                     self._over.set_result(stop.reason)
-
-    def _gather(self, gather: edge.Gather) -> None:
-        if self._gathering is not None:
-            if self._gathering.gather == gather:
-                return
-            self._gathering.close()
-        self._gathering = Gathering(gather, self._plan.folder / "results")
-        self._keepers.clear()
-        self._sum, self._total, self._summed = None, None, []
-        self._awaited.clear()
-        for station in self._stations:
-            self._relay.send(station, gather)
-
-    def _begin_sum(self, wanted: edge.Sum) -> None:
-        """Add up what is kept here, and ask the edges below for their part."""
-        gathering = self._gathering
-        if gathering is None or not gathering.covers(wanted.ask, wanted.epoch):
-            # This life has kept nothing of that ask.
-            nothing = edge.Partial(ask=wanted.ask, epoch=wanted.epoch, devices=(), examples=0, lowest=(), tensors=())
-            self._say(nothing)
-            return
-        if wanted == self._sum and self._awaited:
-            for station in self._awaited:  # the question or the answer may have been lost
-                self._relay.send(station, self._part_of(wanted, station))
-            return
-        self._sum = wanted
-        self._total, self._summed = gathering.sum(wanted.devices)
-        elsewhere = {self._keepers[d] for d in wanted.devices if not gathering.has(d) and d in self._keepers}
-        self._awaited = dict.fromkeys(station for station in self._stations if station in elsewhere)
-        for station in self._awaited:
-            self._relay.send(station, self._part_of(wanted, station))
-        self._finish_sum()
-
-    def _part_of(self, wanted: edge.Sum, station: bytes) -> edge.Sum:
-        devices = tuple(device for device in wanted.devices if self._keepers.get(device) == station)
-        return wanted.model_copy(update={"devices": devices})
-
-    def _merge(self, station: bytes, envelope: Envelope) -> None:
-        """An edge below has sent its part of the sum."""
-        message, gathering, total, wanted = envelope.message, self._gathering, self._total, self._sum
-        if station not in self._awaited or gathering is None or total is None or wanted is None:
-            return
-        if (message.ask, message.epoch) != (wanted.ask, wanted.epoch):
-            return
-        del self._awaited[station]
-        if message.devices and {*message.devices} <= {*self._part_of(wanted, station).devices}:
-            try:
-                total.merge(gathering.heard(message, envelope.frames))
-                self._summed += message.devices
-            except ValueError as error:
-                log.warning("the sum of an edge below cannot be used: %s", error)
-        self._finish_sum()
-
-    def _finish_sum(self) -> None:
-        if self._sum is None or self._total is None or self._gathering is None or self._awaited:
-            return
-        message, frames = self._gathering.told(self._total, self._summed)
-        self._say(message, frames)
 
     # The connection further up.
 
     def _tick(self, now: float) -> None:
         self._relay.look()
         self._library.tick()
+        self._behind.look(now, len(self._summing.stations))
         if self._stationed is None and now >= self._began + self._plan.connect_seconds:
             why = f": {self._barred}" if self._barred else "; start one there, or give the right address with --connect"
             self._end(
@@ -294,6 +259,10 @@ class Edge:
                 )
             )
         elif self._stationed is not None and now >= max(self._heard, self._connected) + self._expiry:
+            if not self._away:
+                self._away = True
+                left = self._heard + self._plan.lost_seconds - now
+                self._plan.told(f"the coordinator is gone; this edge looks for it for {left:.0f} s")
             self._connect()
         elif not self._trunk.open and now >= self._asked + AGAIN_SECONDS:
             self._ask(now)
@@ -323,9 +292,14 @@ class Edge:
             self._dealer.send(message, frames)
 
     def _rejected(self, error: ProtocolError) -> None:
-        if isinstance(error, HandshakeFailed) and str(error) != self._barred:
-            self._barred = str(error)
-            self._plan.told(f"{error}; this edge goes on trying")
+        if isinstance(error, HandshakeFailed):
+            self._bar(str(error))
+
+    def _bar(self, why: str) -> None:
+        """The edge cannot take its place for a reason that people can mend."""
+        if why != self._barred:
+            self._barred = why
+            self._plan.told(f"{why}; this edge goes on trying")
 
     def _end(self, error: Exception) -> None:
         if not self._over.done():
@@ -338,16 +312,23 @@ class Edge:
         known = self._relay.knows(peer)
         payer = peer if known else self._relay.hub.connection_of(peer)
         if not self._admission.may_send(payer, size, known or payer != peer, self._loop.time()):
+            self._ended(TooMuch.reason)
             return TooMuch("This connection sends more than a run needs.")
         return None
+
+    def _ended(self, reason: str) -> None:
+        """A connection was closed. The log tells the 1st, 10th, 100th and so on: a flood must not fill the disk."""
+        self._closed[reason] += 1
+        if is_milestone(count := self._closed[reason]):
+            log.warning("a connection was closed: %s (%d so far)", reason, count)
 
     def _bounds(self) -> Bounds:
         most = self._plan.connections
         return Bounds(
             connections=most,
-            strangers=most,
+            strangers=most // 2,
             knows=lambda peer: False,  # the relay decides
-            ended=lambda reason: log.warning("a connection was closed: %s", reason),
+            ended=self._ended,
             closed=lambda peer: None,
             most_unfinished=lambda: 2**28,
         )

@@ -21,7 +21,8 @@ from fedemu.algorithms.interface import Forest, Model, Revealing, Tree
 from fedemu.algorithms.measures import forgetting
 from fedemu.algorithms.streams.plan import StreamPlan
 from fedemu.algorithms.trees import add, map_leaves, squared_norm, unflatten, without
-from fedemu.coordinator.asks.payload import Payload, as_tensor
+from fedemu.coordinator.asks.payload import Payload
+from fedemu.coordinator.asks.tensors import as_tensor
 from fedemu.coordinator.evaluation.alignment import Preferences, alignment
 from fedemu.coordinator.evaluation.evaluate import Evaluation, Evaluator, answer, mean_by, read
 from fedemu.protocol.errors import ConfigurationError

@@ -7,6 +7,7 @@ where nothing is predicted.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -128,6 +129,12 @@ class Evaluator:
     def __len__(self) -> int:
         """The number of samples."""
         return len(self._indices)
+
+    def of(self, model: Model) -> Evaluator:
+        """An evaluator of another model on the same samples, which the two share."""
+        other = copy.copy(self)
+        other._model = model
+        return other
 
     def evaluate(
         self, variables: Tree, period: int | None = None, on_all: bool = True, watch: Watch | None = None

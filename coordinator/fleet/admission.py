@@ -68,6 +68,8 @@ class Admission:
         self._keys: dict[bytes, str] = {}
         self._connections: Counter[str] = Counter()
         self._meters: dict[bytes, _Meter] = {}
+        self._owners: dict[str | int, _Meter] = {}
+        self._owned: dict[bytes, str | int] = {}
         self.largest_reply = 0
         """The bytes of the largest reply that was asked for so far."""
         self._asked_up = self._asked_down = 0.0
@@ -114,21 +116,35 @@ class Admission:
         self._most_up = max(self._most_up, SPARE_BYTES + REPEATS * up)
         self._most_down = max(self._most_down, SPARE_BYTES + REPEATS * down)
 
-    def may_send(self, peer: bytes, size: int, known: bool, now: float) -> bool:
-        """Count a message of ``size`` bytes. False if the connection has sent too many messages or bytes.
+    def recognise(self, peer: bytes, owner: str | int, now: float) -> None:
+        """A connection has shown whose it is: it counts on with what the owner's connections have used up.
+
+        ``owner`` is a lease or a device. Otherwise each new connection would begin with full buckets.
+        """
+        if self._owned.get(peer) == owner:
+            return
+        kept = self._owners.get(owner)
+        if kept is None:
+            kept = self._owners[owner] = self._meter(peer, now)
+            while len(self._owners) > MOST_METERS:
+                del self._owners[next(iter(self._owners))]
+        self._meters[peer], self._owned[peer] = kept, owner
+
+    def may_send(self, peer: bytes, size: int, known: bool, now: float, messages: float = 1.0) -> bool:
+        """Count a message of ``size`` bytes, or as many. False if the connection has sent too many messages or bytes.
 
         ``known`` says whether it has a session. Without one, only a few messages are taken.
         """
         meter = self._meter(peer, now)
         if known:
-            if meter.messages < 1 or meter.up < size:
+            if meter.messages < messages or meter.up < size:
                 return False
-            meter.messages -= 1
+            meter.messages -= messages
             meter.up -= size
             return True
-        if meter.strange < 1:
+        if meter.strange < messages:
             return False
-        meter.strange -= 1
+        meter.strange -= messages
         return True
 
     def may_get(self, peer: bytes, size: int, now: float) -> bool:
@@ -140,16 +156,24 @@ class Admission:
         return True
 
     def forget(self, peer: bytes) -> None:
-        """The connection is closed."""
+        """The connection is closed. What its owner has used up is kept, unless it is little."""
         self.unseat(peer)
-        self._meters.pop(peer, None)
+        meter, owner = self._meters.pop(peer, None), self._owned.pop(peer, None)
+        if meter is not None and owner is not None and self._owners.get(owner) is meter and self._is_full(meter):
+            del self._owners[owner]
+
+    def _is_full(self, meter: _Meter) -> bool:
+        """Whether a connection has used up so little that another one may as well begin anew."""
+        return meter.messages > self._burst / 2 and meter.up > self._most_up / 2 and meter.down > self._most_down / 2
 
     def _meter(self, peer: bytes, now: float) -> _Meter:
         """The meter of a connection, with what it has earned until now."""
         meter = self._meters.get(peer)
         if meter is None:
             if len(self._meters) >= MOST_METERS:
-                del self._meters[next(iter(self._meters))]
+                forgotten = next(iter(self._meters))
+                del self._meters[forgotten]
+                self._owned.pop(forgotten, None)
             meter = self._meters[peer] = _Meter(
                 now,
                 STRANGERS_BURST,

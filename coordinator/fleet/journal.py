@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.files import make_durable, wait_for_disk
 
 
 class LeaseJournal:
@@ -23,12 +24,14 @@ class LeaseJournal:
 
     def write(self, entry: Mapping[str, Any]) -> None:
         """Append one change, in the form of JSON."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(entry).encode()
+        make_durable(self._path.parent)
+        text, is_new = json.dumps(entry).encode(), not self._path.exists()
         with self._path.open("ab") as file:
             file.write(b"%b %08x\n" % (text, zlib.crc32(text)))
             file.flush()
             os.fsync(file.fileno())
+        if is_new:
+            wait_for_disk(self._path.parent)
 
     def entries(self) -> Iterator[dict[str, Any]]:
         """The changes that were written before. A last line that is not whole is removed from the file.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,10 +135,13 @@ class Leases:
         """The connected supervisors of these devices, each once."""
         return {peer: None for device in devices if (peer := self.holder(device)) is not None}
 
-    def held(self) -> NDArray[np.bool_]:
-        """Whether the supervisor of each device is connected."""
-        here = np.array([*(lease is not None and lease.peer is not None for lease in self._numbered), False])
-        return here[self._holder]
+    def held(self, among: Container[str] | None = None) -> NDArray[np.bool_]:
+        """Whether the supervisor of each device is connected. ``among`` are the tokens of the leases that count."""
+        here = [
+            lease is not None and lease.peer is not None and (among is None or lease.token in among)
+            for lease in self._numbered
+        ]
+        return np.array([*here, False])[self._holder]
 
     def leave(self, peer: bytes, now: float) -> None:
         """The supervisor is gone. Its lease waits for it."""

@@ -13,6 +13,7 @@ import numpy as np
 from fedemu.coordinator.fleet.admission import Admission
 from fedemu.coordinator.fleet.columns import Columns, Mask
 from fedemu.coordinator.fleet.leases import Lease, Leases
+from fedemu.coordinator.fleet.likeness import Likeness
 from fedemu.coordinator.fleet.online_times import AnnouncedTimes
 from fedemu.coordinator.fleet.planned_times import PlannedTimes
 from fedemu.coordinator.settings import Settings
@@ -49,8 +50,11 @@ class Roster:
         self.columns = Columns(settings.devices)
         self.announced = AnnouncedTimes(settings.devices)
         self.planned = planned
+        self.likeness = Likeness(settings.portable, settings.mixed_compute)
         self.connected: dict[DeviceId, bytes] = {}
         """The peers of the devices that have a session."""
+        self._waking: set[str] = set()
+        """The leases whose machines have woken a device, so that they can wake others."""
         self._resumed = resumed
         self._virtual = settings.clock == "virtual"
         self.connection_of: Callable[[bytes], bytes] = lambda peer: peer
@@ -74,6 +78,10 @@ class Roster:
         """Whether the peer has a session."""
         return peer in self._liveness or peer in self._carriers
 
+    def has_place(self, peer: bytes) -> bool:
+        """Whether the peer has a session that the run gave it. An edge has one as soon as somebody behind it has."""
+        return self.knows(peer) and (peer not in self.stations or peer in self._carried)
+
     def heard(self, peer: bytes, now: float) -> bool:
         """A message came from the peer. False if it has no session, so that it has to enrol or say Hello first."""
         connection = self._carriers.get(peer, peer)
@@ -92,6 +100,7 @@ class Roster:
                 self.admission.unseat(peer)
             raise
         self._begin(peer, now)
+        self.admission.recognise(peer, lease.token, now)
         if self.planned is not None:
             for start, stop in lease.ranges:  # whoever can wake them is back
                 self.columns.lost[start:stop] = False
@@ -130,7 +139,9 @@ class Roster:
         self.columns.incarnation[device], self.columns.lost[device] = hello.incarnation, False
         self.connected[device] = peer
         self._by_peer[peer] = device
+        self._waking.add(hello.lease)
         self._begin(peer, now)
+        self.admission.recognise(peer, device, now)
         return Seated(device, replaced, anew=True)
 
     def device_of(self, peer: bytes) -> DeviceId | None:
@@ -153,6 +164,12 @@ class Roster:
         peer = self.connected.pop(device)
         del self._by_peer[peer]
         return peer
+
+    def was_told_to_rest(self, peer: bytes) -> bool:
+        """Whether a peer has a session, and is neither a device nor a supervisor nor an edge any more."""
+        return self.knows(peer) and not (
+            peer in self._by_peer or peer in self.stations or self.leases.of_peer(peer) is not None
+        )
 
     def leave(self, peer: bytes, now: float) -> DeviceId | None:
         """The session of one peer is over. Returns the device whose session this was, None if there is none."""
@@ -205,21 +222,29 @@ class Roster:
         """The devices that have to come before the run can go on.
 
         Under the virtual clock every device has to announce its on-line times. Where these are planned, it is enough
-        that its supervisor is there. Under the wall clock every device has to come once. After an absence of the
+        that its supervisor is there, and has woken one of ``heralds`` before: a machine that starts may have data to
+        decode before it can. Under the wall clock every device has to come once. After an absence of the
         coordinator, a device that is off-line by its plan need not know of the absence, so it is enough that its
         supervisor is back.
         """
         if self.planned is not None:
-            return [DeviceId(device) for device in np.flatnonzero(~self.leases.held()).tolist()]
+            return [DeviceId(device) for device in np.flatnonzero(~self.leases.held(self._waking)).tolist()]
         return [device for device in map(DeviceId, range(len(self.columns))) if self.is_missing(device)]
 
     def is_missing(self, device: DeviceId) -> bool:
         """Whether a device is among ``missing``."""
         if self.planned is not None:
-            return not self.leases.holder_present(device)
+            peer = self.leases.holder(device)
+            lease = None if peer is None else self.leases.of_peer(peer)
+            return lease is None or lease.token not in self._waking
         if self._virtual:
             return self.announced.of(device) is None
         return self.columns.incarnation[device] < 0 and not (self._resumed and self.leases.holder_present(device))
+
+    def heralds(self) -> list[DeviceId]:
+        """The first device of each lease whose supervisor is there and has not woken any device yet."""
+        leases = [lease for peer in self.leases.peers if (lease := self.leases.of_peer(peer)) is not None]
+        return [DeviceId(lease.ranges[0][0]) for lease in leases if lease.token not in self._waking]
 
     def reachable(self) -> int:
         """The number of devices that can be asked now: the connected ones, or those that somebody can wake."""

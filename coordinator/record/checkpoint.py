@@ -27,7 +27,7 @@ from fedemu.algorithms.interface import Tree
 from fedemu.coordinator.record.outline import put_together, taken_apart
 from fedemu.coordinator.record.records import DamagedError, read_record, record_name, recorded_rounds, write_record
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import PARTIAL, named_failure, write_whole
+from fedemu.protocol.host.files import PARTIAL, make_durable, named_failure, write_whole
 from fedemu.protocol.ids import digest_of
 
 S = TypeVar("S")
@@ -73,7 +73,7 @@ def save(directory: Path, round: int, state: Any, record: dict[str, Any]) -> Non
     tensors: dict[str, Tensor] = {}
     outline = taken_apart(state, tensors)
     with named_failure(directory):
-        directory.mkdir(parents=True, exist_ok=True)
+        make_durable(directory)
     # No durable record names this file, so saving a round again never harms the checkpoint that is there.
     name = next(name for n in range(1 << 30) if not (directory / (name := f"state-{round}.{n}.safetensors")).exists())
     content = serialize(tensors)

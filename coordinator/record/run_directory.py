@@ -27,7 +27,7 @@ from fedemu.coordinator.record.json_lines import is_object, plain, to_line
 from fedemu.coordinator.record.row import Row, read_rows
 from fedemu.coordinator.record.summary import Summary
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import named_failure, refusal_of, write_whole
+from fedemu.protocol.host.files import make_durable, named_failure, refusal_of, wait_for_disk, write_whole
 from fedemu.protocol.ids import digest_of_file
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def claim_folder(path: Path) -> None:
     if path.exists() or path.is_symlink():
         _require_empty(path)
     with _usable(path):
-        path.mkdir(parents=True, exist_ok=True)
+        make_durable(path)
         _locked(path).close()
 
 
@@ -89,6 +89,8 @@ class RunDirectory:
                 for log in ("metrics", "events", "asks", *(["diagnosis"] if diagnosed else []))
             }
             self._sums = {log: _sum_of(path / f"{log}.jsonl", None) for log in self._logs}
+            self.checkpoint.mkdir(exist_ok=True)
+            wait_for_disk(path)  # a checkpoint is worth nothing if the names around it are lost
 
     def metrics(self, row: Row) -> None:
         """Append one round's row."""
@@ -120,11 +122,11 @@ class RunDirectory:
         """The rows that ``metrics.jsonl`` holds now, those before a resume included."""
         return read_rows(self.path)
 
-    def cursor(self) -> dict[str, dict[str, Any]]:
-        """The size of each log in ``bytes``, and its ``sha256``. A round's checkpoint keeps them."""
+    def cursor(self, *logs: str) -> dict[str, dict[str, Any]]:
+        """The size of each log in ``bytes``, and its ``sha256``. A round's checkpoint keeps them. Default: all logs."""
         return {
-            log: {"bytes": os.fstat(file.fileno()).st_size, "sha256": self._sums[log].hexdigest()}
-            for log, file in self._logs.items()
+            log: {"bytes": os.fstat(self._logs[log].fileno()).st_size, "sha256": self._sums[log].hexdigest()}
+            for log in logs or self._logs
         }
 
     def flush(self) -> None:

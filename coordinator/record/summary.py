@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +16,7 @@ import numpy as np
 from fedemu.algorithms.measures import continual
 from fedemu.algorithms.measures.forgetting import Floats, forgetting
 from fedemu.coordinator.record.row import COLUMNS, Row
+from fedemu.protocol.host.hardware import graphics, processor
 from fedemu.protocol.messages import OUTCOMES
 
 RunOutcome = Literal["completed", "diverged", "quorum", "interrupted", "failed"]
@@ -46,30 +45,16 @@ def machine() -> dict[str, Any]:
     With NVIDIA's driver also ``gpus``, their models, ``driver``, its version, and ``cuda``, the version that torch has.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
+    found = {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "processor": _processor(),
+        "processor": processor().get("model name") or platform.processor() or platform.machine(),
         "cores": cores,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        **graphics(Path("/proc/driver/nvidia")),
     }
-
-
-def graphics(folder: Path) -> dict[str, Any]:
-    """The GPUs of this machine, as the kernel tells them in NVIDIA's ``folder``. Empty without its driver."""
-    try:
-        version = (folder / "version").read_text(encoding="utf-8", errors="replace")
-        told = [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob("gpus/*/information")]
-    except OSError:
-        return {}
-    models = re.findall(r"^Model:\s*(.+?)\s*$", "\n".join(told), re.MULTILINE)
-    driver = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", version)
-    torch = sys.modules.get("torch")
-    return {
-        "gpus": sorted(models),
-        "driver": driver[1] if driver else "unknown",
-        "cuda": getattr(getattr(torch, "version", None), "cuda", None),
-    }
+    if gpus := graphics():
+        torch = sys.modules.get("torch")
+        found |= {**gpus, "cuda": getattr(getattr(torch, "version", None), "cuda", None)}
+    return found
 
 
 @dataclass(frozen=True)
@@ -78,7 +63,9 @@ class Summary:
 
     ``last_accuracy`` is the mean of the last 100 rounds, None if there are fewer. ``rounds`` counts finished rounds,
     ``totals`` has the sums over the rounds of the columns ``TOTALS``, ``periods`` is the result of
-    ``summarize_periods``. ``ended`` is the date and the time at the end, in UTC.
+    ``summarize_periods``. ``ended`` is the date and the time at the end, in UTC. ``compute`` says how the run was
+    computed: by the ``coordinator`` and by the ``machines`` of the fleet, each with all its ways, and whether it was
+    ``mixed``, with several ways.
     """
 
     name: str
@@ -99,6 +86,7 @@ class Summary:
     periods: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=versions)
     machine: Mapping[str, Any] = field(default_factory=machine)
+    compute: Mapping[str, Any] = field(default_factory=dict)
     ended: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
 
@@ -113,6 +101,7 @@ def summarize(
     chance: float | None = None,
     virtual_time: float | None = None,
     wall_time: float | None = None,
+    compute: Mapping[str, Any] | None = None,
 ) -> Summary:
     """The summary of a run with these rows; its times are those of the last row unless they are given."""
     accuracies = [row.accuracy for row in rows if row.accuracy is not None]
@@ -134,6 +123,7 @@ def summarize(
         seed=seed,
         chance_accuracy=chance,
         periods=summarize_periods(rows),
+        compute=compute or {},
     )
 
 
@@ -188,11 +178,3 @@ def _known(values: Sequence[float | None]) -> Floats:
 def _array(rows: Sequence[Row], column: str) -> Floats:
     """A column as an array ``[rows, ...]``; NaN where nothing was measured."""
     return np.array([getattr(row, column) for row in rows], dtype=np.float64)
-
-
-def _processor() -> str:
-    if sys.platform == "linux":
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

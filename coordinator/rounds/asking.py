@@ -21,9 +21,10 @@ from fedemu.algorithms.interface import (
 )
 from fedemu.coordinator.asks.ask import AskMachine, Terms
 from fedemu.coordinator.asks.branches import Branches
-from fedemu.coordinator.asks.exchange import AskParts, Contribution, Exchange
+from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.asks.folding import Folding
 from fedemu.coordinator.asks.holdings import Holdings
+from fedemu.coordinator.asks.parts import AskParts, Contribution
 from fedemu.coordinator.asks.payload import PayloadTemplate
 from fedemu.coordinator.asks.virtual import VirtualAsk
 from fedemu.coordinator.asks.wall import WallAsk

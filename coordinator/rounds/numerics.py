@@ -1,4 +1,4 @@
-"""The thread in which a coordinator computes, so that its event loop hears the fleet meanwhile."""
+"""A thread in which a coordinator computes, so that its event loop hears the fleet meanwhile."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedemu.algorithms.interface import Context
 from fedemu.algorithms.measures.forgetting import accuracy_lost, prediction_consistency
-from fedemu.coordinator.asks.exchange import Contribution
+from fedemu.coordinator.asks.parts import Contribution
 from fedemu.coordinator.evaluation.diagnosis import RoundDiagnosis
 from fedemu.coordinator.evaluation.evaluate import Evaluation
 from fedemu.coordinator.record.row import Row
@@ -33,6 +33,16 @@ _EVALUATED = (
 """The columns of a row that are fields of an ``Evaluation``."""
 
 
+@dataclass(frozen=True)
+class Ending:
+    """The end of a round: the experiment's time, the run's real time, and the bytes sent and received in the round."""
+
+    time: float
+    spent: float
+    bytes_down: int
+    bytes_up: int
+
+
 @dataclass
 class Tally:
     """The sums over all asks and attempts of one round.
@@ -41,6 +51,7 @@ class Tally:
     received by then. ``metrics`` are sums over ``measured`` accepted replies. Three fields are real times in seconds:
     ``server_seconds`` is the time of server jobs, ``waited`` the time of waiting for devices, and ``device_seconds``
     the time that the accepted replies of each device took, as the device says. A device that does not say it is absent.
+    ``end`` closes the tally.
     """
 
     began: float = 0.0
@@ -63,6 +74,8 @@ class Tally:
     measured: Counter[str] = field(default_factory=Counter)
     diagnosis: RoundDiagnosis | None = None
     """The diagnosis of the attempt under way. None if the round is not to be diagnosed."""
+    ending: Ending | None = None
+    """None until the round has ended."""
 
     def count(self, contribution: Contribution) -> None:
         """Add an accepted reply."""
@@ -73,11 +86,14 @@ class Tally:
             device = contribution.reply.device
             self.device_seconds[device] = self.device_seconds.get(device, 0.0) + contribution.seconds
 
+    def end(self, timeline: Timeline, wire: tuple[int, int]) -> None:
+        """The round ends now. ``wire`` are the bytes that the coordinator has sent and received so far."""
+        down, up = wire
+        self.ending = Ending(timeline.time, timeline.spent, down - self.wire[0], up - self.wire[1])
+
     def row(
         self,
         context: Context,
-        timeline: Timeline,
-        wire: tuple[int, int],
         *,
         evaluation: Evaluation | None = None,
         before: Sequence[float] | None = None,
@@ -85,25 +101,26 @@ class Tally:
         diagnosis: Mapping[str, Any] | None = None,
         remarks: Mapping[str, Any] | None = None,
     ) -> Row:
-        """The row of the round, which ends now.
+        """The row of the round, which has ended.
 
-        ``wire`` are the bytes that the coordinator has sent and received so far. ``before`` is the class accuracy of
-        the evaluation before this one, ``untrained`` the initial model's accuracy by period, ``diagnosis`` the round's
-        line of ``diagnosis.jsonl``, ``remarks`` what the algorithm says of the round.
+        ``before`` is the class accuracy of the evaluation before this one, ``untrained`` the initial model's accuracy
+        by period, ``diagnosis`` the round's line of ``diagnosis.jsonl``, ``remarks`` what the algorithm says of the
+        round.
         """
         lost = consistency = None
         if evaluation is not None and evaluation.class_accuracy and before is not None:
             lost = float(accuracy_lost(before, evaluation.class_accuracy))
             consistency = prediction_consistency(before, evaluation.class_accuracy)
         found = diagnosis or {}
-        seconds = timeline.spent - self.began
+        assert self.ending is not None, "a round that goes on has no row"
+        seconds = self.ending.spent - self.began
         devices = self.device_seconds.values()
         counts: dict[str, Any] = {outcome: self.outcomes[outcome] for outcome in OUTCOMES}
         return Row(
             round=context.round,
             task=context.task,
-            virtual_time=timeline.time,
-            wall_time=timeline.spent,
+            virtual_time=self.ending.time,
+            wall_time=self.ending.spent,
             **{column: getattr(evaluation, column, None) for column in _EVALUATED},
             class_accuracy=(evaluation and evaluation.class_accuracy) or None,
             untrained_period_accuracy=None if untrained is None else tuple(untrained),
@@ -127,6 +144,6 @@ class Tally:
             server_seconds=self.server_seconds,
             coordinator_seconds=seconds - self.waited,
             device_seconds=statistics.fmean(devices) if devices else None,
-            wire_bytes_down=wire[0] - self.wire[0],
-            wire_bytes_up=wire[1] - self.wire[1],
+            wire_bytes_down=self.ending.bytes_down,
+            wire_bytes_up=self.ending.bytes_up,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 
 from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.fleet.roster import Roster
@@ -30,15 +30,18 @@ class Bedtime:
     def opened(self, exchange: Exchange, now: float) -> None:
         """An ask is open: wake its devices."""
         self._woken = now
+        self.wake(device for device in exchange.machine.terms.cohort if exchange.machine.pending(device))
+
+    def wake(self, devices: Iterable[DeviceId]) -> None:
+        """Have those of the devices woken that sleep, if their supervisors are there."""
         absent: dict[bytes, list[DeviceId]] = defaultdict(list)
-        for device in exchange.machine.terms.cohort:
-            if device not in self._roster.connected and exchange.machine.pending(device):
-                holder = self._roster.leases.holder(device)
-                if holder is not None:
-                    absent[holder].append(device)
-        for holder, devices in absent.items():
-            for start in range(0, len(devices), MOST_DEVICES):
-                self._send(holder, Wake(devices=tuple(devices[start : start + MOST_DEVICES])))
+        for device in devices:
+            holder = self._roster.leases.holder(device)
+            if device not in self._roster.connected and holder is not None:
+                absent[holder].append(device)
+        for holder, some in absent.items():
+            for start in range(0, len(some), MOST_DEVICES):
+                self._send(holder, Wake(devices=tuple(some[start : start + MOST_DEVICES])))
 
     def look(self, exchange: Exchange | None, untold: Container[DeviceId], now: float) -> None:
         """To be called a few times a second. The outcomes of ``untold`` devices have not been sent yet."""

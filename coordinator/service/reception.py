@@ -27,6 +27,7 @@ from fedemu.protocol.errors import BlobError, KeyRevoked, ProtocolError, Refused
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Message
 from fedemu.protocol.sharing import edge_messages as edge
+from fedemu.protocol.sharing.hub import FRAMES_OF_A_MESSAGE
 from fedemu.protocol.wording import is_milestone
 
 AboutAsk = wire.Scheduled | wire.Result | edge.Held | wire.Failed | wire.Declined
@@ -70,6 +71,7 @@ class Reception:
         send: Callable[[bytes, Message, Sequence[Buffer]], object],
         key_of: Callable[[bytes], str] = lambda peer: "",
         cut: Callable[[bytes], None] = lambda peer: None,
+        may_be_edge: Callable[[bytes], bool] = lambda peer: True,
     ) -> None:
         self.roster = roster
         self.shelf = shelf
@@ -88,6 +90,8 @@ class Reception:
         self.stopping: wire.Stop | None = None
         self.changed = asyncio.Event()
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._purse = secrets.token_bytes(16)
+        """Without keys, edges behind which nobody has a place count together: anybody may call himself an edge."""
         self._excessive: OrderedDict[bytes, None] = OrderedDict()
         self._settings = settings
         self._observers = observers
@@ -95,6 +99,9 @@ class Reception:
         self._send = send
         self._key_of = key_of
         self._cut = cut
+        self._may_be_edge = may_be_edge
+        self._vouched: dict[bytes, str] = {}
+        """The keys of channels behind edges, as these say."""
         self._ended: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
 
@@ -114,15 +121,28 @@ class Reception:
 
     def screen(self, peer: bytes, frames: Sequence[Buffer]) -> ProtocolError | None:
         """An error for a message beyond what its connection may send, or for a long one of a peer without session."""
-        known = self.roster.knows(peer)
+        known = self.roster.has_place(peer)
         size = len(frames[0]) if len(frames) == 1 else sum(map(len, frames))
         # What a channel says before it has a session counts for its connection, which could open others without end.
         payer = peer if known else self.roster.connection_of(peer)
-        if not self.roster.admission.may_send(payer, size, known or payer != peer, self.timeline.now()):
-            return TooMuch("This connection sends more than a run needs.")
+        messages = 1 + (len(frames) - 1) / FRAMES_OF_A_MESSAGE
+        if (stopped := self.charge(payer, size, messages, shared=payer != peer)) is not None:
+            return stopped
         if known or (len(frames) == 1 and size <= STRANGERS_BYTES):
             return None
         return UnknownPeer("This connection is not known, and its message is long; enrol, or say Hello, first.")
+
+    def charge(self, connection: bytes, size: int, messages: float, shared: bool = True) -> ProtocolError | None:
+        """Count what came on a connection. An error if that is more than it may send.
+
+        ``shared`` says that it came in a bundle.
+        """
+        known = self.roster.has_place(connection)
+        if shared and not known and connection in self.roster.stations:
+            connection, known = self._key_of(connection).encode() or self._purse, True
+        if self.roster.admission.may_send(connection, size, known, self.timeline.now(), messages):
+            return None
+        return TooMuch("This connection sends more than a run needs.")
 
     def rejected(self, peer: bytes, error: ProtocolError) -> None:
         """Refuse a message that could not be decoded, or was not. A peer whose key was revoked has left."""
@@ -163,6 +183,7 @@ class Reception:
 
     def over(self, peer: bytes) -> None:
         """A channel was closed, or a connection that has channels."""
+        self._vouched.pop(peer, None)
         if self.roster.knows(peer):
             self._leave(peer, "closed", self.timeline.now())
 
@@ -180,6 +201,9 @@ class Reception:
                 self._hello(peer, message, now)
             case edge.Station():
                 self._station(peer, message, now)
+            case edge.Vouch():
+                if self.roster.connection_of(peer) in self.roster.stations:
+                    self._vouched[peer] = message.key
             case _ if not known:
                 raise RefusedError("unknown_peer", "This connection is not known; enrol, or say Hello, first.")
             case wire.Heartbeat():
@@ -193,12 +217,15 @@ class Reception:
                     self._too_much(peer)
             case wire.Presence():
                 self._presence(peer, message)
-            case wire.Bye(reason=wire.ASLEEP) if self.roster.device_of(peer) is None:
-                self.roster.leave_all(peer, now)  # it was told to, so this is no event
+            case wire.Bye(reason=wire.ASLEEP) if self.roster.was_told_to_rest(peer):
+                self.roster.leave(peer, now)  # so this is no event
             case wire.Bye():
                 if message.reason == wire.UNABLE:
                     self._unable(peer, message.detail)
-                self._leave(peer, "leave", now, reason=message.reason)
+                if message.reason == wire.REVOKED:
+                    self._leave(peer, "revoked", now, awaited=False)
+                else:
+                    self._leave(peer, "leave", now, reason=message.reason)
             case edge.Held():
                 self._about_ask(peer, message, (), now)
             case edge.Partial():
@@ -233,7 +260,10 @@ class Reception:
 
     def _enroll(self, peer: bytes, message: wire.Enroll, now: float) -> None:
         before = self.roster.leases.of_peer(peer)
-        key = self._key_of(peer)
+        key = self._owner(peer)
+        likeness = self.roster.likeness
+        if sentence := likeness.refusal(message.compute, message.host):
+            raise RefusedError("compute", sentence)
         lease = self.roster.enroll(peer, message.count, message.lease, message.host, now, key)
         self._send(peer, self._granted(lease=lease.token, ranges=lease.ranges), ())
         if lease is not before:
@@ -242,12 +272,16 @@ class Reception:
                 self.perturbed = True
                 self._observers.event("own_states_lost", devices=lost)
             self._observers.event("enroll", host=lease.host, devices=len(lease))
+            if difference := likeness.note(message.compute, message.host):
+                self._observers.event("mixed_compute", host=message.host, detail=difference)
             self.changed.set()
 
     def _station(self, peer: bytes, message: edge.Station, now: float) -> None:
         settings = self._settings
         if self.roster.connection_of(peer) != peer:
             raise RefusedError("malformed", "An edge takes its place on a connection, and not on a channel of one.")
+        if not self._may_be_edge(peer):
+            raise RefusedError(edge.NO_EDGE, edge.no_edge(self._key_of(peer)))
         anew = self.roster.station(peer, message.host, now, self._key_of(peer))
         stationed = edge.Stationed(
             run=settings.run, heartbeat_seconds=settings.heartbeat_seconds, patience=settings.patience
@@ -259,7 +293,7 @@ class Reception:
                 self.exchange.station_joined(peer)
 
     def _hello(self, peer: bytes, message: wire.Hello, now: float) -> None:
-        seated = self.roster.hello(peer, message, now, self._key_of(peer))
+        seated = self.roster.hello(peer, message, now, self._owner(peer))
         device, settings = seated.device, self._settings
         if seated.replaced is not None and seated.replaced != peer:
             detail = f"Incarnation {message.incarnation} has taken the place of device {device}."
@@ -321,12 +355,11 @@ class Reception:
 
     def _revoked(self, peer: bytes, now: float) -> None:
         if self.roster.knows(peer):
-            # Nobody waits for it, so others may have its places at once.
-            for each, device in self.roster.leave_all(peer, -math.inf):
-                self._gone(each, device, "revoked", now)
+            self._leave(peer, "revoked", now, awaited=False)
 
-    def _leave(self, peer: bytes, event: str, now: float, **fields: Any) -> None:
-        for each, device in self.roster.leave_all(peer, now):
+    def _leave(self, peer: bytes, event: str, now: float, awaited: bool = True, **fields: Any) -> None:
+        """The peer has left. If it is not ``awaited``, others may have its places at once."""
+        for each, device in self.roster.leave_all(peer, now if awaited else -math.inf):
             self._gone(each, device, event, now, **fields)
 
     def _gone(self, peer: bytes, device: DeviceId | None, event: str, now: float, **fields: Any) -> None:
@@ -337,6 +370,10 @@ class Reception:
         if device is not None and self.exchange is not None:
             self.exchange.left(device, now)
         self.changed.set()
+
+    def _owner(self, peer: bytes) -> str:
+        """The key to which leases of this peer belong, with those of the edges before it."""
+        return edge.path_of(self._key_of(peer), self._vouched.get(peer, ""))
 
     def _device(self, peer: bytes) -> DeviceId:
         device = self.roster.device_of(peer)

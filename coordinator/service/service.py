@@ -73,7 +73,7 @@ class Service:
         self.shelf = shelf
         self.timeline = timeline
         self.reception = Reception(
-            settings, roster, shelf, timeline, observers, granted, self.send, self._key_of, self._cut
+            settings, roster, shelf, timeline, observers, granted, self.send, self._key_of, self._cut, self._may_be_edge
         )
         self._settings = settings
         self._observers = observers
@@ -109,6 +109,8 @@ class Service:
             loop=asyncio.get_running_loop(),
             channels=2 * self._settings.devices + SPARE_STRANGERS,
             over=reception.over,
+            shares=self.roster.knows,
+            charge=reception.charge,
         )
         self.roster.connection_of = self._hub.connection_of
         self.roster.admission.asked(0, self.shelf.kept_bytes)
@@ -179,7 +181,10 @@ class Service:
         return Absence(devices, connected, left, then) if devices and waited > moment else None
 
     async def gather(self) -> bool:
-        """Wait for the whole fleet, ``start_timeout`` at most. Returns whether it came."""
+        """Wait for the whole fleet, ``start_timeout`` at most. Returns whether it came.
+
+        Of a fleet that sleeps each machine has to wake a device.
+        """
         settings = self._settings
         missing, roster = self.roster.missing, self.roster
         return await self._announced(
@@ -282,6 +287,8 @@ class Service:
                 extend = wire.Extend(until=self.reception.horizon)
                 for device in left:
                     self.tell(device, extend)
+                if self._bedtime is not None:
+                    self._bedtime.wake(self.roster.heralds())
                 pause = min(self._settings.heartbeat_seconds, end + self._stalls - self.timeline.now())
                 if pause <= 0:
                     return False
@@ -303,7 +310,7 @@ class Service:
         return Bounds(
             connections=most,
             strangers=min(2 * self._settings.devices + SPARE_STRANGERS, most // 2),
-            knows=self.roster.knows,
+            knows=self.roster.has_place,
             ended=self.reception.ended,
             closed=admission.forget,
             most_unfinished=lambda: SPARE_UNFINISHED + 4 * admission.largest_reply,
@@ -311,6 +318,9 @@ class Service:
 
     def _key_of(self, peer: bytes) -> str:
         return "" if self._hub is None else self._hub.key_of(peer)
+
+    def _may_be_edge(self, peer: bytes) -> bool:
+        return self._hub is None or self._hub.may_be_edge(peer)
 
     def _cut(self, peer: bytes) -> None:
         if self._hub is not None:

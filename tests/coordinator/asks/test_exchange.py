@@ -13,8 +13,9 @@ import pytest
 
 from fedemu.algorithms.interface import total
 from fedemu.coordinator.asks.ask import Terms
-from fedemu.coordinator.asks.exchange import AskParts, Exchange
+from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.asks.folding import Folding
+from fedemu.coordinator.asks.parts import AskParts
 from fedemu.coordinator.asks.payload import FILE_THRESHOLD, PayloadTemplate
 from fedemu.coordinator.asks.wall import WallAsk
 from fedemu.coordinator.fleet.roster import Roster

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fedemu.coordinator.asks import payload as payload_module
-from fedemu.coordinator.asks.payload import PayloadError, PayloadTemplate, Subtree, check, spill
+from fedemu.coordinator.asks.payload import PayloadError, PayloadTemplate, check, spill
+from fedemu.coordinator.asks.tensors import Subtree
 from fedemu.protocol.errors import FedemuError, ProtocolError
 from fedemu.protocol.messages import TensorSpec
 

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from fedemu.algorithms.interface import Reducer
-from fedemu.coordinator.asks.branches import Branches, packed_of
+from fedemu.coordinator.asks.branches import packed_of
+from fedemu.coordinator.edge.behind import Behind
 from fedemu.coordinator.edge.edge import Edge, EdgePlan
 from fedemu.coordinator.sums.leaf import Leaf
 from fedemu.coordinator.sums.partial import Partial
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN, Envelope, Limits
-from fedemu.protocol.ids import DeviceId, digest_of
+from fedemu.protocol.ids import digest_of
 from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.sharing.hub import Hub
 from fedemu.protocol.tensors import pack
@@ -230,46 +231,21 @@ async def test_edges_behind_edges_send_their_sums_through_them(network: Any) -> 
     assert value(partial, frames) == [3.0, 4.0]
 
 
-def branches() -> tuple[Branches[str], list[tuple[bytes, Any]]]:
-    sent: list[tuple[bytes, Any]] = []
-    return Branches(GATHER, lambda peer, message: sent.append((peer, message)), 2.0), sent
-
-
-def partial(*devices: int) -> edge.Partial:
-    return edge.Partial(ask="1.0.0", epoch=7, devices=devices, examples=1, lowest=(), tensors=())
-
-
-def test_sums_are_asked_for_when_nobody_else_is_awaited() -> None:
-    kept, sent = branches()
-    running = [DeviceId(0), DeviceId(1), DeviceId(2)]
-    kept.keep(DeviceId(0), b"a", "zero")
-    kept.keep(DeviceId(1), b"b", "one")
-    kept.collect(running, 0.0)
-    assert sent == []
-    kept.collect(running[:2], 0.0)
-    assert [(peer, message.devices) for peer, message in sent] == [(b"a", (0,)), (b"b", (1,))]
-    kept.collect(running[:2], 1.0)
-    assert len(sent) == 2
-    kept.collect(running[:2], 2.5)
-    assert len(sent) == 4, "the question may have been lost"
-
-
-def test_a_sum_that_lacks_devices_costs_asking_these_again() -> None:
-    kept, _ = branches()
-    running = [DeviceId(0), DeviceId(1)]
-    for device in running:
-        kept.keep(device, b"a", str(device))
-    kept.collect(running, 0.0)
-    assert kept.take(b"b", partial(0), running) is None, "another edge was not asked"
-    assert kept.take(b"a", partial(0), [DeviceId(1)]) is None, "it holds a reply that counts no more"
-    assert kept.take(b"a", partial(0), running) == ({0: "0"}, [1])
-    assert not kept.has(DeviceId(1))
-    assert kept.take(b"a", partial(0), running) is None, "it has come before"
-
-
-def test_the_replies_of_an_edge_that_is_gone_are_lost() -> None:
-    kept, _ = branches()
-    kept.keep(DeviceId(0), b"a", "zero")
-    kept.keep(DeviceId(1), b"b", "one")
-    assert kept.lose(b"a") == [0]
-    assert kept.has(DeviceId(1))
+def test_people_are_told_who_is_behind_an_edge_when_the_numbers_have_come_to_rest() -> None:
+    told: list[str] = []
+    behind = Behind(told.append)
+    behind.machines[b"m"] = None
+    for number in range(1500):
+        behind.devices[bytes([number >> 8, number & 255])] = number
+        behind.look(number / 1000, 0)
+    assert told == []
+    behind.devices[b"its next life"] = 7
+    behind.look(3.5, 0)
+    behind.look(9.0, 0)
+    behind.forget(b"m")
+    behind.look(10.0, 1)
+    behind.look(12.0, 1)
+    assert told == [
+        "behind this edge: 1 machine, 1,500 devices",
+        "behind this edge: 0 machines, 1,500 devices, 1 edge",
+    ]

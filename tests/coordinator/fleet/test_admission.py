@@ -128,3 +128,29 @@ def test_without_keys_there_are_no_quotas() -> None:
     roster = a_roster(Quotas(devices=1, connections=1))
     assert len(roster.enroll(b"a", 3, None, "", 0.0)) == 3
     assert len(roster.enroll(b"b", 3, None, "", 0.0)) == 3
+
+
+def test_a_new_connection_of_the_same_device_counts_on() -> None:
+    admission = Admission(10, Quotas(messages_per_second=100.0))
+    admission.recognise(b"a", 3, 0.0)
+    assert sent(admission, b"a", 2000, 0.0) == 1040
+    admission.forget(b"a")
+    assert sent(admission, b"b", 2000, 0.0) == 1040, "nobody knows yet whose it is"
+    admission.recognise(b"b", 3, 1.0)
+    assert sent(admission, b"b", 2000, 1.0) == 100
+    admission.recognise(b"c", 4, 1.0)
+    assert sent(admission, b"c", 2000, 1.0) == 1040, "it belongs to another device"
+
+
+def test_what_an_owner_has_used_up_is_forgotten_when_it_is_little() -> None:
+    admission = Admission(10)
+    for device in range(10):
+        admission.recognise(bytes([device]), device, 0.0)
+        sent(admission, bytes([device]), 20, 0.0)
+        admission.forget(bytes([device]))
+    assert not admission._owners
+
+
+def test_a_message_may_count_as_several() -> None:
+    admission = Admission(10, Quotas(messages_per_second=100.0))
+    assert sum(admission.may_send(b"a", 10, True, 0.0, messages=65.0) for _ in range(100)) == 1040 // 65

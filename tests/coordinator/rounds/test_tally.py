@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedemu.algorithms.interface import Context, DeviceReply
-from fedemu.coordinator.asks.exchange import Contribution
+from fedemu.coordinator.asks.parts import Contribution
 from fedemu.coordinator.asks.payload import Payload
 from fedemu.coordinator.evaluation.evaluate import Evaluation
 from fedemu.coordinator.plan import CoordinatorPlan
@@ -33,7 +33,8 @@ def row_of(tally: Tally, **known: Any) -> Row:
     """The row of a round that began after 1 s and ends after 5.5 s, in which 30 bytes were sent and 7 received."""
     context = Context(round=3, task=1, seed=0, classes=2)
     clock = iter([0.0, *[4.5] * 9])
-    return tally.row(context, Timeline("virtual", 60.0, 1.0, lambda: next(clock)), (130, 27), **known)
+    tally.end(Timeline("virtual", 60.0, 1.0, lambda: next(clock)), (130, 27))
+    return tally.row(context, **known)
 
 
 def test_a_devices_replies_add_up_and_the_mean_is_over_devices_that_told() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedemu.coordinator.fleet.admission import STRANGERS_BURST
+from fedemu.coordinator.fleet.admission import BURST_SECONDS, STRANGERS_BURST, Quotas
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.run import Run
@@ -18,6 +18,8 @@ from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.service.shelf import Shelf
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN
+from fedemu.protocol.sharing.bundle import Bundle
+from fedemu.protocol.sharing.edge_messages import Station
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 
@@ -201,3 +203,36 @@ async def test_large_chunks_of_blobs_are_read_apart_from_the_event_loop(
     assert fleet.blobs[wanted] == plan.experiment
     await running
     assert (readers[2**20], readers[64]) == ("blobs", "MainThread")
+
+
+EMPTY_BUNDLE = Bundle(channels=(), frames=())
+STRANGE_CLOSINGS = Bundle(channels=(), frames=(), closed=(7,) * 6_000)
+WRONG_BUNDLE = Bundle(channels=(1,), frames=(8,))
+
+
+@pytest.mark.parametrize("flood", [wire.Heartbeat(), EMPTY_BUNDLE, STRANGE_CLOSINGS, WRONG_BUNDLE])
+async def test_an_edge_without_devices_may_send_no_more_than_a_stranger(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until, flood: wire.Message
+) -> None:
+    fleet = make_fleet(2)
+    quotas = Quotas(messages_per_second=20.0)
+    plan = make_plan(devices=2, per_round=2, over_selection=1.0, rounds=2, quotas=quotas)
+    edge = fleet.network.connect(fleet.address, DOWN, lambda envelope: None, lambda error: None)
+    edge.send(Station())
+    for _ in range(STRANGERS_BURST + 20 * BURST_SECONDS + 100):
+        edge.send(flood)
+    running = asyncio.create_task(play(plan))
+    summary, left = await running
+    assert (summary.outcome, summary.perturbed) == ("completed", False)
+    assert [event["reason"] for event in left.named("connections_closed")] == ["too_much"]
+
+
+async def test_a_supervisor_that_says_it_sleeps_has_left(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play, until: Until
+) -> None:
+    fleet = make_fleet(2)
+    running = asyncio.create_task(play(make_plan(devices=2, per_round=2, over_selection=1.0, rounds=3)))
+    await until(lambda: fleet.granted is not None)
+    fleet.supervisor.send(wire.Bye(reason=wire.ASLEEP))
+    _, left = await running
+    assert {"event": "leave", "device": None, "reason": "asleep"}.items() <= left.named("leave")[0].items()

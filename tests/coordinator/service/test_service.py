@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fedemu.coordinator.fleet.online_times import OnlineTimes
+from fedemu.coordinator.fleet.planned_times import PlannedTimes
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Absence, Observers
 from fedemu.coordinator.plan import CoordinatorPlan
@@ -23,7 +24,7 @@ from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.ids import DeviceId
-from fedemu.protocol.messages import Granted
+from fedemu.protocol.messages import Granted, Hello, Wake
 from fedemu.protocol.transport.memory import MemoryNetwork
 
 Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
@@ -102,3 +103,28 @@ async def test_a_wait_for_the_fleet_is_told_with_the_time_that_is_left(tmp_path:
     gathering.cancel()
     await asyncio.wait({gathering})
     assert service.absence(START + 20.5) == (None if connected else Absence(3, 0)), "nobody waits any more"
+
+
+async def test_a_fleet_that_sleeps_is_complete_when_each_machine_has_woken_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(run="test", seed=1, rounds=4, devices=4, per_round=2, start_timeout=60.0)
+    roster, granted = Roster(settings, planned=PlannedTimes(4, None)), Granted
+    sent: list[tuple[bytes, Any]] = []
+    monkeypatch.setattr(Service, "send", lambda self, peer, message, frames=(): sent.append((peer, message)))
+    service = Service(settings, roster, Shelf(BlobStore(tmp_path)), Timeline("virtual"), Observers(), granted)
+    lease = {peer: roster.enroll(peer, 2, None, "", 0.0).token for peer in (b"north", b"south")}
+    gathering = asyncio.create_task(service.gather())
+    await asyncio.sleep(0)
+    assert sent == [(b"north", Wake(devices=(0,))), (b"south", Wake(devices=(2,)))]
+    roster.hello(b"0", Hello(device=0, incarnation=1, lease=lease[b"north"]), 0.0)
+    assert roster.missing() == [2, 3], "nobody knows whether the other machine can wake its devices"
+    assert roster.heralds() == [2]
+    service.reception.changed.set()
+    await asyncio.sleep(0)
+    assert not gathering.done()
+    roster.rest(DeviceId(0))
+    roster.hello(b"2", Hello(device=2, incarnation=1, lease=lease[b"south"]), 0.0)
+    service.reception.changed.set()
+    assert await gathering
+    assert len(sent) == 2

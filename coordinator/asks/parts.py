@@ -1,0 +1,82 @@
+"""The parts of one ask: what devices are given, what may come back, and what is accepted of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from fedemu.algorithms.interface import DeviceReply
+from fedemu.coordinator.asks.holdings import Holdings
+from fedemu.coordinator.asks.payload import Payload, PayloadTemplate
+from fedemu.coordinator.sums.partial import PackedPartial, Partial
+from fedemu.protocol.codec import Buffer
+from fedemu.protocol.ids import AskId, DeviceId
+from fedemu.protocol.messages import BlobRef, TensorSpec
+
+Part = tuple[tuple[TensorSpec, ...], Sequence[Buffer]]
+"""The tensors that one device gets and no other, as specs and frames."""
+
+
+@dataclass(frozen=True)
+class AskParts:
+    """The parts of one ask: what all devices are given, what a single device is given, and what may come back."""
+
+    ask: AskId
+    program: str
+    task: int
+    start: float
+    deadline: float
+    durable_round: int
+    epoch: int
+    shared: tuple[BlobRef, ...]
+    by_device: Mapping[DeviceId, Part]
+    passes: float
+    processed: float
+    template: PayloadTemplate
+    keeps_state: bool
+    label_counts: int | None
+    """The number of label counts that a reply declares, None if it declares none."""
+    max_norm: float
+    spill: Path
+    holdings: Holdings | None = None
+    """What the devices' streams have brought them. None if that is not known, so that nothing is checked."""
+    measured: frozenset[str] = frozenset()
+    """The keys of shared trees and of the payload that cost no emulated traffic (``Measuring``)."""
+
+    @property
+    def charged(self) -> list[BlobRef]:
+        """The shared trees whose download costs emulated traffic."""
+        return [blob for blob in self.shared if blob.key not in self.measured]
+
+    @property
+    def upload_bytes(self) -> int:
+        """The emulated bytes of a reply."""
+        return self.template.bytes_without(self.measured)
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One accepted reply. ``seconds`` is the real time that the device says it took. No algorithm sees it."""
+
+    reply: DeviceReply
+    payload: Payload | None
+    """None if an edge has added it to its sum."""
+    seconds: float | None
+
+
+class Sink(Protocol):
+    """Takes what is accepted, at the moment in which it is."""
+
+    def take(self, payload: Payload, examples: int) -> None:
+        """A payload, and the number of its examples."""
+        ...
+
+    def unpack(self, packed: PackedPartial) -> Partial:
+        """A sum that an edge has sent. Raises ValueError if it is not one of these payloads."""
+        ...
+
+    def merge(self, sums: Partial) -> None:
+        """What ``unpack`` has found."""
+        ...

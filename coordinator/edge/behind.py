@@ -1,0 +1,41 @@
+"""Who is behind an edge, and when people are told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+QUIET_SECONDS = 2.0
+"""People are told how many there are when the numbers have not changed for so long."""
+
+
+class Behind:
+    """The machines and devices behind an edge, by their peers. ``told`` gets a sentence when their number changed."""
+
+    def __init__(self, told: Callable[[str], None]) -> None:
+        self.devices: dict[bytes, int] = {}
+        self.machines: dict[bytes, None] = {}
+        self._told = told
+        self._said = self._seen = (0, 0, 0)
+        self._since = 0.0
+
+    def forget(self, peer: bytes) -> None:
+        """The peer has gone."""
+        self.devices.pop(peer, None)
+        self.machines.pop(peer, None)
+
+    def look(self, now: float, edges: int) -> None:
+        """Tell of a change that has lasted for a while. There are so many ``edges`` behind this one."""
+        seen = (len(self.machines), len({*self.devices.values()}), edges)
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        elif seen != self._said and now >= self._since + QUIET_SECONDS:
+            self._said = seen
+            machines, devices, edges = seen
+            parts = [_counted(machines, "machine"), _counted(devices, "device")]
+            if edges:
+                parts.append(_counted(edges, "edge"))
+            self._told(f"behind this edge: {', '.join(parts)}")
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

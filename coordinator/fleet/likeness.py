@@ -1,0 +1,93 @@
+"""Whether machines compute alike: only then does a run give the same bits, whichever machine computes what.
+
+The first machine of a run sets the way. Whoever sends no ``Compute``, such as a foreign device, is not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from fedemu.protocol.messages import Compute
+
+_VERSIONS: Final = ("fedemu", "torch", "numpy")
+_PROCESSOR: Final = ("processor", "instructions")
+_GPU: Final = ("gpus", "cuda", "driver")
+
+
+class Way(NamedTuple):
+    """A way to compute, and the name of the first machine that has it."""
+
+    host: str
+    compute: Compute
+
+
+@dataclass
+class Likeness:
+    """The ways in which the machines of a run compute, in the order in which they came.
+
+    ``portable`` says that the run has the same bits on all processors, and uses no GPU. ``mixed`` allows several ways.
+    """
+
+    portable: bool = False
+    mixed: bool = False
+    ways: list[Way] = field(default_factory=list)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether results depend on which machine computed what."""
+        return len(self.ways) > 1 or any(self.difference(way.compute) for way in self.ways)
+
+    def refusal(self, compute: Compute | None, host: str) -> str:
+        """Why the machine ``host`` may not take part, and what to do; empty if it may."""
+        if self.mixed or compute is None or not (difference := self.difference(compute)):
+            return ""
+        first = self.ways[0].host if self.ways else "the others"
+        return (
+            f"{host or 'it'} would compute otherwise than {first} does in this run: {difference}; use machines that "
+            "are alike, or compute.portable = true in a new run if only processors differ, or allow it with "
+            "--set runtime.mixed_compute=true where the coordinator is started."
+        )
+
+    def note(self, compute: Compute | None, host: str) -> str:
+        """Remember a machine that takes part. Returns in what it differs from the first, empty if in nothing."""
+        if compute is None:
+            return ""
+        difference = self.difference(compute)
+        if all(_differences(compute, way.compute, self.portable) for way in self.ways):
+            self.ways.append(Way(host, compute))
+        return difference
+
+    def difference(self, compute: Compute) -> str:
+        """In what a machine computes otherwise than the first, in words; empty if in nothing."""
+        if len(compute.gpus) > 1 and not self.portable:
+            return f"its GPUs are of several models ({', '.join(compute.gpus)})"
+        return ", ".join(_differences(compute, self.ways[0].compute, self.portable)) if self.ways else ""
+
+    def to_record(self) -> list[dict[str, Any]]:
+        """The ways in the form of JSON, each with its ``host``."""
+        return [{"host": way.host, **way.compute.model_dump(mode="json")} for way in self.ways]
+
+    def restore(self, record: Iterable[Mapping[str, Any]]) -> None:
+        """Take what ``to_record`` gave."""
+        for entry in record:
+            facts = {name: tuple(fact) if isinstance(fact, list) else fact for name, fact in entry.items()}
+            self.ways.append(Way(str(facts.pop("host")), Compute.model_validate(facts)))
+
+
+def _differences(one: Compute, other: Compute, portable: bool) -> list[str]:
+    """What ``one`` has and what ``other`` has instead, for each fact that changes results."""
+    compared = list(_VERSIONS)
+    if not portable:
+        compared += ["device", *(_GPU if "cuda" in (one.device, other.device) else _PROCESSOR)]
+    found = []
+    for name in compared:
+        here, there = _shown(getattr(one, name)), _shown(getattr(other, name))
+        if here != there:
+            found.append(f"{name} {here} instead of {there}")
+    return found
+
+
+def _shown(fact: str | tuple[str, ...]) -> str:
+    return (fact if isinstance(fact, str) else ", ".join(fact)) or "unknown"

@@ -1,0 +1,195 @@
+"""What edges keep of an ask: which sums are asked for, and what their coming and their absence mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedemu.algorithms.interface import DeviceReply, Reducer
+from fedemu.coordinator.asks.ask import Give, Tell, Terms
+from fedemu.coordinator.asks.at_edges import AtEdges
+from fedemu.coordinator.asks.branches import Branches
+from fedemu.coordinator.asks.parts import Contribution
+from fedemu.coordinator.asks.virtual import VirtualAsk
+from fedemu.coordinator.sums.leaf import Leaf
+from fedemu.coordinator.sums.partial import Partial
+from fedemu.protocol.ids import AskId, DeviceId
+from fedemu.protocol.messages import Scheduled, TensorSpec
+from fedemu.protocol.sharing import edge_messages as edge
+from fedemu.protocol.tensors import pack
+
+ASK = AskId(1, 0, 0)
+GATHER = edge.Gather(
+    ask="1.0.0",
+    epoch=7,
+    leaves=(TensorSpec(name="delta/w", dtype="float32", shape=(2,)),),
+    reducers=(("delta", "total", "delta"),),
+    max_norm=100.0,
+)
+REDUCERS = {"delta": Reducer("total")}
+LEAVES = {"delta/w": Leaf("float32", (2,))}
+
+
+def branches() -> tuple[Branches[str], list[tuple[bytes, Any]]]:
+    sent: list[tuple[bytes, Any]] = []
+    return Branches(GATHER, lambda peer, message: sent.append((peer, message)), 2.0), sent
+
+
+def partial(*devices: int) -> edge.Partial:
+    return edge.Partial(ask="1.0.0", epoch=7, devices=devices, examples=1, lowest=(), tensors=())
+
+
+def test_sums_are_asked_for_when_nobody_else_is_awaited() -> None:
+    kept, sent = branches()
+    running = [DeviceId(0), DeviceId(1), DeviceId(2)]
+    kept.keep(DeviceId(0), b"a", "zero")
+    kept.keep(DeviceId(1), b"b", "one")
+    kept.collect(running, 0.0)
+    assert sent == []
+    kept.collect(running[:2], 0.0)
+    assert [(peer, message.devices) for peer, message in sent] == [(b"a", (0,)), (b"b", (1,))]
+    kept.collect(running[:2], 1.0)
+    assert len(sent) == 2
+    kept.collect(running[:2], 2.5)
+    assert len(sent) == 4, "the question may have been lost"
+
+
+def test_a_sum_that_lacks_devices_costs_asking_these_again() -> None:
+    kept, _ = branches()
+    running = [DeviceId(0), DeviceId(1)]
+    for device in running:
+        kept.keep(device, b"a", str(device))
+    kept.collect(running, 0.0)
+    assert kept.take(b"b", partial(0), running) is None, "another edge was not asked"
+    assert kept.take(b"a", partial(0), [DeviceId(1)]) is None, "it holds a reply that counts no more"
+    assert kept.take(b"a", partial(0), running) == ({0: "0"}, [1])
+    assert not kept.has(DeviceId(1))
+    assert kept.take(b"a", partial(0), running) is None, "it has come before"
+
+
+def test_the_replies_of_an_edge_that_is_gone_are_lost() -> None:
+    kept, _ = branches()
+    kept.keep(DeviceId(0), b"a", "zero")
+    kept.keep(DeviceId(1), b"b", "one")
+    assert kept.lose(b"a") == [0]
+    assert kept.has(DeviceId(1))
+
+
+class Sums:
+    """A sink that adds up what edges send."""
+
+    def __init__(self) -> None:
+        self.total = Partial(REDUCERS, LEAVES)
+        self.merge = self.total.merge
+
+    def take(self, payload: Any, examples: int) -> None: ...
+
+    def unpack(self, packed: Any) -> Partial:
+        return self.total.unpack(packed)
+
+
+class Play:
+    """An ask of two devices behind the edges ``a`` and ``b``, which may both proceed."""
+
+    def __init__(self, answer_timeout: float = 600.0) -> None:
+        devices = (DeviceId(0), DeviceId(1))
+        terms = Terms(ASK, devices, 2, start=0.0, deadline=100.0, give_up=60.0, answer_timeout=answer_timeout)
+        self.machine = VirtualAsk(terms, devices)
+        self.machine.open(0.0)
+        for device in devices:
+            self.machine.scheduled(device, Scheduled(ask="1.0.0", event="finish", at=10.0), 0.0)
+        self.sums, self.done, self.told = Sums(), list[Any](), list[Any]()
+        self.asked: list[tuple[bytes, Any]] = []
+        branches = Branches[Contribution](GATHER, lambda peer, message: self.asked.append((peer, message)), 2.0)
+        self.edges = AtEdges(
+            self.machine, branches, self.sums, self.accept, self.done.extend, lambda count: None, self.told.append
+        )
+
+    def accept(self, device: DeviceId, contribution: Contribution, now: float) -> None:
+        self.done += self.machine.result(device, now)
+
+    def keep(self, device: int, station: bytes, now: float) -> None:
+        reply = DeviceReply(DeviceId(device), 3, 1, {}, None)
+        self.edges.keep(DeviceId(device), station, Contribution(reply, None, None), now)
+
+    def send_sum(self, station: bytes, values: list[float], *devices: int, examples: int | None = None) -> None:
+        part = Partial(REDUCERS, LEAVES)
+        part.fold([{"delta/w": np.array(values, np.float32)}], [3])
+        packed = part.pack()
+        specs, frames = pack({name: leaf.digits for name, leaf in packed.sums.items()})
+        lowest = tuple(packed.sums[spec.name].lowest for spec in specs)
+        told = 3 * len(devices) if examples is None else examples
+        message = edge.Partial(ask="1.0.0", epoch=7, devices=devices, examples=told, lowest=lowest, tensors=specs)
+        self.edges.merge(station, message, frames, 1.0)
+
+    def given(self) -> list[int]:
+        return [action.device for action in self.done if isinstance(action, Give)]
+
+
+def test_a_reply_at_an_edge_is_accepted_when_its_sum_has_come() -> None:
+    play = Play()
+    play.keep(0, b"a", 0.0)
+    play.keep(1, b"b", 0.0)
+    assert [peer for peer, _ in play.asked] == [b"a", b"b"]
+    play.send_sum(b"b", [1.0, 2.0], 1)
+    assert play.machine.verdicts == {1: "accepted"}
+    play.send_sum(b"a", [4.0, 8.0], 0)
+    assert play.machine.end == 10.0
+    assert [action.message.type for action in play.done if isinstance(action, Tell)] == ["accepted", "accepted"]
+    assert play.sums.total.finish()["delta"]["w"].tolist() == [5.0, 10.0]
+
+
+def test_the_devices_of_an_edge_that_is_gone_are_asked_again_and_those_of_others_are_not() -> None:
+    play = Play()
+    play.keep(0, b"a", 0.0)
+    play.keep(1, b"b", 0.0)
+    play.edges.lose(b"a", 1.0)
+    assert play.given() == [0]
+    play.keep(0, b"b", 2.0)
+    assert [(peer, message.devices) for peer, message in play.asked[2:]] == [(b"b", (0, 1))]
+
+
+def test_a_sum_with_other_examples_than_its_replies_is_not_used() -> None:
+    play = Play()
+    play.keep(0, b"a", 0.0)
+    play.keep(1, b"a", 0.0)
+    play.send_sum(b"a", [1.0, 1.0], 0, 1, examples=7)
+    assert play.told == ["a sum cannot be used: the examples of a sum are not those of its results"]
+    assert (play.machine.verdicts, play.given()) == ({}, [0, 1])
+
+
+def test_nothing_is_awaited_of_a_device_whose_reply_is_at_an_edge() -> None:
+    play = Play()
+    play.keep(0, b"a", 30.0)
+    play.machine.left(DeviceId(0), 31.0)
+    assert play.machine.awaited(40.0) is None, "it is not missed while it is away"
+    for now in range(31, 151):
+        actions = play.machine.tick(float(now))
+        assert all(action.device == 1 for action in actions), "nor reminded"
+    assert play.machine.joined(DeviceId(0), 150.0) == [], "nor asked again when it is back"
+    play.machine.tick(151.0)
+    assert [*play.machine.given_up] == [1], "the other one may take four times the 30 s that the first one took"
+
+
+def test_a_reply_that_was_lost_while_its_device_is_away_is_awaited_again() -> None:
+    play = Play()
+    play.keep(0, b"a", 0.0)
+    play.machine.left(DeviceId(0), 1.0)
+    play.edges.lose(b"a", 50.0)
+    assert play.given() == []
+    assert play.machine.joined(DeviceId(0), 51.0) == [Give(DeviceId(0)), Tell(DeviceId(0), play.machine._proceed)]
+
+
+def test_an_edge_that_never_sends_its_sum_costs_its_devices_their_replies() -> None:
+    play = Play(answer_timeout=120.0)
+    play.keep(0, b"a", 0.0)
+    play.keep(1, b"b", 0.0)
+    play.send_sum(b"b", [1.0, 2.0], 1)
+    play.edges.stalled(50.0)
+    play.edges.collect(170.0)
+    assert not play.machine.given_up
+    play.edges.collect(171.0)
+    assert play.machine.given_up == {0: ("is behind an edge that sent no sum", 121.0, "fleet.answer_timeout")}
+    assert play.machine.verdicts == {1: "accepted", 0: "failed"}
+    assert play.machine.perturbed

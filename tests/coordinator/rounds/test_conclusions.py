@@ -1,0 +1,147 @@
+"""A round is evaluated and made durable beside the next one, and no accident at that time changes the run."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedemu.algorithms.interface import Tree
+from fedemu.coordinator.evaluation.evaluate import Evaluation
+from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.record import checkpoint
+from fedemu.coordinator.record.json_lines import read_lines
+from fedemu.coordinator.record.records import read_record, recorded_rounds
+from fedemu.coordinator.record.run import Run, read_run
+from fedemu.coordinator.record.summary import Summary
+from fedemu.coordinator.serve import serve
+from fedemu.protocol.errors import FedemuError, QuorumError
+from fedemu.protocol.transport.memory import MemoryNetwork
+
+MakePlan = Callable[..., CoordinatorPlan]
+MakeFleet = Callable[..., Any]
+Play = Callable[[CoordinatorPlan], Awaitable[tuple[Summary, Run]]]
+PATIENCE = 30.0
+"""Real seconds after which a test that waits for another thread gives up."""
+
+
+class Slow:
+    """An evaluator that takes until ``ready`` says that it may end. It then gives an accuracy of a half."""
+
+    chance: float | None = None
+
+    def __init__(self, ready: Callable[[int], bool]) -> None:
+        self.evaluations = 0
+        self._ready = ready
+
+    def evaluate(self, variables: Tree, period: int | None = None, on_all: bool = True) -> Evaluation:
+        self.evaluations += 1
+        pause = threading.Event()
+        for _ in range(int(PATIENCE / 0.005)):
+            if self._ready(self.evaluations):
+                return Evaluation(0.5, 1.0, (0.5, 0.5), (1.0, 1.0))
+            pause.wait(0.005)
+        raise AssertionError("the next round did not come so far while this one was evaluated")
+
+
+def asks(directory: Path) -> list[str]:
+    """The asks that are over."""
+    return [line["ask"] for line in read_lines(directory / "asks.jsonl")]
+
+
+async def test_devices_work_for_the_next_round_while_a_round_is_evaluated(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet()
+    plan = make_plan("plain")
+    plain, _ = await play(plan)
+    fleet = make_fleet()
+    beside = Slow(lambda round: round == 4 or any(ask.startswith(f"{round + 1}.") for _, ask in fleet.trained))
+    summary, left = await play(make_plan(evaluator=beside))
+    assert beside.evaluations == 4
+    assert [row.round for row in left.rows] == [1, 2, 3, 4]
+    assert summary.model_digest == plain.model_digest
+
+
+async def test_only_one_round_is_concluded_at_a_time(make_plan: MakePlan, make_fleet: MakeFleet, play: Play) -> None:
+    make_fleet()
+    under_way, most = 0, 0
+    counting = threading.Lock()
+
+    class Counting(Slow):
+        def evaluate(self, *arguments: Any) -> Evaluation:
+            nonlocal under_way, most
+            with counting:
+                under_way += 1
+                most = max(most, under_way)
+            try:
+                return super().evaluate(*arguments)
+            finally:
+                with counting:
+                    under_way -= 1
+
+    plan = make_plan()
+    await play(make_plan(evaluator=Counting(lambda round: len(asks(plan.directory)) > min(round, 3))))
+    assert most == 1
+
+
+async def test_a_run_that_is_resumed_forgets_what_the_next_round_had_logged_before_the_checkpoint(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    make_fleet()
+    plain, _ = await play(make_plan("plain"))
+    fleet = make_fleet()
+    folder = make_plan().directory
+
+    def broken_in_the_second_round(round: int) -> bool:
+        if round == 2:
+            raise RuntimeError("an evaluation that fails")
+        return len(asks(folder)) == 2
+
+    with pytest.raises(RuntimeError, match="an evaluation that fails"):
+        await serve(make_plan(evaluator=Slow(broken_in_the_second_round)))
+    # The second ask was over before the checkpoint of the first round, which does not know of it.
+    assert recorded_rounds(folder / "checkpoint") == [1]
+    first = (folder / "asks.jsonl").read_bytes().splitlines(keepends=True)[0]
+    cursor = read_record(folder / "checkpoint", 1)["record"]["cursor"]
+    assert cursor["asks"]["bytes"] == len(first)
+    assert cursor["metrics"]["bytes"] == (folder / "metrics.jsonl").stat().st_size
+    network = MemoryNetwork()
+    make_fleet(network=network, lease=fleet.granted.lease)
+    summary, left = await play(make_plan(network=network))
+    assert summary.model_digest == plain.model_digest
+    assert [row.round for row in left.rows] == [1, 2, 3, 4]
+    assert asks(folder) == asks(folder.with_name("plain"))
+
+
+async def test_a_disk_that_refuses_a_checkpoint_ends_the_run_though_the_next_round_waits_for_devices(
+    make_plan: MakePlan, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(directory: Path, round: int, *rest: Any) -> None:
+        raise FedemuError(f"{directory} cannot be written: the disk is full; make room there")
+
+    fleet = make_fleet(script=lambda index, work: {"reply": "good" if work.ask.startswith("1.") else "silent"})
+    monkeypatch.setattr(checkpoint, "save", refuse)
+    with pytest.raises(FedemuError, match="the disk is full"):
+        await asyncio.wait_for(serve(make_plan()), PATIENCE)
+    assert {ask for _, ask in fleet.trained} == {"1.0.0"}
+
+
+async def test_a_round_without_a_quorum_ends_the_run_after_the_round_before_is_durable(
+    make_plan: MakePlan, make_fleet: MakeFleet
+) -> None:
+    fleet = make_fleet(
+        script=lambda index, work: {"after": 10.0, "reply": "good" if work.ask.startswith("1.") else "failed"}
+    )
+    beside = Slow(lambda round: any(ask.startswith("2.2.") for _, ask in fleet.trained))
+    plan = make_plan(evaluator=beside)
+    with pytest.raises(QuorumError):
+        await serve(plan)
+    left = read_run(plan.directory)
+    assert recorded_rounds(plan.directory / "checkpoint") == [1]
+    assert left.summary is not None
+    assert (left.summary["outcome"], left.summary["rounds"]) == ("quorum", 1)
