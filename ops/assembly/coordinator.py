@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from fedemu.coordinator.evaluation.evaluate import Evaluator
 from fedemu.coordinator.fleet.planned_times import PlannedTimes
 from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.plan import CoordinatorPlan
-from fedemu.coordinator.settings import Settings, ceil_share
+from fedemu.coordinator.settings import Settings
 from fedemu.device.compute.environment import hold_to_portable
 from fedemu.ops.assembly.agreement import common
 from fedemu.ops.assembly.behaviours import intervals
@@ -28,8 +29,6 @@ from fedemu.ops.experiment import Always, Experiment
 from fedemu.protocol.blobs.tree_file import encode_tree
 from fedemu.protocol.transport.interface import Network
 
-MOST_HEARTBEATS = 500
-"""Heartbeats per second of the whole fleet. A larger fleet beats less often, to leave room for other messages."""
 VERDICT_DELAY = 1.0
 """Real seconds for which an outcome may wait for the device's next work. A foreign device may wait for it, too."""
 
@@ -62,7 +61,8 @@ def assemble(
         settings=settings_of(experiment, stream),
         algorithm=parts.algorithm,
         variables=parts.variables,
-        evaluator=evaluator,
+        # A round is evaluated while the next one computes, and a model may keep something while it is applied.
+        evaluator=evaluator.of(copy.deepcopy(model)),
         experiment=sent.to_bytes(),
         partition=encode_tree(stream.to_arrays()),
         data=common(corpus.digest, frozen),
@@ -91,8 +91,7 @@ def _say(text: str) -> None:
 def settings_of(experiment: Experiment, stream: StreamPlan) -> Settings:
     """The settings of the coordinator: the rules of the run that it has to know."""
     fleet, liveness = experiment.fleet, experiment.liveness
-    awake = fleet.devices if fleet.wake == "at-once" else ceil_share(fleet.over_selection, fleet.per_round)
-    heartbeat = max(liveness.heartbeat_seconds, awake / MOST_HEARTBEATS)
+    heartbeat = liveness.interval(fleet.awake)
     return Settings(
         run=experiment.name,
         seed=experiment.seed,
@@ -120,5 +119,6 @@ def settings_of(experiment: Experiment, stream: StreamPlan) -> Settings:
         payload_bytes=experiment.limits.max_payload_bytes,
         max_norm=experiment.limits.max_norm,
         replay=experiment.replay.kept > 0,
+        portable=experiment.compute.portable,
         threads=experiment.server.threads,
     )

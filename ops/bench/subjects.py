@@ -65,10 +65,11 @@ class Study(ConsoleRenderable, Protocol):
 
 @dataclass(frozen=True)
 class Wishes:
-    """What studies are told: the number of ``problems``, the folder of environments (None: in the cache), and that of
-    plots (None: no plots)."""
+    """What studies are told: the number of ``problems``, the folder of environments (None: in the cache), that of
+    plots (None: no plots), and the number of devices of the ``largest`` fleet."""
 
     problems: int = 50
+    largest: int = 1_000_000
     environments: Path | None = None
     plots: Path | None = None
 
@@ -81,9 +82,8 @@ def _selection(effort: Effort, wishes: Wishes, tell: Tell) -> Study:
 
 def _peers(effort: Effort, wishes: Wishes, tell: Tell) -> Study:
     from fedemu.ops.bench.peers import peers
-    from fedemu.ops.data.cache import cache_folder
 
-    return peers.compare(effort, wishes.environments or cache_folder(os.environ) / "peers", tell)
+    return peers.compare(effort, _environments(wishes), tell)
 
 
 def _growth(effort: Effort, wishes: Wishes, tell: Tell) -> Study:
@@ -92,16 +92,29 @@ def _growth(effort: Effort, wishes: Wishes, tell: Tell) -> Study:
     return growth.grow(effort, wishes.plots, tell)
 
 
+def _fleet_size(effort: Effort, wishes: Wishes, tell: Tell) -> Study:
+    from fedemu.ops.bench.growth import fleet_size
+
+    return fleet_size.measure(effort, wishes.largest, tell)
+
+
 def _gpu(effort: Effort, wishes: Wishes, tell: Tell) -> Study:
     from fedemu.ops.bench.gpu import gpu
 
-    return gpu.study(effort, tell)
+    return gpu.study(effort, _environments(wishes), tell)
+
+
+def _environments(wishes: Wishes) -> Path:
+    from fedemu.ops.data.cache import cache_folder
+
+    return wishes.environments or cache_folder(os.environ) / "peers"
 
 
 STUDIES: Final[Mapping[str, Callable[[Effort, Wishes, Tell], Study]]] = {
     "selection": _selection,
     "peers": _peers,
     "growth": _growth,
+    "fleet-size": _fleet_size,
     "gpu": _gpu,
 }
 """They run only if they are named."""

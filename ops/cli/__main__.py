@@ -7,6 +7,7 @@ import sys
 from typing import NoReturn
 
 from fedemu.ops.running.codes import leave_on_signals
+from fedemu.protocol.host.kernel import keep_one_heap
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -17,6 +18,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     # Importing this takes half a second, in which Ctrl-C must not end in a traceback. A command changes that when it
     # begins.
     leave_on_signals()
+    keep_one_heap()
     # The collector finds nothing in what imports make.
     gc.disable()
     from fedemu.ops.cli.commands import app

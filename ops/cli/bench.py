@@ -32,8 +32,10 @@ def bench(
             "the selections of replay samples come to the best one, how far coordination lowers its objective, and how "
             "fast and how exact our solver is beside cvxpy. Or peers, which lets other simulators (Flower, "
             "pfl-research, FedJAX) do the same work as we do, in turns. Or growth, which measures what a round costs "
-            "with up to 30,000 devices, with models of up to 100 MB and with up to 1,000 devices in a round. Or gpu, "
-            "which measures training on an NVIDIA GPU, one by one and in stacks of 8 to 128.",
+            "with up to 30,000 devices, with models of up to 100 MB and with up to 1,000 devices in a round. Or "
+            "fleet-size, which measures time and memory of whole runs with 1,000 to 1,000,000 devices that sleep until "
+            "they are asked. Or gpu, which measures training on an NVIDIA GPU: in stacks of 8 to 128, by several "
+            "trainers with and without MPS, and beside pfl-research.",
             show_default=False,
         ),
     ] = None,
@@ -47,11 +49,15 @@ def bench(
     problems: Annotated[
         int, typer.Option(metavar="N", help="How many problems the strategies of selection solve.", min=1)
     ] = 50,
+    largest: Annotated[
+        int, typer.Option(metavar="N", help="The largest fleet of fleet-size.", min=1_000, max=10_000_000)
+    ] = 1_000_000,
     envs: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where peers keeps the virtual environments that it makes; about 3 GB. [default: peers in the cache]",
+            help="Where peers and gpu keep the virtual environments that they make; about 3 GB. "
+            "[default: peers in the cache]",
             show_default=False,
             file_okay=False,
         ),
@@ -83,7 +89,7 @@ def bench(
     console.print(_in_words(about))
     figures: list[Figure] = []
     studies: dict[str, Study] = {}
-    wishes = Wishes(problems=problems, environments=envs, plots=plots)
+    wishes = Wishes(problems=problems, environments=envs, plots=plots, largest=largest)
     with console.status("") as status:
 
         def tell(line: str) -> None:

@@ -140,6 +140,9 @@ def kubernetes(
         typer.Option(metavar="G", help="The GPUs of each machine, one trainer for each.", min=1, show_default=False),
     ] = None,
     storage: Annotated[str, typer.Option(metavar="SIZE", help="The size of the coordinator's volume.")] = "10Gi",
+    machine_storage: Annotated[
+        str, typer.Option(metavar="SIZE", help="The size of each machine's volume, for its devices' own states.")
+    ] = "2Gi",
     data: Annotated[
         str,
         typer.Option(
@@ -154,7 +157,8 @@ def kubernetes(
 ) -> int:
     """Write the manifests of a run on Kubernetes into a folder for `kubectl apply`, and its keys beside them.
 
-    A StatefulSet is the coordinator, and its volume has the run directory. A Deployment has the machines.
+    A StatefulSet is the coordinator, and its volume has the run directory. Another one has the machines; the volume of
+    each has its lease and its devices' own states.
     """
     overrides = overrides_of(
         settings, seed=seed, rounds=rounds, fleet__devices=devices, runtime__per_process=per_process
@@ -167,6 +171,7 @@ def kubernetes(
         cpus=cpus,
         gpus=gpus or 0,
         storage=storage,
+        state=machine_storage,
         data=data,
     )
     pods.check(checked)

@@ -41,13 +41,18 @@ def show(keys: options.Keys = None, format: options.FormatOption = Format.TEXT) 
     own = folder.pair()[0] if folder.secret_file.exists() else None
     approved = folder.approved()
     if format is Format.JSON:
-        print(json.dumps({"folder": str(folder.path), "public_key": own, "approved": approved}, indent=2))
+        print(
+            json.dumps(
+                {"folder": str(folder.path), "public_key": own, "approved": approved, "edges": folder.edges()}, indent=2
+            )
+        )
         return 0
+    edges = folder.edges()
     print(f"keys in {folder.path}")
     width = max(map(len, ("this machine", *approved)))
     print(f"  {'this machine':{width}}  {own or 'none; make a key with `fedemu keys new`'}")
     for name, key in approved.items():
-        print(f"  {name:{width}}  {key}  approved")
+        print(f"  {name:{width}}  {key}  approved{' as an edge' if name in edges else ''}")
     if not approved:
         print("  no other machine is approved; `fedemu keys approve NAME KEY` lets one in")
     return 0
@@ -62,13 +67,19 @@ def approve(
             metavar="KEY", help="Its public key between single quotes, or the file with it.", show_default=False
         ),
     ],
+    edge: Annotated[bool, typer.Option("--edge", help="It may be an edge, and so speak for other machines.")] = False,
     keys: options.Keys = None,
 ) -> int:
-    """Let a machine join the coordinators of this machine, also a run that is on."""
+    """Let a machine join the coordinators and edges of this machine, also a run that is on.
+
+    An edge is trusted with sums of what its devices compute, and decides itself which machines it lets in.
+    """
     folder = _folder(keys)
     before = folder.approved().get(name)
-    folder.approve(name, public := read_public(key))
-    print(f"{name} is approved{' with another key than before' if before not in (None, public) else ''}: {public}")
+    folder.approve(name, public := read_public(key), edge)
+    how = " as an edge" if edge else ""
+    instead = " with another key than before" if before not in (None, public) else ""
+    print(f"{name} is approved{how}{instead}: {public}")
     return 0
 
 
@@ -90,7 +101,11 @@ COMMANDS = (
         "approve",
         approve,
         "Let a machine in.",
-        ("fedemu keys approve lab2 lab2.key", "fedemu keys approve lab2 'wwo8tNL}W0iW{cg6SkXf)4HMa)rNW6tMSpHcD08#'"),
+        (
+            "fedemu keys approve lab2 lab2.key",
+            "fedemu keys approve site1 site1.key --edge",
+            "fedemu keys approve lab2 'wwo8tNL}W0iW{cg6SkXf)4HMa)rNW6tMSpHcD08#'",
+        ),
     ),
     ("revoke", revoke, "Shut a machine out.", ("fedemu keys revoke lab2",)),
 )

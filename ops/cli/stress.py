@@ -77,6 +77,9 @@ def stress(
     seconds: Annotated[
         float, typer.Option(min=1, metavar="N", help="strangers: how long each attack goes on, about.")
     ] = 10.0,
+    edge: Annotated[
+        bool, typer.Option("--edge", help="strangers: attack an edge, behind which all devices are.")
+    ] = False,
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Try to break a real fleet, scenario by scenario, and check that the invariants held.
@@ -108,7 +111,7 @@ def stress(
         return 0 if all(result.passed for result in weathered) else FAILED
     if names == [STRANGERS]:
         with _folder(out) as folder:
-            attacked = play_strangers(folder, attack or (), seconds)
+            attacked = play_strangers(folder, attack or (), seconds, edge)
         if format is Format.JSON:
             print(json.dumps([asdict(result) | {"passed": result.passed} for result in attacked], indent=1))
         return 0 if all(result.passed for result in attacked) else FAILED

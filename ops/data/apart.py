@@ -25,14 +25,27 @@ def find_data(experiment: Experiment) -> Place:
     return locate(experiment.data.dataset, Path(folder).expanduser() if folder else None)
 
 
+def entry_here(experiment: Experiment) -> Path:
+    """The folder of this machine's cache for the experiment's data. Raises DataError if their name leads nowhere."""
+    source = source_of(experiment.data, experiment.stream.columns)
+    return entry_of(source, find_data(experiment), cache_folder(os.environ))
+
+
+def at_hand(experiment: Experiment) -> bool:
+    """Whether this machine has the data: decoded, or as files. What would have to come from the hub does not count."""
+    try:
+        return find_data(experiment).kind != "hub" or read(entry_here(experiment)) is not None
+    except DataError:
+        return False
+
+
 def decode_apart(experiment: Experiment, say: Callable[[str], None]) -> None:
     """Decode the experiment's data, unless this machine's cache holds them. Raises DataError if that fails.
 
     It happens in another process, because decoding imports much and leaves much in memory. ``say`` gets a line for
     people before it begins.
     """
-    source = source_of(experiment.data, experiment.stream.columns)
-    if read(entry_of(source, find_data(experiment), cache_folder(os.environ))) is not None:
+    if read(entry_here(experiment)) is not None:
         return
     say(f"decoding the data set {experiment.data.dataset}, once on this machine")
     with tempfile.NamedTemporaryFile(prefix="fedemu-", suffix=".json") as file:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from fedemu.algorithms.data.corpus import Corpus, Split
 from fedemu.protocol.errors import ConfigurationError, DataError
+from fedemu.protocol.host.files import wait_for_disk
 from fedemu.protocol.ids import Digest, digest_of
 
 FORMAT = 3
@@ -142,6 +143,8 @@ def write(entry: Path, name: str, decoded: Decoded, progress: ReportShare | None
             "digest": digest_of(content.encode()),
         }
         (folder / "meta.json").write_text(json.dumps(meta))
+        for path in (*folder.iterdir(), folder):
+            wait_for_disk(path)  # after a power failure an entry is whole, or it is not there
         folder.rename(entry)
 
 

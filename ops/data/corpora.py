@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
+from typing import Final
 
 from fedemu.algorithms.data.corpus import Corpus
 from fedemu.ops.data.cache import Coloured, ReportShare, cache_folder, locked, read, write
@@ -15,6 +16,9 @@ from fedemu.ops.data.source import LABEL, DataSource, Place, TextSource, entry_o
 from fedemu.ops.experiment import AUTO, Data, Experiment, Flwr, Natural, Texts
 from fedemu.protocol.errors import DataError
 from fedemu.protocol.ids import Digest
+
+SENT: Final = "FEDEMU_SENT"
+"""The variable that names a folder with the decoded data, where an engine has sent them to this machine."""
 
 
 def prepare(experiment: bytes, progress: ReportShare | None = None) -> Digest:
@@ -34,9 +38,14 @@ def load(experiment: bytes, progress: ReportShare | None = None) -> Corpus:
 def open_corpus(experiment: Experiment, progress: ReportShare | None = None) -> Corpus:
     """Map the data of an experiment, with the columns that it reads. They are decoded first if the cache lacks them.
 
-    The environment names the folders: ``FEDEMU_DATA`` with data sets, ``FEDEMU_CACHE`` with the cache. Raises DataError
-    if the data set or one of its columns is missing, or cannot be read.
+    The environment names the folders: ``FEDEMU_DATA`` with data sets, ``FEDEMU_CACHE`` with the cache, and ``SENT``.
+    Raises DataError if the data set or one of its columns is missing, or cannot be read.
     """
+    if sent := os.environ.get(SENT):
+        corpus = read(Path(sent))
+        if corpus is None:
+            raise DataError(f"the data that were sent to {sent} can't be read; run it again")
+        return corpus
     folder = os.environ.get("FEDEMU_DATA")
     return load_corpus(
         source_of(experiment.data, experiment.stream.columns),

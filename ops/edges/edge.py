@@ -5,23 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 
+from fedemu.coordinator.edge.edge import Edge, EdgePlan
 from fedemu.ops.edges.metrics import served
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.figures import readable_bytes
-from fedemu.ops.keys.choice import client_keys, server_keys
+from fedemu.ops.keys.choice import client_keys, in_words, server_keys
 from fedemu.ops.running.devices import ENDS, require_host, say
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.protocol.errors import Interrupted
+from fedemu.protocol.host.private import working_folder
 from fedemu.protocol.transport.curve import ServerKeys
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
+MOST_FILES = 65_536
+"""The soft limit of open files that an edge asks for, if it may."""
+SPARE_FILES = 192
+"""Descriptors that connections leave for the edge's own files, at least."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -30,40 +37,40 @@ def edge_alone(runtime: Runtime) -> int:
     require_host(runtime.connect)
     logging.basicConfig(level=runtime.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
 
+    keys = server_keys(runtime, os.environ)
+    named = f"; its machines name it by --server-key {quote(keys.public)}" if keys else ""
+
     def opened(address: str) -> None:
         say(
             f"an edge between {runtime.connect} and {address}; it waits {runtime.connect_seconds:g} s for its "
-            f"coordinator\n  process  {os.getpid()}"
+            f"coordinator\n  process  {os.getpid()}\n  keys     {in_words(runtime, os.environ, keys)}{named}"
         )
 
-    with tempfile.TemporaryDirectory(prefix="fedemu-edge-") as folder:
-        outcome = run_edge(runtime, Path(folder), opened, server_keys(runtime, os.environ))
+    outcome = run_edge(runtime, opened, keys)
     code, words = ENDS.get(outcome, (0, outcome))
     say(f"the run is over: {words}")
     return code
 
 
-def run_edge(runtime: Runtime, folder: Path, opened: Callable[[str], None], below_keys: ServerKeys | None) -> str:
+def run_edge(runtime: Runtime, opened: Callable[[str], None], below_keys: ServerKeys | None) -> str:
     """An edge from ``runtime.connect`` to ``runtime.bind``, with these keys there. Returns how the run ended.
 
     Raises the errors of ``Edge``, and Interrupted after a signal.
     """
-    above_keys = client_keys(runtime, os.environ)
-    # What an edge computes with takes a second to import, for which a wrong option need not wait.
-    from fedemu.coordinator.edge.edge import Edge, EdgePlan
+    above_keys = client_keys(runtime, os.environ, below=True)
 
-    plan = EdgePlan(
-        up=runtime.connect,
-        down=runtime.bind,
-        folder=folder,
-        host=socket.gethostname()[:256],
-        connect_seconds=runtime.connect_seconds,
-        lost_seconds=runtime.lost_seconds,
-        opened=opened,
-        told=say,
-    )
-
-    async def serve() -> str:
+    async def serve(folder: Path) -> str:
+        plan = EdgePlan(
+            up=runtime.connect,
+            down=runtime.bind,
+            folder=folder,
+            host=socket.gethostname()[:256],
+            connections=_most_connections(),
+            connect_seconds=runtime.connect_seconds,
+            lost_seconds=runtime.lost_seconds,
+            opened=opened,
+            told=say,
+        )
         above, below = ZmqNetwork(keys=above_keys, watched=True), ZmqNetwork(keys=below_keys)
         try:
             edge = Edge(plan, above, below)
@@ -82,7 +89,18 @@ def run_edge(runtime: Runtime, folder: Path, opened: Callable[[str], None], belo
             above.close()
             below.close()
 
-    return asyncio.run(serve())
+    with working_folder("fedemu-edge-") as folder:
+        return asyncio.run(serve(folder))
+
+
+def _most_connections() -> int:
+    """As many connections as this process may have, after its soft limit of open files was raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    return (most if soft == resource.RLIM_INFINITY else soft) - SPARE_FILES
 
 
 @contextmanager
@@ -106,11 +124,11 @@ def _stopping() -> Iterator[asyncio.Future[str]]:
 
 
 def main(words: Sequence[str]) -> int:
-    """An edge of ``fedemu run``. ``words`` are its folder and the runtime as JSON."""
-    folder, runtime = words
+    """An edge of ``fedemu run``. The word is the runtime as JSON."""
+    (runtime,) = words
 
     def action() -> int:
-        run_edge(Runtime.model_validate_json(runtime), Path(folder), lambda address: None, None)
+        run_edge(Runtime.model_validate_json(runtime), lambda address: None, None)
         return 0
 
     return exit_code_of(action)

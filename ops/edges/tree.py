@@ -63,8 +63,7 @@ def plan(levels: Sequence[int], count: int, runtime: Runtime, state: Path, logs:
             changes = {"connect": above[number * len(above) // edges], "bind": address, "metrics_port": 0}
             # Only the highest edges may reach an address with keys. Below them everything is in a private folder.
             own = runtime.model_copy(update=changes if level == 0 else keyless | changes)
-            folder = f"{place}/state-{level}-{number}"
-            command = child_command("fedemu-edge", "fedemu.ops.edges.edge", folder, own.model_dump_json())
+            command = child_command("fedemu-edge", "fedemu.ops.edges.edge", own.model_dump_json())
             yield Member.start(f"edge {number + 1} of level {level + 1}", command)
         above = addresses
     trainers = max(1, (runtime.trainers or default_trainers(runtime.device_type)) // len(above))

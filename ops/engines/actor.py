@@ -11,16 +11,23 @@ import json
 import os
 import subprocess
 import tarfile
-import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from fedemu.ops.data.apart import at_hand
+from fedemu.ops.data.cache import read
+from fedemu.ops.data.corpora import SENT
+from fedemu.ops.engines.sending import SentFile, folder_of, node_folder, receive
+from fedemu.ops.experiment import Experiment
 from fedemu.ops.keys.store import KeyFolder
 from fedemu.ops.running.launch import child_command, last_words
+from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.private import private_folder
 
 MOST_RESTARTS: Final = 5
 
@@ -31,7 +38,8 @@ class Handed:
 
     ``run`` names the run directory. ``runtime`` are the settings as JSON. ``keys`` are the two files of the place's
     pair, by their names. ``leases`` are the records of the leases that it has held elsewhere, by their paths in the
-    folder of its state, and ``packed`` is that whole folder, if there was time to pack it.
+    folder of its state, and ``packed`` is that whole folder, if there was time to pack it. ``experiment`` are its
+    bytes, and ``data`` is the digest of its data. ``environment`` holds where the node does not say otherwise.
     """
 
     place: int
@@ -39,6 +47,8 @@ class Handed:
     run: str
     runtime: Mapping[str, Any]
     keys: Mapping[str, str]
+    experiment: bytes
+    data: str
     state: str = ""
     leases: Mapping[str, str] | None = None
     packed: bytes = b""
@@ -47,7 +57,10 @@ class Handed:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """How a place stands. ``code`` is the exit code of its supervisor, None while it lives."""
+    """How a place stands. ``code`` is the exit code of its supervisor, None while it lives.
+
+    A place that ``lacks_data`` waits for them.
+    """
 
     node: str
     pid: int
@@ -55,6 +68,7 @@ class Report:
     leases: Mapping[str, str]
     restarts: int
     words: str
+    lacks_data: bool = False
 
 
 class Place:
@@ -68,8 +82,8 @@ class Place:
         self._state = place_folder(handed)
         self._logs = self._state / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._private = tempfile.TemporaryDirectory(prefix="fedemu-keys-")  # its mode is 0700
-        keys = KeyFolder(Path(self._private.name))
+        self._private = ExitStack()
+        keys = KeyFolder(self._private.enter_context(private_folder()))
         for name, text in handed.keys.items():
             (keys.path / name).touch(mode=0o600)
             (keys.path / name).write_text(text, encoding="utf-8")
@@ -78,19 +92,24 @@ class Place:
         share = int(resources.get("GPU", 0) or resources.get("CPU", 0)) or 1
         runtime = {**handed.runtime, "keys": str(keys.path), "trainers": handed.runtime.get("trainers") or share}
         self._command = (str(handed.count), str(self._state), str(self._logs), json.dumps(runtime))
-        self._environment = {**os.environ, **(handed.environment or {})}
+        for name, value in (handed.environment or {}).items():
+            os.environ.setdefault(name, value)
+        self._sent = folder_of(handed.data)
+        self._lacks_data = not at_hand(Experiment.from_bytes(handed.experiment)) and read(self._sent) is None
+        self._words = ""
         self._code: int | None = None
         self._restarts = 0
         self._stopped = False
         self._process: subprocess.Popen[bytes] | None = None
         # The kernel ends the supervisor together with the thread that has started it, so this thread stays.
         self._thread = threading.Thread(target=self._keep, name="supervisor", daemon=True)
-        self._thread.start()
+        if not self._lacks_data:
+            self._thread.start()
 
     def report(self) -> Report:
         """How the place stands now."""
         pid = self._process.pid if self._process is not None else 0
-        words = last_words(self._logs / "devices.out") if self._code else ""
+        words = self._words or (last_words(self._logs / "devices.out") if self._code else "")
         return Report(
             node=self._node,
             pid=pid,
@@ -98,14 +117,29 @@ class Place:
             leases=_records(self._state),
             restarts=self._restarts,
             words=words,
+            lacks_data=self._lacks_data,
         )
+
+    def take_data(self, files: Sequence[SentFile]) -> None:
+        """Store the data that this place lacks, and start the supervisor."""
+        import ray
+
+        try:
+            receive(files, ray.get, self._sent)
+        except FedemuError as error:
+            self._code, self._words = error.exit_code, f"fedemu: {error}"
+            return
+        self._lacks_data = False
+        if not self._stopped:
+            self._thread.start()
 
     def leave(self) -> bytes:
         """Stop the supervisor, and return its packed folder, so that the place can go on elsewhere."""
         self._stopped = True
         if self._process is not None:
             self._process.terminate()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as archive:
             for record in _records(self._state):
@@ -114,6 +148,12 @@ class Place:
         return packed.getvalue()
 
     def _keep(self) -> None:
+        with self._private:
+            self._code = self._supervised()
+
+    def _supervised(self) -> int:
+        """Start the supervisor, and again if it is killed. Returns its exit code."""
+        sent = {SENT: str(self._sent)} if read(self._sent) is not None else {}
         while True:
             command = child_command("fedemu-devices", "fedemu.ops.running.devices", *self._command)
             with (self._logs / "devices.out").open("ab") as output:
@@ -122,21 +162,19 @@ class Place:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    env=self._environment,
+                    env={**os.environ, **sent},
                     start_new_session=True,
                 )
             code = self._process.wait()
             if code >= 0 or self._stopped or self._restarts == MOST_RESTARTS:
-                self._code = code if code >= 0 else 128 - code
-                return
+                return code if code >= 0 else 128 - code
             self._restarts += 1
 
 
 def place_folder(handed: Handed) -> Path:
     """The folder of a place's state: on this node, or below one that the user has named and all nodes see."""
     name = hashlib.sha256(handed.run.encode()).hexdigest()[:16]
-    local = Path(tempfile.gettempdir()) / f"fedemu-{os.getuid()}" / name
-    return (Path(handed.state) if handed.state else local) / f"place-{handed.place}"
+    return (Path(handed.state) if handed.state else node_folder() / name) / f"place-{handed.place}"
 
 
 def _receive(state: Path, handed: Handed) -> None:

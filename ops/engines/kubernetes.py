@@ -38,7 +38,10 @@ _FOLDERS: Final = ("FEDEMU_DATA", "FEDEMU_CACHE")
 
 @dataclass(frozen=True, kw_only=True)
 class Pods:
-    """What is asked of Kubernetes. ``cpus`` are the cores of each machine, ``data`` a claim of a volume with data."""
+    """What is asked of Kubernetes. ``cpus`` are the cores of each machine, ``data`` a claim of a volume with data.
+
+    ``storage`` is the size of the coordinator's volume, ``state`` that of each machine's.
+    """
 
     name: str
     machines: int
@@ -46,6 +49,7 @@ class Pods:
     cpus: int = 2
     gpus: int = 0
     storage: str = "10Gi"
+    state: str = "2Gi"
     data: str = ""
 
     def check(self, experiment: Experiment) -> None:
@@ -59,8 +63,9 @@ class Pods:
                 )
         if not _IMAGE.fullmatch(self.image):
             raise ConfigurationError(f"--image {self.image!r} is no image; write it as in registry.example/fedemu:0.1")
-        if not _SIZE.fullmatch(self.storage):
-            raise ConfigurationError(f"--storage {self.storage!r} is no size; write it as in 500Mi or 10Gi")
+        for option, value in (("--storage", self.storage), ("--machine-storage", self.state)):
+            if not _SIZE.fullmatch(value):
+                raise ConfigurationError(f"{option} {value!r} is no size; write it as in 500Mi or 10Gi")
 
 
 def name_of(experiment: Experiment) -> str:
@@ -94,6 +99,7 @@ def write_manifests(folder: Path, experiment: Experiment, runtime: Runtime, pods
         "ENVIRONMENT": "\n".join(_environment(runtime, pods)),
         "SERVER_CPU": str(experiment.server.threads),
         "STORAGE": pods.storage,
+        "STATE": pods.state,
         "COUNT": str(pods.machines),
         "EACH": str(most),
         "TRAINERS": str(trainers),

@@ -15,15 +15,19 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from fedemu.ops.data.apart import entry_here
+from fedemu.ops.data.cache import read
 from fedemu.ops.engines.actor import Handed, Place, Report
 from fedemu.ops.engines.nodes import settle
 from fedemu.ops.engines.places import share
+from fedemu.ops.engines.sending import SentFile, offer
 from fedemu.ops.experiment import Runtime
-from fedemu.ops.figures import counted
+from fedemu.ops.experiment.sources import read_frozen
+from fedemu.ops.figures import counted, readable_bytes
 from fedemu.ops.keys.store import KeyFolder
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.running.words import say
-from fedemu.protocol.errors import ConfigurationError, FedemuError, UnreachableError
+from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError, UnreachableError
 from fedemu.protocol.host.files import write_whole
 
 LOOK_SECONDS: Final = 0.5
@@ -95,10 +99,16 @@ class RayFleet:
 
         living = [node for node in ray.nodes() if node["Alive"]]
         places = min(runtime.nodes or len(living), devices)
-        self._bundle = bundle(living, runtime.device_type)
+        self._bundle = bundle(living, runtime.device_type, runtime.trainers)
         self._group = ray.util.placement_group([self._bundle] * places, strategy="STRICT_SPREAD")
         self._file = directory / "places.json"
         known = json.loads(self._file.read_text()) if self._file.exists() else {}
+        experiment = read_frozen(directory)
+        self._entry = entry_here(experiment)  # the coordinator has decoded the data before it listened
+        corpus = read(self._entry)
+        if corpus is None:
+            raise DataError(f"the data of this run are not in {self._entry} any more; go on with --resume")
+        self._files: Sequence[SentFile] | None = None
         plain = {**json.loads(runtime.model_dump_json()), "server_key": runtime.server_key}
         self._handed = {
             place: Handed(
@@ -107,6 +117,8 @@ class RayFleet:
                 run=str(directory.absolute()),
                 runtime=plain,
                 keys=_pair(Path(runtime.keys), place),
+                experiment=experiment.to_bytes(),
+                data=corpus.digest,
                 state=runtime.shared_state,
                 leases=known.get(str(place), {}),
                 environment={name: os.environ[name] for name in ("FEDEMU_DATA",) if name in os.environ},
@@ -118,6 +130,8 @@ class RayFleet:
         self._at: dict[int, str | None] = dict.fromkeys(self._handed)
         self._heard: dict[int, float] = {}
         self._codes: dict[int, int] = {}
+        self._sending: set[int] = set()
+        """The places to which data are on the way."""
 
     def run(self) -> int:
         """Place, look and replace until all places have ended, or one with an error. Returns its exit code, or 0."""
@@ -167,6 +181,7 @@ class RayFleet:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         self._actors[place] = ray.remote(Place).options(**options).remote(self._handed[place])
         self._at[place] = node
+        self._sending.discard(place)
         self._asked[place] = self._actors[place].report.remote()
         self._heard[place] = time.monotonic()
 
@@ -190,6 +205,16 @@ class RayFleet:
             if self._at[place] not in living and now > self._heard[place] + LOST_SECONDS:
                 self._lose(place)
 
+    def _send_data(self, place: int) -> None:
+        """Send the data to a place that lacks them. Ray keeps their blobs until the run is over."""
+        import ray
+
+        if self._files is None:
+            self._files = offer(self._entry, ray.put)
+        size = readable_bytes(sum(path.stat().st_size for path in self._entry.iterdir()))
+        say(f"place {place} has no copy of the data; {size} are sent to it")
+        self._actors[place].take_data.remote(self._files)
+
     def _lose(self, place: int) -> None:
         say(f"place {place} is lost with its node, or its process")
         self._at[place] = None
@@ -201,6 +226,9 @@ class RayFleet:
             self._handed[place] = replace(self._handed[place], leases=report.leases, packed=b"")
             leases = {place: handed.leases for place, handed in self._handed.items()}
             write_whole(self._file, json.dumps(leases))
+        if report.lacks_data and place not in self._sending:
+            self._sending.add(place)
+            self._send_data(place)
         if report.code is None:
             self._asked[place] = self._actors[place].report.remote()
             return
@@ -212,16 +240,24 @@ class RayFleet:
             say(f"place {place}: {report.words}")
 
 
-def bundle(nodes: Sequence[dict[str, Any]], device_type: str) -> dict[str, float]:
-    """What Ray keeps for each place: the cores that every node has, and its GPUs unless trainers compute on cores."""
+def bundle(nodes: Sequence[dict[str, Any]], device_type: str, trainers: int = 0) -> dict[str, float]:
+    """What Ray keeps for each place: the cores that every node has, and its GPUs unless trainers compute on cores.
+
+    A number of ``trainers`` needs no more cores than one for each. Raises ConfigurationError if a node has fewer, or if
+    the device type is cuda and a node has no GPU.
+    """
 
     def least(kind: str) -> int:
         return int(min((node["Resources"].get(kind, 0) for node in nodes), default=0))
 
-    if device_type == "cuda" and not least("GPU"):
+    gpus = least("GPU") if device_type != "cpu" else 0
+    if device_type == "cuda" and not gpus:
         raise ConfigurationError("device_type is cuda, but not every node of the Ray cluster has a GPU; choose auto")
-    kept = {"CPU": float(max(1, least("CPU")))}
-    return kept | ({"GPU": float(least("GPU"))} if device_type != "cpu" and least("GPU") else {})
+    cores = max(1, least("CPU"))
+    if trainers > cores and not gpus:
+        raise ConfigurationError(f"--trainers {trainers} is more than the cores of a node of the Ray cluster ({cores})")
+    kept = {"CPU": float(min(trainers or cores, cores))}
+    return kept | ({"GPU": float(gpus)} if gpus else {})
 
 
 def _pair(keys: Path, place: int) -> dict[str, str]:

@@ -42,14 +42,15 @@ class Track(Section):
 class Runtime(Section):
     """How this machine takes part in a run. Each machine has settings of its own. A resumed run may have others.
 
-    ``trainers = 0`` means one trainer per core, or per GPU. ``metrics_port = 0`` means no metrics. ``metrics_address``
-    is the address of this machine at which they are served. ``report`` says whether a run draws its plots and writes
-    its page when it ends. ``keys`` is a folder of keys, ``server_key`` the coordinator's public key or its file; empty
-    means that none is named. ``devices_per_key`` and ``connections_per_key`` are what one machine may take of a
-    coordinator with keys, and ``messages_per_second`` is what one connection may send in the long run. ``allow_code``
-    are the modules and files that the experiment of a coordinator may name on this machine. ``on`` is the engine that
-    places the devices of ``fedemu run`` elsewhere, empty for none, ``nodes`` on how many nodes (0: all), and
-    ``shared_state`` a folder for their state that all nodes see, empty for one on each node. Devices wait
+    ``trainers = 0`` means one trainer per core, or per GPU. ``mixed_compute`` says whether a coordinator takes machines
+    that compute differently, so that results depend on which machine does what. ``metrics_port = 0`` means no metrics.
+    ``metrics_address`` is the address of this machine at which they are served. ``report`` says whether a run draws its
+    plots and writes its page when it ends. ``keys`` is a folder of keys, ``server_key`` the coordinator's public key or
+    its file; empty means that none is named. ``devices_per_key`` and ``connections_per_key`` are what one machine may
+    take of a coordinator with keys, and ``messages_per_second`` is what one connection may send in the long run.
+    ``allow_code`` are the modules and files that the experiment of a coordinator may name on this machine. ``on`` is
+    the engine that places the devices of ``fedemu run`` elsewhere, empty for none, ``nodes`` on how many nodes (0:
+    all), and ``shared_state`` a folder for their state that all nodes see, empty for one on each node. Devices wait
     ``connect_seconds`` for their first coordinator, and ``lost_seconds`` for one that is gone. A trainer, or the
     process of a server job, is killed if it has work and uses no processor time for ``idle_seconds``, or finishes
     nothing for ``stuck_seconds``. These four are in real seconds.
@@ -71,6 +72,7 @@ class Runtime(Section):
     trainers: Annotated[int, Field(ge=0, le=1024)] = 0
     per_process: Annotated[int, Field(ge=1, le=100_000)] = 1
     device_type: Literal["auto", "cpu", "cuda"] = "auto"
+    mixed_compute: bool = False
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
     metrics_address: Text = "127.0.0.1"
     log_level: Literal["debug", "info", "warning", "error"] = "info"

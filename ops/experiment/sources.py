@@ -24,8 +24,8 @@ from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.files import write_whole
 
 PREFIX = "FEDEMU_"
-NOT_SETTINGS = ("FEDEMU_DATA", "FEDEMU_CACHE", "FEDEMU_STATE", "FEDEMU_KEYS")
-"""Environment variables that are no settings. They name folders: data, cache, the devices' state, keys."""
+NOT_SETTINGS = ("FEDEMU_DATA", "FEDEMU_CACHE", "FEDEMU_STATE", "FEDEMU_KEYS", "FEDEMU_SENT")
+"""Environment variables that are no settings. They name folders: data, cache, the devices' state, keys, sent data."""
 CONFIG_FILE = "config.toml"
 
 _ROUNDS = "rounds"
@@ -61,7 +61,7 @@ def write_frozen(experiment: Experiment, directory: Path) -> None:
     ``load_experiment`` reads both.
     """
     if experiment.named_files():
-        write_whole(directory / TRACES_FILE, traces_text(experiment))
+        write_whole(directory / TRACES_FILE, traces_text(experiment), durable=True)
     write_whole(directory / CONFIG_FILE, experiment.to_toml(), durable=True)
 
 

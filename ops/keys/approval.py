@@ -22,20 +22,29 @@ class Approval:
         self._folder = folder
         self._own = own
         self._keys: frozenset[str] = frozenset()
+        self._edges: frozenset[str] = frozenset()
         self._seen: object = None
         self._looked = -AGAIN_SECONDS
 
     def __call__(self, key: str) -> bool:
-        now = time.monotonic()
-        if now >= self._looked + AGAIN_SECONDS:
-            self._looked = now
-            self._look()
+        self._look()
         return key in self._keys or key == self._own
 
+    def of_edge(self, key: str) -> bool:
+        """Whether a public key is approved for an edge. One on the same machine needs no approval."""
+        self._look()
+        return key in self._edges or key == self._own
+
     def _look(self) -> None:
+        now = time.monotonic()
+        if now < self._looked + AGAIN_SECONDS:
+            return
+        self._looked = now
         seen = self._signature()
         if seen != self._seen:
-            self._keys = frozenset(self._folder.approved().values())
+            approved = self._folder.approved()
+            self._keys = frozenset(approved.values())
+            self._edges = frozenset(approved[name] for name in self._folder.edges() if name in approved)
             self._seen = seen
 
     def _signature(self) -> object:

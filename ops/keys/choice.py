@@ -38,13 +38,18 @@ def server_keys(runtime: Runtime, environment: Mapping[str, str]) -> ServerKeys 
         )
     folder.require_own()
     public, secret = folder.pair()
-    return ServerKeys(public, secret, Approval(folder, public))
+    approval = Approval(folder, public)
+    return ServerKeys(public, secret, approval, approval.of_edge)
 
 
-def client_keys(runtime: Runtime, environment: Mapping[str, str]) -> ClientKeys | None:
-    """The keys of a machine that connects to ``runtime.connect``, or None without ``runtime.server_key``."""
+def client_keys(runtime: Runtime, environment: Mapping[str, str], below: bool = False) -> ClientKeys | None:
+    """The keys of a machine that connects to ``runtime.connect``, or None without ``runtime.server_key``.
+
+    Raises ConfigurationError for ``runtime.keys`` without it. An edge may need these keys only ``below``, if it is on
+    the machine of its coordinator.
+    """
     if not runtime.server_key:
-        if runtime.keys:
+        if runtime.keys and not (below and is_private(runtime.connect)):
             raise ConfigurationError("--keys needs --server-key, the public key of the coordinator")
         return None
     public, secret = KeyFolder.of(runtime.keys, environment).pair()

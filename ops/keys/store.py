@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _OWN: Final = "machine"
 _PUBLIC, _SECRET = ".key", ".key_secret"
+_EDGE: Final = "role = edge"
+"""The line of a file that approves an edge."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -106,8 +108,8 @@ class KeyFolder:
                     f"other users can write to {folder}, so they could let machines in; chmod go-w it"
                 )
 
-    def approve(self, name: str, key: str) -> None:
-        """Let the machine ``name`` with the public key ``key`` join, also a run that is on."""
+    def approve(self, name: str, key: str, edge: bool = False) -> None:
+        """Let the machine ``name`` with the public key ``key`` join, also a run that is on. It may be an ``edge``."""
         _check_name(name)
         if others := [other for other, known in self.approved().items() if known == key and other != name]:
             raise ConfigurationError(f"this key is approved already, as {others[0]}")
@@ -115,7 +117,9 @@ class KeyFolder:
         try:
             self.approved_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             partial = file.with_name(f".{file.name}.{os.getpid()}")
-            partial.write_text(f'metadata\n    name = {name}\ncurve\n    public-key = "{key}"\n', encoding="utf-8")
+            role = f"    {_EDGE}\n" if edge else ""
+            text = f'metadata\n    name = {name}\n{role}curve\n    public-key = "{key}"\n'
+            partial.write_text(text, encoding="utf-8")
             os.replace(partial, file)
         except OSError as error:
             raise ConfigurationError(f"can't write {file}: {error.strerror}") from error
@@ -138,6 +142,18 @@ class KeyFolder:
             except ConfigurationError as error:
                 logger.warning("%s; it approves nobody", error)
         return keys
+
+    def edges(self) -> list[str]:
+        """The names of the approved machines that may be edges."""
+        return [name for name in self.approved() if _is_edge(self.approved_folder / (name + _PUBLIC))]
+
+
+def _is_edge(file: Path) -> bool:
+    """Whether an approval is one for an edge."""
+    try:
+        return any(line.strip() == _EDGE for line in file.read_text(encoding="utf-8").splitlines())
+    except (OSError, ValueError):
+        return False
 
 
 def read_public(text: str) -> str:

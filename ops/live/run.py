@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +12,9 @@ from typing import Any, Final
 from fedemu.coordinator.record.run_directory import CONFIG
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import read_frozen
+from fedemu.ops.figures import counted
 from fedemu.ops.live.devices import Devices
+from fedemu.ops.live.forms import is_ask, is_event, is_row
 from fedemu.ops.live.machine import Machine
 from fedemu.ops.live.rows import Rows
 from fedemu.ops.live.stream import Stream
@@ -49,9 +51,10 @@ class LiveRun:
         self._begin()
 
     def _begin(self) -> None:
-        self._metrics = Tail(self.directory / "metrics.jsonl")
-        self._events = Tail(self.directory / "events.jsonl")
-        self._asks = Tail(self.directory / "asks.jsonl")
+        self._metrics = Tail(self.directory / "metrics.jsonl", is_row)
+        self._events = Tail(self.directory / "events.jsonl", is_event)
+        self._asks = Tail(self.directory / "asks.jsonl", is_ask)
+        self._unread: Counter[str] = Counter()
         self.devices = Devices(self.experiment.fleet.devices)
         self._rows = Rows()
         self._log: deque[dict[str, Any]] = deque(maxlen=KEPT_EVENTS)
@@ -73,6 +76,7 @@ class LiveRun:
             self._begin()
             self.devices.frozen = frozen
             metrics, events, asks = self._metrics.look(), self._events.look(), self._asks.look()
+        self._unread.update({"metrics": metrics.unread, "events": events.unread, "asks": asks.unread})
         message: dict[str, Any] = {}
         if rows := [self._rows.add(line) for line in metrics.lines]:
             message["rows"] = rows[-KEPT_EVENTS:]
@@ -174,6 +178,12 @@ class LiveRun:
         self.devices.told(feed[1])
         return feed[0]
 
+    def _left_out(self) -> str:
+        """Which lines the page does not show. Empty if it shows all."""
+        logs = " and ".join(f"{log}.jsonl" for log, lines in self._unread.items() if lines)
+        lines = counted(self._unread.total(), "line")
+        return f"{lines} of {logs} left out, not of the form of this version" if logs else ""
+
     def _status_of(self, feed: dict[str, Any]) -> dict[str, Any]:
         row, summary, totals = self._rows.last, self.summary, self._rows.totals
         rounds = int(row.get("round") or 0)
@@ -191,6 +201,7 @@ class LiveRun:
             "best": self._rows.best,
             "digest": summary.get("model_digest"),
             "perturbed": bool(summary.get("perturbed")),
+            "unread": self._left_out(),
             "virtual_time": feed.get("virtual_time", row.get("virtual_time")),
             "wall_time": feed.get("wall_time", row.get("wall_time")),
             "updates": totals.get("accepted", 0),

@@ -22,6 +22,7 @@ from fedemu.ops.assembly.behaviours import open_behaviours
 from fedemu.ops.assembly.partition import build_partition
 from fedemu.ops.assembly.stream import open_stream
 from fedemu.ops.data.corpora import open_corpus
+from fedemu.ops.live.forms import Form, is_ask, is_event
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.tail import Tail
 from fedemu.protocol.errors import FedemuError
@@ -93,7 +94,7 @@ def _tell(run: LiveRun, device: int, holdings: Holdings | str) -> dict[str, Any]
 def _visits(directory: Path, device: int) -> Iterator[dict[str, Any]]:
     """The last asks of a device, each with its outcome, the newest first."""
     found: deque[dict[str, Any]] = deque(maxlen=MOST_VISITS)
-    for ask in _lines(directory / "asks.jsonl"):
+    for ask in _lines(directory / "asks.jsonl", is_ask):
         if device in (devices := ask.get("devices") or []):
             place = devices.index(device)
             times = ask.get("times") or []
@@ -105,15 +106,15 @@ def _visits(directory: Path, device: int) -> Iterator[dict[str, Any]]:
 
 def _events(directory: Path, device: int) -> Iterator[dict[str, Any]]:
     """The last events of a device, the newest first."""
-    lines = _lines(directory / "events.jsonl")
+    lines = _lines(directory / "events.jsonl", is_event)
     yield from reversed(deque((line for line in lines if line.get("device") == device), maxlen=MOST_EVENTS))
 
 
-def _lines(log: Path) -> Iterator[dict[str, Any]]:
-    """All lines of a log, of which one look reads a part."""
-    tail = Tail(log)
-    while lines := tail.look().lines:
-        yield from lines
+def _lines(log: Path, form: Form) -> Iterator[dict[str, Any]]:
+    """All lines of a log that have this form. One look reads a part of the log."""
+    tail = Tail(log, form)
+    while (look := tail.look()).lines or look.unread:
+        yield from look.lines
 
 
 def _profile(run: LiveRun, device: int) -> dict[str, float | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,17 +15,22 @@ _SEAM = 64
 
 
 class Look(NamedTuple):
-    """The new objects of a log. ``anew`` says that they are not new lines of it, but the log from its beginning."""
+    """The new objects of a log. ``anew`` says that they are not new lines of it, but the log from its beginning.
+
+    ``unread`` counts the new lines that are left out.
+    """
 
     lines: list[dict[str, Any]]
     anew: bool
+    unread: int = 0
 
 
 class Tail:
-    """The end of one log, which may not exist yet. A line that holds no JSON object is left out."""
+    """The end of one log, which may not exist yet. A line that holds no JSON object of this ``form`` is left out."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, form: Callable[[dict[str, Any]], bool] = lambda line: True) -> None:
         self._path = path
+        self._form = form
         self._offset = 0
         self._seam = b""
 
@@ -51,11 +57,13 @@ class Tail:
         whole = text[: text.rfind(b"\n") + 1]
         self._offset += len(whole)
         self._seam = (self._seam + whole)[-_SEAM:]
-        return Look([value for line in whole.splitlines() if isinstance(value := _object(line), dict)], anew)
+        found = [*map(_object, filter(None, whole.splitlines()))]
+        lines = [value for value in found if isinstance(value, dict) and self._form(value)]
+        return Look(lines, anew, len(found) - len(lines))
 
 
 def _object(line: bytes) -> Any:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

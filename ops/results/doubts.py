@@ -1,4 +1,7 @@
-"""Sentences for people about a run whose result is to be doubted: it has learnt nothing, or many replies were lost."""
+"""Sentences for people about a run whose result is to be doubted.
+
+It has learnt nothing, many replies were lost, or machines computed differently.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,9 @@ def doubts(rows: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:
 
     A run has learnt nothing if its last accuracy is not more than two standard errors above the share of the most
     frequent class among the test samples. Devices that dropped out, were late or were not needed do not count as lost.
+    Machines that compute differently make a run that cannot be repeated to the bit.
     """
-    return [*_learnt_nothing(rows, summary), *_lost_replies(rows)]
+    return [*_learnt_nothing(rows, summary), *_lost_replies(rows), *_mixed(summary)]
 
 
 def _learnt_nothing(rows: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:
@@ -48,4 +52,16 @@ def _lost_replies(rows: Sequence[Row]) -> list[str]:
         f"many devices are missing from the model: of {replies:,} that did their work {rejected:,} sent replies that "
         f"were rejected, and {failed:,} failed; that is {percent((rejected + failed) / replies)}, and the events of "
         "the run say why"
+    ]
+
+
+def _mixed(summary: Mapping[str, Any]) -> list[str]:
+    compute = summary.get("compute") or {}
+    if not compute.get("mixed"):
+        return []
+    ways = [*compute.get("coordinator", ()), *compute.get("machines", ())]
+    hosts = ", ".join(dict.fromkeys(str(way.get("host")) for way in ways))
+    return [
+        f"machines that compute differently took part ({hosts}; summary.json says how each computes), so the same "
+        "experiment may end otherwise"
     ]

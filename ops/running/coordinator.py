@@ -23,6 +23,7 @@ from fedemu.coordinator.fleet.admission import Quotas
 from fedemu.coordinator.observer import RunObserver
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
+from fedemu.device.host.computing import how_it_computes
 from fedemu.ops.assembly.coordinator import assemble
 from fedemu.ops.assembly.named_code import named_places
 from fedemu.ops.experiment import Experiment, Runtime
@@ -35,7 +36,7 @@ from fedemu.ops.running.exits import complain, exit_code_of
 from fedemu.ops.running.launch import child_command
 from fedemu.ops.running.processes import announce
 from fedemu.ops.running.timing import timed
-from fedemu.ops.running.words import at_address, conclude, say, title
+from fedemu.ops.running.words import at_address, conclude, liveness_line, say, title
 from fedemu.ops.track.live import followers
 from fedemu.ops.watching.display import open_display
 from fedemu.ops.watching.feed import LIVE
@@ -82,6 +83,7 @@ def coordinate_alone(
                 f"  process  {os.getpid()}\n"
                 f"  address  {address}   ({bring(address)})\n"
                 f"  keys     {keys_in_words(runtime, os.environ, keys)}\n"
+                f"{liveness_line(experiment)}"
                 f"  results  {directory}"
             )
 
@@ -125,7 +127,7 @@ def coordinate(
                 def begin(address: str) -> None:
                     state.bring = bring(address)
                     write_whole(directory / ADDRESS, reachable_elsewhere(address))
-                    shown.callback((directory / ADDRESS).unlink, missing_ok=True)
+                    shown.callback(_remove, directory / ADDRESS)
                     opened(address)
                     shown.enter_context(display)
 
@@ -152,6 +154,12 @@ def coordinate(
         return code
 
 
+def _remove(path: Path) -> None:
+    """Remove a file that helps nobody any more. A disk that refuses is told of by whatever is needed."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
 async def _serve(
     directory: Path,
     experiment: Experiment,
@@ -165,8 +173,14 @@ async def _serve(
         quotas = Quotas(runtime.devices_per_key, runtime.connections_per_key, runtime.messages_per_second)
         watched = FleetFeed(directory / LIVE)
         made = assemble(directory, experiment, network, runtime.bind, [*observers, watched])
-        settings = replace(made.settings, idle_seconds=runtime.idle_seconds, stuck_seconds=runtime.stuck_seconds)
-        plan = replace(made, opened=opened, quotas=quotas, shown=watched.start, settings=settings)
+        settings = replace(
+            made.settings,
+            idle_seconds=runtime.idle_seconds,
+            stuck_seconds=runtime.stuck_seconds,
+            mixed_compute=runtime.mixed_compute,
+        )
+        compute = how_it_computes("cpu")
+        plan = replace(made, opened=opened, quotas=quotas, shown=watched.start, settings=settings, compute=compute)
         mark("coordinator", "data and method")
         try:
             return await (serve_embedded(plan, runtime) if in_memory else serve(plan))

@@ -11,11 +11,13 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from shlex import quote
 
 from prometheus_client import CollectorRegistry
 
+from fedemu.device.host.computing import how_it_computes
 from fedemu.device.machine.observer import MachineObserver, Silent
 from fedemu.device.machine.supervisor import SupervisorPlan, supervise
 from fedemu.ops.experiment import Runtime
@@ -124,6 +126,7 @@ def run_devices(count: int, runtime: Runtime, state: Path, logs: Path, told: Tol
             trainers=runtime.trainers,
             per_process=runtime.per_process,
             device_type=runtime.device_type,
+            compute=partial(how_it_computes, runtime.device_type),
             logs=logs,
             observer=told.beside(metrics),
             keys=client_keys(runtime, os.environ),
@@ -179,7 +182,8 @@ class Told(MachineObserver):
         self._metrics.devices(counts)
         if not self._complete and counts.get("connected") and not counts.get("starting"):
             self._complete = True
-            say(f"{counted(counts['connected'], 'device')} connected")
+            asleep = "; they sleep until they are asked" if "awake" in counts else " connected"
+            say(f"{counted(counts['connected'], 'device')}{asleep}")
 
     def restarted(self, kind: str) -> None:
         self._metrics.restarted(kind)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.summary import Summary
 from fedemu.coordinator.serve import serve
 from fedemu.device.compute.process import open_runner
+from fedemu.device.host.computing import how_it_computes
 from fedemu.device.machine.embedded import EmbeddedPlan, embed
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.running.device_code import DEVICE_CODE
@@ -44,6 +46,7 @@ async def serve_embedded(plan: CoordinatorPlan, runtime: Runtime) -> Summary:
                 code=DEVICE_CODE,
                 open_runner=open_runner,
                 device_type=runtime.device_type,
+                compute=partial(how_it_computes, runtime.device_type),
             )
         )
     )

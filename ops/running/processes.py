@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import FrameType
 
 from fedemu.ops.running.codes import STOP_SIGNALS
-from fedemu.protocol.host.kernel import end_with_parent, name_process
+from fedemu.protocol.host.kernel import end_with_parent, keep_one_heap, name_process
 
 LEFT_EARLY = 130
 """The exit code of a child that was stopped before its work began. Nobody else knows yet that it has ended."""
@@ -20,6 +20,7 @@ def begin_child(name: str, parent: int) -> None:
 
     Nothing has begun yet, so nothing is lost; and ``os._exit`` is safe in the middle of an import.
     """
+    keep_one_heap()
     name_process(name)
     for sign in STOP_SIGNALS:
         signal.signal(sign, _leave)

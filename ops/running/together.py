@@ -18,7 +18,7 @@ from fedemu.ops.running.launch import child_command, last_words, launch
 from fedemu.ops.running.launch_rules import Child
 from fedemu.ops.running.portable import environment_for
 from fedemu.ops.running.timing import read_timing, table, timing
-from fedemu.ops.running.words import at_address, conclude, per_process, say, title
+from fedemu.ops.running.words import at_address, conclude, liveness_line, processes, say, title
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.private import private_folder
 
@@ -114,7 +114,8 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
         say(
             f"{begins}\n{warning}"
             f"  coordinator  process {pids['coordinator']} at {chosen}\n"
-            f"  devices      process {pids['devices']}, {per_process(runtime)}\n"
+            f"  devices      process {pids['devices']}, {processes(experiment, runtime)}\n"
+            f"{liveness_line(experiment)}"
             f"  results      {directory}"
         )
 

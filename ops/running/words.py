@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 from fedemu.coordinator.record.run import read_summary
+from fedemu.device.machine.packs import pack_size
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.tables.stream import in_words
-from fedemu.ops.figures import counted
+from fedemu.ops.figures import counted, span
 from fedemu.ops.results.results import Results
 from fedemu.ops.running.codes import INTERRUPTED, USAGE
 from fedemu.ops.running.folder import give_back
@@ -76,6 +77,20 @@ def at_address(command: str, runtime: Runtime) -> str:
     return " ".join([*words, "--insecure"] if runtime.insecure else words)
 
 
-def per_process(runtime: Runtime) -> str:
-    """How many devices share a process, in words."""
+def processes(experiment: Experiment, runtime: Runtime) -> str:
+    """How devices live in processes, in words."""
+    if experiment.fleet.wake == "on-demand":
+        return f"asleep until they are asked, then up to {pack_size(runtime.per_process)} in a process"
     return "one process each" if runtime.per_process == 1 else f"{runtime.per_process} devices per process"
+
+
+def liveness_line(experiment: Experiment) -> str:
+    """What people are told about signs of life. Nothing is told if they come as often as the experiment says."""
+    liveness = experiment.liveness
+    interval = liveness.interval(experiment.fleet.awake)
+    if interval == liveness.heartbeat_seconds:
+        return ""
+    return (
+        f"  liveness     a sign of life every {span(interval)} from each of so many devices; one is gone after "
+        f"{span(interval * liveness.patience)} of silence (liveness.most_per_second)\n"
+    )

@@ -31,7 +31,7 @@ class FleetTimeout(Exception):
 
 
 class LiveFleet:
-    """One run directory with a coordinator and one or more supervisors that belong to this object.
+    """One run directory with a coordinator, supervisors and perhaps edges that belong to this object.
 
     ``close`` ends everything that it started. ``leftovers`` then names the processes that still live.
     """
@@ -60,11 +60,15 @@ class LiveFleet:
         self._starts = 0
         self.coordinator: psutil.Popen | None = None
         self.supervisors: list[psutil.Popen] = []
+        self.edges: list[psutil.Popen] = []
         self._seen: dict[int, psutil.Process] = {}
         self._log_of: dict[int, Path] = {}
 
-    def start_coordinator(self, *options: str) -> psutil.Popen:
-        """Start a coordinator, or resume it if the run directory exists already."""
+    def start_coordinator(self, *options: str, environment: Mapping[str, str] | None = None) -> psutil.Popen:
+        """Start a coordinator, or resume it if the run directory exists already.
+
+        It gets the variables of ``environment`` beside those of the fleet.
+        """
         # Nobody reads the reports of these runs, and drawing one takes two seconds.
         arguments = ["coordinator", "--bind", self.address, "--set", "runtime.report=false", *options]
         if (self.run_directory / "config.toml").exists():
@@ -73,24 +77,38 @@ class LiveFleet:
             arguments += [self._experiment, "--out", str(self.run_directory)]
             for override in self._overrides:
                 arguments += ["--set", override]
-        self.coordinator = self._spawn("coordinator", arguments)
+        self.coordinator = self._spawn("coordinator", arguments, environment)
         return self.coordinator
 
-    def start_devices(self, count: int, *options: str, state: str = "0", address: str | None = None) -> psutil.Popen:
+    def start_devices(
+        self,
+        count: int,
+        *options: str,
+        state: str = "0",
+        address: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> psutil.Popen:
         """Start a supervisor for ``count`` devices, which looks for the coordinator at ``address`` if that is given.
 
-        A second supervisor with the same ``state`` is the same machine, started again.
+        A second supervisor with the same ``state`` is the same machine, started again. It gets the variables of
+        ``environment`` beside those of the fleet.
         """
         to, where = address or self.address, str(self.state / state)
         words = ["device", "--n", str(count), "--connect", to, "--state", where, *options]
-        supervisor = self._spawn(f"device-{state}", words)
+        supervisor = self._spawn(f"device-{state}", words, environment)
         self.supervisors.append(supervisor)
         return supervisor
 
-    def _spawn(self, name: str, arguments: Sequence[str]) -> psutil.Popen:
+    def start_edge(self, bind: str, *options: str, connect: str | None = None) -> psutil.Popen:
+        """Start an edge that listens at ``bind``, and looks for the coordinator, or an edge at ``connect``."""
+        edge = self._spawn("edge", ["edge", "--bind", bind, "--connect", connect or self.address, *options])
+        self.edges.append(edge)
+        return edge
+
+    def _spawn(self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> psutil.Popen:
         self._starts += 1
         log = self.logs / f"{self._starts:02d}-{name}.log"
-        process = self._start(arguments, log, self._environment)
+        process = self._start(arguments, log, {**self._environment, **(environment or {})})
         self._seen[process.pid] = process
         self._log_of[process.pid] = log
         return process
@@ -131,7 +149,7 @@ class LiveFleet:
         return found
 
     def _descendants(self) -> Iterator[psutil.Process]:
-        for parent in [*self.supervisors, *([self.coordinator] if self.coordinator else [])]:
+        for parent in [*self.edges, *self.supervisors, *([self.coordinator] if self.coordinator else [])]:
             try:
                 children = parent.children(recursive=True)
             except psutil.Error:
@@ -183,7 +201,7 @@ class LiveFleet:
     def close(self, seconds: float = 15.0) -> None:
         """End all processes: first by SIGTERM, then by SIGKILL. Each of the two gets ``seconds``."""
         list(self._descendants())
-        roots = [process for process in [self.coordinator, *self.supervisors] if process is not None]
+        roots = [process for process in [self.coordinator, *self.edges, *self.supervisors] if process is not None]
         for sign in (signal.SIGTERM, signal.SIGKILL):
             alive = [process for process in roots if process.is_running()]
             for process in alive:

@@ -1,4 +1,7 @@
-"""``fedemu stress network``: a coordinator and two machines with bad wires between them. No digest may change."""
+"""``fedemu stress network``: a coordinator, two machines and perhaps an edge, with bad wires between them.
+
+No digest may change.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet
 from fedemu.ops.stress.wires import Quality, Wires
 
 COORDINATOR: Final = "coordinator"
+EDGE: Final = "edge"
 MACHINES: Final = ("first", "second")
 PORT: Final = 5577
 LONGEST_SECONDS: Final = 900.0
@@ -30,13 +34,18 @@ LONGEST_SECONDS: Final = 900.0
 
 @dataclass(frozen=True)
 class Weather:
-    """What happens to the wires: their quality, and who is cut off after round 2, for how many seconds."""
+    """What happens to the wires: their quality, and who is cut off after round 2, for how many seconds.
+
+    With an ``edge`` both machines reach the coordinator through it. Whoever cuts off the coordinator cuts the edge's
+    wire upwards then, and whoever cuts off a machine one of its wires downwards.
+    """
 
     name: str
     what: str
     quality: Quality
     cut: tuple[str, ...] = ()
     seconds: float = 0.0
+    edge: bool = False
 
 
 WEATHERS: Final = (
@@ -45,6 +54,8 @@ WEATHERS: Final = (
     Weather("narrow", "20 ms, and 4 Mbit/s from each machine", Quality(delay=0.02, rate=5e5)),
     Weather("partition", "one machine is cut off for 15 s", Quality(delay=0.02), ("first",), 15.0),
     Weather("split", "the coordinator is cut off for 15 s", Quality(delay=0.02), (COORDINATOR,), 15.0),
+    Weather("below-edge", "a machine is cut off from its edge for 15 s", Quality(0.02), ("first",), 15.0, edge=True),
+    Weather("above-edge", "an edge is cut off upwards for 15 s", Quality(0.02), (COORDINATOR,), 15.0, edge=True),
 )
 
 
@@ -88,8 +99,11 @@ def play(folder: Path, weather: Weather, settings: Sequence[str], expected: str)
     began = time.monotonic()
     with _fleet(folder, weather.quality, settings) as (fleet, wires):
         fleet.start_coordinator("--insecure")
+        place = f"tcp://{wires.addresses[EDGE]}:{PORT}"
+        if weather.edge:
+            fleet.start_edge(place, "--insecure")
         for name, count in zip(MACHINES, (10, 10), strict=True):
-            fleet.start_devices(count, state=name)
+            fleet.start_devices(count, state=name, address=place if weather.edge else None)
         try:
             if weather.cut:
                 fleet.wait_for_round(2, LONGEST_SECONDS)
@@ -110,11 +124,11 @@ def play(folder: Path, weather: Weather, settings: Sequence[str], expected: str)
 
 @contextmanager
 def _fleet(folder: Path, quality: Quality, settings: Sequence[str]) -> Iterator[tuple[LiveFleet, Wires]]:
-    """A fleet whose coordinator and machines are in namespaces of their own."""
-    wires = Wires([COORDINATOR, *MACHINES], quality)
+    """A fleet whose coordinator, machines and edges are in namespaces of their own."""
+    wires = Wires([COORDINATOR, *MACHINES, EDGE], quality)
 
     def start(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> psutil.Popen:
-        name = COORDINATOR if words[0] == "coordinator" else Path(words[words.index("--state") + 1]).name
+        name = Path(words[words.index("--state") + 1]).name if words[0] == "device" else words[0]
         command = [*wires.inside(name), sys.executable, "-m", "fedemu.ops.cli", *words]
         with log.open("wb") as file:
             return psutil.Popen(

@@ -56,3 +56,4 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self._run.finish()
+        self._wandb.teardown()  # its own process writes the last bytes after that

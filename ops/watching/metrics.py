@@ -53,6 +53,7 @@ class CoordinatorMetrics:
         self._class_accuracy = gauge("fedemu_class_accuracy", "Test accuracy by class.", "label")
         self._round_forgetting = gauge("fedemu_round_forgetting", "Mean accuracy that classes lost in the last round.")
         self._virtual_time = gauge("fedemu_virtual_time_seconds", "The experiment's clock.")
+        self._reached = 0.0
         self._rejected = counter("fedemu_rejected_messages", "Messages that could not be used.", "reason")
         self._retries = counter("fedemu_round_retries", "Rounds tried again for want of a quorum.")
         self._job_step = gauge("fedemu_server_job_step", "Steps done of the server job under way or last run.", "job")
@@ -64,15 +65,14 @@ class CoordinatorMetrics:
     def resumed(self, rows: Sequence[Row], spent: float) -> None:
         """Counters count from the start of this process, as Prometheus expects. Only gauges know of earlier rounds."""
         self._round.set(rows[-1].round)
-        self._virtual_time.set(rows[-1].virtual_time or 0.0)
+        self._reach(rows[-1].virtual_time or 0.0)
 
     def waiting(self, absence: Absence | None) -> None:
         """Nothing is kept here. ``fleet`` tells how many devices have a connection."""
 
     def round_started(self, round: int, attempt: int, virtual_time: float, selected: int) -> None:
         self._state.began()
-        self._round.set(round - 1)
-        self._virtual_time.set(virtual_time)
+        self._reach(virtual_time)
         if attempt:
             self._retries.inc()
 
@@ -82,7 +82,7 @@ class CoordinatorMetrics:
         self._period.set(row.task or 0)
         self._duration.observe(row.round_seconds or 0.0)
         self._job_seconds.inc(row.server_seconds or 0.0)
-        self._virtual_time.set(row.virtual_time or 0.0)
+        self._reach(row.virtual_time or 0.0)
         for direction, kind, size in (
             ("down", "emulated", row.bytes_down),
             ("down", "wire", row.wire_bytes_down),
@@ -102,6 +102,11 @@ class CoordinatorMetrics:
                 if value is not None:
                     by.labels(str(label)).set(value)
 
+    def _reach(self, virtual_time: float) -> None:
+        """The experiment's clock has come to this time, or further: the next round begins before a round is durable."""
+        self._reached = max(self._reached, virtual_time)
+        self._virtual_time.set(self._reached)
+
     def device_result(self, outcome: str) -> None:
         self._results.labels(outcome).inc()
 
@@ -114,7 +119,6 @@ class CoordinatorMetrics:
 
     def server_job(self, name: str, round: int, step: int, steps: int) -> None:
         self._state.began()
-        self._round.set(round - 1)
         self._job_step.labels(name).set(step)
         self._job_steps.labels(name).set(steps)
 

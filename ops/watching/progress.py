@@ -137,7 +137,8 @@ class Progress:
 
     def _count(self, row: Row) -> None:
         self.round = row.round
-        self.virtual_time = row.virtual_time or 0.0
+        # The next round may have begun.
+        self.virtual_time = max(self.virtual_time, row.virtual_time or 0.0)
         if row.accuracy is not None:
             self.accuracy, self.loss, self.perplexity = row.accuracy, row.loss, row.perplexity
             self.best = max(self.best or 0.0, row.accuracy)

@@ -32,10 +32,11 @@ Side = tuple[Callable[[int, Cohort], None], Callable[[Tensor], Tensor]]
 def plain(work: Mapping[str, Any], settings: Mapping[str, Any]) -> Side:
     """The loop that people write without a framework: one process, one thread."""
     torch.set_num_threads(1)
-    model = perceptron(64, 64, 10) if settings["model"] == "mlp" else convolutional(10)
+    device = torch.device(settings["device"])
+    model = (perceptron(64, 64, 10) if settings["model"] == "mlp" else convolutional(10)).to(device)
     state = snapshot(model)
     order = np.random.default_rng(0)
-    x, y = torch.from_numpy(work["x"]), torch.from_numpy(work["y"])
+    x, y = (torch.from_numpy(work[name]).to(device) for name in ("x", "y"))
     data = [(x[held], y[held]) for held in map(torch.from_numpy, _held(work))]
 
     def play(round: int, cohort: Cohort) -> None:
@@ -46,7 +47,7 @@ def plain(work: Mapping[str, Any], settings: Mapping[str, Any]) -> Side:
 
     def logits(x: Tensor) -> Tensor:
         model.load_state_dict(state)
-        return model(x)  # type: ignore[no-any-return]
+        return model(x.to(device))  # type: ignore[no-any-return]
 
     return play, logits
 
@@ -56,7 +57,7 @@ def trainer(work: Mapping[str, Any], settings: Mapping[str, Any]) -> Side:
     experiment, _ = load_experiment(settings["preset"], list(settings["overrides"]), {})
     corpus = open_corpus(experiment)
     model, algorithm = open_algorithm(experiment, corpus)
-    trainer = Trainer(algorithm.programs, corpus, experiment.seed, device_type="cpu", kind=model.kind)
+    trainer = Trainer(algorithm.programs, corpus, experiment.seed, device_type=settings["device"], kind=model.kind)
     capacity = trainer.capacity("train")
     state = dict(model.init(experiment.seed))
     held = _held(work)
@@ -93,7 +94,7 @@ def main(side: str, path: str, progress: Path) -> None:
             sys.stdin.readline()  # the benchmark begins to measure
     sys.stdin.read()  # the benchmark reads the figures of this process first
     with torch.inference_mode():
-        right = logits(torch.from_numpy(work["test_x"])).argmax(1) == torch.from_numpy(work["test_y"])
+        right = logits(torch.from_numpy(work["test_x"])).argmax(1).cpu() == torch.from_numpy(work["test_y"])
     print(json.dumps({"accuracy": float(right.float().mean())}), flush=True)
 
 

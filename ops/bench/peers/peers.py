@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -87,8 +87,18 @@ class Comparison:
         yield Group(EXPLANATION)
 
 
-def compare(effort: Effort, folder: Path, tell: Tell, sides: Collection[str] = (*OURS, *PEERS)) -> Comparison:
-    """Let all ``sides`` do both works, in turns. ``folder`` holds the environments of the other simulators."""
+def compare(
+    effort: Effort,
+    folder: Path,
+    tell: Tell,
+    sides: Collection[str] = (*OURS, *PEERS),
+    works: Sequence[Work] = WORKS,
+    device: str = "cpu",
+) -> Comparison:
+    """Let all ``sides`` do all works, in turns. ``folder`` holds the environments of the other simulators.
+
+    Only the loop, our trainer and pfl-research compute on another ``device`` than the processor.
+    """
     absent: dict[str, str] = {}
     pythons: dict[str, Path] = {}
     titles = {name: title for name, title in OURS.items() if name in sides}
@@ -102,8 +112,8 @@ def compare(effort: Effort, folder: Path, tell: Tell, sides: Collection[str] = (
             absent[peer.title] = str(reason)
     standings = []
     with tempfile.TemporaryDirectory(prefix="fedemu-bench-") as scratch:
-        for work in WORKS:
-            race = _Race(work, max(_LEAST_ROUNDS, effort.count(work.rounds)), Path(scratch), pythons)
+        for work in works:
+            race = _Race(work, max(_LEAST_ROUNDS, effort.count(work.rounds)), Path(scratch), pythons, device)
             seen = defaultdict(list)
             for number in range(max(1, effort.pairs - 2)):
                 for name in list(titles)[:: -1 if number % 2 else 1]:
@@ -119,12 +129,14 @@ def compare(effort: Effort, folder: Path, tell: Tell, sides: Collection[str] = (
 class _Race:
     """One work, whose file is written once."""
 
-    def __init__(self, work: Work, rounds: int, scratch: Path, pythons: Mapping[str, Path]) -> None:
-        self._work, self._rounds, self._pythons = work, rounds, pythons
+    def __init__(
+        self, work: Work, rounds: int, scratch: Path, pythons: Mapping[str, Path], device: str = "cpu"
+    ) -> None:
+        self._work, self._rounds, self._pythons, self._device = work, rounds, pythons, device
         self._scratch = scratch / work.model
         self._scratch.mkdir()
         self._file = self._scratch / "work.npz"
-        self._per_round = write(work, rounds, self._file)
+        self._per_round = write(work, rounds, self._file, device)
 
     def run(self, name: str, number: int) -> Observation:
         """One side at this work. Raises Absent if it fails."""
@@ -144,7 +156,8 @@ class _Race:
             seen = watched(run, os.environ, done=lines_of(progress / "metrics.jsonl"))
             return replace(seen, accuracy=read_rows(progress)[-1].accuracy)
         # With -P no file of ``apps`` can stand in for a library.
-        return watched([str(self._pythons[name]), "-P", str(_APPS / PEERS[name].app), *paths], _bare())
+        variables = _bare() | {"PFL_PYTORCH_DEVICE": self._device}
+        return watched([str(self._pythons[name]), "-P", str(_APPS / PEERS[name].app), *paths], variables)
 
     def standing(self, title: str, seen: list[Observation]) -> Standing:
         """What the repetitions of a side come to."""

@@ -3,7 +3,7 @@
 ``work.npz`` holds ``x [n, ...]`` float32 (normalised) and ``y [n]`` int64 of all samples, ``test_x`` and ``test_y``,
 ``samples`` (the samples of device 0, then those of device 1, and so on), ``starts [devices + 1]`` (the part of
 ``samples`` that is a device's), ``cohorts [rounds, per_round]`` and ``settings``, a JSON text with ``model`` (``mlp``
-or ``cnn``), ``epochs``, ``batch_size`` and ``lr``.
+or ``cnn``), ``epochs``, ``batch_size``, ``lr`` and ``device`` (``cpu`` or ``cuda``).
 
 A program that does the work gets the paths of this file and of its progress. It appends a line to the progress after
 each round. After the first round it waits for a line on its stdin, after the last one until its stdin is closed. Then
@@ -48,38 +48,60 @@ class Work(NamedTuple):
 
 
 DIGITS: Final = Work("digits, MLP 64-64-10, 300 devices, 30 a round", "digits", SAME, "mlp", 40)
+_PLAIN_SGD: Final = (
+    *SAME,
+    "data.partition={kind='iid'}",
+    "local.epochs=1",
+    "local.momentum=0",
+    "local.weight_decay=0",
+    "local.lr_decay=1",
+    "local.augment=[]",
+)
 CNN: Final = Work(
     "CNN of 2,156,490, random images of 3 x 32 x 32, 40 devices, 10 a round",
     "cifar10-cnn",
-    (
-        *SAME,
-        "data.partition={kind='iid'}",
-        "data.dataset=fedemu.ops.bench.peers.work:images",
-        "fleet.devices=40",
-        "local.epochs=1",
-        "local.momentum=0",
-        "local.weight_decay=0",
-        "local.lr_decay=1",
-        "local.augment=[]",
-    ),
+    (*_PLAIN_SGD, "data.dataset=fedemu.ops.bench.peers.work:images", "fleet.devices=40"),
     "cnn",
     4,
+)
+PFL: Final = Work(
+    "the sizes of pfl-research's CIFAR-10 benchmark: 50 devices of 50 images a round, one epoch in batches of 10, with "
+    "the CNN of 2,156,490 and random images",
+    "cifar10-cnn",
+    (
+        *_PLAIN_SGD,
+        "data.dataset=fedemu.ops.bench.peers.work:many_images",
+        "fleet.devices=200",
+        "fleet.per_round=50",
+        "local.batch_size=10",
+    ),
+    "cnn",
+    20,
 )
 
 
 def images() -> dict[str, NDArray[Any]]:
     """The samples of the CNN: random images. It is named in ``data.dataset``."""
+    return _images(40 * IMAGES)
+
+
+def many_images() -> dict[str, NDArray[Any]]:
+    """The same for 200 devices of 50 images."""
+    return _images(200 * 50)
+
+
+def _images(samples: int) -> dict[str, NDArray[Any]]:
     random = np.random.default_rng(0)
 
     def drawn(count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         return random.integers(0, 256, (count, 3, 32, 32), np.uint8), random.integers(0, 10, count)
 
-    (x, y), (test_x, test_y) = drawn(40 * IMAGES), drawn(IMAGES)
+    (x, y), (test_x, test_y) = drawn(samples), drawn(IMAGES)
     return {"x": x, "y": y, "test_x": test_x, "test_y": test_y}
 
 
-def write(work: Work, rounds: int, path: Path) -> int:
-    """Write the work of some rounds to the file ``path``. Returns the number of devices in a round."""
+def write(work: Work, rounds: int, path: Path, device: str = "cpu") -> int:
+    """Write the work of some rounds on ``device`` to the file ``path``. Returns the number of devices in a round."""
     experiment, _ = load_experiment(work.preset, list(work.overrides), {})
     corpus = open_corpus(experiment)
     fleet, local = experiment.fleet, experiment.local
@@ -105,6 +127,7 @@ def write(work: Work, rounds: int, path: Path) -> int:
                 "epochs": local.epochs,
                 "batch_size": local.batch_size,
                 "lr": local.lr,
+                "device": device,
             }
         ),
     )

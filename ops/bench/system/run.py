@@ -45,8 +45,10 @@ class Stretch:
     digest: str
 
 
-def run_digits(directory: Path, overrides: Sequence[str], first: int, last: int) -> Stretch:
+def run_digits(directory: Path, overrides: Sequence[str], first: int, last: int, per_process: int = 1) -> Stretch:
     """Play a run and measure it from the end of round ``first`` to the end of round ``last``.
+
+    ``per_process`` devices share a process.
 
     CPU time is read shortly before the last round, because processes that have ended can't be asked. Raises
     BenchmarkError if the run fails or takes too long.
@@ -55,7 +57,11 @@ def run_digits(directory: Path, overrides: Sequence[str], first: int, last: int)
     settings = [word for override in overrides for word in ("--set", override)]
     with log.open("wb") as terminal:
         run = subprocess.Popen(
-            [sys.executable, "-m", "fedemu.ops.cli", "run", "digits", "--out", str(directory), *settings],
+            [
+                *(sys.executable, "-m", "fedemu.ops.cli", "run", "digits"),
+                *("--out", str(directory), "--per-process", str(per_process)),
+                *settings,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=terminal,

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedemu.ops.bench.measuring.measure import Effort, Figure, Pair, Sample, Tell, cost, rate
+from fedemu.ops.bench.measuring.measure import Effort, Figure, Sample, Tell, cost, rate
 from fedemu.ops.bench.measuring.worker import BenchmarkError, Worker
 from fedemu.ops.bench.system.run import Stretch, run_digits
 
-REACH = 1.0
 FIRST, LAST = 5, 40
 """The run is measured from the end of round FIRST to the end of round LAST, without its start and its report."""
 _DEVICES = 300
@@ -27,6 +26,28 @@ _SELDOM_AWAY = (
     "profile.seconds_per_sample={kind='lognormal', median=0.01, sigma=0.5}",
 )
 """Devices that are on-line for an hour, so that few drop out and an update costs what its work costs."""
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How the devices of a run live and connect. ``per_process`` of them share a process, ``link`` is a ``fleet.link``.
+
+    ``reach`` is the least ratio to the floor that is wanted.
+    """
+
+    per_process: int
+    link: str
+    reach: float
+
+    def name(self, devices: int) -> str:
+        """The arrangement in words."""
+        processes = -(-devices // self.per_process)
+        shared = ", shared connection" if self.link == "shared" else ""
+        return f"{processes} process{'es' if processes > 1 else ''}{shared}"
+
+
+ARRANGEMENTS = (Arrangement(1, "own", 1.5), Arrangement(1, "shared", 1.5), Arrangement(30, "own", 3.0))
+"""The first is the default: a process and a connection for each device."""
 
 
 @dataclass(frozen=True)
@@ -44,30 +65,32 @@ def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
     tell("system: which updates are accepted")
     accepted = find_accepted(overrides)
     cohorts = [accepted.rounds.get(round, []) for round in range(FIRST + 1, last + 1)]
-    pairs: list[Pair] = []
-    stretches: list[Stretch] = []
     with (
         tempfile.TemporaryDirectory(prefix="fedemu-bench-") as folder,
         Worker("fedemu.ops.bench.system.sides:plain", {"cohorts": cohorts, "overrides": overrides}) as floor,
     ):
         floor.ready().measure()
-        for number in range(min(effort.pairs - 1, _MOST_PAIRS)):
-            tell(f"system: {devices} processes, {last} rounds")
-            stretch = run_digits(Path(folder) / str(number), overrides, FIRST, last)
-            if stretch.digest != accepted.digest:
-                raise BenchmarkError("the run with real processes ended with another model than the one in memory")
-            stretches.append(stretch)
-            seconds = sum(stretch.cpu_per_update.values())
-            pairs.append((Sample(stretch.accepted, stretch.wall, seconds * stretch.accepted), floor.measure()))
-    yield rate("system", f"digits, {devices} processes, rounds {FIRST} to {last}", "updates/s", pairs, REACH)
-    yield from _shares(stretches)
+        for arrangement in ARRANGEMENTS:
+            name, pairs, stretches = arrangement.name(devices), [], []
+            options = [*overrides, f"fleet.link={arrangement.link}"]
+            for number in range(min(effort.pairs - 1, _MOST_PAIRS)):
+                tell(f"system: {name}, {last} rounds")
+                run = Path(folder) / f"{arrangement.per_process}-{arrangement.link}-{number}"
+                stretch = run_digits(run, options, FIRST, last, arrangement.per_process)
+                if stretch.digest != accepted.digest:
+                    raise BenchmarkError("the run with real processes ended with another model than the one in memory")
+                stretches.append(stretch)
+                seconds = sum(stretch.cpu_per_update.values())
+                pairs.append((Sample(stretch.accepted, stretch.wall, seconds * stretch.accepted), floor.measure()))
+            yield rate("system", f"digits, {name}, rounds {FIRST} to {last}", "updates/s", pairs, arrangement.reach)
+            yield from _shares(name, stretches)
 
 
-def _shares(stretches: Sequence[Stretch]) -> Iterator[Figure]:
-    """The CPU time per accepted update, for each kind of process."""
+def _shares(name: str, stretches: Sequence[Stretch]) -> Iterator[Figure]:
+    """The CPU time per accepted update in this arrangement, for each kind of process."""
     for kind in stretches[0].cpu_per_update:
         values = [1000 * stretch.cpu_per_update[kind] for stretch in stretches]
-        yield cost("system", f"CPU per accepted update: {kind}", "ms", values)
+        yield cost("system", f"{name}: CPU per accepted update: {kind}", "ms", values)
 
 
 def find_accepted(overrides: Sequence[str]) -> Accepted:

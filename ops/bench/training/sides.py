@@ -19,11 +19,11 @@ from fedemu.ops.bench.training.workloads import WORKLOADS, Workload
 from fedemu.protocol.errors import TrainingError
 
 
-def ours(workload: str, size: int, part: int, parts: int) -> Callable[[], Sample]:
+def ours(workload: str, size: int, part: int, parts: int, device_type: str = "cpu") -> Callable[[], Sample]:
     """A measurement of device updates by ``Trainer``, in groups of the size that it asks for."""
     work = WORKLOADS[workload](size)
     model, algorithm = open_algorithm(work.experiment, work.corpus)
-    trainer = Trainer(algorithm.programs, work.corpus, work.experiment.seed, device_type="cpu", kind=model.kind)
+    trainer = Trainer(algorithm.programs, work.corpus, work.experiment.seed, device_type=device_type, kind=model.kind)
     shared = {"model": model.init(1)}
     capacity = trainer.capacity("train")
     round = 0

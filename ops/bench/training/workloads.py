@@ -50,6 +50,11 @@ def cifar(devices: int) -> Workload:
     return _images(devices, CNN_SAMPLES)
 
 
+def fedntd(devices: int) -> Workload:
+    """FedNTD's update of the CNN in table 1 of its paper: 500 random images for each device, 5 epochs."""
+    return _images(devices, 500, "algorithm.name=fedntd", "local.epochs=5")
+
+
 def resnet(devices: int) -> Workload:
     """ResNet-18 on one batch of 20 random images of CIFAR's shape for each device."""
     return _images(devices, 20, "model.name=resnet18", "local.batch_size=20")
@@ -89,6 +94,7 @@ def _images(devices: int, each: int, *overrides: str) -> Workload:
 WORKLOADS: Final[dict[str, Callable[[int], Workload]]] = {
     "digits": digits,
     "cifar": cifar,
+    "fedntd": fedntd,
     "resnet": resnet,
     "pfl": pfl_shapes,
     "bert": bert,

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from fedemu.coordinator.settings import ceil_share
 from fedemu.ops.experiment.tables.section import AUTO, Count, NotNegative, Positive, Rate, Section, Text
 
 Spell = Annotated[float, Field(ge=0.1)]
@@ -41,6 +42,11 @@ class Fleet(Section):
     answer_timeout: Positive = 600.0
     link: Literal["own", "shared"] = "own"
     wake: Literal["at-once", "on-demand"] = "at-once"
+
+    @property
+    def awake(self) -> int:
+        """The most devices that are alive in a round that asks ``per_round`` devices."""
+        return self.devices if self.wake == "at-once" else ceil_share(self.over_selection, self.per_round)
 
 
 class Tree(Section):

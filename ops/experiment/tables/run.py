@@ -41,10 +41,18 @@ class Diagnose(Section):
 
 
 class Liveness(Section):
-    """When a peer counts as dead: after ``heartbeat_seconds × patience`` real seconds of silence."""
+    """When a peer counts as dead: after ``heartbeat_seconds × patience`` real seconds of silence.
+
+    The whole fleet sends at most ``most_per_second`` signs of life. So the devices of a large one send them less often.
+    """
 
     heartbeat_seconds: Positive = 2.0
     patience: Count = 5
+    most_per_second: Count = 500
+
+    def interval(self, devices: int) -> float:
+        """The real seconds between two signs of life of each of so many devices."""
+        return max(self.heartbeat_seconds, devices / self.most_per_second)
 
 
 class Server(Section):

@@ -97,6 +97,7 @@ export class View {
     if (status.job) line.push(`server job ${status.job.name}: ${percent(status.job.step / Math.max(1, status.job.steps), 0)}`);
     if (status.absence) line.push(`waiting for ${counted(status.absence.devices, "device")} without a connection`);
     if (status.perturbed) line.push("perturbed");
+    if (status.unread) line.push(status.unread);
     parts.line.textContent = line.join(" · ");
     const accuracy = run.rows.findLast?.((one) => known(one.accuracy)) || {};
     const cards = [[percent(accuracy.accuracy), "accuracy"], [percent(status.best), "best accuracy"],

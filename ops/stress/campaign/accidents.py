@@ -47,10 +47,15 @@ class Scene:
         """The youngest supervisor, which may have ended."""
         return self.fleet.supervisors[-1]
 
+    @property
+    def edge(self) -> psutil.Process:
+        """The youngest edge, in cases that have one. It may have ended."""
+        return self.fleet.edges[-1]
+
     def everything(self) -> list[psutil.Process]:
         """All processes of the fleet that live."""
         kinds = [process for kind in KINDS for process in self.fleet.processes(kind)]
-        return [self.coordinator, *self.fleet.supervisors, *kinds]
+        return [self.coordinator, *self.fleet.edges, *self.fleet.supervisors, *kinds]
 
     def some(self, of: Sequence[psutil.Process]) -> list[psutil.Process]:
         """At least one of these, if there is one."""
@@ -199,11 +204,16 @@ NETWORK: dict[str, Play] = {
 """The accidents that need a relay."""
 
 
+def _harms(name: str, of: Callable[[Scene], psutil.Process]) -> Iterator[tuple[str, Play]]:
+    """What may happen to a coordinator, an edge or a supervisor."""
+    yield f"kill {name}", _end_one(of, name, signal.SIGKILL)
+    yield f"interrupt {name}", _end_one(of, name, signal.SIGTERM)
+    yield f"stop {name}", _stop_one(of, name)
+
+
 def _accidents() -> Iterator[tuple[str, Play]]:
-    for name, of in (("coordinator", lambda scene: scene.coordinator), ("supervisor", lambda scene: scene.supervisor)):
-        yield f"kill {name}", _end_one(of, name, signal.SIGKILL)
-        yield f"interrupt {name}", _end_one(of, name, signal.SIGTERM)
-        yield f"stop {name}", _stop_one(of, name)
+    yield from _harms("coordinator", lambda scene: scene.coordinator)
+    yield from _harms("supervisor", lambda scene: scene.supervisor)
     for kind in KINDS:
         yield f"kill {kind}", _signal_some(kind, signal.SIGKILL)
         yield f"interrupt {kind}", _signal_some(kind, signal.SIGTERM)
@@ -221,3 +231,5 @@ def _accidents() -> Iterator[tuple[str, Play]]:
 
 ACCIDENTS: dict[str, Play] = dict(_accidents())
 """Everything that can happen in a case, by name."""
+TO_EDGES: dict[str, Play] = dict(_harms("edge", lambda scene: scene.edge))
+"""What happens beside, in cases with an edge."""

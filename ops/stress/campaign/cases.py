@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from fedemu.ops.stress.campaign.accidents import ACCIDENTS
+from fedemu.ops.stress.campaign.accidents import ACCIDENTS, TO_EDGES
 
 DEVICES = 9
 COMMON = (
@@ -35,11 +35,25 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "replay": ("digits-tasks+uniform-replay", ("rounds=12", TASKS, "local.epochs=1", "replay.capacity=10")),
 }
 """The runs: an experiment and its settings, by a short name."""
+EDGES = 0.25
+"""The share of the cases whose machine is behind an edge, to which something happens, too."""
+
+
+FLEETS: tuple[tuple[str, ...], ...] = (
+    *3 * ((),),
+    ("fleet.link='shared'",),
+    ("fleet.wake='on-demand'",),
+    ("fleet.link='shared'", "fleet.wake='on-demand'"),
+)
+"""How the fleet of a case is connected, and whether its devices sleep. Half of the cases have the defaults."""
 
 
 @dataclass(frozen=True)
 class Accident:
-    """The accident of this ``name`` in ``ACCIDENTS``. It happens ``pause`` seconds after the end of round ``after``."""
+    """The accident of this ``name`` in ``ACCIDENTS`` or ``TO_EDGES``.
+
+    It happens ``pause`` seconds after the end of round ``after``.
+    """
 
     name: str
     after: int
@@ -48,17 +62,25 @@ class Accident:
 
 @dataclass(frozen=True)
 class Case:
-    """One case of a campaign: a method, and one to three accidents."""
+    """One case of a campaign: a method, one to three accidents, and one more if there is an ``edge``.
+
+    ``fleet`` are settings of the fleet that change no result.
+    """
 
     seed: int
     number: int
     method: str
     accidents: tuple[Accident, ...]
+    edge: bool = False
+    fleet: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
         """The case in one line."""
-        return f"{self.method}: " + ", then ".join(f"{each.name} after round {each.after}" for each in self.accidents)
+        fleet = "".join(f" ({setting})" for setting in self.fleet)
+        through = " through an edge" if self.edge else ""
+        happened = ", then ".join(f"{each.name} after round {each.after}" for each in self.accidents)
+        return f"{self.method}{fleet}{through}: {happened}"
 
 
 @dataclass(frozen=True)
@@ -87,9 +109,12 @@ def case(seed: int, number: int) -> Case:
     method = chance.choice(list(METHODS))
     rounds = int(METHODS[method][1][0].removeprefix("rounds="))
     moments = sorted(chance.randrange(1, rounds - 1) for _ in range(chance.choice((1, 1, 2, 3))))
-    return Case(
-        seed,
-        number,
-        method,
-        tuple(Accident(chance.choice(list(ACCIDENTS)), after, chance.uniform(0.0, 0.1)) for after in moments),
-    )
+    accidents = [Accident(chance.choice(list(ACCIDENTS)), after, chance.uniform(0.0, 0.1)) for after in moments]
+    # With draws of their own, edges leave the other cases of a seed as they were without them.
+    apart = random.Random(f"{seed}/{number}/edge")
+    if edge := apart.random() < EDGES:
+        after = apart.randrange(1, rounds - 1)
+        accidents.append(Accident(apart.choice(list(TO_EDGES)), after, apart.uniform(0.0, 0.1)))
+    accidents.sort(key=lambda accident: accident.after)
+    fleet = random.Random(f"{seed}/{number}/fleet").choice(FLEETS)
+    return Case(seed, number, method, tuple(accidents), edge, fleet)

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from fedemu.ops.running.launch import free_address
-from fedemu.ops.stress.campaign.accidents import ACCIDENTS, NETWORK, Scene
+from fedemu.ops.stress.campaign.accidents import ACCIDENTS, NETWORK, TO_EDGES, Scene
 from fedemu.ops.stress.campaign.cases import COMMON, DEVICES, METHODS, Case, CaseResult
 from fedemu.ops.stress.campaign.leftovers import Descriptors, of_sessions, orphaned_memory, shared_memory
 from fedemu.ops.stress.campaign.relay import Relay
@@ -25,7 +25,7 @@ from fedemu.ops.stress.invariants import clock_goes_forward, outcomes_add_up
 from fedemu.ops.stress.warm import WarmStart
 
 STARTS = 12
-"""How often a coordinator, and a supervisor, is started in one case before the case fails."""
+"""How often a coordinator, an edge and a supervisor are started in one case before the case fails."""
 LEFT_ALONE = (4, -signal.SIGKILL, -signal.SIGTERM)
 """The exit codes of processes that an accident has ended. They are started again."""
 FULL_DISK = 5
@@ -89,13 +89,16 @@ class _Played:
         self.fleet = LiveFleet(
             folder,
             address=self._address,
-            overrides=(*COMMON, *settings),
+            overrides=(*COMMON, *settings, *case.fleet),
             experiment=experiment,
             start=warm.start,
             environment={"TMPDIR": str(sockets), "XDG_RUNTIME_DIR": str(sockets)},
         )
         self._coordinators: list[psutil.Process] = []
         self._machines: list[psutil.Process] = []
+        self._edges: list[psutil.Process] = []
+        self._place = free_address() if case.edge else None
+        """Where the edge listens."""
         self._descriptors = Descriptors(lambda: 0)
         self._rounds_before = 0
         self._scene = Scene(
@@ -110,6 +113,8 @@ class _Played:
 
     def play(self) -> None:
         """Play the run from its first start to its last exit code."""
+        if self._place is not None:
+            self._start_edge(self._place)
         self._start_devices()
         self._start_coordinator()
         for accident in self._case.accidents:
@@ -118,11 +123,13 @@ class _Played:
             self.fleet.pause(accident.pause)
             if self.fleet.rounds() > self._rounds_before:
                 self._descriptors.begin()
-            self.done.append(ACCIDENTS[accident.name](self._scene))
+            self.done.append({**ACCIDENTS, **TO_EDGES}[accident.name](self._scene))
             self._descriptors.struck()
         self.fleet.wait_until(lambda: not self._tend(), "the end of the run", self._seconds)
+        for edge in self.fleet.edges:
+            self._farewell("edge", edge)
         for machine in self.fleet.supervisors:
-            self._farewell(machine)
+            self._farewell("supervisor", machine)
 
     def complain(self, complaint: str) -> None:
         """The case has failed."""
@@ -150,11 +157,12 @@ class _Played:
 
     def look_behind(self, memory: set[str]) -> None:
         """Count what is left when all processes have ended. ``memory`` was there before."""
-        sessions = [process.pid for process in (*self._coordinators, *self._machines)]
+        sessions = [process.pid for process in (*self._coordinators, *self._edges, *self._machines)]
         self.complaints += [f"still running after the end: {process}" for process in of_sessions(sessions, 15.0)]
         self.complaints += [f"shared memory left behind: {name}" for name in orphaned_memory(memory)]
-        # A machine that was killed leaves its folder to the next one.
-        if not self._machines or self._machines[-1].returncode != -signal.SIGKILL:
+        # A machine or an edge that was killed leaves its folder to the next one.
+        last = [*self._machines[-1:], *self._edges[-1:]]
+        if all(process.returncode != -signal.SIGKILL for process in last):
             self.complaints += [f"left behind: {path.name}" for path in sorted(self._sockets.iterdir())]
 
     def _reached(self, round: int) -> bool:
@@ -176,13 +184,20 @@ class _Played:
             if not self.complaints:
                 self._start_coordinator()
             return not self.complaints
-        for machine in self.fleet.supervisors:
-            if machine.poll() is not None and machine.poll() != 0:
-                self._look_at_end("supervisor", machine)
-        self.fleet.supervisors[:] = [machine for machine in self.fleet.supervisors if machine.poll() is None]
+        self._bury("edge", self.fleet.edges)
+        self._bury("supervisor", self.fleet.supervisors)
+        if self._place is not None and not self.fleet.edges and not self._is_over():
+            self._start_edge(self._place)
         if not self.fleet.supervisors and not self._is_over():
             self._start_devices()
         return not self.complaints
+
+    def _bury(self, kind: str, processes: list[psutil.Popen]) -> None:
+        """Forget the processes that have ended."""
+        for process in processes:
+            if process.poll() is not None and process.poll() != 0:
+                self._look_at_end(kind, process)
+        processes[:] = [process for process in processes if process.poll() is None]
 
     def _look_at_end(self, kind: str, process: psutil.Process) -> None:
         """Complain if a process has ended for no reason that an accident gave."""
@@ -193,22 +208,23 @@ class _Played:
             return
         self.complain(f"the {kind} ended with exit {process.returncode}: {self.fleet.tail(4)}")
 
-    def _farewell(self, machine: psutil.Process) -> None:
-        """See that a machine leaves when the run is over. One that could not hear of the end is told to leave."""
+    def _farewell(self, kind: str, machine: psutil.Process) -> None:
+        """See that a machine or an edge leaves when the run is over. If it could not hear of the end, it is told."""
 
         def left() -> bool:
             if machine.poll() is None and self._is_deaf(machine):
                 self.fleet.signal(machine, signal.SIGTERM)
             return machine.poll() is not None
 
-        self.fleet.wait_until(left, "the end of a supervisor", self._seconds)
+        self.fleet.wait_until(left, f"the end of the {kind}", self._seconds)
         if machine.poll() != 0:
-            self._look_at_end("supervisor", machine)
+            self._look_at_end(kind, machine)
 
     def _is_deaf(self, machine: psutil.Process) -> bool:
         """Whether a machine has no connection, so that it looks for a coordinator that has ended."""
         log = self.fleet.log_of(machine).read_text(errors="replace")
-        return " connected" not in log or log.rfind("coordinator is gone") > log.rfind("coordinator is back")
+        began = " connected" in log or "an edge of" in log
+        return not began or log.rfind("coordinator is gone") > log.rfind("coordinator is back")
 
     def _is_over(self) -> bool:
         """Whether the run has completed all its rounds."""
@@ -228,5 +244,15 @@ class _Played:
     def _start_devices(self) -> None:
         if len(self._machines) >= STARTS:
             raise FleetTimeout(f"the run did not end after {STARTS} starts of its machine\n{self.fleet.tail(4)}")
-        address = None if self._relay is None else self._relay.address
+        address = self._place or self._way_up
         self._machines.append(self.fleet.start_devices(DEVICES, "--trainers", "2", address=address))
+
+    def _start_edge(self, place: str) -> None:
+        if len(self._edges) >= STARTS:
+            raise FleetTimeout(f"the run did not end after {STARTS} starts of its edge\n{self.fleet.tail(4)}")
+        self._edges.append(self.fleet.start_edge(place, connect=self._way_up))
+
+    @property
+    def _way_up(self) -> str:
+        """The address at which the coordinator is reached, through the relay if there is one."""
+        return self._address if self._relay is None else self._relay.address

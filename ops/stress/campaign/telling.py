@@ -7,8 +7,7 @@ import shlex
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -69,13 +68,14 @@ def _again(played: Case, folder: Path) -> str:
 def _show(console: Console, results: list[CaseResult]) -> None:
     """How often each method and each accident was played, and how often a case with it failed."""
     _count(console, "method", [(result, {result.case.method}) for result in results])
+    _count(console, "fleet", [(result, result.case.fleet or {"as by default"}) for result in results])
     _count(console, "accident", [(result, result.happened) for result in results])
     bad = [str(result.case.number) for result in results if not result.passed]
     ended = f"; failed: {', '.join(bad)}" if bad else ", all ended as if nothing had happened"
     console.print(f"{counted(len(results), 'case')} played{ended}")
 
 
-def _count(console: Console, what: str, named: Sequence[tuple[CaseResult, AbstractSet[str]]]) -> None:
+def _count(console: Console, what: str, named: Sequence[tuple[CaseResult, Collection[str]]]) -> None:
     played = Counter(name for _, names in named for name in names)
     failed = Counter(name for result, names in named for name in names if not result.passed)
     table = Table(box=None, pad_edge=False)

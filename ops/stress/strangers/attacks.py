@@ -19,13 +19,17 @@ import zmq
 
 from fedemu.ops.stress.strangers.zmtp import GREETING, MORE, dial, frame, shake_hands
 from fedemu.protocol.codec import encode
-from fedemu.protocol.messages import PROTOCOL_VERSION, Enroll, Heartbeat, Hello, Need
+from fedemu.protocol.messages import ASLEEP, PROTOCOL_VERSION, Bye, Died, Enroll, Heartbeat, Hello, Need
+from fedemu.protocol.sharing.bundle import MOST_CLOSED, MOST_MESSAGES, Bundle
+from fedemu.protocol.sharing.edge_messages import Station
 from fedemu.protocol.transport.curve import ClientKeys, connect_with
 
 DEVICES: Final = 40
 """The devices of the run that is attacked."""
 MOST_CONNECTIONS: Final = 1500
 """The connections that an attack opens. The coordinator that is attacked may have fewer."""
+SHARED: Final = ("fleet.link='shared'",)
+"""The devices of the run share one connection."""
 MIB: Final = 2**20
 AGAIN_SECONDS: Final = 0.05
 """The pause after a connection that was closed, so that the attacker does not need all of a small machine."""
@@ -49,7 +53,8 @@ class Attack:
     """An attack, and ``what`` it does.
 
     With ``approved``, the attacker of a run with keys has a key that is approved, as a machine that takes part would
-    have. ``stopped_by_keys`` says that without keys nothing stops it, so it is only played against keys.
+    have. ``stopped_by_keys`` says that without keys nothing stops it, so it is only played against keys. ``settings``
+    are those of the run that is attacked; they change no result.
     """
 
     name: str
@@ -57,6 +62,7 @@ class Attack:
     play: Callable[[Target], None]
     approved: bool = False
     stopped_by_keys: bool = False
+    settings: tuple[str, ...] = ()
 
 
 def messages(target: Target) -> None:
@@ -158,6 +164,39 @@ def strange_keys(target: Target) -> None:
             time.sleep(0.02)
 
 
+def bundles(target: Target) -> None:
+    """An edge of nobody: bundles without messages, wrong ones, and closings of channels that do not exist."""
+    kinds = [
+        encode(bundle)
+        for bundle in (
+            Bundle(channels=(), frames=()),
+            Bundle(channels=tuple(range(MOST_MESSAGES)), frames=(2,) * MOST_MESSAGES),
+            Bundle(channels=(), frames=(), closed=(7,) * MOST_CLOSED),
+        )
+    ]
+    with _dealer(target) as dealer:
+        for number in _count():
+            if not number % 100:
+                dealer.send_multipart(encode(Station()))
+            dealer.send_multipart(kinds[number % len(kinds)])
+
+
+def channels(target: Target) -> None:
+    """An edge of nobody: Hello and Bye on ever new channels, for the devices of another machine's lease."""
+    bye, dead = encode(Bye(reason=ASLEEP))[0], encode(Died(device=1, incarnation=0))[0]
+    with _dealer(target) as dealer:
+        for number in _count():
+            if not number % 10:
+                dealer.send_multipart(encode(Station()))
+            first = number * DEVICES % 2**30
+            names = [*range(first, first + DEVICES), first, first]
+            hellos = [
+                encode(Hello(device=device, incarnation=2**30, lease=target.lease))[0] for device in range(DEVICES)
+            ]
+            bundle = Bundle(channels=tuple(names), frames=(1,) * len(names), closed=tuple(range(first)[-DEVICES:]))
+            dealer.send_multipart([*encode(bundle), *hellos, bye, dead])
+
+
 def stolen_lease(target: Target) -> None:
     """Says Hello for the devices of another machine, with its lease and very high incarnations, and enrols with it."""
     incarnation = 2**20
@@ -182,6 +221,8 @@ ATTACKS: Final = {
         Attack("idle-connections", f"{MOST_CONNECTIONS:,} connections that say nothing", idle_connections),
         Attack("half-handshakes", "connections that break off in the handshake", half_handshakes),
         Attack("strange-keys", "keys that nobody has approved", strange_keys),
+        Attack("bundles", "an edge of nobody, whose bundles hold nothing", bundles, approved=True, settings=SHARED),
+        Attack("channels", "ever new channels, for the devices of others", channels, approved=True, settings=SHARED),
         Attack(
             "stolen-lease",
             "another machine's lease, and Hello for its devices",

@@ -43,7 +43,7 @@ MOST_PROCESSORS = 1.5
 that reads."""
 SLOWEST = 0.5
 """The least share of the undisturbed pace."""
-_COUNTED = re.compile(r"a message was rejected: (\S+) \((\d+) so far\)")
+_COUNTED = re.compile(r"a (?:message was rejected|connection was closed): (\S+) \((\d+) so far\)")
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,8 @@ class AttackResult:
     processors: float = 0.0
     counted: dict[str, int] = field(default_factory=dict)
     complaints: tuple[str, ...] = ()
+    edge: bool = False
+    """Whether an edge was attacked, and not the coordinator."""
 
     @property
     def passed(self) -> bool:
@@ -92,12 +94,14 @@ def play(
     folder: Path,
     *,
     keys: bool,
+    edge: bool = False,
     noticed: str = "",
     seconds: float = 600.0,
     start: Start | None = None,
 ) -> AttackResult:
     """Play these attacks at once against a run with or without keys, until the run is over.
 
+    With an ``edge``, all devices are behind it, and it is attacked in place of the coordinator.
     With ``noticed``, the run stands still until the coordinator has counted something under this name; then neither its
     pace nor its processor time are held against their bounds. A wait that takes longer than ``seconds`` ends with a
     complaint.
@@ -105,13 +109,14 @@ def play(
     began = time.monotonic()
     complaints: list[str] = []
     watch = None
-    with _fleet(folder, calm.rounds, start) as fleet, _attacker(folder) as attacker:
-        known = _start(fleet, folder, keys)
+    with _fleet(folder, calm.rounds, start, attacks) as fleet, _attacker(folder) as attacker:
+        place = free_address() if edge else fleet.address
+        known = _start(fleet, folder, keys, place)
         try:
             fleet.wait_for_round(BEGIN, seconds)
             watch = _Watch(fleet)
             with _standing_still(fleet) if noticed else nullcontext():
-                _begin(attacker, fleet, attacks, known)
+                _begin(attacker, fleet, place, attacks, known)
                 fleet.wait_until(lambda: not noticed or noticed in _counted(fleet), f"counting {noticed}", seconds)
             code = fleet.wait_for_end(seconds)
             if code:
@@ -129,26 +134,34 @@ def play(
             complaints += outcomes_add_up(fleet.rows()) + clock_goes_forward(fleet.rows())
             complaints += _model(fleet, calm)
             pace = _pace(fleet) / calm.pace
+    victim = "the edge" if edge else "the coordinator"
     memory, processors = max(0, used[0] - calm.memory), used[1]
     if memory > MOST_MEMORY:
-        complaints.append(f"the coordinator held {memory / 2**20:,.0f} MiB more than without an attack")
+        complaints.append(f"{victim} held {memory / 2**20:,.0f} MiB more than without an attack")
     if not noticed and not complaints:
         if pace < SLOWEST:
             complaints.append(f"the run went at {pace:.2f} of its pace")
         if processors > calm.processors + MOST_PROCESSORS:
-            complaints.append(f"the coordinator used {processors:.1f} processors, undisturbed {calm.processors:.1f}")
+            complaints.append(f"{victim} used {processors:.1f} processors, undisturbed {calm.processors:.1f}")
     return AttackResult(
-        tuple(attacks), keys, time.monotonic() - began, pace, memory, processors, _counted(fleet), tuple(complaints)
+        attacks=tuple(attacks),
+        keys=keys,
+        seconds=time.monotonic() - began,
+        pace=pace,
+        memory=memory,
+        processors=processors,
+        counted=_counted(fleet),
+        complaints=tuple(complaints),
+        edge=edge,
     )
 
 
 class _Watch(threading.Thread):
-    """Samples the coordinator's memory until it is stopped, and the processor time that it uses meanwhile."""
+    """Samples the memory of who is attacked until it is stopped, and the processor time that it uses meanwhile."""
 
     def __init__(self, fleet: LiveFleet) -> None:
         super().__init__(daemon=True)
-        assert fleet.coordinator is not None
-        self._process = psutil.Process(fleet.coordinator.pid)
+        self._process = psutil.Process(_attacked(fleet).pid)
         self._done = threading.Event()
         self._memory = 0
         self._samples: list[tuple[float, float]] = []
@@ -177,11 +190,14 @@ class _Watch(threading.Thread):
         return self._memory, (after - before) / (ended - began)
 
 
-def _fleet(folder: Path, rounds: int, start: Start | None) -> AbstractContextManager[LiveFleet]:
+def _fleet(
+    folder: Path, rounds: int, start: Start | None, attacks: Sequence[str] = ()
+) -> AbstractContextManager[LiveFleet]:
+    settings = dict.fromkeys(setting for name in attacks for setting in ATTACKS[name].settings)
     return live_fleet(
         folder,
         address=free_address(),
-        overrides=(*SETTINGS, f"rounds={rounds}"),
+        overrides=(*SETTINGS, *settings, f"rounds={rounds}"),
         experiment="digits-small",
         start=start,
     )
@@ -189,7 +205,7 @@ def _fleet(folder: Path, rounds: int, start: Start | None) -> AbstractContextMan
 
 def _calm(folder: Path, rounds: int, start: Start | None) -> Calm:
     with _fleet(folder, rounds, start) as fleet:
-        _start(fleet, folder, keys=False)
+        _start(fleet, folder, keys=False, place=fleet.address)
         fleet.wait_for_round(BEGIN, 600.0)
         watch = _Watch(fleet)
         code = fleet.wait_for_end(600.0)
@@ -199,17 +215,32 @@ def _calm(folder: Path, rounds: int, start: Start | None) -> Calm:
         return Calm(rounds, str(fleet.summary()["model_digest"]), _pace(fleet), *watch.figures())
 
 
-def _start(fleet: LiveFleet, folder: Path, keys: bool) -> dict[str, str] | None:
-    """Start coordinator and devices. With keys, the result are keys that a second machine has, which are approved."""
+def _attacked(fleet: LiveFleet) -> psutil.Popen:
+    """The edge if there is one, else the coordinator."""
+    assert fleet.coordinator is not None
+    return fleet.edges[0] if fleet.edges else fleet.coordinator
+
+
+def _start(fleet: LiveFleet, folder: Path, keys: bool, place: str) -> dict[str, str] | None:
+    """Start coordinator and devices, which connect to ``place``: that of an edge if it is not the coordinator's.
+
+    With keys, the result are keys that a second machine has, which are approved.
+    """
+    edge = place != fleet.address
     if not keys:
         fleet.start_coordinator()
-        fleet.start_devices(DEVICES)
+        if edge:
+            fleet.start_edge(place)
+        fleet.start_devices(DEVICES, address=place)
         return None
     here, other = KeyFolder(folder / "keys"), KeyFolder(folder / "other-keys")
     server = here.new()
     here.approve("other", other.new())
     fleet.start_coordinator("--keys", str(here.path))
-    fleet.start_devices(DEVICES, "--keys", str(here.path), "--server-key", server)
+    own = ("--keys", str(here.path), "--server-key", server)
+    if edge:
+        fleet.start_edge(place, *own)
+    fleet.start_devices(DEVICES, *own, address=place)
     public, secret = other.pair()
     return {"public": public, "secret": secret, "server": server}
 
@@ -244,11 +275,15 @@ def _standing_still(fleet: LiveFleet) -> Iterator[None]:
 
 
 def _begin(
-    attacker: subprocess.Popen[bytes], fleet: LiveFleet, attacks: Sequence[str], keys: dict[str, str] | None
+    attacker: subprocess.Popen[bytes],
+    fleet: LiveFleet,
+    place: str,
+    attacks: Sequence[str],
+    keys: dict[str, str] | None,
 ) -> None:
-    """Let the attacks begin."""
+    """Let the attacks on ``place`` begin."""
     assert attacker.stdin is not None
-    said = {"address": fleet.address, "attacks": list(attacks), "lease": _lease(fleet), "keys": keys}
+    said = {"address": place, "attacks": list(attacks), "lease": _lease(fleet), "keys": keys}
     attacker.stdin.write(json.dumps(said).encode() + b"\n")
     attacker.stdin.flush()
 
@@ -275,8 +310,8 @@ def _model(fleet: LiveFleet, calm: Calm) -> list[str]:
 
 def _counted(fleet: LiveFleet) -> dict[str, int]:
     """How often the coordinator's log says that something was refused or closed: to the last power of ten."""
-    log = fleet.run_directory / "logs" / "coordinator.log"
-    text = log.read_text(errors="replace") if log.is_file() else ""
+    logs = [fleet.run_directory / "logs" / "coordinator.log", *map(fleet.log_of, fleet.edges)]
+    text = "".join(log.read_text(errors="replace") for log in logs if log.is_file())
     counts = {reason: int(count) for reason, count in _COUNTED.findall(text)}
     if found := re.findall(r"broke off in the handshake so far: (\d+)", text):
         counts["handshake"] = int(found[-1])

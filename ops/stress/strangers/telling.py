@@ -14,10 +14,11 @@ from fedemu.ops.stress.strangers.play import AttackResult, names, play, undistur
 from fedemu.protocol.errors import ConfigurationError
 
 
-def play_strangers(folder: Path, wanted: Sequence[str], seconds: float) -> list[AttackResult]:
+def play_strangers(folder: Path, wanted: Sequence[str], seconds: float, edge: bool = False) -> list[AttackResult]:
     """Play the attacks of these names, or all, each for about ``seconds``, without keys and with keys.
 
-    Raises ConfigurationError if there is no attack of a name. People read on stderr how it goes.
+    With ``edge`` they go against an edge, behind which all devices are. Raises ConfigurationError if there is no attack
+    of a name. People read on stderr how it goes.
     """
     for name in wanted:
         if name not in ATTACKS:
@@ -30,7 +31,7 @@ def play_strangers(folder: Path, wanted: Sequence[str], seconds: float) -> list[
     for keys in (False, True):
         for name in names(wanted, keys):
             console.print(f"{name}, {'with' if keys else 'without'} keys: {ATTACKS[name].what} ...")
-            result = play([name], calm, folder / f"{name}-{'keys' if keys else 'open'}", keys=keys)
+            result = play([name], calm, folder / f"{name}-{'keys' if keys else 'open'}", keys=keys, edge=edge)
             results.append(result)
             console.print(f"  {'passed' if result.passed else 'FAILED'} in {span(result.seconds)}")
     _show(console, results)

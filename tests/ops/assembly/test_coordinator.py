@@ -31,7 +31,9 @@ def test_a_diagnosis_takes_as_many_test_samples_as_it_is_told(tmp_path: Path, sa
     plan = plan_of(tmp_path, "diagnose.every=5", f"diagnose.samples={samples}")
     assert plan.diagnosis is not None
     assert (len(plan.diagnosis.evaluator), plan.settings.diagnose_every) == (used, 5)
-    assert (plan.diagnosis.evaluator is plan.evaluator) == (samples == 0), "all samples are kept once"
+    one, other = vars(plan.diagnosis.evaluator), vars(plan.evaluator)
+    assert (one["_cache"] is other["_cache"]) == (samples == 0), "all samples are kept once"
+    assert one["_model"] is not other["_model"], "they may work at the same time"
 
 
 def test_a_diagnosis_goes_by_the_samples_that_devices_get(tmp_path: Path) -> None:

@@ -37,7 +37,11 @@ def test_a_machine_is_approved_listed_and_revoked(tmp_path: Path, capsys: pytest
     assert shown == [f"keys in {tmp_path}/keys", f"  this machine  {own}", f"  lab2          {other}  approved"]
     assert call("keys", "list", "--format", "json") == 0
     listed = json.loads(capsys.readouterr().out)
-    assert listed == {"folder": f"{tmp_path}/keys", "public_key": own, "approved": {"lab2": other}}
+    assert listed == {"folder": f"{tmp_path}/keys", "public_key": own, "approved": {"lab2": other}, "edges": []}
+    assert call("keys", "approve", "lab2", other, "--edge") == 0
+    assert capsys.readouterr().out == f"lab2 is approved as an edge: {other}\n"
+    assert call("keys", "list") == 0
+    assert capsys.readouterr().out.splitlines()[2] == f"  lab2          {other}  approved as an edge"
     assert call("keys", "revoke", "lab2") == 0
     assert capsys.readouterr().out == f"lab2 is not approved any more: {other}\n"
     assert KeyFolder(tmp_path / "keys").approved() == {}

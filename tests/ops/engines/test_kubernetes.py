@@ -63,12 +63,13 @@ def test_every_object_is_what_its_schema_says(more: Sequence[str], tmp_path: Pat
     objects = written(tmp_path / "out")
     assert sorted(objects) == [
         "ConfigMap/digits-small",
-        "Deployment/digits-small-devices",
         "NetworkPolicy/digits-small",
         "Secret/digits-small-coordinator",
         "Secret/digits-small-devices",
         "Service/digits-small",
+        "Service/digits-small-devices",
         "StatefulSet/digits-small",
+        "StatefulSet/digits-small-devices",
     ]
     for one in objects.values():
         kubernetes_validate.validate(one, "1.33", strict=True)
@@ -99,8 +100,8 @@ def test_the_experiment_decides_on_machines_resources_and_settings(
     objects = written(folder)
     frozen = tomllib.loads(objects["ConfigMap/digits-small"]["data"]["config.toml"])
     assert (frozen["rounds"], frozen["fleet"]["give_up"]) == (7, 600.0)
-    supervisor = container(objects, "Deployment/digits-small-devices")
-    assert objects["Deployment/digits-small-devices"]["spec"]["replicas"] == 3
+    supervisor = container(objects, "StatefulSet/digits-small-devices")
+    assert objects["StatefulSet/digits-small-devices"]["spec"]["replicas"] == 3
     assert "fedemu device --n 7 --connect tcp://digits-small:5577" in supervisor["args"][0]
     assert "--trainers 2" in supervisor["args"][0]
     assert supervisor["resources"]["requests"]["cpu"] == "4"
@@ -110,6 +111,23 @@ def test_the_experiment_decides_on_machines_resources_and_settings(
     coordinator = objects["StatefulSet/digits-small"]["spec"]
     assert coordinator["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == "20Gi"
     assert supervisor["image"] == container(objects, "StatefulSet/digits-small")["image"] == "r.io/f:1"
+
+
+def test_a_machine_that_moves_takes_its_lease_and_its_own_states_along(tmp_path: Path) -> None:
+    assert call("kubernetes", "digits-small", "--machines", "3", "--machine-storage", "500Mi", "--out", "out") == 0
+    objects = written(tmp_path / "out")
+    machines = objects["StatefulSet/digits-small-devices"]["spec"]
+    [claim] = machines["volumeClaimTemplates"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "500Mi"
+    [mount] = [
+        mount
+        for mount in container(objects, "StatefulSet/digits-small-devices")["volumeMounts"]
+        if mount["name"] == claim["metadata"]["name"]
+    ]
+    assert f"--state {mount['mountPath']} " in container(objects, "StatefulSet/digits-small-devices")["args"][0]
+    assert machines["podManagementPolicy"] == "Parallel", "they all have to be there before the run begins"
+    named = objects[f"Service/{machines['serviceName']}"]["spec"]
+    assert named == {"clusterIP": "None", "selector": machines["selector"]["matchLabels"]}
 
 
 @pytest.fixture
@@ -154,7 +172,7 @@ def test_the_pod_of_the_coordinator_has_usable_keys_and_waits_with_its_results(p
 
 
 def test_a_machine_that_is_told_of_an_interruption_ends_and_so_is_started_again(pods: Any, tmp_path: Path) -> None:
-    pod = pods("Deployment/digits-small-devices", "digits-small-devices", code=4)
+    pod = pods("StatefulSet/digits-small-devices", "digits-small-devices", code=4)
     assert pod.wait(60) == 4
     assert not (tmp_path / "tmp" / "over").exists()
     KeyFolder(tmp_path / "tmp" / "keys").pair()
@@ -168,6 +186,7 @@ def test_a_machine_that_is_told_of_an_interruption_ends_and_so_is_started_again(
         (["--name", "on"], "--name 'on' is no name for Kubernetes"),
         (["--image", 'a"b'], "is no image; write it as in registry.example/fedemu:0.1"),
         (["--storage", "much"], "--storage 'much' is no size; write it as in 500Mi or 10Gi"),
+        (["--machine-storage", "0Gi"], "--machine-storage '0Gi' is no size; write it as in 500Mi or 10Gi"),
         (["--cpus", "0"], "--cpus 0 must be at least 1"),
         (["--out", "there"], "can't make there: "),
     ],

@@ -1,25 +1,37 @@
-"""A run on a Ray cluster of three nodes, which are processes here: a node is removed, and the digest stays."""
+"""Runs on a Ray cluster of three nodes, which are processes here: one is removed, another comes, the digests stay."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 
+from fedemu.coordinator.record.json_lines import read_lines
+from fedemu.coordinator.record.row import read_rows
+from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.engines.nodes import settle
+from fedemu.ops.engines.on_ray import bundle
+from fedemu.ops.engines.sending import folder_of
 from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.keys.store import KeyFolder
 from fedemu.ops.running.folder import claim
 from fedemu.ops.running.together import run_together
 from fedemu.ops.stress.fleet import finished_rounds
+from fedemu.ops.stress.replay import STEADY
+from fedemu.ops.stress.tasks import TASKS
+from fedemu.protocol.errors import ConfigurationError
 
-SMALL = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
+SMALL = {"num_cpus": 3, "object_store_memory": 100 * 2**20, "include_dashboard": False}
 LONGEST_SECONDS = 600.0
 AT_HOME = {0: "a", 1: "b", 2: "c"}
 
@@ -40,9 +52,20 @@ def test_a_place_without_a_node_goes_to_one_that_has_returned_or_was_added() -> 
     assert settle({0: None, 1: None}, {}, []) == {}
 
 
+def test_a_place_takes_the_cores_and_gpus_that_every_node_has_and_no_more_cores_than_trainers() -> None:
+    nodes = [{"Resources": {"CPU": 8.0, "GPU": 2.0}}, {"Resources": {"CPU": 4.0, "GPU": 1.0}}]
+    assert bundle(nodes, "auto") == {"CPU": 4.0, "GPU": 1.0}
+    assert bundle(nodes, "cpu") == {"CPU": 4.0}
+    assert bundle(nodes, "cpu", trainers=3) == {"CPU": 3.0}
+    with pytest.raises(ConfigurationError, match=r"--trainers 5 is more than the cores .* \(4\)"):
+        bundle(nodes, "cpu", trainers=5)
+    with pytest.raises(ConfigurationError, match="not every node of the Ray cluster has a GPU"):
+        bundle([*nodes, {"Resources": {"CPU": 4.0}}], "cuda")
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Three nodes of Ray on the loopback interface, with one core each."""
+    """Three nodes of Ray on the loopback interface, each with a core for each of three runs."""
     utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: pip install 'fedemu[ray]'")
     made = utils.Cluster(initialize_head=True, head_node_args=SMALL)
     try:
@@ -53,47 +76,213 @@ def cluster() -> Iterator[Any]:
         made.shutdown()
 
 
-def until(condition: Callable[[], bool], run: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + LONGEST_SECONDS
-    while not condition():
-        assert run.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.05)
+ALL_ASKED = ("fleet.over_selection=1.0", "faults.crash_rate=0.05", "availability={kind='always'}")
+"""Each round asks every device, so no round can end without a node."""
+RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "flashback": (
+        "digits-small+public+flashback",
+        (
+            "rounds=5",
+            "fleet.devices=9",
+            "fleet.per_round=9",
+            "model.hidden=[16]",
+            "liveness.heartbeat_seconds=1.0",
+            "algorithm.options.server_epochs=2",
+            "data.dataset=own.csv",
+            "data.partition={kind='iid'}",
+            *ALL_ASKED,
+        ),
+    ),
+    "mfcl": (
+        "digits-tasks+mfcl",
+        (
+            *TASKS.settings,
+            "rounds=5",
+            "stream={kind='classes', tasks=4, rounds_per_task=2}",
+            "fleet.per_round=12",
+            "algorithm.options.iterations=20",
+            "algorithm.options.generator_batch=16",
+            *ALL_ASKED,
+        ),
+    ),
+    "coordinated replay": (
+        "digits-small",
+        (*STEADY.settings, "rounds=6", "fleet.per_round=16", "fleet.wake=on-demand", *ALL_ASKED),
+    ),
+}
+
+
+def own_data(folder: Path) -> Path:
+    """A file with 600 samples of three classes, which only a process in ``folder`` finds."""
+    random = np.random.default_rng(0)
+    label = np.arange(600) % 3
+    table = np.column_stack([random.normal(label[:, None], 1.0, (600, 4)), label])
+    np.savetxt(folder / "own.csv", table, "%.5f", ",", header="a,b,c,d,label", comments="")
+    return folder
+
+
+def forget_sent(folder: Path) -> None:
+    """Remove the data of ``own_data`` where a node keeps what it was sent."""
+    experiment, _ = load_experiment("digits-small", [f"data.dataset={folder}/own.csv"], {})
+    shutil.rmtree(folder_of(open_corpus(experiment).digest), ignore_errors=True)
+
+
+class OnRay:
+    """A run on the nodes of a cluster. Its coordinator can be held, so that the run waits while the cluster changes."""
+
+    def __init__(self, address: str, folder: Path, experiment: str, settings: Sequence[str]) -> None:
+        self.folder = folder
+        self._log = folder / "log"
+        self._held: psutil.Process | None = None
+        self._deadline = time.monotonic() + LONGEST_SECONDS
+        chosen = [
+            *settings,
+            "runtime.per_process=4",
+            "runtime.report=false",
+            f"runtime.shared_state={folder / 'state'}",
+        ]
+        words = ["run", experiment, *(word for one in chosen for word in ("--set", one))]
+        with self._log.open("wb") as output:
+            self.process = psutil.Popen(
+                [sys.executable, "-m", "fedemu", *words, "--on", "ray", "--trainers", "1", "--out", "run"],
+                cwd=folder,
+                env=os.environ | {"RAY_ADDRESS": address},
+                stdout=output,
+                stderr=output,
+            )
+
+    @property
+    def told(self) -> str:
+        """What the run has said so far, and what it has said of its places."""
+        places = self.folder / "run" / "logs" / "devices.out"
+        return self._log.read_text() + (places.read_text() if places.exists() else "")
+
+    def check(self) -> None:
+        """Fail if the run has ended, or if it takes too long."""
+        assert self.process.poll() is None, self.told
+        assert time.monotonic() < self._deadline, self.told
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is true of a run that goes on."""
+        while not condition():
+            self.check()
+            time.sleep(0.05)
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are over."""
+        return finished_rounds(self.folder / "run")
+
+    def hold(self) -> None:
+        """Stop the coordinator."""
+        [self._held] = [each for each in self.process.children() if each.name().startswith("fedemu-coordin")]
+        self._held.suspend()
+
+    def go_on(self) -> None:
+        """Let the coordinator go on."""
+        if self._held is not None:
+            self._held.resume()
+            self._held = None
+
+    def summary(self) -> dict[str, Any]:
+        """The summary of the run, which has to end with exit code 0."""
+        assert self.process.wait(LONGEST_SECONDS) == 0, self.told
+        return dict(json.loads((self.folder / "run" / "summary.json").read_text()))
+
+    def close(self) -> None:
+        """End the run if it still goes on."""
+        if self.process.is_running():
+            self.go_on()
+            self.process.terminate()
+        self.process.wait(LONGEST_SECONDS)
+
+
+def hold_each_after_a_round(runs: Iterable[OnRay]) -> None:
+    """Let the runs go on, and hold each of them as soon as one more of its rounds is over."""
+    rounds = {run: run.rounds for run in runs}
+    for run in rounds:
+        run.go_on()
+    while rounds:
+        for run in [*rounds]:
+            if run.rounds > rounds[run]:
+                run.hold()
+                del rounds[run]
+            run.check()
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def shaken(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, OnRay]]:
+    """Three runs at once, each on three nodes. One node is removed in the middle of a round, then another comes."""
+    runs: dict[str, OnRay] = {}
+    try:
+        for name, (experiment, settings) in RUNS.items():
+            folder = own_data(tmp_path_factory.mktemp("on-ray"))
+            forget_sent(folder)
+            runs[name] = OnRay(cluster.address, folder, experiment, settings)
+        hold_each_after_a_round(runs.values())
+        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+        for run in runs.values():
+            run.until(lambda run=run: "is lost with its node, or its process" in run.told)
+        hold_each_after_a_round(runs.values())
+        cluster.add_node(**SMALL)
+        for run in runs.values():
+            run.until(lambda run=run: "goes to the node that is kept for it" in run.told)
+            run.go_on()
+        yield runs
+    finally:
+        for run in runs.values():
+            run.close()
+            forget_sent(run.folder)
 
 
 @pytest.mark.timeout(900)
-def test_a_run_on_three_nodes_of_which_one_is_removed_has_the_digest_of_a_run_alone(
-    cluster: Any, tmp_path: Path
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_that_loses_a_node_in_a_round_and_gets_another_has_the_digest_of_a_run_alone(
+    name: str, shaken: dict[str, OnRay], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = ["rounds=20", "runtime.per_process=10", "runtime.report=false"]
-    words = [word for setting in settings for word in ("--set", setting)]
-    words += ["--set", f"runtime.shared_state={tmp_path / 'state'}"]
-    command = [sys.executable, "-m", "fedemu", "run", "digits-small", *words, "--on", "ray", "--out", "run"]
-    log = tmp_path / "log"
-    with log.open("wb") as output:
-        run = subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env=os.environ | {"RAY_ADDRESS": cluster.address},
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        until(lambda: finished_rounds(tmp_path / "run") >= 2, run, log)
-        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
-        assert run.wait(LONGEST_SECONDS) == 0, log.read_text()
-    finally:
-        run.terminate()
-        run.wait()
-    told = (tmp_path / "run" / "logs" / "devices.out").read_text()
-    assert "3 places on 3 nodes of Ray" in told
-    assert "is lost with its node, or its process" in told
-    experiment, runtime = load_experiment("digits-small", [*settings, "runtime.transport=memory"], {})
+    run = shaken[name]
+    monkeypatch.chdir(run.folder)
+    summary = run.summary()
+    assert "3 places on 3 nodes of Ray" in run.told
+    chosen, settings = RUNS[name]
+    settings = [*settings, "fleet.wake=at-once", "runtime.transport=memory"]
+    experiment, runtime = load_experiment(chosen, settings, {})
     alone = claim(experiment, tmp_path / "alone")
     assert run_together(alone, experiment, runtime, new=True, print_summary=False) == 0
-    ends = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "alone")]
-    assert ends[0]["model_digest"] == ends[1]["model_digest"]
-    assert not ends[0]["perturbed"]
+    assert summary["model_digest"] == json.loads((alone / "summary.json").read_text())["model_digest"]
+    assert not summary["perturbed"]
+    # A round is over some time before its row is there. So a quick run may have been held a round later.
+    assert _rounds_of_arrivals(run.folder / "run") - {1}, "no place came back within a round"
+
+
+@pytest.mark.timeout(900)
+def test_nodes_without_the_data_are_sent_them_and_others_use_their_own(shaken: dict[str, OnRay]) -> None:
+    sent = {name: run.told.count("has no copy of the data; ") for name, run in shaken.items()}
+    assert sent["flashback"] >= 1, "its file is found only in the folder of the run"
+    assert (sent["mfcl"], sent["coordinated replay"]) == (0, 0), "the digits are built in"
+
+
+@pytest.mark.timeout(900)
+def test_secret_keys_are_nowhere_but_in_the_keys_of_the_run(shaken: dict[str, OnRay], cluster: Any) -> None:
+    session = Path(cluster.head_node.get_session_dir_path())
+    for run in shaken.values():
+        run.summary()
+        keys = run.folder / "run" / "keys"
+        secrets = [KeyFolder(place).pair()[1].encode() for place in [keys, *keys.glob("place-*")]]
+        assert len(secrets) == 4
+        for folder in (run.folder, session / "logs"):
+            for path in folder.rglob("*"):
+                if path.is_file() and keys not in path.parents:
+                    assert not any(secret in path.read_bytes() for secret in secrets), path
+        assert {path.stat().st_mode & 0o077 for path in keys.rglob("*_secret")} == {0}
+
+
+def _rounds_of_arrivals(directory: Path) -> set[int]:
+    """The rounds within which a machine has enrolled again."""
+    rows = read_rows(directory)
+    enrolled = [event["wall_time"] for event in read_lines(directory / "events.jsonl") if event["event"] == "enroll"]
+    return {row.round for row in rows for at in enrolled if row.wall_time - row.round_seconds < at < row.wall_time}
 
 
 @pytest.mark.timeout(900)

@@ -86,7 +86,7 @@ def test_the_digest_of_the_defaults_is_what_it_has_been() -> None:
     assert Experiment().digest == EXPECTED_DIGEST
 
 
-EXPECTED_DIGEST = "92f3a44c5fdbad019433f5bb8bc6f82ae2ef26f592fd76955223454bba10b710"
+EXPECTED_DIGEST = "b0f51db495d241ae0484bcc366adca0e1ed2490b77761a6e22fab081d1aac492"
 
 
 def test_an_experiment_is_frozen() -> None:
@@ -242,6 +242,10 @@ REFUSED = {
     "[fleet]\nper_round = 400": (
         "fleet.per_round = 400 is more than fleet.devices = 300; "
         "lower fleet.per_round, or set fleet.participation instead"
+    ),
+    '[fleet]\nwake = "on-demand"\n[clock]\nkind = "wall"': (
+        'fleet.wake = "on-demand" needs clock.kind = "virtual"; under the wall clock a device that sleeps would count '
+        "as off-line"
     ),
     "[fleet]\nper_round = 3\nparticipation = 0.1": (
         "fleet.per_round and fleet.participation say the same thing twice; keep one of them"

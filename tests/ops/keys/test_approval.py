@@ -33,6 +33,17 @@ def test_a_change_counts_after_a_second_at_most(tmp_path: Path, clock: list[floa
     assert not approved(FIRST)
 
 
+def test_a_machine_may_be_an_edge_while_it_is_approved_as_one(tmp_path: Path, clock: list[float]) -> None:
+    folder = KeyFolder(tmp_path)
+    approved = Approval(folder, own=SECOND)
+    folder.approve("site", FIRST, edge=True)
+    clock[0] += AGAIN_SECONDS
+    assert [approved(FIRST), approved.of_edge(FIRST), approved.of_edge(SECOND)] == [True, True, True]
+    folder.approve("site", FIRST)
+    clock[0] += AGAIN_SECONDS
+    assert [approved(FIRST), approved.of_edge(FIRST)] == [True, False]
+
+
 def test_a_file_that_is_changed_in_its_place_counts(tmp_path: Path, clock: list[float]) -> None:
     folder = KeyFolder(tmp_path)
     folder.approve("lab", FIRST)

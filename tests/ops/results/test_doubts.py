@@ -53,3 +53,12 @@ def test_more_than_a_fifth_of_rejected_and_failed_replies_is_told(rejected: int,
 @pytest.mark.parametrize("summary", [{}, {"chance_accuracy": 0.1}])
 def test_a_run_without_rounds_leaves_no_doubt(summary: dict[str, Any]) -> None:
     assert doubts([], summary) == []
+
+
+def test_machines_that_compute_differently_are_named_once_each() -> None:
+    compute = {"mixed": True, "coordinator": [{"host": "a"}], "machines": [{"host": "a"}, {"host": "b"}]}
+    assert doubts([], {"compute": {**compute, "mixed": False}}) == []
+    assert doubts([], {"compute": compute}) == [
+        "machines that compute differently took part (a, b; summary.json says how each computes), so the same "
+        "experiment may end otherwise"
+    ]

@@ -43,6 +43,13 @@ def test_the_fleet_is_told_complete_once(capsys: pytest.CaptureFixture[str]) -> 
     assert heard.counts == [0, 100, 300, 299, 300]
 
 
+def test_devices_that_sleep_are_not_called_connected(capsys: pytest.CaptureFixture[str]) -> None:
+    told = Told(300).beside(Heard())
+    for awake in (0, 7):
+        told.devices({"connected": 300, "awake": awake, "starting": 0, "stopped": 0})
+    assert capsys.readouterr().err == "300 devices; they sleep until they are asked\n"
+
+
 def test_a_trainer_that_ended_is_told_and_a_device_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     told = Told(300)
     told.restarted("device")

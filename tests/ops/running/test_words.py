@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedemu.ops.experiment import Experiment
+from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.running.folder import claim
-from fedemu.ops.running.words import conclude
+from fedemu.ops.running.words import conclude, liveness_line, processes
 
 Write = Callable[..., None]
 EXPERIMENT = Experiment(name="tiny", rounds=3)
@@ -76,3 +77,27 @@ def test_a_resumed_run_is_never_removed() -> None:
     directory = claim(EXPERIMENT, None)
     assert conclude(directory, 2, "run", new=False, print_summary=False) == 2
     assert directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([], "one process each"),
+        (["runtime.per_process=7"], "7 devices per process"),
+        (["fleet.wake=on-demand"], "asleep until they are asked, then up to 50 in a process"),
+        (["fleet.wake=on-demand", "runtime.per_process=7"], "asleep until they are asked, then up to 7 in a process"),
+    ],
+)
+def test_people_are_told_how_devices_live(settings: list[str], said: str) -> None:
+    assert processes(*load_experiment("digits-small", settings, {})) == said
+
+
+def test_a_fleet_too_large_for_usual_signs_of_life_says_how_often_they_come() -> None:
+    large = ["fleet.devices=50000", "fleet.per_round=1000"]
+    assert liveness_line(load_experiment("digits", ["fleet.devices=1000"], {})[0]) == ""
+    assert liveness_line(load_experiment("digits", large, {})[0]) == (
+        "  liveness     a sign of life every 1 min 40 s from each of so many devices; one is gone after 8 min 20 s of "
+        "silence (liveness.most_per_second)\n"
+    )
+    assert liveness_line(load_experiment("digits", [*large, "liveness.most_per_second=25000"], {})[0]) == ""
+    assert liveness_line(load_experiment("digits", [*large[:1], "fleet.wake=on-demand"], {})[0]) == ""

@@ -76,12 +76,15 @@ def test_replay_buffers_are_counted_in_samples_and_bytes_as_their_devices_last_t
     assert registry.get_sample_value("fedemu_replay_bytes") == 6 * 72
 
 
-def test_a_round_that_begins_tells_how_many_are_finished_also_after_a_resume() -> None:
+def test_a_round_counts_when_it_is_durable_though_the_next_one_has_begun() -> None:
     registry = CollectorRegistry()
     metrics = CoordinatorMetrics(registry, 50)
-    metrics.round_started(31, 0, 4.0, 10)
-    assert registry.get_sample_value("fedemu_round") == 30
-    assert registry.get_sample_value("fedemu_rounds") == 50
+    metrics.resumed([Row(round=30, virtual_time=4.0)], 9.0)
+    metrics.round_started(32, 0, 6.0, 10)
+    told = ("fedemu_rounds", "fedemu_round", "fedemu_virtual_time_seconds")
+    assert [registry.get_sample_value(name) for name in told] == [50, 30, 6.0]
+    metrics.round_finished(Row(round=31, virtual_time=5.0))
+    assert [registry.get_sample_value(name) for name in told] == [50, 31, 6.0]
 
 
 def test_a_run_that_is_over_has_no_devices_and_tells_how_it_ended() -> None:

@@ -55,12 +55,14 @@ def main(path: str, progress_path: str) -> None:
     work = dict(np.load(path))
     settings = json.loads(str(work["settings"]))
     rounds, per_round = work["cohorts"].shape
+    # pfl computes on the device that PFL_PYTORCH_DEVICE names, which is that of the settings.
+    x, y = (torch.from_numpy(work[name]).to(settings["device"]) for name in ("x", "y"))
 
     def open_user(device: int) -> Dataset:
         """The samples of a device, as tensors, in a new order each time."""
         samples = np.random.permutation(work["samples"][work["starts"][device] : work["starts"][device + 1]])
-        tensors = [torch.from_numpy(work["x"][samples]), torch.from_numpy(work["y"][samples])]
-        return Dataset(raw_data=tensors, user_id=str(device))
+        rows = torch.from_numpy(samples).to(x.device)
+        return Dataset(raw_data=[x[rows], y[rows]], user_id=str(device))
 
     class Progress(TrainingProcessCallback):  # type: ignore[misc]
         """Tells when a round is over."""
@@ -101,7 +103,8 @@ def main(path: str, progress_path: str) -> None:
     )
     sys.stdin.read()  # the benchmark reads the figures of this process first
     with torch.inference_mode():
-        right = module(torch.from_numpy(work["test_x"])).argmax(1) == torch.from_numpy(work["test_y"])
+        test_x, test_y = (torch.from_numpy(work[name]).to(settings["device"]) for name in ("test_x", "test_y"))
+        right = module(test_x).argmax(1) == test_y
     print(json.dumps({"accuracy": float(right.float().mean())}), flush=True)
 
 

@@ -4,34 +4,95 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
+from fedemu.device.compute.executors.executor import Job, Source
+from fedemu.ops.assembly.learning import open_algorithm
 from fedemu.ops.bench.gpu import gpu
-from fedemu.ops.bench.measuring.measure import QUICK
+from fedemu.ops.bench.gpu.lines import Line, _line, lines, operations
+from fedemu.ops.bench.gpu.sharing import Share, shares
+from fedemu.ops.bench.measuring.measure import QUICK, Spread
+from fedemu.ops.bench.peers.peers import Comparison
+from fedemu.ops.bench.training.workloads import WORKLOADS
 from fedemu.protocol.errors import ConfigurationError
+
+CPU = torch.device("cpu")
 
 
 def test_a_work_is_measured_one_by_one_and_in_stacks_and_beside_the_peak() -> None:
     told: list[str] = []
-    study = gpu.study(QUICK, told.append, "cpu", ["digits"], (1, 8), product=64)
-    assert [(line.work, line.stack, line.why) for line in study.lines] == [("digits", 1, ""), ("digits", 8, "")]
-    for line in study.lines:
+    peak = gpu.peak_of(CPU, 64)
+    measured = list(lines(QUICK, told.append, CPU, peak, ["digits"], (1, 8)))
+    assert [(line.work, line.stack, line.graphs, line.why) for line in measured] == [
+        ("digits", 1, False, ""),
+        ("digits", 8, False, ""),
+    ]
+    for line in measured:
         assert line.updates_per_second is not None
         assert line.teraflops is not None
         assert line.roof is not None
-        assert min(line.updates_per_second.least, line.teraflops, line.roof, study.peak) > 0
-        assert line.busy is None
+        assert min(line.updates_per_second.least, line.gflop, line.teraflops, line.roof, peak) > 0
+        assert line.kernel_ms is line.gap_ms is line.kernel_roof is None
     assert told == ["gpu: digits, stack of 1", "gpu: digits, stack of 8"]
+
+
+def test_kernels_gaps_and_the_roof_follow_from_the_rate() -> None:
+    line = _line("a", 8, True, 341.0, Spread(100.0, 90.0, 110.0), 0.008, 67.0)
+    assert (line.kernel_ms, line.gap_ms) == (8.0, pytest.approx(2.0))
+    assert (line.teraflops, line.roof) == (pytest.approx(34.1), pytest.approx(34.1 / 67))
+    assert line.kernel_roof == pytest.approx(0.341 / 0.008 / 67)
+
+
+@pytest.mark.parametrize(("work", "each"), [("cifar", 101_087_232), ("fedntd", 136_421_376)])
+def test_an_update_of_the_cnn_takes_so_many_operations_for_each_image(work: str, each: int) -> None:
+    """FedNTD also asks the global model, whose loss has no gradient. An update of 500 images and 5 epochs: 341 GFLOP.
+
+    A product of an ``m × k`` and a ``k × n`` matrix counts as ``2mkn``; the first layer needs no gradient of images.
+    """
+    made: Any = WORKLOADS[work](1)
+    model, algorithm = open_algorithm(made.experiment, made.corpus)
+    indices = made.cohorts[0][0][:50]
+    jobs = [Job(device=0, round=1, task=0, indices=indices)]
+    counted = operations(algorithm.programs["train"], {"model": model.init(1)}, jobs, Source(made.corpus, 1, CPU))
+    assert counted == each * 50 * made.experiment.local.epochs
+
+
+def test_several_trainers_are_measured_and_a_machine_without_the_service_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    found, why = shares(QUICK, lambda line: None, "cpu", ["digits"], (2,))
+    (share,) = found
+    assert (share.work, share.trainers, share.service, share.why) == ("digits", 2, False, "")
+    assert share.updates_per_second is not None
+    assert share.updates_per_second.least > 0
+    assert why.startswith("nvidia-cuda-mps-control is not on this machine")
+
+
+def test_the_tables_show_everything_and_the_study_is_json() -> None:
+    rate = Spread(1234.5, 1000.0, 2000.0)
+    study = gpu.GpuStudy(
+        {"torch": torch.__version__},
+        67.0,
+        [Line("digits", 1, False, 0.1, why="out of memory"), _line("fedntd", 8, True, 341.0, rate, 0.0005, 67.0)],
+        [Share("digits", 4, True, rate)],
+        "it did not start",
+        Comparison([], {"pfl-research": "No matching distribution found"}),
+    )
     shown = io.StringIO()
     Console(file=shown, width=200).print(study)
-    assert "one by one" in shown.getvalue()
+    for words in ("one by one", "out of memory", "0.5 ms", "0.31 ms", "1,234.5", "no trainers with MPS: it did not"):
+        assert words in shown.getvalue(), words
+    assert "left out: pfl-research: No matching distribution found" in shown.getvalue()
     assert json.loads(json.dumps(study.table()))["about"]["torch"] == torch.__version__
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_without_a_gpu_it_is_refused() -> None:
+def test_without_a_gpu_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="torch finds no CUDA device here"):
-        gpu.study(QUICK, lambda line: None)
+        gpu.study(QUICK, tmp_path, lambda line: None)

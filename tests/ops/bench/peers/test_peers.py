@@ -35,9 +35,8 @@ def test_a_plain_loop_does_the_work_and_a_simulator_that_does_not_install_is_nam
         raise Absent("No matching distribution found")
 
     monkeypatch.setattr(peers, "environment", refuse)
-    monkeypatch.setattr(peers, "WORKS", (DIGITS,))
     told: list[str] = []
-    comparison = peers.compare(TINY, tmp_path, told.append, ["plain", "fedjax"])
+    comparison = peers.compare(TINY, tmp_path, told.append, ["plain", "fedjax"], (DIGITS,))
     (standing,) = comparison.standings
     assert (standing.work, standing.side) == (DIGITS.title, "a plain PyTorch loop")
     assert standing.updates_per_second.least > 0

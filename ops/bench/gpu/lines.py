@@ -1,0 +1,132 @@
+"""Works on a GPU by stacks of several sizes: the rate, kernels and gaps, and the arithmetic beside the peak."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedemu.algorithms.trees import map_leaves
+from fedemu.device.compute.capture import Captures, GraphRecorder
+from fedemu.device.compute.executors.executor import Executor, Job, Source
+from fedemu.device.compute.executors.serial import Serial
+from fedemu.device.compute.executors.vmapped import Vmapped
+from fedemu.ops.assembly.learning import open_algorithm
+from fedemu.ops.bench.measuring.measure import Effort, Spread, Tell
+from fedemu.ops.bench.training.workloads import WORKLOADS
+from fedemu.protocol.errors import TrainingError
+
+STACKS: Final = (1, 8, 16, 32, 64, 128)
+"""The sizes of stacks. 1 stands for one device after the other."""
+_REPETITIONS: Final = 3
+
+
+@dataclass(frozen=True)
+class Line:
+    """One work by one executor. On a processor nothing is known of kernels.
+
+    ``graphs`` says whether steps were captured as CUDA graphs. ``gflop`` are the 10^9 operations of an update.
+    ``kernel_ms`` and ``gap_ms`` are the milliseconds of an update in which the GPU runs kernels or copies, and in which
+    it waits. ``teraflops`` is the arithmetic that was reached, ``roof`` its share of the peak, ``kernel_roof`` the
+    share while kernels run. ``why`` tells why nothing was measured, such as a lack of memory.
+    """
+
+    work: str
+    stack: int
+    graphs: bool
+    gflop: float
+    updates_per_second: Spread | None = None
+    kernel_ms: float | None = None
+    gap_ms: float | None = None
+    teraflops: float | None = None
+    roof: float | None = None
+    kernel_roof: float | None = None
+    why: str = ""
+
+
+def lines(
+    effort: Effort,
+    tell: Tell,
+    device: torch.device,
+    peak: float,
+    works: Sequence[str] = tuple(WORKLOADS),
+    stacks: Sequence[int] = STACKS,
+) -> Iterator[Line]:
+    """Measure every work with every stack, on a GPU with and without graphs. ``peak`` is in 10^12 operations/s."""
+    for name in works:
+        work = WORKLOADS[name](1)
+        model, algorithm = open_algorithm(work.experiment, work.corpus)
+        program: Any = algorithm.programs["train"]
+        shared = {"model": map_leaves(lambda leaf: leaf.to(device), model.init(1))}
+        source = Source(work.corpus, work.experiment.seed, device)
+        held = [indices for cohort in work.cohorts for indices in cohort]
+
+        def jobs(count: int, round: int, held: Sequence[Any] = held) -> list[Job]:
+            return [Job(device=n, round=round, task=0, indices=held[n % len(held)]) for n in range(count)]
+
+        gflop = operations(program, shared, jobs(len(held), 1), source) / len(held) / 1e9
+        for stack in stacks:
+            for graphs in (False, True) if stack > 1 and device.type == "cuda" else (False,):
+                tell(f"gpu: {name}, stack of {stack}{', captured' if graphs else ''}")
+                count = max(effort.count(128, stack), stack)
+                executor = _executor(stack, graphs)
+                try:
+                    rates = [_rate(executor, program, shared, jobs(count, n), source) for n in range(_REPETITIONS + 1)]
+                    kernels = None
+                    if device.type == "cuda":
+                        kernels = _kernel_seconds(executor, program, shared, jobs(count, 9), source) / count
+                except Exception as error:
+                    yield Line(name, stack, graphs, gflop, why=str(error).splitlines()[0][:60])
+                    continue
+                yield _line(name, stack, graphs, gflop, Spread.of(rates[1:]), kernels, peak)
+
+
+def operations(program: Any, shared: Any, jobs: Sequence[Job], source: Source) -> int:
+    """The floating-point operations of some jobs, one by one; a multiplication and an addition are two."""
+    executor = Serial()
+    _run(executor, program, shared, jobs, source)  # recording a step does it once more
+    with FlopCounterMode(display=False) as counter:
+        _run(executor, program, shared, jobs, source)
+    return int(counter.get_total_flops())
+
+
+def _line(work: str, stack: int, graphs: bool, gflop: float, rate: Spread, kernels: float | None, peak: float) -> Line:
+    """The figures that follow from a rate, and from the seconds of kernels in an update."""
+    reached = rate.median * gflop / 1e3
+    line = Line(work, stack, graphs, gflop, rate, teraflops=reached, roof=reached / peak)
+    if not kernels:
+        return line
+    gap = max(0.0, 1 / rate.median - kernels)
+    return replace(line, kernel_ms=1e3 * kernels, gap_ms=1e3 * gap, kernel_roof=gflop / 1e3 / kernels / peak)
+
+
+def _executor(stack: int, graphs: bool) -> Executor:
+    if stack == 1:
+        return Serial()
+    return Vmapped(stack, Captures(GraphRecorder()).run) if graphs else Vmapped(stack)
+
+
+def _run(executor: Executor, program: Any, shared: Any, jobs: Sequence[Job], source: Source) -> None:
+    for start in range(0, len(jobs), max(executor.capacity, 1)):
+        for result in executor.run(program, shared, jobs[start : start + max(executor.capacity, 1)], source):
+            if isinstance(result, TrainingError):
+                raise result
+
+
+def _rate(executor: Executor, program: Any, shared: Any, jobs: Sequence[Job], source: Source) -> float:
+    """Updates per second. The results lie in host memory at the end, so nothing is left to wait for."""
+    began = time.perf_counter()
+    _run(executor, program, shared, jobs, source)
+    return len(jobs) / (time.perf_counter() - began)
+
+
+def _kernel_seconds(executor: Executor, program: Any, shared: Any, jobs: Sequence[Job], source: Source) -> float:
+    """The seconds in which the GPU runs kernels or copies."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        _run(executor, program, shared, jobs, source)
+        torch.cuda.synchronize()
+    return float(sum(event.self_device_time_total for event in profile.key_averages())) / 1e6
