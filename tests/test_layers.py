@@ -35,7 +35,7 @@ ORDER = {
         "| assembly compare keys report/plots track | report compare/page | at_hand doctor live | running "
         "| edges engines | sweeps stress bench/measuring | stress/campaign stress/strangers bench/aggregation "
         "bench/fleet bench/growth bench/peers/apps bench/selection bench/system bench/training bench/wire "
-        "| bench/gpu bench/peers | bench notebook | cli"
+        "| bench/peers | bench/gpu | bench notebook | cli"
     ),
 }
 """The rooms of each floor. A room imports from itself and from rooms further left, never from one behind the same bar.
@@ -67,6 +67,8 @@ LIGHT_MODULES = (
     "fedemu.ops.assembly.behaviours",
     "fedemu.ops.running.devices",
     "fedemu.ops.running.together",
+    "fedemu.ops.edges.edge",
+    "fedemu.ops.edges.tree",
     "fedemu.device.process.zygote",
     "fedemu.device.process.process",
     "fedemu.device.machine.supervisor",
@@ -333,6 +335,7 @@ def test_no_algorithm_is_named_outside_the_algorithms_and_the_tables_that_offer_
         "stress/scenarios.py",
         "stress/campaign/cases.py",
         "stress/soak.py",
+        "bench/training/workloads.py",
         "bench/peers/apps/flower_app.py",  # other simulators' own names
         "bench/peers/apps/pfl_app.py",
         "bench/peers/apps/fedjax_app.py",

@@ -81,11 +81,9 @@ def test_the_version_is_the_installed_packages(project: dict[str, Any]) -> None:
 
 
 def test_the_tests_have_every_optional_package(project: dict[str, Any]) -> None:
-    """Without one of them a test would be skipped. This is so for wandb, which brings 70 MB and a beta version."""
+    """Without one of them a test would be skipped."""
     extras = project["project"]["optional-dependencies"]
-    optional = {
-        text for name, extra in extras.items() if name not in ("test", "lint", "docs", "wandb") for text in extra
-    }
+    optional = {text for name, extra in extras.items() if name not in ("test", "lint", "docs") for text in extra}
     assert optional <= {*extras["test"]}
 
 

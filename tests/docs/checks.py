@@ -151,6 +151,8 @@ def _complaints(words: list[str]) -> Iterator[str]:
     from fedemu.ops.experiment.presets import is_preset
 
     command, *rest = words
+    if rest and f"{command} {rest[0]}" in commands_and_options():
+        command, rest = f"{command} {rest[0]}", rest[1:]
     options = commands_and_options().get(command)
     if options is None:
         yield f"there is no command fedemu {command}"
@@ -165,15 +167,18 @@ def _complaints(words: list[str]) -> Iterator[str]:
 
 @cache
 def commands_and_options() -> dict[str, set[str]]:
-    """The options of each command of fedemu."""
+    """The options of each command of fedemu. A command below another one is named with it, as ``keys approve``."""
     import typer
 
     from fedemu.ops.cli.commands import app
 
     group: Any = typer.main.get_command(app)
+    commands = dict(group.commands)
+    for name, command in group.commands.items():
+        commands |= {f"{name} {below}": each for below, each in getattr(command, "commands", {}).items()}
     return {
         name: {"--help", *(option for parameter in command.params for option in parameter.opts)}
-        for name, command in group.commands.items()
+        for name, command in commands.items()
     }
 
 

@@ -41,6 +41,7 @@ def page(folder: Path, text: str) -> Page:
         ("`make no-such-target`", "page.md:1: there is no make no"),
         ("`fedemu walk`", "page.md:1: there is no command fedemu walk"),
         ("`fedemu run --no-such`", "page.md:1: fedemu run has no option --no-such"),
+        ("`fedemu keys approve A a.key --no-such`", "page.md:1: fedemu keys approve has no option --no-such"),
         (
             "<!-- not run: slow -->\n```console\n$ fedemu run digits+none\n```",
             "page.md:2: there is no preset digits+none",

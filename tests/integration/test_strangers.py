@@ -25,12 +25,18 @@ def calm(in_one_process: Callable[..., Summary], tmp_path_factory: pytest.TempPa
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("attacks", "keys", "counted"),
-    [(("garbage", "endless-message"), False, "unknown_peer"), (("garbage", "stolen-lease"), True, "lease_unknown")],
+    ("attacks", "keys", "edge", "counted"),
+    [
+        (("garbage", "endless-message"), False, False, "unknown_peer"),
+        (("garbage", "stolen-lease"), True, False, "lease_unknown"),
+        (("garbage", "endless-message"), False, True, "unfinished"),
+        (("garbage", "stolen-lease"), True, True, "lease_unknown"),
+        (("bundles", "channels"), True, False, "too_much"),
+    ],
 )
 def test_attacks_change_no_model_and_fill_no_memory(
-    attacks: tuple[str, ...], keys: bool, counted: str, calm: Calm, tmp_path: Path, warm: WarmStart
+    attacks: tuple[str, ...], keys: bool, edge: bool, counted: str, calm: Calm, tmp_path: Path, warm: WarmStart
 ) -> None:
-    result = play(attacks, calm, tmp_path, keys=keys, noticed=counted, seconds=180.0, start=warm.start)
+    result = play(attacks, calm, tmp_path, keys=keys, edge=edge, noticed=counted, seconds=180.0, start=warm.start)
     assert result.complaints == ()
     assert result.counted[counted] >= 1

@@ -27,6 +27,8 @@ from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.record.checkpoint import load_job
 from fedemu.coordinator.record.row import read_rows
 from fedemu.coordinator.record.summary import Summary
+from fedemu.ops.running.launch import free_address
+from fedemu.ops.stress.fleet import LiveFleet
 from fedemu.ops.stress.play import play
 from fedemu.ops.stress.scenarios import scenarios
 from fedemu.ops.stress.tasks import TASKS
@@ -57,6 +59,19 @@ def test_kills_inside_the_training_of_the_generator_leave_the_model_as_it_would_
     assert max(first) < STEPS, "it was killed before the training was over"
     assert log.count("server_job_died") == 1, "and so was the process of the training, which was replaced"
     assert (second[0], second[-1]) == (CHECKPOINT + 1, STEPS), "the next one goes on from the checkpoint"
+
+
+def test_a_machine_behind_an_edge_leaves_the_model_as_it_would_be(
+    undisturbed: Summary, new_fleet: Callable[..., LiveFleet]
+) -> None:
+    fleet = new_fleet(*KILLS.settings(SCALE), experiment=SCALE.experiment)
+    place = free_address()
+    fleet.start_coordinator()
+    fleet.start_edge(place)
+    fleet.start_devices(SCALE.devices, "--trainers", "1", address=place)
+    assert fleet.wait_for_end() == 0, fleet.tail()
+    assert fleet.summary()["model_digest"] == undisturbed.model_digest
+    assert not fleet.summary()["perturbed"]
 
 
 def test_ctrl_c_during_the_training_of_the_generator_leaves_a_run_that_goes_on_inside_it(
