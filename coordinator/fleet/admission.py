@@ -18,6 +18,8 @@ STRANGERS_BURST: Final = 200
 """The most messages that a connection without a session may send at once."""
 STRANGERS_RATE: Final = 20.0
 """The most messages that it may send per second in the long run."""
+STRANGERS_UNIT: Final = 4096
+"""So many bytes of such a connection count as one message; a single message counts as half the burst at most."""
 SPARE_BYTES: Final = 64 * 2**20
 """The bytes that a connection may send, or get of blobs, beside what the run needs."""
 SPARE_RATE: Final = 2.0**20
@@ -133,7 +135,8 @@ class Admission:
     def may_send(self, peer: bytes, size: int, known: bool, now: float, messages: float = 1.0) -> bool:
         """Count a message of ``size`` bytes, or as many. False if the connection has sent too many messages or bytes.
 
-        ``known`` says whether it has a session. Without one, only a few messages are taken.
+        ``known`` says whether it has a session. Without one, only a few messages are taken, of which a long one counts
+        as several. The connection of a machine whose session has ended may send a large reply before it hears of that.
         """
         meter = self._meter(peer, now)
         if known:
@@ -142,9 +145,10 @@ class Admission:
             meter.messages -= messages
             meter.up -= size
             return True
-        if meter.strange < messages:
+        taken = min(max(messages, size / STRANGERS_UNIT), STRANGERS_BURST / 2)
+        if meter.strange < taken:
             return False
-        meter.strange -= messages
+        meter.strange -= taken
         return True
 
     def may_get(self, peer: bytes, size: int, now: float) -> bool:

@@ -12,6 +12,8 @@ from fedemu.ops.stress.strangers.play import SETTINGS, Calm, play
 from fedemu.ops.stress.warm import WarmStart
 
 ROUNDS = 15
+BEGIN = 5
+"""The round after which attacks begin."""
 USUAL_MEMORY = 500 * 2**20
 """What the coordinator of a small run holds, with torch."""
 
@@ -20,7 +22,7 @@ USUAL_MEMORY = 500 * 2**20
 def calm(in_one_process: Callable[..., Summary], tmp_path_factory: pytest.TempPathFactory) -> Calm:
     """The run that nobody attacks. Its pace is not compared, because other processes may need this machine."""
     summary = in_one_process(tmp_path_factory.mktemp("calm") / "run", *SETTINGS[:-1], f"rounds={ROUNDS}")
-    return Calm(ROUNDS, summary.model_digest, pace=1.0, memory=USUAL_MEMORY, processors=1.0)
+    return Calm(ROUNDS, BEGIN, summary.model_digest, pace=1.0, change=1.0, memory=USUAL_MEMORY, processors=1.0)
 
 
 @pytest.mark.timeout(400)

@@ -16,6 +16,7 @@ from fedemu.coordinator.fleet.admission import (
     SPARE_RATE,
     STRANGERS_BURST,
     STRANGERS_RATE,
+    STRANGERS_UNIT,
     Quotas,
 )
 from fedemu.coordinator.service.reception import STRANGERS_BYTES
@@ -97,7 +98,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     limits = Limits()
     assert told == [
         limits.header_bytes, limits.depth, limits.frames, STRANGERS_BYTES, STRANGERS_BURST, STRANGERS_RATE,
-        Quotas().messages_per_second, FRAMES_OF_A_MESSAGE, REPEATS, SPARE_BYTES, SPARE_RATE,
+        STRANGERS_UNIT, Quotas().messages_per_second, FRAMES_OF_A_MESSAGE, REPEATS, SPARE_BYTES, SPARE_RATE,
         Bounds.idle_seconds, _HANDSHAKE_MS / 1000,
     ]  # fmt: skip
 

@@ -19,7 +19,7 @@ import psutil
 
 from fedemu.ops.keys.store import KeyFolder
 from fedemu.ops.running.launch import free_address
-from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start, live_fleet
+from fedemu.ops.stress.fleet import FleetTimeout, LiveFleet, Start, finished_rounds, live_fleet
 from fedemu.ops.stress.invariants import clock_goes_forward, outcomes_add_up
 from fedemu.ops.stress.strangers.attacks import ATTACKS, DEVICES
 
@@ -31,8 +31,10 @@ SETTINGS = (
     "liveness.heartbeat_seconds=1.0",
     "runtime.report=false",
 )
-BEGIN = 5
-"""The round after which attacks begin."""
+SETTLED = 5
+"""The rounds of a beginning, whose pace does not count."""
+QUIET = 1 / 3
+"""Before an attack, the run goes on undisturbed for this part of the attack's time."""
 PROBE = 15
 """The rounds of the first undisturbed run, which tells the pace."""
 MOST_MEMORY = 700 * 2**20
@@ -48,20 +50,28 @@ _COUNTED = re.compile(r"a (?:message was rejected|connection was closed): (\S+) 
 
 @dataclass(frozen=True)
 class Calm:
-    """An undisturbed run: its digest, its rounds per second after ``BEGIN``, and the coordinator's part."""
+    """An undisturbed run of so many ``rounds``: its digest, and the coordinator's part.
+
+    Attacks begin after the round ``begin``. ``pace`` are the rounds per second before it, and ``change`` is the pace
+    after it as a multiple of that.
+    """
 
     rounds: int
+    begin: int
     digest: str
     pace: float
+    change: float
     memory: int
     processors: float
 
 
 @dataclass(frozen=True)
 class AttackResult:
-    """What became of a run that was attacked. ``pace`` is that of the undisturbed run 1. ``counted`` tells refusals.
+    """What became of a run that was attacked. ``counted`` tells refusals.
 
-    ``memory`` is in bytes beyond that of the undisturbed run; ``processors`` is a mean.
+    ``pace`` is that of the rounds during the attack, as a multiple of the pace before it in the same run, divided by
+    the ``change`` of the undisturbed run. So the machine, other programs and keys do not count. ``memory`` is in bytes
+    beyond that of the undisturbed run; ``processors`` is a mean.
     """
 
     attacks: tuple[str, ...]
@@ -83,9 +93,9 @@ class AttackResult:
 
 def undisturbed(folder: Path, seconds: float, start: Start | None = None) -> Calm:
     """A run that nobody attacks, and that goes on for about ``seconds`` after the moment when attacks would begin."""
-    calm = _calm(folder / "probe", PROBE, start)
-    rounds = BEGIN + math.ceil(calm.pace * seconds)
-    return calm if rounds <= PROBE else _calm(folder / "undisturbed", rounds, start)
+    pace = _calm(folder / "probe", PROBE, PROBE, start).pace
+    begin = max(SETTLED + 1, SETTLED + math.ceil(pace * seconds * QUIET))
+    return _calm(folder / "undisturbed", begin + math.ceil(pace * seconds), begin, start)
 
 
 def play(
@@ -113,8 +123,9 @@ def play(
         place = free_address() if edge else fleet.address
         known = _start(fleet, folder, keys, place)
         try:
-            fleet.wait_for_round(BEGIN, seconds)
+            fleet.wait_for_round(calm.begin, seconds)
             watch = _Watch(fleet)
+            begun = finished_rounds(fleet.run_directory)
             with _standing_still(fleet) if noticed else nullcontext():
                 _begin(attacker, fleet, place, attacks, known)
                 fleet.wait_until(lambda: not noticed or noticed in _counted(fleet), f"counting {noticed}", seconds)
@@ -133,14 +144,15 @@ def play(
         if not complaints:
             complaints += outcomes_add_up(fleet.rows()) + clock_goes_forward(fleet.rows())
             complaints += _model(fleet, calm)
-            pace = _pace(fleet) / calm.pace
+            before, after = _paces(fleet, begun)
+            pace = after / before / calm.change if before else 0.0
     victim = "the edge" if edge else "the coordinator"
     memory, processors = max(0, used[0] - calm.memory), used[1]
     if memory > MOST_MEMORY:
         complaints.append(f"{victim} held {memory / 2**20:,.0f} MiB more than without an attack")
     if not noticed and not complaints:
         if pace < SLOWEST:
-            complaints.append(f"the run went at {pace:.2f} of its pace")
+            complaints.append(f"the run went at {pace:.3f} of its pace")
         if processors > calm.processors + MOST_PROCESSORS:
             complaints.append(f"{victim} used {processors:.1f} processors, undisturbed {calm.processors:.1f}")
     return AttackResult(
@@ -203,16 +215,17 @@ def _fleet(
     )
 
 
-def _calm(folder: Path, rounds: int, start: Start | None) -> Calm:
+def _calm(folder: Path, rounds: int, begin: int, start: Start | None) -> Calm:
     with _fleet(folder, rounds, start) as fleet:
         _start(fleet, folder, keys=False, place=fleet.address)
-        fleet.wait_for_round(BEGIN, 600.0)
+        fleet.wait_for_round(min(begin, rounds - 1), 600.0)
         watch = _Watch(fleet)
         code = fleet.wait_for_end(600.0)
         watch.stop()
         if code:
             raise FleetTimeout(f"the undisturbed run ended with exit {code}: {fleet.tail(4)}")
-        return Calm(rounds, str(fleet.summary()["model_digest"]), _pace(fleet), *watch.figures())
+        pace, after = _paces(fleet, begin)
+        return Calm(rounds, begin, str(fleet.summary()["model_digest"]), pace, after / pace, *watch.figures())
 
 
 def _attacked(fleet: LiveFleet) -> psutil.Popen:
@@ -294,10 +307,21 @@ def _lease(fleet: LiveFleet) -> str:
     return str(json.loads(line[: line.rindex("}") + 1])["grant"])
 
 
-def _pace(fleet: LiveFleet) -> float:
-    """Rounds per second of real time after ``BEGIN``."""
-    rows = [row for row in fleet.rows() if row.round > BEGIN]
-    return len(rows) / max(1e-9, sum(row.round_seconds or 0.0 for row in rows))
+def _paces(fleet: LiveFleet, begin: int) -> tuple[float, float]:
+    """Rounds per second of real time up to the round ``begin``, without those of a beginning, and after it.
+
+    0 where there are no such rounds.
+    """
+    before: list[float] = []
+    after: list[float] = []
+    for row in fleet.rows():
+        if row.round > SETTLED:
+            (before if row.round <= begin else after).append(row.round_seconds or 0.0)
+    return _per_second(before), _per_second(after)
+
+
+def _per_second(seconds: Sequence[float]) -> float:
+    return len(seconds) / max(1e-9, sum(seconds))
 
 
 def _model(fleet: LiveFleet, calm: Calm) -> list[str]:

@@ -12,6 +12,7 @@ from fedemu.coordinator.fleet.admission import (
     SPARE_BYTES,
     STRANGERS_BURST,
     STRANGERS_RATE,
+    STRANGERS_UNIT,
     Admission,
     Quotas,
 )
@@ -47,6 +48,14 @@ def test_a_stranger_may_send_little() -> None:
     assert sent(admission, b"a", 1000, 0.0, known=False) == STRANGERS_BURST
     assert sent(admission, b"a", 1000, 2.0, known=False) == 2 * STRANGERS_RATE
     assert sent(admission, b"a", 1000, 2.0) == 1000, "with a session it may send more"
+
+
+def test_long_messages_of_a_stranger_count_as_several() -> None:
+    admission = Admission(10)
+    assert sent(admission, b"a", 1000, 0.0, size=MIB, known=False) == 2
+    assert sent(admission, b"b", 1000, 0.0, size=2 * STRANGERS_UNIT, known=False) == STRANGERS_BURST // 2
+    assert sent(admission, b"c", 1000, 0.0, size=STRANGERS_UNIT, known=False) == STRANGERS_BURST
+    assert sent(admission, b"c", 1000, 1.0, size=MIB, known=False) == 0, "a long one has to wait longer"
 
 
 def test_a_connection_may_send_its_reply_a_few_times_and_some_bytes_more() -> None:
