@@ -204,9 +204,11 @@ def test_methods_train_the_head_alone_and_send_nothing_else(name: str, little_fl
     executor = Checked(Serial(), Vmapped(2))
     stream = STREAM if in_tasks else ()
     fleet = little_fleet(algorithm, model.init(1), SHARES, stream=stream, executor=executor)
-    # A second round of adversarial training would enlarge what the executors differ by in rounding.
-    for _ in range(1 if name == "fedcil" else 2):
+    for _ in range(2):
         fleet.play([0, 1, 2])
+        if name == "fedcil":
+            # In the second task, a bias of the generator has a gradient of nothing but rounding, which Adam makes a step.
+            fleet.executor = Vmapped(2)
         sent = {leaf for payload in fleet.payloads.values() for tree in payload.values() for leaf in tree}
         assert not sent & before.keys()
     assert not any(torch.equal(fleet.model[key], model.init(1)[key]) for key in HEAD)
