@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from fedemu.coordinator.settings import Settings
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import Buffer, Limits
+from fedemu.protocol.host.open_files import open_files
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Message
 from fedemu.protocol.sharing.edge_messages import up_decoder
@@ -304,7 +304,7 @@ class Service:
 
     def _bounds(self) -> Bounds:
         """What strangers may take: some descriptors must be left for the run's own files."""
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        limit = open_files()
         most = limit - max(SPARE_FILES, limit // 4)
         admission = self.roster.admission
         return Bounds(

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.open_files import allow_open_files, most_open_files
 
 PROCESS_BYTES = 6 * 2**20
 """The private memory of a device process in bytes, with the kernel's memory for it."""
@@ -71,16 +72,13 @@ def prepare_machine(count: int, per_process: int, trainers: int) -> None:
     """
     machine = this_machine()
     check(count, per_process, trainers, machine)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files, _, _ = demand(count, per_process, trainers)
-    if soft != resource.RLIM_INFINITY and soft < files:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    allow_open_files(files)
 
 
 def this_machine() -> MachineLimits:
     """The limits of the machine that this process runs on."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MachineLimits(2**31 if hard == resource.RLIM_INFINITY else hard, _threads(), _memory())
+    return MachineLimits(most_open_files(), _threads(), _memory())
 
 
 def _threads() -> int | None:

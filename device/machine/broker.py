@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 from collections.abc import Callable, Iterable, Sequence
 
 from fedemu.device.bus import (
@@ -35,6 +34,7 @@ from fedemu.device.machine.observer import MachineObserver
 from fedemu.protocol.blobs.store import BlobStore
 from fedemu.protocol.codec import Envelope
 from fedemu.protocol.errors import BlobError, ConfigurationError, FedemuError, ProtocolError
+from fedemu.protocol.host.open_files import open_files
 from fedemu.protocol.ids import Digest
 from fedemu.protocol.messages import BlobRef
 from fedemu.protocol.transport.interface import Bounds, Network
@@ -77,7 +77,7 @@ class Broker:
         self.trainer_ready: Callable[[int], None] = lambda number: None
         """Called with the number of a trainer that can take jobs."""
         self._roles: dict[bytes, tuple[str, int]] = {}
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES
+        most = open_files() - SPARE_FILES
         bounds = Bounds(
             connections=most,
             strangers=most,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 from contextlib import AsyncExitStack
 
 from fedemu.device.machine.arrival import Arrival
 from fedemu.protocol.codec import Limits
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.open_files import allow_open_files, most_open_files
 from fedemu.protocol.sharing.relay import Relay
 from fedemu.protocol.transport.interface import Network
 
@@ -47,11 +47,9 @@ async def _look(relay: Relay, here: Arrival) -> None:
 
 
 def _allow_files(wanted: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < wanted:
+    if (most := most_open_files()) < wanted:
         raise ConfigurationError(
             f"a shared connection needs {wanted} open files for the device processes of this machine, but at most "
-            f"{hard} are allowed; raise the limit (ulimit -Hn {wanted}), or pack devices with --per-process"
+            f"{most} are allowed; raise the limit (ulimit -Hn {wanted}), or pack devices with --per-process"
         )
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    allow_open_files(wanted)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from fedemu.ops.keys.choice import client_keys, in_words, server_keys
 from fedemu.ops.running.devices import ENDS, require_host, say
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.protocol.errors import Interrupted
+from fedemu.protocol.host.open_files import allow_open_files
 from fedemu.protocol.host.private import working_folder
 from fedemu.protocol.transport.curve import ServerKeys
 from fedemu.protocol.transport.zeromq import ZmqNetwork
@@ -94,13 +94,8 @@ def run_edge(runtime: Runtime, opened: Callable[[str], None], below_keys: Server
 
 
 def _most_connections() -> int:
-    """As many connections as this process may have, after its soft limit of open files was raised."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        soft = most
-    return (most if soft == resource.RLIM_INFINITY else soft) - SPARE_FILES
+    """As many connections as this process may have, after its limit of open files was raised."""
+    return allow_open_files(MOST_FILES) - SPARE_FILES
 
 
 @contextmanager

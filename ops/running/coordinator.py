@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,6 +45,7 @@ from fedemu.ops.watching.metrics import ServedMetrics
 from fedemu.ops.watching.progress import Progress
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError
 from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.open_files import allow_open_files, most_open_files
 from fedemu.protocol.host.phases import mark, part
 from fedemu.protocol.host.private import leave_private
 from fedemu.protocol.transport.memory import MemoryNetwork
@@ -201,15 +201,12 @@ def allow_files(wanted: int) -> None:
 
     Raises ConfigurationError if the hard limit is below ``wanted``.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < wanted:
+    if (most := most_open_files()) < wanted:
         raise ConfigurationError(
-            f"the coordinator needs {wanted} open files, but at most {hard} are allowed; "
+            f"the coordinator needs {wanted} open files, but at most {most} are allowed; "
             f"raise the limit (ulimit -Hn {wanted}); fewer fleet.devices, or an ipc:// address, need fewer"
         )
-    most = max(wanted, MOST_FILES) if hard == resource.RLIM_INFINITY else min(hard, max(wanted, MOST_FILES))
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    allow_open_files(max(wanted, MOST_FILES))
 
 
 def _report(directory: Path) -> int:

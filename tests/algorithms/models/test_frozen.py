@@ -207,7 +207,7 @@ def test_methods_train_the_head_alone_and_send_nothing_else(name: str, little_fl
     for _ in range(2):
         fleet.play([0, 1, 2])
         if name == "fedcil":
-            # In the second task, a bias of the generator has a gradient of nothing but rounding, which Adam makes a step.
+            # In the second task, a bias of the generator has a gradient of mere rounding, which Adam makes a step.
             fleet.executor = Vmapped(2)
         sent = {leaf for payload in fleet.payloads.values() for tree in payload.values() for leaf in tree}
         assert not sent & before.keys()

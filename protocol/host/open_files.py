@@ -1,0 +1,34 @@
+"""How many files and sockets this process may have open at once: the limit that holds, and what it may be raised to.
+
+Child processes inherit both.
+"""
+
+from __future__ import annotations
+
+import resource
+from typing import Final
+
+UNLIMITED: Final = 2**31
+"""Stands for no limit."""
+
+
+def open_files() -> int:
+    """The limit of this process."""
+    return _number(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def most_open_files() -> int:
+    """What the limit of this process may be raised to."""
+    return _number(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+def allow_open_files(wanted: int) -> int:
+    """Raise the limit of this process to ``wanted``, or as far as it may be. Returns the limit that holds now."""
+    limit = min(wanted, most_open_files())
+    if open_files() < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return open_files()
+
+
+def _number(limit: int) -> int:
+    return UNLIMITED if limit == resource.RLIM_INFINITY else limit
