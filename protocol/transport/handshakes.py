@@ -54,7 +54,10 @@ class BrokenHandshakes:
 
 
 class HandshakeWatch:
-    """Listens to the handshakes of one Dealer, and calls ``failed`` when it cannot come in, with the reason."""
+    """Listens to the handshakes of one Dealer, and calls ``failed`` when it cannot come in, with the reason.
+
+    Must be made before the Dealer connects: the other side may refuse it at once, and ZeroMQ tells of that only once.
+    """
 
     def __init__(
         self,

@@ -78,10 +78,10 @@ def bound(
     return socket
 
 
-def connected(
+def unconnected(
     context: zmq.Context[zmq.Socket[bytes]], address: str, limits: Limits, linger_ms: int, keys: ClientKeys | None
 ) -> zmq.Socket[bytes]:
-    """A DEALER that connects to ``address`` as soon as somebody listens there."""
+    """A DEALER for ``address``, which ``connect`` connects. Who wants to hear of its handshakes begins before that."""
     check_address(address, listening=False)
     socket = _socket(context, zmq.DEALER, address, limits, linger_ms)
     socket.setsockopt(zmq.SNDHWM, _DEALER_QUEUE)
@@ -90,12 +90,15 @@ def connected(
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MOST_MS)
     if keys is not None:
         connect_with(socket, keys)
+    return socket
+
+
+def connect(socket: zmq.Socket[bytes], address: str) -> None:
+    """Connect a DEALER to ``address`` as soon as somebody listens there. If that cannot be, ConfigurationError."""
     try:
         socket.connect(address)
     except zmq.ZMQError as error:
-        socket.close(0)
         raise ConfigurationError(f"cannot connect to {address}: {_reason(error)}") from None
-    return socket
 
 
 def _socket(

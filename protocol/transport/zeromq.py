@@ -10,14 +10,14 @@ from typing import Final
 import zmq
 
 from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
-from fedemu.protocol.errors import KeyRevoked, ProtocolError
+from fedemu.protocol.errors import ConfigurationError, KeyRevoked, ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.connections import Connections
 from fedemu.protocol.transport.curve import KEY_CHARACTERS, ClientKeys, KeyGate, ServerKeys
 from fedemu.protocol.transport.endpoint import NOBLOCK, Endpoint
 from fedemu.protocol.transport.handshakes import BrokenHandshakes, HandshakeWatch
 from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, ReaderLoop, Screen, let_all_pass
-from fedemu.protocol.transport.sockets import bound, connected, make_context, unbind
+from fedemu.protocol.transport.sockets import bound, connect, make_context, unbind, unconnected
 
 logger = logging.getLogger(__name__)
 
@@ -81,9 +81,16 @@ class ZmqNetwork:
         rejected: Callable[[ProtocolError], None],
     ) -> ZmqDealer:
         keys = self._keys if isinstance(self._keys, ClientKeys) and self._keys.address == address else None
-        socket = connected(self._context, address, decoder.limits, self._linger, keys)
+        socket = unconnected(self._context, address, decoder.limits, self._linger, keys)
         loop = self._running_loop()
         watch = HandshakeWatch(socket, loop, address, keys, rejected) if self._watched else None
+        try:
+            connect(socket, address)
+        except ConfigurationError:
+            if watch is not None:
+                watch.close()
+            socket.close(0)
+            raise
         dealer = ZmqDealer(socket, loop, decoder, received, rejected, self._open.discard, watch)
         self._open.add(dealer)
         return dealer

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 import zmq
@@ -12,6 +14,7 @@ from fedemu.protocol.errors import ConfigurationError, HandshakeFailed, KeyRevok
 from fedemu.protocol.messages import Beat, Heartbeat, Message
 from fedemu.protocol.transport import curve
 from fedemu.protocol.transport.curve import ClientKeys, ServerKeys, connect_with
+from fedemu.protocol.transport.handshakes import HandshakeWatch
 from fedemu.protocol.transport.sockets import bound, make_context
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
@@ -119,6 +122,18 @@ async def test_without_keys_nobody_comes_in(
     await eventually(lambda: "connections that broke off in the handshake so far: 1 (they had no keys" in caplog.text)
     assert "wants keys; give its public key with --server-key" in str(machine.told[0])
     assert place.heard == []
+
+
+async def test_a_refusal_is_heard_however_soon_it_comes(
+    place: Place, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*arguments: Any) -> HandshakeWatch:
+        time.sleep(0.3)  # far longer than a refusal takes
+        return HandshakeWatch(*arguments)
+
+    monkeypatch.setattr("fedemu.protocol.transport.zeromq.HandshakeWatch", slow)
+    machine = place.join(None)
+    await eventually(lambda: machine.told)
 
 
 async def test_another_key_of_the_coordinator_is_not_accepted(place: Place, eventually: Eventually) -> None:
