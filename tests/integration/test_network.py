@@ -1,4 +1,4 @@
-"""A run in network namespaces: an edge and a machine behind it are cut off for longer than their peers wait for them."""
+"""A run in network namespaces: an edge and a machine behind it are cut off for longer than others wait for them."""
 
 from __future__ import annotations
 
