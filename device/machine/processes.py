@@ -33,6 +33,40 @@ ZYGOTE_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALL
 """No threads of a numerical library and one heap only, so that the children stay small."""
 
 
+class Zygote:
+    """The process that forks device processes, from its start on. It imports what they need, beside anything else."""
+
+    def __init__(self, process: asyncio.subprocess.Process, ours: socket.socket) -> None:
+        self.process = process
+        self.ours = ours
+
+    @classmethod
+    async def start(cls, environment: Mapping[str, str] | None = None) -> Zygote:
+        """Start a zygote. ``environment`` are variables that it needs beside those that all of them have."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *COMMAND,
+                str(theirs.fileno()),
+                str(os.getpid()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                env=os.environ | ZYGOTE_ENVIRONMENT | dict(environment or {}),
+                process_group=0,
+            )
+        return cls(process, ours)
+
+    async def stop(self) -> None:
+        """End it. It kills its children."""
+        self.ours.close()
+        try:
+            await asyncio.wait_for(self.process.wait(), 5.0)
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+
+
 @dataclass
 class Process:
     """One device process, with the last known incarnation of each of its devices."""
@@ -49,7 +83,8 @@ class DeviceProcesses:
     """All device processes of one machine, with ``per_process`` devices in each.
 
     Calls ``died`` with (device, incarnation) for every life that has ended, ``process_ended`` with the number of every
-    process that has ended, and ``failed`` with an error that another start would not mend.
+    process that has ended, and ``failed`` with an error that another start would not mend. ``zygote`` is one that was
+    started with this ``environment``, before it was known what it is for.
     """
 
     def __init__(
@@ -64,8 +99,10 @@ class DeviceProcesses:
         process_ended: Callable[[int], None],
         failed: Callable[[FedemuError], None],
         environment: Mapping[str, str] | None = None,
+        zygote: Zygote | None = None,
     ) -> None:
         self._setup = setup
+        self._first_zygote = zygote
         self._environment = dict(environment or {})
         self._observer = observer
         self._died = died
@@ -113,19 +150,11 @@ class DeviceProcesses:
 
     async def prepare(self) -> None:
         """Start the zygote and wait until it can fork. Raises ConfigurationError if it cannot."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._zygote = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *COMMAND,
-                str(theirs.fileno()),
-                str(os.getpid()),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                env=os.environ | ZYGOTE_ENVIRONMENT | self._environment,
-                process_group=0,
-            )
-        reader, self._writer = await asyncio.open_connection(sock=ours)
+        zygote, self._first_zygote = self._first_zygote, None
+        if zygote is None:
+            zygote = await Zygote.start(self._environment)
+        self._zygote = zygote.process
+        reader, self._writer = await asyncio.open_connection(sock=zygote.ours)
         self._writer.write(pack_message(self._setup))
         self._following = self._loop.create_task(self._follow(reader))
         await self._ready

@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from fedemu.device.machine.broker import Broker
 from fedemu.device.machine.link import RunOver
 from fedemu.device.machine.packs import Packs, pack_size
 from fedemu.device.machine.prepare import prepare_data
-from fedemu.device.machine.processes import DeviceProcesses
+from fedemu.device.machine.processes import DeviceProcesses, Zygote
 from fedemu.device.machine.shared import share_link
 from fedemu.device.machine.sleepers import Sleepers
 from fedemu.device.machine.trainers import Nursery, Trainers
@@ -45,6 +45,10 @@ FAREWELL_SECONDS = 3.0
 """The time that device processes have at the end to say goodbye to the coordinator."""
 
 
+async def at_once() -> None:
+    """There may be a coordinator already."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SupervisorPlan(MachinePlan):
     """What a supervisor is told beyond ``MachinePlan``.
@@ -64,6 +68,8 @@ class SupervisorPlan(MachinePlan):
     allow_code: tuple[str, ...] | None = ()
     shown: Callable[[Callable[[], dict[str, Any]]], None] = lambda facts: None
     """Called once on the event loop, with a function that tells which processes there are and what they do."""
+    called: Callable[[], Awaitable[None]] = at_once
+    """Waits until there is a coordinator to look for. Meanwhile processes import what they will need."""
 
 
 async def supervise(plan: SupervisorPlan) -> str:
@@ -109,9 +115,13 @@ class Supervision:
         self._bus = f"ipc://{stack.enter_context(private_folder())}/bus"
         network = ZmqNetwork(max_sockets=4096, keys=plan.keys, watched=True)
         stack.callback(network.close)
-        # The nursery takes seconds to import what trainers need, beside everything else that happens here.
+        # These take seconds to import what trainers and devices need, beside everything else that happens here.
         nursery = await Nursery.start(plan.code.trainer)
         stack.push_async_callback(nursery.stop)
+        zygote = await Zygote.start()
+        stack.push_async_callback(zygote.stop)
+        mark("devices", "start of nursery and zygote")
+        await plan.called()
         here = await arrive(plan, network, socket.gethostname()[:256], stack)
         link = here.link
         # Devices that sleep need little. How many will be awake at once only shows.
@@ -124,6 +134,9 @@ class Supervision:
             await nursery.stop()
             nursery = await Nursery.start(plan.code.trainer, environment)
             stack.push_async_callback(nursery.stop)
+            await zygote.stop()
+            zygote = await Zygote.start(environment)
+            stack.push_async_callback(zygote.stop)
         shared = bool(plan.code.link) and load(plan.code.link)(here.experiment.read_bytes()) == "shared"
         if shared:
             connected = SPARE_PACKS if here.sleeping else -(-here.count // plan.per_process)
@@ -137,7 +150,7 @@ class Supervision:
             restarted=lambda: plan.observer.restarted("trainer"),
             failed=here.fail,
         )
-        processes = self._processes(here, shared, broker, environment)
+        processes = self._processes(here, shared, broker, environment, zygote)
         broker.joined, broker.crashed, broker.trainer_ready = processes.joined, link.died, trainers.ready
         watching = asyncio.create_task(self._watch(broker, trainers))
         stack.callback(watching.cancel)
@@ -161,7 +174,7 @@ class Supervision:
         await here.until_over()
 
     def _processes(
-        self, here: Arrival, shared: bool, broker: Broker, environment: Mapping[str, str]
+        self, here: Arrival, shared: bool, broker: Broker, environment: Mapping[str, str], zygote: Zygote
     ) -> DeviceProcesses:
         """The device processes: those of devices that all live at once, or packs in which devices wake."""
         plan, first = self._plan, here.folder.first_incarnation
@@ -170,6 +183,7 @@ class Supervision:
             "process_ended": broker.process_ended,
             "failed": here.fail,
             "environment": environment,
+            "zygote": zygote,
         }
         setup = self._setup(here, shared)
         if not here.sleeping:

@@ -16,7 +16,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fedemu.protocol.blobs.tree_file import decode_tree, encode_tree
-from fedemu.protocol.host.files import PARTIAL, write_whole
+from fedemu.protocol.host.files import PARTIAL, remove_abandoned, write_among_others
 from fedemu.protocol.ids import AskId
 
 PREFIX, SUFFIX = "own-", ".safetensors"
@@ -33,12 +33,13 @@ class OwnStore:
             names = os.listdir(folder)
         except FileNotFoundError:
             return
+        if any(name.endswith(PARTIAL) for name in names):
+            # A trainer may just be writing one for an earlier life of this device.
+            remove_abandoned(folder)
         for name in names:
             if name.startswith(PREFIX) and name.endswith(SUFFIX):
                 with suppress(ValueError):  # the file has such a name, but is no version
                     self._versions.add(AskId.parse(name[len(PREFIX) : -len(SUFFIX)]))
-            elif name.endswith(PARTIAL):
-                (folder / name).unlink(missing_ok=True)
 
     @property
     def versions(self) -> Set[AskId]:
@@ -81,7 +82,7 @@ def write_own(path: Path, tree: Mapping[str, NDArray[Any]], dtypes: Mapping[str,
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     content = encode_tree(tree, dtypes, checksum=True)
-    write_whole(path, content, several_writers=True)  # a job may be done again by another trainer
+    write_among_others(path, content)  # a job may be done again by another trainer
 
 
 def read_own(path: Path) -> dict[str, NDArray[Any]]:

@@ -6,6 +6,7 @@ started again, as the operators of their machines would do.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from fedemu.device.host.processors import default_trainers
 from fedemu.ops.experiment import Runtime
-from fedemu.ops.running.devices import say
+from fedemu.ops.running.devices import called, say
 from fedemu.ops.running.launch import child_command
 from fedemu.protocol.host.private import private_folder
 
@@ -82,9 +83,11 @@ def plan(levels: Sequence[int], count: int, runtime: Runtime, state: Path, logs:
 def main(words: Sequence[str]) -> int:
     """Run the tree to its end.
 
-    ``words`` are the levels as JSON, the number of devices, the folders of state and logs, and the runtime as JSON.
+    ``words`` are the levels as JSON, the number of devices, the folders of state and logs, the runtime as JSON, and the
+    line on which devices are ``called``.
     """
-    levels, count, state, logs, runtime = words
+    levels, count, state, logs, runtime, line = words
+    asyncio.run(called(int(line)))
     stopping: list[int] = []
     for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sign, lambda number, frame: stopping.append(number))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -25,6 +26,7 @@ from fedemu.ops.experiment import Runtime
 from fedemu.ops.experiment.sources import read_frozen
 from fedemu.ops.figures import counted, readable_bytes
 from fedemu.ops.keys.store import KeyFolder
+from fedemu.ops.running.devices import called
 from fedemu.ops.running.exits import exit_code_of
 from fedemu.ops.running.words import say
 from fedemu.protocol.errors import ConfigurationError, DataError, FedemuError, UnreachableError
@@ -45,12 +47,14 @@ _LOCAL: Final = "127.0.0.1"
 def main(words: Sequence[str]) -> int:
     """The places of ``fedemu run --on ray``.
 
-    ``words`` are the run directory, the number of devices, and the runtime as JSON.
+    ``words`` are the run directory, the number of devices, the runtime as JSON, and the line on which devices are
+    ``called``.
     """
-    directory, devices, runtime = words
+    directory, devices, runtime, line = words
 
     def action() -> int:
         settings = Runtime.model_validate_json(runtime)
+        asyncio.run(called(int(line)))
         here = connect(settings.on)
         host, _, port = (Path(directory) / "address").read_text().strip().rpartition(":")
         if urlsplit(settings.bind).hostname in ("0.0.0.0", "::", "*"):

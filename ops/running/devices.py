@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from fedemu.device.host.computing import how_it_computes
 from fedemu.device.machine.observer import MachineObserver, Silent
-from fedemu.device.machine.supervisor import SupervisorPlan, supervise
+from fedemu.device.machine.supervisor import SupervisorPlan, at_once, supervise
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.figures import counted, span
 from fedemu.ops.keys.choice import client_keys, is_private
@@ -30,7 +30,7 @@ from fedemu.ops.watching.exporter import Exporter
 from fedemu.ops.watching.feed import LIVE, MACHINE, Feed, told_by
 from fedemu.ops.watching.logs import open_log
 from fedemu.ops.watching.metrics import SupervisorMetrics
-from fedemu.protocol.errors import ConfigurationError, QuorumError, UnreachableError
+from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError
 from fedemu.protocol.host.named import place_of
 from fedemu.protocol.host.phases import mark
 from fedemu.protocol.host.source import source_of
@@ -110,8 +110,27 @@ def require_host(address: str) -> None:
         ) from error
 
 
-def run_devices(count: int, runtime: Runtime, state: Path, logs: Path, told: Told, *, own: bool) -> str:
+async def called(line: int) -> None:
+    """Wait until ``launch`` says by its socket ``line`` that the coordinator waits for devices.
+
+    Raises Interrupted if the run is over before that.
+    """
+    with socket.socket(fileno=line) as launcher:
+        launcher.setblocking(False)
+        try:
+            said = await asyncio.get_running_loop().sock_recv(launcher, 1)
+        except OSError:
+            said = b""
+    if not said:
+        raise Interrupted("The run was over before its devices began.")
+
+
+def run_devices(
+    count: int, runtime: Runtime, state: Path, logs: Path, told: Told, *, own: bool, line: int | None = None
+) -> str:
     """Supervise ``count`` devices to the end of the run, and return its outcome. Raises the errors of ``supervise``.
+
+    With a ``line``, they look for the coordinator when they are ``called`` there.
 
     ``own`` says that the same user has named the experiment on this machine, so that it may name any code. Other
     experiments may name that of ``runtime.allow_code``.
@@ -136,6 +155,7 @@ def run_devices(count: int, runtime: Runtime, state: Path, logs: Path, told: Tol
             lost_seconds=runtime.lost_seconds,
             idle_seconds=runtime.idle_seconds,
             stuck_seconds=runtime.stuck_seconds,
+            called=at_once if line is None else partial(called, line),
         )
         return asyncio.run(supervise(plan))
 
@@ -234,13 +254,15 @@ def _observed(runtime: Runtime) -> Iterator[MachineObserver]:
 def main(words: Sequence[str]) -> int:
     """The devices of ``fedemu run``.
 
-    ``words`` are their number, the folders of state and logs, and the runtime as JSON.
+    ``words`` are their number, the folders of state and logs, the runtime as JSON, and perhaps the ``line`` on which
+    they are ``called``.
     """
-    count, state, logs, runtime = words
+    count, state, logs, runtime, *lines = words
+    line = int(lines[0]) if lines else None
 
     def action() -> int:
-        told = Told(int(count))
-        run_devices(int(count), Runtime.model_validate_json(runtime), Path(state), Path(logs), told, own=True)
+        settings, told = Runtime.model_validate_json(runtime), Told(int(count))
+        run_devices(int(count), settings, Path(state), Path(logs), told, own=True, line=line)
         mark("devices", "end")
         return 0  # the coordinator of the same command tells how the run ended
 

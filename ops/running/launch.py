@@ -1,4 +1,4 @@
-"""Starts a coordinator and then the devices of a machine as child processes, and sees both to their end.
+"""Starts a coordinator and the devices of a machine as child processes, and sees both to their end.
 
 ``launch_rules.py`` makes the decisions. Here are the processes, the signals and the waiting. The children live in
 sessions of their own, so Ctrl-C reaches only this process. They end if this process ends.
@@ -22,7 +22,7 @@ from types import FrameType
 from typing import IO
 
 from fedemu.ops.running.codes import STOP_SIGNALS
-from fedemu.ops.running.launch_rules import Action, Child, Launch, Patience, Say, Send, StartDevices
+from fedemu.ops.running.launch_rules import Action, CallDevices, Child, Launch, Patience, Say, Send, StartDevices
 from fedemu.protocol.errors import ConfigurationError
 
 DEFAULT_PATIENCE = Patience()
@@ -42,19 +42,18 @@ def launch(
 ) -> Launch:
     """Run both commands to their end. Returns the launch as it ended. Its ``exit_code`` is that of the run.
 
-    The coordinator gets one more argument, the number of a descriptor, and has to ``announce`` itself there. Then the
-    devices are started, and ``started`` gets the process ids. ``terminal`` names the file for the output of a child;
-    with None the child shares the stderr of this process. ``environment`` are variables that the children get beside
-    those of this process. ``say`` gets lines for people. Must be called in the main
-    thread, because it handles the stop signals meanwhile.
+    Each child gets one more argument, the number of a descriptor. The coordinator has to ``announce`` itself there.
+    Then the devices are ``called`` there, and ``started`` gets the process ids. ``terminal`` names the file for the
+    output of a child; with None the child shares the stderr of this process. ``environment`` are variables that the
+    children get beside those of this process. ``say`` gets lines for people. Must be called in the main thread, because
+    it handles the stop signals meanwhile.
     """
     rules = Launch(patience)
     children = _Children(commands, terminal, dict(os.environ) | dict(environment or {}))
-    line, far_end = socket.socketpair()
-    with line, far_end, _signals() as (readable, received):
+    with _signals() as (readable, received):
         try:
-            children.start("coordinator", far_end)
-            far_end.close()
+            line = children.start("coordinator")
+            children.start("devices")
             watched: list[int | socket.socket] = [readable, line]
             awake: Sequence[int | socket.socket] = ()
             while rules.exit_code is None:
@@ -74,11 +73,12 @@ def launch(
                             say(text)
                         case Send(child, sign):
                             children.send(child, sign)
+                        case CallDevices():
+                            children.call_devices()
+                            started(children.pids)
                         case StartDevices():
                             children.start("devices")
                 if announced:
-                    if "devices" in children.pids:
-                        started(children.pids)
                     line.close()  # the answer for which the coordinator waits
                 awake = ()
                 if rules.exit_code is None and not actions:
@@ -102,6 +102,8 @@ class _Children:
         self._commands = commands
         self._terminal = terminal
         self._processes: dict[Child, subprocess.Popen[bytes]] = {}
+        self._lines: dict[Child, socket.socket] = {}
+        self._called = False
         self._ended: set[Child] = set()
 
     @property
@@ -109,15 +111,27 @@ class _Children:
         """The process ids of all children that were started."""
         return {child: process.pid for child, process in self._processes.items()}
 
-    def start(self, child: Child, line: socket.socket | None = None) -> None:
-        """Start a child, or start it again.
+    def start(self, child: Child) -> socket.socket:
+        """Start a child, or start it again. Returns the near end of its line.
 
-        It inherits ``line``, and its last argument is the number of that descriptor.
+        It inherits the far end, and its last argument is the number of that descriptor.
         """
-        kept = () if line is None else (line.fileno(),)
-        command = [*self._commands[child], *map(str, kept)]
-        self._processes[child] = _start(command, self._terminal[child], kept, self._environment)
+        if child in self._lines:
+            self._lines[child].close()
+        self._lines[child], far_end = socket.socketpair()
+        with far_end:
+            command = [*self._commands[child], str(far_end.fileno())]
+            self._processes[child] = _start(command, self._terminal[child], far_end.fileno(), self._environment)
         self._ended.discard(child)
+        if child == "devices" and self._called:
+            self.call_devices()
+        return self._lines[child]
+
+    def call_devices(self) -> None:
+        """Let the devices begin, and also those that are started again."""
+        self._called = True
+        with suppress(OSError):  # they have ended
+            self._lines["devices"].send(b"!")
 
     def endings(self) -> list[tuple[Child, int]]:
         """The children that have ended since the last call, with their codes."""
@@ -133,6 +147,8 @@ class _Children:
 
     def kill(self) -> None:
         """Kill the children that are still there."""
+        for line in self._lines.values():
+            line.close()
         for child, process in self._processes.items():
             self.send(child, signal.SIGKILL)
             process.wait()
@@ -163,9 +179,9 @@ def free_address() -> str:
 
 
 def _start(
-    command: Sequence[str], terminal: Path | None, kept: Sequence[int], environment: Mapping[str, str]
+    command: Sequence[str], terminal: Path | None, kept: int, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a process that inherits the descriptors ``kept``.
+    """Start a process that inherits the descriptor ``kept``.
 
     The stop signals are blocked at first. ``begin_child`` unblocks them when the child can handle them.
     """
@@ -182,7 +198,7 @@ def _start(
 
 def _popen(
     command: Sequence[str],
-    kept: Sequence[int],
+    kept: int,
     environment: Mapping[str, str],
     stdout: int | IO[bytes],
     stderr: IO[bytes] | None,
@@ -192,7 +208,7 @@ def _popen(
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
-        pass_fds=kept,
+        pass_fds=(kept,),
         env=environment,
         start_new_session=True,
     )

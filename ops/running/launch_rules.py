@@ -1,8 +1,9 @@
 """How ``fedemu run`` reacts to signals and to the ends of its children: events go in, actions come out, without I/O.
 
-The coordinator is started first, and the devices when it waits for them. So an experiment that cannot be put together
-starts no device. When the coordinator ends, the run ends; it is not started again. A supervisor that was killed is
-started again, as the operator of a real fleet would do: an unplanned death must not change the outcome.
+Both are started at once, so that they import beside each other. The devices begin when they are called, which is when
+the coordinator waits for them. So an experiment that cannot be put together begins no device. When the coordinator
+ends, the run ends; it is not started again. A supervisor that was killed is started again, as the operator of a real
+fleet would do: an unplanned death must not change the outcome.
 """
 
 from __future__ import annotations
@@ -45,8 +46,13 @@ class Send:
 
 
 @dataclass(frozen=True)
+class CallDevices:
+    """Let the devices' supervisor begin."""
+
+
+@dataclass(frozen=True)
 class StartDevices:
-    """Start the devices' supervisor, for the first time or again."""
+    """Start the devices' supervisor again. If it was called before, it may begin at once."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class Say:
     text: str
 
 
-Action = Send | StartDevices | Say
+Action = Send | CallDevices | StartDevices | Say
 
 
 class Phase(Enum):
@@ -69,7 +75,7 @@ class Phase(Enum):
 
 @dataclass
 class Launch:
-    """The state of one launch. ``exit_code`` is set when every child that was started is gone."""
+    """The state of one launch of two children. ``exit_code`` is set when both are gone."""
 
     patience: Patience = Patience()
     exit_code: int | None = None
@@ -78,8 +84,8 @@ class Launch:
     """The latest time at which ``tick`` has to be called, on the caller's clock. None: no time is set."""
     devices_gave_up: bool = False
     """Whether the run ends because of an error of the devices."""
-    _started: bool = False
-    """Whether the devices have been started. The coordinator is started before this state exists."""
+    _called: bool = False
+    """Whether the devices have been told to begin."""
     _ended: dict[Child, int] = field(default_factory=dict)
     _restarts: int = 0
     _sent: set[Send] = field(default_factory=set)
@@ -97,8 +103,8 @@ class Launch:
         """The coordinator has put the experiment together and waits for devices."""
         if self.phase is not Phase.RUNNING:
             return []
-        self._started = True
-        return [StartDevices()]
+        self._called = True
+        return [CallDevices()]
 
     def coordinator_ended(self, code: int, now: float) -> list[Action]:
         """The coordinator has ended. ``code`` is as in subprocess: negative for a signal."""
@@ -108,8 +114,8 @@ class Launch:
         actions: list[Action] = []
         if code < 0:
             actions.append(Say(f"the coordinator was ended by {Signals(-code).name}"))
-        if code < 0 or code == LEFT_EARLY:
-            # Nobody has told the devices. They would wait for a coordinator that does not come back.
+        if code < 0 or code == LEFT_EARLY or not self._called:
+            # Nobody has told the devices. They would wait for a coordinator that does not come.
             actions.append(self._send("devices", signal.SIGTERM))
         return self._unless_over(actions)
 
@@ -150,7 +156,7 @@ class Launch:
         return send
 
     def _unless_over(self, actions: list[Action]) -> list[Action]:
-        if "coordinator" not in self._ended or (self._started and "devices" not in self._ended):
+        if len(self._ended) < 2:
             return actions
         self.wake = None
         self.exit_code = self._exit_code_after(self._ended["coordinator"])

@@ -29,7 +29,7 @@ def begin_child(name: str, parent: int) -> None:
 
 
 def announce(line: int) -> None:
-    """Tell ``launch`` by its socket ``line`` that the devices may come. Returns when they have been started."""
+    """Tell ``launch`` by its socket ``line`` that the devices may come. Returns when they have been called."""
     with socket.socket(fileno=line) as launcher, suppress(OSError):  # a launcher that is gone ends this process too
         launcher.send(b"!")
         launcher.recv(1)

@@ -17,7 +17,7 @@ from fedemu.ops.track.kinds import KINDS, tracker
 from fedemu.ops.track.numbers import numbers_of, parameters_of
 from fedemu.ops.track.tracker import Ended, Memory, Tracked
 from fedemu.protocol.errors import ConfigurationError
-from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.files import write_among_others
 
 FOLDER: Final = "track"
 """The folder of a run directory for what trackers write, and for how far they have been told."""
@@ -98,7 +98,7 @@ class Export:
             "summary": self._summary,
         }
         self._states[self.out] = own
-        write_whole(self._state_file, json.dumps(self._states) + "\n", several_writers=True)
+        write_among_others(self._state_file, f"{json.dumps(self._states)}\n".encode())
 
 
 def export(directory: Path, name: str, out: str = "", project: str = "fedemu") -> str:

@@ -23,16 +23,13 @@ PARTIAL = ".partial"
 """The end of the names of partial files."""
 
 
-def write_whole(path: Path, content: bytes | str, *, several_writers: bool = False, durable: bool = False) -> None:
+def write_whole(path: Path, content: bytes | str, *, durable: bool = False) -> None:
     """Replace the file at ``path``. Text is written as UTF-8. Raises FedemuError if the system refuses.
 
-    With ``durable`` the file is on the disk when this returns. Otherwise nothing waits for the disk.
-
-    The partial file is ``path.partial``, so the next writer overwrites what a killed one left. With
-    ``several_writers``, which may write at the same time, each process has a partial file of its own; the owner of the
-    folder removes leftovers.
+    With ``durable`` the file is on the disk when this returns. Otherwise nothing waits for the disk. The partial file
+    is ``path.partial``, so the next writer overwrites what a killed one left. So only one may write at a time.
     """
-    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}" if several_writers else path.name + PARTIAL)
+    partial = path.with_name(path.name + PARTIAL)
     with named_failure(path):
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
         if durable:
@@ -40,6 +37,16 @@ def write_whole(path: Path, content: bytes | str, *, several_writers: bool = Fal
         os.replace(partial, path)
         if durable:
             wait_for_disk(path.parent)
+
+
+def write_among_others(path: Path, content: bytes) -> None:
+    """Replace the file at ``path``, which others may do at the same time. Raises FedemuError if the system refuses.
+
+    Each has a partial file of its own. ``remove_abandoned`` removes those that killed writers left.
+    """
+    with named_failure(path), PartialFile(path) as partial:
+        partial.write(content, 0)
+        partial.put_in_place()
 
 
 def wait_for_disk(path: Path) -> None:

@@ -323,7 +323,8 @@ def separate() -> Iterator[Callable[[SupervisorPlan], psutil.Popen]]:
     started: list[psutil.Popen] = []
 
     def start(plan: SupervisorPlan) -> psutil.Popen:
-        fields = {name: value for name, value in plan.__dict__.items() if name not in ("observer", "shown", "compute")}
+        functions = ("observer", "shown", "compute", "called")
+        fields = {name: value for name, value in plan.__dict__.items() if name not in functions}
         fields |= {"state": str(plan.state), "logs": str(plan.logs), "code": asdict(plan.code)}
         fields |= {"command": str(HERE / "toy_trainer.py")}
         started.append(psutil.Popen([sys.executable, "-c", _MAIN, json.dumps(fields)], start_new_session=True))

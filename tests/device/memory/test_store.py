@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,20 @@ def test_a_write_that_was_cut_off_is_no_version_and_is_cleaned_up(tmp_path: Path
     (tmp_path / "own-strange.safetensors").write_bytes(b"")
     assert OwnStore(tmp_path).versions == frozenset()
     assert [path.name for path in tmp_path.iterdir()] == ["own-strange.safetensors"]
+
+
+def test_a_version_that_a_trainer_is_writing_survives_the_next_life_of_its_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def meanwhile(source: str, target: Path) -> None:
+        OwnStore(tmp_path)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", meanwhile)
+    fill(OwnStore(tmp_path), AskId(1, 0, 0))
+    assert OwnStore(tmp_path).versions == {AskId(1, 0, 0)}
 
 
 def test_a_version_is_replaced_whole(tmp_path: Path) -> None:

@@ -47,9 +47,28 @@ def test_the_code_of_the_coordinator_is_the_code_of_the_run_and_nothing_is_left(
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
 
 
-def test_no_device_is_started_before_the_coordinator_has_opened(tmp_path: Path) -> None:
-    leaves_a_mark = f"import pathlib; pathlib.Path({str(tmp_path / 'mark')!r}).touch()"
-    code, pids = run("raise SystemExit(2)", leaves_a_mark)
+CALLED = """
+import asyncio, pathlib, sys
+from fedemu.ops.running.devices import called
+asyncio.run(called(int(sys.argv[2])))
+pathlib.Path({mark!r}).touch()
+"""
+
+
+def test_devices_begin_when_the_coordinator_has_opened(tmp_path: Path) -> None:
+    begins = CALLED.format(mark=str(tmp_path / "mark"))
+    waits = f"""
+    import pathlib, time
+    end = time.monotonic() + 20
+    while not pathlib.Path({str(tmp_path / "mark")!r}).exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    """
+    code, pids = run(OPEN + textwrap.dedent(waits), begins)
+    assert (code, len(pids), [path.name for path in tmp_path.iterdir()]) == (0, 2, ["mark"])
+
+
+def test_devices_of_a_coordinator_that_never_opens_do_not_begin(tmp_path: Path) -> None:
+    code, pids = run("import time; time.sleep(1.0); raise SystemExit(2)", CALLED.format(mark=str(tmp_path / "mark")))
     assert (code, pids, list(tmp_path.iterdir())) == (2, {}, [])
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedemu.ops.running import launch_rules as rules
 from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED
-from fedemu.ops.running.launch_rules import Action, Launch, Patience, Say, Send, StartDevices
+from fedemu.ops.running.launch_rules import Action, CallDevices, Launch, Patience, Say, Send, StartDevices
 from fedemu.ops.running.processes import LEFT_EARLY
 
 
@@ -17,27 +17,32 @@ def sends(actions: list[Action]) -> list[Action]:
 
 def with_devices() -> Launch:
     launch = Launch()
-    assert launch.coordinator_opened() == [StartDevices()]
+    assert launch.coordinator_opened() == [CallDevices()]
     return launch
 
 
-def test_a_coordinator_that_ends_before_it_opened_ends_the_run_without_devices() -> None:
+def test_a_coordinator_that_ends_before_it_opened_ends_devices_that_were_never_called() -> None:
     launch = Launch()
-    assert launch.coordinator_ended(2, now=1.0) == []
+    assert launch.coordinator_ended(2, now=1.0) == [Send("devices", signal.SIGTERM)]
+    assert launch.exit_code is None
+    launch.devices_ended(INTERRUPTED, now=1.1)
     assert launch.exit_code == 2
 
 
 def test_a_coordinator_that_is_killed_before_it_opened_is_named() -> None:
     launch = Launch()
-    assert launch.coordinator_ended(-signal.SIGKILL, now=1.0) == [Say("the coordinator was ended by SIGKILL")]
+    said = [Say("the coordinator was ended by SIGKILL"), Send("devices", signal.SIGTERM)]
+    assert launch.coordinator_ended(-signal.SIGKILL, now=1.0) == said
+    launch.devices_ended(LEFT_EARLY, now=1.1)
     assert launch.exit_code == INTERRUPTED
 
 
-def test_devices_are_not_started_for_a_run_that_is_stopping() -> None:
+def test_devices_are_not_called_for_a_run_that_is_stopping() -> None:
     launch = Launch()
     launch.signalled(signal.SIGINT, now=1.0)
     assert launch.coordinator_opened() == []
-    launch.coordinator_ended(4, now=2.0)
+    assert launch.coordinator_ended(4, now=2.0) == [Send("devices", signal.SIGTERM)]
+    launch.devices_ended(LEFT_EARLY, now=2.1)
     assert launch.exit_code == 4
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from fedemu.protocol.errors import FedemuError
-from fedemu.protocol.host.files import PARTIAL, PartialFile, remove_abandoned, write_whole
+from fedemu.protocol.host.files import PARTIAL, PartialFile, remove_abandoned, write_among_others, write_whole
 
 
-@pytest.mark.parametrize("several_writers", [False, True])
-def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path, several_writers: bool):
+@pytest.mark.parametrize("write", [write_whole, write_among_others])
+def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path, write):
     path = tmp_path / "a.json"
-    for content in (b"first, longer", "zwölf"):
-        write_whole(path, content, several_writers=several_writers)
+    for content in (b"first, longer", "zwölf".encode()):
+        write(path, content)
     assert path.read_bytes() == "zwölf".encode()
     assert os.listdir(tmp_path) == ["a.json"]
 
@@ -33,13 +33,19 @@ def test_a_write_that_breaks_off_leaves_the_old_file(tmp_path: Path, monkeypatch
     assert path.read_bytes() == b"old"
 
 
-def test_two_processes_that_write_one_file_use_two_partial_files(tmp_path: Path, monkeypatch):
-    renamed = []
-    monkeypatch.setattr(os, "replace", lambda source, target: renamed.append(Path(source).name))
-    for process in (7, 8):
-        monkeypatch.setattr(os, "getpid", lambda process=process: process)
-        write_whole(tmp_path / "own", b"x", several_writers=True)
-    assert renamed == ["own.7.partial", "own.8.partial"]
+def test_several_writers_of_one_file_do_not_meet_and_nobody_takes_a_partial_file_that_is_written(tmp_path, monkeypatch):
+    path, replace = tmp_path / "own", os.replace
+
+    def meanwhile(source, target):
+        monkeypatch.setattr(os, "replace", replace)
+        write_among_others(path, b"the other one's")
+        remove_abandoned(tmp_path)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", meanwhile)
+    write_among_others(path, b"this one's")
+    assert path.read_bytes() == b"this one's"
+    assert os.listdir(tmp_path) == ["own"]
 
 
 def test_pieces_in_any_order_become_a_read_only_file_when_it_is_put_in_place(tmp_path: Path):
