@@ -6,7 +6,6 @@ If it is killed itself, the kernel kills its children.
 
 from __future__ import annotations
 
-import gc
 import os
 import selectors
 import signal
@@ -130,12 +129,6 @@ class Forker:
             os.kill(pid, signal.SIGKILL)
         for pid in self._children:
             os.waitpid(pid, 0)
-
-
-def settle() -> None:
-    """All children share the memory of what exists now, as long as the garbage collector does not write into it."""
-    gc.collect()
-    gc.freeze()
 
 
 def begin(name: str, arguments: list[str]) -> socket.socket:

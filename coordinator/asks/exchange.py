@@ -204,8 +204,9 @@ class Exchange:
             columns.states.pop(device, None)
 
     def discard(self) -> None:
-        """Free the memory and the files of the payloads."""
+        """Free the memory and the files of the payloads, and of all else: nothing here refers to this exchange then."""
         self._turns.close()
+        self._at_edges = None
         for contribution in self._contributions.values():
             if contribution.payload is not None:
                 contribution.payload.discard()

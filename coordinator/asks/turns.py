@@ -42,8 +42,9 @@ class Turns:
         self._working.add_done_callback(lambda done: self._done(done, then))
 
     def close(self) -> None:
-        """Forget what waits. A result that still comes is dropped."""
+        """Forget what waits, and whom to tell. A result that still comes is dropped."""
         self._waiting.clear()
+        self._failed = lambda error: None
         if self._working is not None:
             self._working.cancel()
 

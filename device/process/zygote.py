@@ -11,12 +11,13 @@ import sys
 import traceback
 from pathlib import Path
 
-from fedemu.device.forking import Forker, begin, settle
+from fedemu.device.forking import Forker, begin
 from fedemu.device.pipe import TO_ZYGOTE, Broken, Fork, Setup, ZygoteReady
 from fedemu.device.process import process
 from fedemu.device.process.birth import Birthplace
 from fedemu.device.process.rehearsal import rehearse
 from fedemu.protocol.errors import FedemuError
+from fedemu.protocol.host.garbage import settle
 from fedemu.protocol.host.named import restrict
 from fedemu.protocol.host.phases import mark
 from fedemu.protocol.messages import Message

@@ -45,6 +45,7 @@ from fedemu.ops.watching.metrics import ServedMetrics
 from fedemu.ops.watching.progress import Progress
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError
 from fedemu.protocol.host.files import write_whole
+from fedemu.protocol.host.garbage import settle
 from fedemu.protocol.host.open_files import allow_open_files, most_open_files
 from fedemu.protocol.host.phases import mark, part
 from fedemu.protocol.host.private import leave_private
@@ -130,6 +131,8 @@ def coordinate(
                     shown.callback(_remove, directory / ADDRESS)
                     opened(address)
                     shown.enter_context(display)
+                    if runtime.transport != "memory":  # otherwise this may be a notebook, whose objects come and go
+                        settle()
 
                 observers: list[RunObserver] = [LogObserver(), *metrics.observers, display]
                 observers += [*timed(experiment.rounds), *trackers]

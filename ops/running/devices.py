@@ -9,11 +9,12 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -31,6 +32,7 @@ from fedemu.ops.watching.feed import LIVE, MACHINE, Feed, told_by
 from fedemu.ops.watching.logs import open_log
 from fedemu.ops.watching.metrics import SupervisorMetrics
 from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError, UnreachableError
+from fedemu.protocol.host.garbage import settle
 from fedemu.protocol.host.named import place_of
 from fedemu.protocol.host.phases import mark
 from fedemu.protocol.host.source import source_of
@@ -136,6 +138,11 @@ def run_devices(
     experiments may name that of ``runtime.allow_code``.
     """
     open_log(logs / "devices.log", runtime.log_level)
+
+    def show(facts: Callable[[], dict[str, Any]]) -> None:
+        Feed(state / LIVE, f"{MACHINE}{os.getpid()}", told_by(facts)).start()
+        settle()
+
     with _observed(runtime) as metrics:
         plan = SupervisorPlan(
             address=runtime.connect,
@@ -150,7 +157,7 @@ def run_devices(
             observer=told.beside(metrics),
             keys=client_keys(runtime, os.environ),
             allow_code=None if own else tuple(map(place_of, runtime.allow_code)),
-            shown=lambda facts: Feed(state / LIVE, f"{MACHINE}{os.getpid()}", told_by(facts)).start(),
+            shown=show,
             connect_seconds=runtime.connect_seconds,
             lost_seconds=runtime.lost_seconds,
             idle_seconds=runtime.idle_seconds,

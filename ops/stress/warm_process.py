@@ -9,7 +9,6 @@ neither it nor the processes that it starts in turn wait for an interpreter and 
 from __future__ import annotations
 
 import atexit
-import gc
 import importlib
 import json
 import os
@@ -24,6 +23,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from fedemu.device.forking import Waiting
+from fedemu.protocol.host.garbage import settle
 from fedemu.protocol.host.kernel import end_with_parent, name_process
 
 MESSAGE_BYTES = 2**18
@@ -245,8 +245,7 @@ def main(words: list[str]) -> int:
         importlib.import_module(name)
     if threads := len(os.listdir("/proc/self/task")) - 1:
         raise RuntimeError(f"an import has started {threads} threads, beside which nothing may be forked")
-    gc.collect()
-    gc.freeze()
+    settle()
     with socket.socket(fileno=descriptor) as line:
         Commands(line).serve()
     return 0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from fedemu.coordinator.asks.exchange import Exchange
+from fedemu.coordinator.asks.payload import Payload
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
 from fedemu.coordinator.record.row import Row
@@ -143,6 +146,20 @@ async def test_an_error_of_the_coordinator_ends_the_run(
     left = read_run(plan.directory)
     assert left.summary is not None
     assert left.summary["outcome"] == "failed"
+
+
+async def test_no_memory_of_an_ask_waits_for_the_garbage_collector(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        make_fleet()
+        await play(make_plan(rounds=3))
+        left = [each for each in gc.get_objects() if isinstance(each, Exchange | Payload)]
+    finally:
+        gc.enable()
+    assert left == []
 
 
 async def test_observers_hear_of_rounds_outcomes_and_events(

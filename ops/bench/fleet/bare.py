@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import sys
@@ -18,13 +17,13 @@ import numpy  # noqa: F401
 import pydantic  # noqa: F401
 import zmq
 
+from fedemu.protocol.host.garbage import settle
 from fedemu.protocol.host.kernel import end_with_parent
 
 
 def main(address: str, count: int) -> None:
     """Fork ``count`` children that connect to ``address``, and kill them at the end of the input."""
-    gc.collect()
-    gc.freeze()
+    settle()
     print("ready", flush=True)
     if not sys.stdin.readline():
         return
