@@ -101,21 +101,28 @@ class Connections:
         """Stop counting. Must be called before the Router is closed."""
         self._ear.close()
 
-    def heard(self, peer: bytes, frame: zmq.Frame) -> None:
-        """A whole message of the peer has come; ``frame`` is one of its frames."""
+    def heard(self, peer: bytes, frame: zmq.Frame) -> bool:
+        """A whole message of the peer has come; ``frame`` is one of its frames. False if its connection has gone."""
         connection = self._by_peer.get(peer)
         if connection is None:
             try:
                 descriptor = int(frame.get("__fd"))
             except (zmq.ZMQError, ValueError):
-                return
+                return False
             connection = self._accepted(descriptor)
             if connection is None:
-                return
+                return False
+            if connection.peer is not None:
+                self._mistaken(connection.peer)
             connection.peer = peer
             self._by_peer[peer] = connection
             self._silent.pop(connection.descriptor, None)
         connection.heard = self._clock()
+        return True
+
+    def last_heard(self, peer: bytes) -> None:
+        """A message whose connection has gone was handled. What others remember of the peer since then is forgotten."""
+        self._bounds.closed(peer)
 
     def cut(self, peer: bytes) -> None:
         """Close the connection of a peer. An honest one comes back on a new connection."""
@@ -170,6 +177,15 @@ class Connections:
                 self._doubtful.append((connection, self._clock() + DOUBT_SECONDS))
         elif self._broken is not None:
             self._broken.heard(event)
+
+    def _mistaken(self, peer: bytes) -> None:
+        """One of two peers is gone whose messages name the same descriptor, which was closed and given to another.
+
+        If it is this one, it is forgotten. If it is the other, this one's next message puts that right.
+        """
+        del self._by_peer[peer]
+        if not self._bounds.knows(peer):
+            self._bounds.closed(peer)
 
     def _accepted(self, descriptor: int) -> Connection | None:
         """The connection with this descriptor, None if it has gone already. A message may come before the event."""

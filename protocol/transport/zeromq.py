@@ -212,21 +212,26 @@ class ZmqRouter(Endpoint):
         except zmq.Again:
             return False
         frames = self._frames()
-        if self._connections is not None:
-            self._connections.heard(peer, self._first)
+        if self._connections is None or self._connections.heard(peer, self._first):
+            self._handle(peer, key, frames)
+        else:
+            self._handle(peer, key, frames)
+            self._connections.last_heard(peer)
+        return True
+
+    def _handle(self, peer: bytes, key: str, frames: list[zmq.Frame]) -> None:
         if self._approved is not None and not self._approved(key):
             self._rejected(peer, KeyRevoked())
-            return True
+            return
         if (stopped := self._screen(peer, frames)) is not None:
             self._rejected(peer, stopped)
-            return True
+            return
         try:
             envelope = self._decoder.decode(frames)
         except ProtocolError as error:
             self._rejected(peer, error)
         else:
             self._received(peer, envelope)
-        return True
 
 
 class ZmqDealer(Endpoint):

@@ -199,3 +199,17 @@ async def test_a_peer_is_cut_and_its_end_is_told(make: Callable[..., Place], eve
     await eventually(lambda: len(place.heard) == 2)
     assert place.heard[1] != place.heard[0], "an honest device comes back on a new connection"
     device.close()
+
+
+async def test_the_end_of_every_peer_is_told_also_if_its_message_is_read_later(
+    make: Callable[..., Place], eventually: Eventually
+) -> None:
+    place = make()
+    for turn in range(20):
+        device = ZmqNetwork(linger_seconds=5.0)
+        device.connect(place.router.address, UP, print, print).send(Heartbeat())
+        device.close()  # once it is sent
+        if turn % 3 == 0:
+            await asyncio.sleep(0.01)
+    await eventually(lambda: len(place.heard) == 20)
+    await eventually(place.looked(lambda: set(place.closed) == set(place.heard)))
