@@ -219,7 +219,7 @@ class ZmqRouter(Endpoint):
             self._connections.last_heard(peer)
         return True
 
-    def _handle(self, peer: bytes, key: str, frames: list[zmq.Frame]) -> None:
+    def _handle(self, peer: bytes, key: str, frames: Sequence[Buffer]) -> None:
         if self._approved is not None and not self._approved(key):
             self._rejected(peer, KeyRevoked())
             return
