@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from fedemu.ops.running.codes import INTERRUPTED
-from fedemu.ops.running.launch import free_address
+from fedemu.ops.running.launch import free_address, last_words
 from fedemu.ops.stress.fleet import LiveFleet, live_fleet
 from fedemu.ops.stress.slopes import Slope, slope_of
 
@@ -142,6 +142,10 @@ def soak(
                 fleet.pause(max(0.0, every - (time.monotonic() - began - now)))
                 if coordinator.poll() is not None:
                     complaints.append(f"the run ended by itself: {fleet.tail(4)}")
+                    break
+                if gone := [each for each in fleet.supervisors if each.poll() is not None]:
+                    words = last_words(fleet.log_of(gone[0]))
+                    complaints.append(f"a supervisor ended by itself with exit {gone[0].returncode}: {words}")
                     break
             rounds = fleet.rounds()
             if not complaints:
