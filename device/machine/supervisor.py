@@ -120,8 +120,8 @@ class Supervision:
         stack.push_async_callback(nursery.stop)
         zygote = await Zygote.start()
         stack.push_async_callback(zygote.stop)
-        mark("devices", "start of nursery and zygote")
         await plan.called()
+        mark("devices", "wait for the coordinator")
         here = await arrive(plan, network, socket.gethostname()[:256], stack)
         link = here.link
         # Devices that sleep need little. How many will be awake at once only shows.
