@@ -196,16 +196,19 @@ def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def _drop_others(directory: Path, round: int, tensors: str) -> None:
     """Remove all checkpoints but this one and the one before, each record before its tensors.
 
-    So no record is ever without its tensors.
+    So no record is ever without its tensors. Server jobs of a later round may be writing their files just now.
     """
     kept = [round, *(earlier for earlier in recorded_rounds(directory) if earlier < round)][:_KEPT]
     records = {record_name(each) for each in kept}
     names = os.listdir(directory)
     for name in sorted(names, key=lambda name: not name.startswith("record-")):
-        state, job = _STATE.fullmatch(name), _JOB.fullmatch(name)
-        stale = name.endswith(PARTIAL) or (name.startswith("record-") and name not in records)
-        if state is not None:
-            stale = name != tensors and (int(state[1]) == round or int(state[1]) not in kept)
-        if stale or (job is not None and int(job[1]) <= round):
+        whole = name.removesuffix(PARTIAL)
+        if job := _JOB.fullmatch(whole):
+            stale = int(job[1]) <= round
+        elif state := _STATE.fullmatch(whole):
+            stale = name != tensors and (name != whole or int(state[1]) == round or int(state[1]) not in kept)
+        else:
+            stale = name.startswith("record-") and name not in records
+        if stale:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(directory / name)

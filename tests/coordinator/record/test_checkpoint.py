@@ -238,6 +238,16 @@ def test_a_durable_round_drops_its_jobs_and_the_jobs_of_earlier_rounds(tmp_path:
     assert checkpoint.load_job(tmp_path, 5, 0).carry["w"] == 5
 
 
+def test_a_durable_round_drops_what_killed_writers_left_and_nothing_that_a_later_round_is_writing(tmp_path: Path):
+    writing = "job-5.0.0.2.safetensors.partial"
+    left = ["job-4.0.0.7.safetensors.partial", "record-3.json.partial", "state-3.0.safetensors.partial"]
+    for name in (*left, writing):
+        (tmp_path / name).write_bytes(b"half")
+    save(tmp_path, 4)
+    assert writing in os.listdir(tmp_path)
+    assert not set(left) & set(os.listdir(tmp_path))
+
+
 def test_a_checkpoint_that_cannot_be_written_says_where(tmp_path: Path):
     (tmp_path / "checkpoint").write_text("a file")
     with pytest.raises(FedemuError, match=r"checkpoint cannot be written: File exists"):
