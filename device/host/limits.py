@@ -65,15 +65,15 @@ def check(count: int, per_process: int, trainers: int, machine: MachineLimits) -
         )
 
 
-def prepare_machine(count: int, per_process: int, trainers: int) -> None:
-    """Check this machine, and raise the soft limit of open files for this process and its children.
-
-    Raises ConfigurationError if the machine cannot hold the devices.
-    """
-    machine = this_machine()
-    check(count, per_process, trainers, machine)
+def allow_files(count: int, per_process: int, trainers: int) -> None:
+    """Raise the limit of open files to what this process and its children will need, or as far as it may be."""
     files, _, _ = demand(count, per_process, trainers)
     allow_open_files(files)
+
+
+def require_room(count: int, per_process: int, trainers: int) -> None:
+    """Raise ConfigurationError if this machine cannot hold the devices."""
+    check(count, per_process, trainers, this_machine())
 
 
 def this_machine() -> MachineLimits:

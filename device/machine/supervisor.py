@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Never
 
 from fedemu.device.compute.environment import lacking
-from fedemu.device.host.limits import prepare_machine
+from fedemu.device.host.limits import allow_files, require_room
 from fedemu.device.host.processors import default_trainers
 from fedemu.device.machine.arrival import Arrival, MachinePlan, arrive
 from fedemu.device.machine.broker import Broker
@@ -115,6 +115,7 @@ class Supervision:
         self._bus = f"ipc://{stack.enter_context(private_folder())}/bus"
         network = ZmqNetwork(max_sockets=4096, keys=plan.keys, watched=True)
         stack.callback(network.close)
+        allow_files(plan.count, plan.per_process, self._trainer_count)  # children inherit it
         # These take seconds to import what trainers and devices need, beside everything else that happens here.
         nursery = await Nursery.start(plan.code.trainer)
         stack.push_async_callback(nursery.stop)
@@ -127,7 +128,8 @@ class Supervision:
         # Devices that sleep need little. How many will be awake at once only shows.
         pack = pack_size(plan.per_process)
         count, packed = (pack, pack) if here.sleeping else (plan.count, plan.per_process)
-        prepare_machine(count, packed, self._trainer_count)
+        require_room(count, packed, self._trainer_count)
+        allow_files(count, packed, self._trainer_count)
         mark("devices", "arrival")
         environment = self._environment(here)
         if lacking(os.environ, environment):  # it was not known before which variables this experiment needs

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from fedemu.device.host.limits import FILES_PER_DEVICE
 from fedemu.device.machine.lease import LIFE_BITS
 from fedemu.device.machine.observer import Silent
+from fedemu.device.machine.processes import Zygote
 from fedemu.device.machine.supervisor import SupervisorPlan, supervise
 from fedemu.protocol.errors import ConfigurationError, DataError, RefusedError, UnreachableError
+from fedemu.protocol.host.open_files import open_files
 from fedemu.protocol.messages import Bye, Died, Enroll, Failed, Need
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -308,6 +313,28 @@ async def test_a_signal_ends_everything_with_goodbyes(
 async def test_nobody_at_the_address_is_one_sentence(plan: Any, free_port: int) -> None:
     with pytest.raises(UnreachableError, match=f"No coordinator answered at tcp://127.0.0.1:{free_port} within 0.3 s"):
         await supervise(plan(f"tcp://127.0.0.1:{free_port}", connect_seconds=0.3))
+
+
+async def test_device_processes_may_open_as_many_files_as_their_devices_need(
+    plan: Any, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits: list[int] = []
+
+    async def start(environment: object = None) -> Zygote:
+        limits.append(open_files())
+        return await begin()
+
+    begin = Zygote.start
+    monkeypatch.setattr(Zygote, "start", start)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+    many = replace(plan(f"tcp://127.0.0.1:{free_port}", connect_seconds=0.3), count=300, per_process=300)
+    try:
+        with pytest.raises(UnreachableError):
+            await supervise(many)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert limits[0] >= FILES_PER_DEVICE * 300
 
 
 async def test_a_coordinator_that_is_gone_for_good_ends_the_supervisor(coordinator: Any, plan: Any) -> None:
