@@ -156,7 +156,7 @@ async def test_no_memory_of_an_ask_waits_for_the_garbage_collector(
     try:
         make_fleet()
         await play(make_plan(rounds=3))
-        left = [each for each in gc.get_objects() if isinstance(each, Exchange | Payload)]
+        left = [each for each in gc.get_objects() if type(each) in (Exchange, Payload)]
     finally:
         gc.enable()
     assert left == []

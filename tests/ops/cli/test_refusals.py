@@ -151,6 +151,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return start(command, *rest)
 
     monkeypatch.setattr(launch, "_start", recorded)
+    monkeypatch.setattr(launch._Children, "call_devices", lambda children: names.append("devices called"))
     return names
 
 
@@ -173,7 +174,7 @@ def refused(capture: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_run_starts_no_device(started: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     setting, said = IMPOSSIBLE[0]
     assert said in refused(capfd, "run", "--set", setting)
-    assert started == ["fedemu-coordinator"]
+    assert started == ["fedemu-coordinator", "fedemu-devices"], "the devices were never called"
 
 
 @pytest.mark.parametrize("command", ALONE)
@@ -240,4 +241,4 @@ def test_an_address_in_use_is_found_before_devices_are_started(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         assert address in refused(capfd, "run", "--bind", address)
-    assert started == ["fedemu-coordinator"]
+    assert started == ["fedemu-coordinator", "fedemu-devices"], "the devices were never called"
