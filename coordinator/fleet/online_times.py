@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
@@ -14,14 +15,19 @@ from fedemu.protocol.errors import MalformedMessage
 DAY = 86_400.0
 FARTHEST = 3_650 * DAY
 """Ten years in seconds. If no device announces a time on-line within them, no device is expected any more."""
+FARTHEST_STEP = 8 * DAY
+"""The horizon moves on by so much at most, so that what is known of the future stays small in a long run."""
 
 
 class OnlineTimes:
-    """The on-line intervals [start, end) of one device, known up to ``until``. Times are seconds of the experiment."""
+    """The on-line intervals [start, end) of one device, known up to ``until``. Times are seconds of the experiment.
+
+    Intervals that end by ``since`` are not kept. Nobody asks for a time before it.
+    """
 
     __slots__ = ("_ends", "_starts", "until")
 
-    def __init__(self, until: float, intervals: Sequence[tuple[float, float]]) -> None:
+    def __init__(self, until: float, intervals: Sequence[tuple[float, float]], since: float = 0.0) -> None:
         """Raises MalformedMessage unless the intervals are ascending, disjoint and not empty."""
         before = -math.inf
         for start, end in intervals:
@@ -29,8 +35,8 @@ class OnlineTimes:
                 raise MalformedMessage("presence", f"on-line interval [{start}, {end}) is empty or out of order")
             before = end
         self.until = until
-        self._starts = [start for start, _ in intervals]
-        self._ends = [end for _, end in intervals]
+        self._starts = array("d", [start for start, end in intervals if end > since])
+        self._ends = array("d", [end for _, end in intervals if end > since])
 
     def online(self, time: float) -> bool:
         """Whether the device is on-line at ``time``."""
@@ -85,8 +91,8 @@ class AnnouncedTimes:
 
 
 def horizon(time: float) -> float:
-    """The time up to which devices announce their on-line times, to cover ``time``: one day, two, four, and so on."""
+    """The time up to which devices announce their on-line times, to cover ``time``: 1, 2, 4, 8, 16, 24 days ..."""
     reached = DAY
     while reached < min(time, FARTHEST):
-        reached *= 2
+        reached += min(reached, FARTHEST_STEP)
     return reached

@@ -319,7 +319,8 @@ class Reception:
         self.changed.set()
 
     def _presence(self, peer: bytes, message: wire.Presence) -> None:
-        if self.roster.announced.announce(self._device(peer), OnlineTimes(message.until, message.intervals)):
+        times = OnlineTimes(message.until, message.intervals, self.timeline.time)
+        if self.roster.announced.announce(self._device(peer), times):
             self.changed.set()
 
     def _about_ask(self, peer: bytes, message: AboutAsk, frames: Sequence[memoryview], now: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from numpy.random import Generator
@@ -162,17 +163,19 @@ class Timetable:
 
     def __init__(self, source: Iterator[Interval]) -> None:
         self._source = source
-        self._starts: list[float] = []
-        self._ends: list[float] = []
+        self._starts = array("d")
+        self._ends = array("d")
         self._exhausted = False
 
-    def until(self, time: float) -> tuple[Interval, ...]:
-        """All intervals that start before ``time``, not cut at it. The answer for an earlier time is a prefix of this.
+    def until(self, time: float, since: float = 0.0) -> tuple[Interval, ...]:
+        """All intervals that start before ``time`` and end after ``since``, not cut at these times.
 
-        Raises ValueError if there are more than ``MOST_INTERVALS``, as in an endless source if ``time`` is infinite.
+        The answer for an earlier time is a prefix of this. Raises ValueError if there are more than ``MOST_INTERVALS``,
+        as in an endless source if ``time`` is infinite.
         """
         count = self._read_past(time)
-        return tuple(zip(self._starts[:count], self._ends[:count], strict=True))
+        first = bisect.bisect_right(self._ends, since, hi=count)
+        return tuple(zip(self._starts[first:count], self._ends[first:count], strict=True))
 
     def end_at(self, time: float) -> float | None:
         """The end of the interval that holds ``time``; None if the device is off-line then."""

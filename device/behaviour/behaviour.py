@@ -66,9 +66,12 @@ class Behaviour:
         self._rates = rates
         self._timetable = Timetable(intervals)
 
-    def presence(self, until: float) -> tuple[Interval, ...]:
-        """The on-line intervals [start, end) that start before ``until``, ascending and not cut at it."""
-        return self._timetable.until(until)
+    def presence(self, until: float, since: float = 0.0) -> tuple[Interval, ...]:
+        """The on-line intervals [start, end) that start before ``until`` and end after ``since``.
+
+        They ascend, and are not cut at these times.
+        """
+        return self._timetable.until(until, since)
 
     def seconds(self, assignment: Assignment) -> tuple[float, float, float]:
         """The seconds of download, computing and upload, without latency."""

@@ -42,6 +42,7 @@ class DeviceRuntime:
         self._store = store
         self._wall: WallClock | None = None
         self._in_hand: dict[str, WorkInHand] = {}
+        self._time = 0.0  # the time of the experiment of which the coordinator told last
         self._early: dict[str, None] = {}  # asks whose Proceed came before their Work, as transports may reorder
 
     @property
@@ -120,6 +121,7 @@ class DeviceRuntime:
         if not self.member.welcomed(welcome, now):
             return []
         self._early.clear()
+        self._time = welcome.elapsed
         actions: list[Action] = [Tell(Joined(device=self.member.device, incarnation=self.member.incarnation))]
         if welcome.clock == "virtual":
             actions.append(self._presence(welcome.horizon))
@@ -134,7 +136,7 @@ class DeviceRuntime:
         return actions
 
     def _presence(self, until: float) -> Send:
-        intervals = self._behaviour.presence(until)
+        intervals = self._behaviour.presence(until, self._time)
         if len(intervals) > MAX_INTERVALS:
             intervals = intervals[:MAX_INTERVALS]
             until = intervals[-1][1]
@@ -157,6 +159,7 @@ class DeviceRuntime:
     def _work(self, work: wire.Work, frames: Sequence[Any], now: float) -> list[Action]:
         if self._store.versions:
             self._store.supersede(AskId.parse(work.state) if work.state else None, work.durable_round)
+        self._time = max(self._time, work.start)
         if self._wall is not None:
             self._wall.set(work.start, now)
         actions: list[Action] = []

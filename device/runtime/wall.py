@@ -45,7 +45,7 @@ class WallClock:
         """
         moment = self.elapsed(now)
         if self._until <= moment:
-            intervals = self._behaviour.presence(moment + DAY)
+            intervals = self._behaviour.presence(moment + DAY, moment)
             self._until = next((end for start, end in intervals if start <= moment < end), -math.inf)
         return self.due
 
@@ -54,7 +54,7 @@ class WallClock:
         moment = self.elapsed(now)
         horizon = moment + DAY
         while horizon < FOREVER:
-            for start, end in self._behaviour.presence(horizon):
+            for start, end in self._behaviour.presence(horizon, moment):
                 if end > moment:
                     return max(0.0, start - moment)
             horizon *= 4

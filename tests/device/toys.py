@@ -34,7 +34,7 @@ class ToyBehaviour:
         self._drops = settings.get("drops", {})
         self._device = device
 
-    def presence(self, until: float) -> tuple[tuple[float, float], ...]:
+    def presence(self, until: float, since: float = 0.0) -> tuple[tuple[float, float], ...]:
         return ((0.0, math.inf),)
 
     def schedule(self, assignment: Assignment) -> Schedule:

@@ -76,6 +76,7 @@ def test_the_presence_until_a_time_is_every_interval_that_starts_before() -> Non
     device = behaviour(10.0, 20.0, 30.0, 40.0)
     assert device.presence(30.0) == ((10.0, 20.0),)
     assert device.presence(31.0) == ((10.0, 20.0), (30.0, 40.0))
+    assert device.presence(31.0, since=20.0) == ((30.0, 40.0),)
 
 
 @given(

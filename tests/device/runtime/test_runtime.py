@@ -59,8 +59,8 @@ class Scripted:
         self.intervals = presence
         self.asked: list[Assignment] = []
 
-    def presence(self, until: float) -> tuple[tuple[float, float], ...]:
-        return tuple(interval for interval in self.intervals if interval[0] < until)
+    def presence(self, until: float, since: float = 0.0) -> tuple[tuple[float, float], ...]:
+        return tuple(interval for interval in self.intervals if interval[0] < until and interval[1] > since)
 
     def schedule(self, assignment: Assignment) -> Schedule:
         self.asked.append(assignment)
@@ -177,6 +177,27 @@ def test_presence_is_announced_again_when_more_is_wanted(new: Callable[..., Devi
     assert messages(device.get(Extend(until=2000.0))) == [
         Presence(until=2000.0, intervals=((0.0, 10.0), (500.0, 600.0), (1500.0, 1600.0)))
     ]
+
+
+def test_presence_leaves_out_what_is_over_by_the_time_that_the_coordinator_told_last(
+    new: Callable[..., Device],
+) -> None:
+    device = new(presence=((0.0, 10.0), (500.0, 600.0), (1500.0, 1600.0)))
+    device.join()
+    device.get(a_work(start=550.0))
+    running = (500.0, 600.0)
+    assert messages(device.get(Extend(until=2000.0))) == [Presence(until=2000.0, intervals=(running, (1500.0, 1600.0)))]
+    device.get(a_work(start=600.0))
+    assert messages(device.get(Extend(until=2000.0))) == [Presence(until=2000.0, intervals=((1500.0, 1600.0),))]
+
+
+def test_a_coordinator_that_has_gone_back_in_time_hears_again_what_was_over(new: Callable[..., Device]) -> None:
+    device = new(presence=((0.0, 10.0), (500.0, 600.0)))
+    device.join()
+    device.get(a_work(start=550.0))
+    device.start()
+    told = messages(device.get(welcome(elapsed=5.0)))
+    assert told[1] == Presence(until=1000.0, intervals=((0.0, 10.0), (500.0, 600.0)))
 
 
 def test_work_is_scheduled_by_what_the_device_holds(new: Callable[..., Device]) -> None:

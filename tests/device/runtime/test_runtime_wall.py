@@ -33,8 +33,8 @@ class Scripted:
     def __init__(self, schedule: Schedule, presence: tuple[tuple[float, float], ...]) -> None:
         self._schedule, self._presence = schedule, presence
 
-    def presence(self, until: float) -> tuple[tuple[float, float], ...]:
-        return tuple(interval for interval in self._presence if interval[0] < until)
+    def presence(self, until: float, since: float = 0.0) -> tuple[tuple[float, float], ...]:
+        return tuple(interval for interval in self._presence if interval[0] < until and interval[1] > since)
 
     def schedule(self, assignment: Assignment) -> Schedule:
         return self._schedule
