@@ -33,6 +33,7 @@ from fedemu.protocol.host.idleness import Idleness, Stuckness
 from fedemu.protocol.host.named import load
 from fedemu.protocol.host.phases import mark, used
 from fedemu.protocol.host.private import private_folder
+from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 log = logging.getLogger(__name__)
@@ -115,6 +116,8 @@ class Supervision:
         self._bus = f"ipc://{stack.enter_context(private_folder())}/bus"
         network = ZmqNetwork(max_sockets=4096, keys=plan.keys, watched=True)
         stack.callback(network.close)
+        within = DirectNetwork(asyncio.get_running_loop())
+        stack.callback(within.close)
         allow_files(plan.count, plan.per_process, self._trainer_count)  # children inherit it
         # These take seconds to import what trainers and devices need, beside everything else that happens here.
         nursery = await Nursery.start(plan.code.trainer)
@@ -142,8 +145,8 @@ class Supervision:
         shared = bool(plan.code.link) and load(plan.code.link)(here.experiment.read_bytes()) == "shared"
         if shared:
             connected = SPARE_PACKS if here.sleeping else -(-here.count // plan.per_process)
-            share_link(here, network, f"{self._bus}-link", connected, stack)
-        broker = here.open_broker(network, self._bus, self._token, stack)
+            share_link(here, within, f"{self._bus}-link", connected, stack)
+        broker = here.open_broker(within, self._bus, self._token, stack)
         trainers = Trainers(
             nursery,
             here.trainer_setup(self._bus, self._token, plan.allow_code),

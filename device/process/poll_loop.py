@@ -10,11 +10,12 @@ as an argument, because ``asyncio.get_running_loop`` does not know of it.
 from __future__ import annotations
 
 import heapq
-import select
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+
+from fedemu.protocol.transport.descriptors import Descriptors
 
 LONGEST_SLEEP = 3600.0
 """The longest wait for an event, in seconds. ``epoll`` takes no infinity."""
@@ -48,31 +49,17 @@ class Timer:
             self._callback(*self._arguments)
 
 
-class PollLoop:
+class PollLoop(Descriptors):
     """Runs callbacks from ``run`` until ``stop``. Calls ``failed`` with an exception of a callback, and goes on."""
 
     def __init__(self, failed: Callable[[Exception], None]) -> None:
+        super().__init__()
         self._failed = failed
-        self._poll = select.epoll()
-        self._readers: dict[int, Callable[[], object]] = {}
-        self._writers: dict[int, Callable[[], object]] = {}
         self._soon: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._timers: list[Timer] = []
         self._stopped = False
 
     time = staticmethod(time.monotonic)
-
-    def add_reader(self, descriptor: int, callback: Callable[[], object]) -> None:
-        self._watch(self._readers, descriptor, callback)
-
-    def remove_reader(self, descriptor: int) -> bool:
-        return self._unwatch(self._readers, descriptor)
-
-    def add_writer(self, descriptor: int, callback: Callable[[], object]) -> None:
-        self._watch(self._writers, descriptor, callback)
-
-    def remove_writer(self, descriptor: int) -> bool:
-        return self._unwatch(self._writers, descriptor)
 
     def call_soon(self, callback: Callable[..., object], *arguments: Any) -> None:
         self._soon.append((callback, arguments))
@@ -93,43 +80,13 @@ class PollLoop:
         while not self._stopped:
             self._turn()
 
-    def close(self) -> None:
-        self._poll.close()
-
     def _turn(self) -> None:
-        for descriptor, ready in self._poll.poll(self._patience()):
-            # An error or the other side's end is for both.
-            if ready & ~select.EPOLLOUT and (reader := self._readers.get(descriptor)) is not None:
-                self._call(reader, ())
-            if ready & ~select.EPOLLIN and (writer := self._writers.get(descriptor)) is not None:
-                self._call(writer, ())
+        for callback in self.ready(self._patience()):
+            self._call(callback, ())
         for _ in range(len(self._soon)):
             self._call(*self._soon.popleft())
         while self._timers and (self._timers[0].cancelled() or self._timers[0].when() <= self.time()):
             self._call(heapq.heappop(self._timers).run, ())
-
-    def _watch(
-        self, callbacks: dict[int, Callable[[], object]], descriptor: int, callback: Callable[[], object]
-    ) -> None:
-        known = self._events(descriptor)
-        callbacks[descriptor] = callback
-        if known:
-            self._poll.modify(descriptor, self._events(descriptor))
-        else:
-            self._poll.register(descriptor, self._events(descriptor))
-
-    def _unwatch(self, callbacks: dict[int, Callable[[], object]], descriptor: int) -> bool:
-        if callbacks.pop(descriptor, None) is None:
-            return False
-        if left := self._events(descriptor):
-            self._poll.modify(descriptor, left)
-        else:
-            self._poll.unregister(descriptor)
-        return True
-
-    def _events(self, descriptor: int) -> int:
-        reading, writing = descriptor in self._readers, descriptor in self._writers
-        return (select.EPOLLIN if reading else 0) | (select.EPOLLOUT if writing else 0)
 
     def _patience(self) -> float | None:
         if self._soon or self._stopped:

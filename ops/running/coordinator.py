@@ -49,6 +49,8 @@ from fedemu.protocol.host.garbage import settle
 from fedemu.protocol.host.open_files import allow_open_files, most_open_files
 from fedemu.protocol.host.phases import mark, part
 from fedemu.protocol.host.private import leave_private
+from fedemu.protocol.transport.direct import DirectNetwork
+from fedemu.protocol.transport.interface import Network
 from fedemu.protocol.transport.memory import MemoryNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
@@ -171,7 +173,7 @@ async def _serve(
     opened: Callable[[str], None],
 ) -> Summary:
     in_memory = runtime.transport == "memory"
-    network = MemoryNetwork() if in_memory else ZmqNetwork(keys=server_keys(runtime, os.environ))
+    network = MemoryNetwork() if in_memory else _network(runtime)
     try:
         quotas = Quotas(runtime.devices_per_key, runtime.connections_per_key, runtime.messages_per_second)
         watched = FleetFeed(directory / LIVE)
@@ -191,6 +193,14 @@ async def _serve(
             watched.stop()
     finally:
         network.close()
+
+
+def _network(runtime: Runtime) -> Network:
+    """The network at whose address devices are awaited. Within this machine it needs no library, unless with keys."""
+    keys = server_keys(runtime, os.environ)
+    if keys is None and runtime.bind.startswith("ipc://"):
+        return DirectNetwork(asyncio.get_running_loop())
+    return ZmqNetwork(keys=keys)
 
 
 def files_for(connections: int, address: str) -> int:

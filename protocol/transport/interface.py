@@ -58,6 +58,7 @@ BOUNDLESS: Final = Bounds(
     ended=lambda reason: None,
     closed=lambda peer: None,
     most_unfinished=lambda: 2**63,
+    strangers_unfinished=2**63,
 )
 """The bounds that allow everything."""
 

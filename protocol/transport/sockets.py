@@ -22,7 +22,7 @@ _ROUTER_INTAKE: Final = 256
 """The most messages that are read ahead from one peer: enough for a burst, and few enough for 10,000 busy peers."""
 _DEALER_QUEUE: Final = 1000
 """The most messages that wait in each direction at a Dealer."""
-_BACKLOG: Final = 4096
+BACKLOG: Final = 4096
 """The most connections that wait to be accepted. A fleet of thousands connects within a second."""
 _HANDSHAKE_MS: Final = 10_000
 _RECONNECT_MS: Final = 100
@@ -62,19 +62,19 @@ def bound(
 ) -> zmq.Socket[bytes]:
     """A ROUTER at ``address``, which reports peers that it cannot reach. ``queue`` is that of Bounds."""
     check_address(address, listening=True)
-    _refuse_taken(address)
+    refuse_taken(address)
     socket = _socket(context, zmq.ROUTER, address, limits, linger_ms)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.SNDHWM, queue)
     socket.setsockopt(zmq.RCVHWM, _ROUTER_INTAKE)
-    socket.setsockopt(zmq.BACKLOG, _BACKLOG)
+    socket.setsockopt(zmq.BACKLOG, BACKLOG)
     if keys is not None:
         serve_with(socket, keys)
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
         socket.close(0)
-        raise ConfigurationError(f"cannot listen at {address}: {_reason(error)}") from None
+        raise ConfigurationError(f"cannot listen at {address}: {reason(error)}") from None
     return socket
 
 
@@ -98,7 +98,7 @@ def connect(socket: zmq.Socket[bytes], address: str) -> None:
     try:
         socket.connect(address)
     except zmq.ZMQError as error:
-        raise ConfigurationError(f"cannot connect to {address}: {_reason(error)}") from None
+        raise ConfigurationError(f"cannot connect to {address}: {reason(error)}") from None
 
 
 def _socket(
@@ -151,7 +151,7 @@ def check_address(address: str, listening: bool) -> None:
         )
 
 
-def _refuse_taken(address: str) -> None:
+def refuse_taken(address: str) -> None:
     """Raise ConfigurationError if a process listens at this ipc path, or if the file there is no socket.
 
     ZeroMQ itself would take the path away from that process. A socket at which nobody listens may be replaced.
@@ -186,5 +186,6 @@ def unbind(socket: zmq.Socket[bytes], address: str) -> None:
             os.unlink(path)
 
 
-def _reason(error: zmq.ZMQError) -> str:
+def reason(error: zmq.ZMQError | OSError) -> str:
+    """Why an address cannot be used, in words."""
     return _REASONS.get(error.errno or 0, str(error))

@@ -1,7 +1,7 @@
-"""ZMTP 3.0, the protocol of ZeroMQ connections, as much of it as a DEALER without keys needs. No sockets are here.
+"""ZMTP 3.0, the protocol of ZeroMQ connections, as far as a DEALER or ROUTER without keys needs it. Without sockets.
 
-The specification is https://rfc.zeromq.org/spec/23/. ``direct.py`` uses this in device processes, where the threads of
-the ZeroMQ library would cost more than the messages.
+The specification is https://rfc.zeromq.org/spec/23/. ``line.py`` uses this within a machine, where the threads of the
+ZeroMQ library would cost more than the messages.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class ZmtpViolation(Exception):
     """The other side does not speak ZMTP 3 without keys, or a frame of it is too large. The connection is useless."""
 
 
-def ready() -> bytes:
+def ready(kind: bytes) -> bytes:
     """The command that ends the handshake, with the type of the socket."""
     body = b"\x05READY"
-    for name, value in ((b"Socket-Type", b"DEALER"), (b"Identity", b"")):
+    for name, value in ((b"Socket-Type", kind), (b"Identity", b"")):
         body += bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value
     return _command(body)
 
@@ -60,22 +60,31 @@ class Incoming:
     """Cuts the bytes of one connection into messages.
 
     ``answers`` collects what has to be sent back to the other side's questions. A message keeps at most ``most_frames``
-    frames. A frame of more than ``most_bytes`` is a violation, before any memory is taken for it.
+    frames. A frame of more than ``most_bytes`` is a violation, before any memory is taken for it. ``kind`` is the type
+    of the socket on this side.
     """
 
-    def __init__(self, most_frames: int, most_bytes: int) -> None:
+    def __init__(self, most_frames: int, most_bytes: int, kind: bytes = b"DEALER") -> None:
         self.ready = False
         """Whether the handshake is over, so that messages may be sent."""
         self.answers: list[bytes] = []
         self.large: memoryview | None = None
         """The part of a large frame that is still to come. If there is one, the next bytes belong into it."""
+        self._kind = kind
         self._most_frames = most_frames
         self._most_bytes = most_bytes
         self._greeted = False
         self._rest = b""
         self._frames: list[Buffer] = []
+        self._parts_bytes = 0
         self._filling = bytearray()
         self._flags = 0
+
+    @property
+    def unfinished(self) -> int:
+        """The bytes that have come of a message that has not ended."""
+        coming = 0 if self.large is None else len(self._filling) - len(self.large)
+        return self._parts_bytes + len(self._rest) + coming
 
     def feed(self, data: bytes) -> Iterator[list[Buffer]]:
         """The messages that are complete with ``data``. Raises ZmtpViolation."""
@@ -88,7 +97,7 @@ class Incoming:
             _check_greeting(data)
             self._greeted = True
             data = data[len(GREETING) :]
-            self.answers.append(ready())
+            self.answers.append(ready(self._kind))
         place = 0
         while len(data) - place >= 2:
             flags = data[place]
@@ -126,8 +135,9 @@ class Incoming:
         if len(self._frames) < self._most_frames:
             self._frames.append(frame)
         if flags & _MORE:
+            self._parts_bytes += len(frame) + 2
             return None
-        message, self._frames = self._frames, []
+        message, self._frames, self._parts_bytes = self._frames, [], 0
         return message
 
     def _check_frame(self, flags: int, size: int) -> None:

@@ -116,7 +116,7 @@ def socket_path(tmp_path: Path) -> Path:
     return Path(os.path.relpath(tmp_path)) / "s"
 
 
-@pytest.fixture(params=["tcp", "ipc", "direct-tcp", "direct-ipc", "memory"])
+@pytest.fixture(params=["tcp", "ipc", "direct-tcp", "direct-ipc", "direct-direct", "ipc-direct", "memory"])
 async def wire(request: pytest.FixtureRequest, socket_path: Path) -> AsyncIterator[Wire]:
     """Each kind of network in turn. After a test no descriptor is left open."""
     before = len(os.listdir("/proc/self/fd"))
@@ -124,8 +124,12 @@ async def wire(request: pytest.FixtureRequest, socket_path: Path) -> AsyncIterat
         made = Wire("memory", MemoryNetwork(), "memory://fleet:0")
     else:
         wildcard = "tcp://127.0.0.1:*" if request.param.endswith("tcp") else f"ipc://{socket_path}"
-        dialer = DirectNetwork(asyncio.get_running_loop()) if request.param.startswith("direct") else None
-        made = Wire(request.param, ZmqNetwork(), wildcard, dialer)
+        loop = asyncio.get_running_loop()
+        network: Network = DirectNetwork(loop) if request.param.endswith("-direct") else ZmqNetwork()
+        dialer: Dialer | None = DirectNetwork(loop) if request.param.startswith("direct-") else None
+        if request.param == "ipc-direct":
+            dialer = ZmqNetwork()
+        made = Wire(request.param, network, wildcard, dialer)
     yield made
     made.close()
     sent_buffers.stop()
@@ -137,4 +141,12 @@ async def tcp() -> AsyncIterator[Wire]:
     """A network over TCP alone, for tests of what only ZeroMQ has."""
     network = ZmqNetwork()
     yield Wire("tcp", network, "tcp://127.0.0.1:*")
+    network.close()
+
+
+@pytest.fixture(params=["zeromq", "plain"])
+async def sockets(request: pytest.FixtureRequest, socket_path: Path) -> AsyncIterator[Wire]:
+    """A network of ZeroMQ over TCP, then one on plain sockets."""
+    network: Network = ZmqNetwork() if request.param == "zeromq" else DirectNetwork(asyncio.get_running_loop())
+    yield Wire(request.param, network, "tcp://127.0.0.1:*" if request.param == "zeromq" else f"ipc://{socket_path}")
     network.close()

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedemu.ops.stress.strangers.zmtp import MORE, dial, frame, shake_hands
-from fedemu.protocol.codec import UP
+from fedemu.protocol.codec import UP, encode
 from fedemu.protocol.messages import Heartbeat
 from fedemu.protocol.transport import connections as room
-from fedemu.protocol.transport.interface import Bounds
+from fedemu.protocol.transport.direct import DirectNetwork
+from fedemu.protocol.transport.interface import Bounds, Network
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 Eventually = Callable[[Callable[[], object]], Awaitable[None]]
@@ -24,23 +28,35 @@ MIB = 2**20
 class Place:
     """A Router with bounds, whose peers are all known, or all strangers. ``ended`` are the reasons of closed ones."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, known: bool, address: str, **more: Any) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, known: bool, address: str, plain: bool, **more: Any) -> None:
         monkeypatch.setattr(room, "LOOK_SECONDS", 0.0)
         self.ended: list[str] = []
         self.closed: list[bytes] = []
         self.heard: list[bytes] = []
-        self.network = ZmqNetwork(linger_seconds=0.1)
+        self.network: Network = (
+            DirectNetwork(asyncio.get_running_loop(), 0.1) if plain else ZmqNetwork(linger_seconds=0.1)
+        )
         bounds = Bounds(
             **{"connections": 100, "strangers": 100} | more,
             knows=lambda peer: known,
             ended=self.ended.append,
-            closed=self.closed.append,
+            closed=self._closed,
             most_unfinished=lambda: 4 * MIB,
         )
         self.router = self.network.bind(
-            address, UP, lambda peer, envelope: self.heard.append(peer), lambda peer, error: None, bounds=bounds
+            address, UP, lambda peer, envelope: self._heard(peer), lambda peer, error: None, bounds=bounds
         )
+        self.said: Callable[[], None] = lambda: None
+        self.over: Callable[[], None] = lambda: None
         self.strangers: list[socket.socket] = []
+
+    def _heard(self, peer: bytes) -> None:
+        self.heard.append(peer)
+        self.said()
+
+    def _closed(self, peer: bytes) -> None:
+        self.closed.append(peer)
+        self.over()
 
     def stranger(self) -> socket.socket:
         made = dial(self.router.address)
@@ -62,17 +78,30 @@ class Place:
         self.network.close()
 
 
+Make = Callable[..., Place]
+
+
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Place]]:
+async def make(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
+    """Makes Routers of ZeroMQ."""
     made: list[Place] = []
 
-    def place(known: bool = False, address: str = "tcp://127.0.0.1:*", **more: Any) -> Place:
-        made.append(Place(monkeypatch, known, address, **more))
+    def place(known: bool = False, address: str = "tcp://127.0.0.1:*", plain: bool = False, **more: Any) -> Place:
+        made.append(Place(monkeypatch, known, address, plain, **more))
         return made[-1]
 
     yield place
     for each in made:
         each.close()
+
+
+@pytest.fixture(params=["zeromq", "plain"])
+def make_any(request: pytest.FixtureRequest, make: Make, tmp_path: Path) -> Make:
+    """Makes Routers of ZeroMQ, then Routers on plain sockets."""
+    if request.param == "zeromq":
+        return make
+    numbers = itertools.count()
+    return lambda known=False, **more: make(known, f"ipc://{os.path.relpath(tmp_path)}/{next(numbers)}", True, **more)
 
 
 def is_over(connection: socket.socket) -> bool:
@@ -98,16 +127,16 @@ def pour(connection: socket.socket, data: bytes, times: int = 1) -> None:
 
 @pytest.mark.parametrize(("known", "parts", "ends"), [(False, 2, True), (True, 2, False), (True, 6, True)])
 async def test_a_message_without_an_end_is_held_up_to_its_bound(
-    make: Callable[..., Place], eventually: Eventually, known: bool, parts: int, ends: bool
+    make_any: Make, eventually: Eventually, known: bool, parts: int, ends: bool
 ) -> None:
-    place = make(known)
+    place = make_any(known)
     stranger = place.stranger()
     await asyncio.to_thread(shake_hands, stranger)
     pour(stranger, frame(Heartbeat().type.encode()))
     await eventually(lambda: place.router.bytes_received)
     place.router.look()
     for _ in range(parts):
-        pour(stranger, frame(bytes(MIB), MORE))
+        await asyncio.to_thread(pour, stranger, frame(bytes(MIB), MORE))
     if ends:
         await eventually(place.looked(lambda: place.ended))
         await eventually(lambda: is_over(stranger))
@@ -119,20 +148,18 @@ async def test_a_message_without_an_end_is_held_up_to_its_bound(
         assert not is_over(stranger)
 
 
-async def test_a_message_without_an_end_before_any_other_is_ended_too(
-    make: Callable[..., Place], eventually: Eventually
-) -> None:
-    place = make()
+async def test_a_message_without_an_end_before_any_other_is_ended_too(make_any: Make, eventually: Eventually) -> None:
+    place = make_any()
     stranger = place.stranger()
     await asyncio.to_thread(shake_hands, stranger)
-    pour(stranger, frame(bytes(2 * MIB), MORE))
+    await asyncio.to_thread(pour, stranger, frame(bytes(2 * MIB), MORE))
     await eventually(place.looked(lambda: place.ended == ["unfinished"]))
     await eventually(lambda: is_over(stranger))
 
 
 @pytest.mark.parametrize("known", [False, True])
 async def test_a_message_without_an_end_at_an_ipc_address_is_noticed_by_the_memory_that_it_takes(
-    make: Callable[..., Place], eventually: Eventually, known: bool, socket_path: Any
+    make: Make, eventually: Eventually, known: bool, socket_path: Any
 ) -> None:
     place = make(known, address=f"ipc://{socket_path}")
     friend, stranger = place.stranger(), place.stranger()
@@ -148,13 +175,13 @@ async def test_a_message_without_an_end_at_an_ipc_address_is_noticed_by_the_memo
 
 
 async def test_a_stranger_that_says_nothing_is_parted_from_and_a_peer_that_is_known_is_not(
-    make: Callable[..., Place], eventually: Eventually
+    make_any: Make, eventually: Eventually
 ) -> None:
-    place = make(idle_seconds=0.0)
+    place = make_any(idle_seconds=0.0)
     stranger = place.stranger()
     await eventually(place.looked(lambda: place.ended == ["idle"]))
     await eventually(lambda: is_over(stranger))
-    friendly = make(known=True, idle_seconds=0.0)
+    friendly = make_any(known=True, idle_seconds=0.0)
     friend = friendly.stranger()
     await asyncio.to_thread(shake_hands, friend)
     pour(friend, frame(b"x"))
@@ -163,11 +190,12 @@ async def test_a_stranger_that_says_nothing_is_parted_from_and_a_peer_that_is_kn
     assert friendly.ended == []
 
 
-@pytest.mark.parametrize("address", ["tcp", "ipc"])
+@pytest.mark.parametrize("kind", ["tcp", "ipc", "plain"])
 async def test_the_oldest_silent_connections_are_closed_at_once_when_there_are_too_many(
-    make: Callable[..., Place], eventually: Eventually, address: str, socket_path: Any
+    make: Make, eventually: Eventually, kind: str, socket_path: Any
 ) -> None:
-    place = make(address="tcp://127.0.0.1:*" if address == "tcp" else f"ipc://{socket_path}", connections=3)
+    address = "tcp://127.0.0.1:*" if kind == "tcp" else f"ipc://{socket_path}"
+    place = make(address=address, plain=kind == "plain", connections=3)
     strangers = [place.stranger() for _ in range(5)]
     await eventually(lambda: len(place.ended) == 2)
     await eventually(lambda: sum(map(is_over, strangers)) == 2)
@@ -176,19 +204,19 @@ async def test_the_oldest_silent_connections_are_closed_at_once_when_there_are_t
 
 
 async def test_the_strangers_that_were_silent_longest_go_when_there_are_too_many(
-    make: Callable[..., Place], eventually: Eventually
+    make_any: Make, eventually: Eventually
 ) -> None:
-    place = make(strangers=1)
-    first, second = place.stranger(), None
-    await eventually(lambda: len(place.router._connections) == 1)  # type: ignore[attr-defined]
+    place = make_any(strangers=1)
+    first = place.stranger()
+    await asyncio.to_thread(shake_hands, first)
     second = place.stranger()
     await eventually(place.looked(lambda: place.ended == ["connections"]))
     await eventually(lambda: is_over(first))
     assert not is_over(second)
 
 
-async def test_a_peer_is_cut_and_its_end_is_told(make: Callable[..., Place], eventually: Eventually) -> None:
-    place = make(known=True)
+async def test_a_peer_is_cut_and_its_end_is_told(make_any: Make, eventually: Eventually) -> None:
+    place = make_any(known=True)
     device = ZmqNetwork(linger_seconds=0.1)
     dealer = device.connect(place.router.address, UP, print, print)
     dealer.send(Heartbeat())
@@ -202,7 +230,7 @@ async def test_a_peer_is_cut_and_its_end_is_told(make: Callable[..., Place], eve
 
 
 async def test_the_end_of_every_peer_is_told_also_if_its_message_is_read_later(
-    make: Callable[..., Place], eventually: Eventually
+    make: Make, eventually: Eventually
 ) -> None:
     place = make()
     for turn in range(20):
@@ -213,3 +241,22 @@ async def test_the_end_of_every_peer_is_told_also_if_its_message_is_read_later(
             await asyncio.sleep(0.01)
     await eventually(lambda: len(place.heard) == 20)
     await eventually(place.looked(lambda: set(place.closed) == set(place.heard)))
+
+
+async def test_a_router_on_plain_sockets_hands_on_the_last_words_of_a_peer_before_it_tells_its_end(
+    make: Make, eventually: Eventually, socket_path: Any
+) -> None:
+    place = make(known=True, address=f"ipc://{socket_path}", plain=True)
+    told: list[str] = []
+    place.said = lambda: told.append("message")
+    place.over = lambda: told.append("end")
+    peer = place.stranger()
+    await asyncio.to_thread(shake_hands, peer)
+    pour(peer, frame(encode(Heartbeat())[0]))
+    await eventually(lambda: place.heard)
+    pour(peer, frame(encode(Heartbeat())[0]) * 2000)
+    peer.close()
+    assert not place.router.send(b"nobody", Heartbeat())
+    place.router.send(place.heard[0], Heartbeat())  # this finds that nobody reads any more
+    await eventually(lambda: place.closed)
+    assert told == ["message"] * 2001 + ["end"]

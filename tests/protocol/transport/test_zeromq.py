@@ -28,9 +28,9 @@ def notes(socket_path: Path) -> Iterator[Path]:
     assert socket_path.read_text() == "precious"
 
 
-async def test_garbage_is_rejected_by_reason_and_harms_nobody(tcp: Any, eventually: Any) -> None:
-    coordinator = tcp.listen()
-    honest = tcp.join(coordinator.router.address)
+async def test_garbage_is_rejected_by_reason_and_harms_nobody(sockets: Any, eventually: Any) -> None:
+    coordinator = sockets.listen()
+    honest = sockets.join(coordinator.router.address)
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
     stranger.linger = 1000
@@ -60,10 +60,10 @@ async def test_bytes_that_are_not_zeromq_harm_nobody(tcp: Any, eventually: Any) 
         stranger.close()
 
 
-async def test_a_frame_beyond_the_limit_never_takes_memory(tcp: Any, eventually: Any) -> None:
+async def test_a_frame_beyond_the_limit_never_takes_memory(sockets: Any, eventually: Any) -> None:
     limits = Limits(header_bytes=1000, frame_bytes=1000)
-    coordinator = tcp.listen(decoder=Decoder(Up, limits))
-    device = tcp.join(coordinator.router.address)
+    coordinator = sockets.listen(decoder=Decoder(Up, limits))
+    device = sockets.join(coordinator.router.address)
     device.dealer.send(Heartbeat(), [bytes(1001)])
     await eventually(lambda: device.dealer.send(Heartbeat()) and coordinator.messages)
     assert coordinator.router.bytes_received < 1000 * len(coordinator.messages)
@@ -71,15 +71,15 @@ async def test_a_frame_beyond_the_limit_never_takes_memory(tcp: Any, eventually:
 
 
 async def test_a_peer_that_reads_nothing_fills_its_own_queue_only(
-    tcp: Any, eventually: Any, caplog: pytest.LogCaptureFixture
+    sockets: Any, eventually: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    coordinator = tcp.listen()
+    coordinator = sockets.listen()
     context = zmq.Context()
     deaf = context.socket(zmq.DEALER)
     deaf.rcvhwm = 1
     deaf.connect(coordinator.router.address)
     deaf.send(encode(Hello(device=1, incarnation=0, lease=""))[0])
-    device = tcp.join(coordinator.router.address)
+    device = sockets.join(coordinator.router.address)
     device.dealer.send(Hello(device=2, incarnation=0, lease=""))
     await eventually(lambda: len(coordinator.messages) == 2)
     peers = {message.device: peer for message, peer in zip(coordinator.messages, coordinator.peers, strict=True)}
@@ -100,26 +100,28 @@ async def test_a_peer_that_reads_nothing_fills_its_own_queue_only(
     context.term()
 
 
-async def test_a_callback_that_raises_is_reported_and_the_next_message_still_comes(tcp: Any, eventually: Any) -> None:
+async def test_a_callback_that_raises_is_reported_and_the_next_message_still_comes(
+    sockets: Any, eventually: Any
+) -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
-    coordinator = tcp.listen()
+    coordinator = sockets.listen()
 
     def fail_first(message: object, peer: bytes) -> None:
         if len(coordinator.messages) == 1:
             raise RuntimeError("a mistake")
 
     coordinator.react = fail_first
-    device = tcp.join(coordinator.router.address)
+    device = sockets.join(coordinator.router.address)
     for _ in range(3):
         device.dealer.send(Heartbeat())
     await eventually(lambda: len(coordinator.messages) == 3)
     assert [str(context["exception"]) for context in reported] == ["a mistake"]
 
 
-async def test_a_flood_leaves_the_loop_its_turns(tcp: Any, eventually: Any) -> None:
-    coordinator = tcp.listen()
-    device = tcp.join(coordinator.router.address)
+async def test_a_flood_leaves_the_loop_its_turns(sockets: Any, eventually: Any) -> None:
+    coordinator = sockets.listen()
+    device = sockets.join(coordinator.router.address)
     loop = asyncio.get_running_loop()
     turns: list[int] = []
 

@@ -1,0 +1,261 @@
+"""A Router on plain sockets, for processes of one machine (``ipc://``), without the ZeroMQ library and its threads."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import random
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed, encode
+from fedemu.protocol.errors import ConfigurationError, ProtocolError
+from fedemu.protocol.messages import Message
+from fedemu.protocol.transport.descriptors import Descriptors
+from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, Screen
+from fedemu.protocol.transport.line import Line, SocketLoop, incoming_for
+from fedemu.protocol.transport.sockets import BACKLOG, check_address, reason, refuse_taken
+from fedemu.protocol.transport.zmtp import framed
+
+logger = logging.getLogger(__name__)
+
+_HANDSHAKE_SECONDS: Final = 10.0
+_ACCEPTED_AT_ONCE: Final = 64
+_PAUSE_SECONDS: Final = 0.5
+"""The wait until connections are accepted again after none could be, for want of descriptors."""
+
+
+@dataclass(eq=False)
+class _Peer:
+    """One connection. ``heard`` is the time of its last message, or of its beginning; ``spoken`` tells which."""
+
+    name: bytes
+    heard: float
+    waiting: deque[list[Buffer]] = field(default_factory=deque)
+    spoken: bool = False
+    full: bool = False
+    line: Line = field(init=False)
+
+
+class DirectRouter:
+    """Listens at an ``ipc://`` address. Its peers are Dealers on plain sockets, or DEALER sockets of ZeroMQ.
+
+    Calls ``over`` with itself when it is closed and has sent all that waited, after ``linger_seconds`` at most.
+    """
+
+    def __init__(
+        self,
+        loop: SocketLoop,
+        address: str,
+        decoder: Decoder,
+        received: Callable[[bytes, Envelope], None],
+        rejected: Callable[[bytes, ProtocolError], None],
+        screen: Screen,
+        bounds: Bounds | None,
+        linger_seconds: float,
+        over: Callable[[DirectRouter], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.address = address
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        self._loop = loop
+        self._decoder = decoder
+        self._received = received
+        self._rejected = rejected
+        self._screen = screen
+        self._bounds = bounds or BOUNDLESS
+        self._linger = linger_seconds
+        self._over = over
+        self._clock = clock
+        self._peers: dict[bytes, _Peer] = {}
+        self._names = itertools.count(random.getrandbits(32))
+        self._timer: Any = None
+        self._closed = False
+        self._door = _listen(address)
+        self._watch = Descriptors()
+        self._open_door()
+        loop.add_reader(self._watch.fileno(), self._turn)
+
+    def send(self, peer: bytes, message: Message | Packed, frames: Sequence[Buffer] = ()) -> bool:
+        known = self._peers.get(peer)
+        if known is None or not known.line.ready or self._closed:
+            return False
+        if self._bounds.queue and len(known.waiting) >= self._bounds.queue:
+            if not known.full:
+                known.full = True
+                logger.warning("the queue to peer %s is full; its messages are dropped", peer.hex())
+            return False
+        known.full = False
+        parts = encode(message, frames)
+        self.bytes_sent += sum(map(len, parts))
+        known.waiting.append(framed(parts))
+        known.line.flush()
+        return True
+
+    def cut(self, peer: bytes) -> None:
+        if (known := self._peers.get(peer)) is not None:
+            self._part(known)
+
+    def look(self) -> None:
+        now, bounds = self._clock(), self._bounds
+        strangers = [peer for peer in self._peers.values() if not (peer.spoken and bounds.knows(peer.name))]
+        strangers.sort(key=lambda peer: peer.heard)
+        too_many = len(strangers) - bounds.strangers
+        for place, peer in enumerate(strangers):
+            patience = bounds.idle_seconds if peer.line.ready else min(bounds.idle_seconds, _HANDSHAKE_SECONDS)
+            if now > peer.heard + patience:
+                self._end(peer, "idle")
+            elif place < too_many:
+                self._end(peer, "connections")
+
+    def key_of(self, peer: bytes) -> str:
+        return ""
+
+    def may_be_edge(self, peer: bytes) -> bool:
+        return True
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._watch.remove_reader(self._door.fileno())
+        self._door.close()
+        _free(self.address)
+        self._timer = self._loop.call_later(self._linger, self.abandon)
+        for peer in list(self._peers.values()):
+            if peer.line.ready:
+                peer.line.finish(partial(self._part, peer))
+            else:
+                self._part(peer)
+        self._rest()
+
+    def wants(self) -> list[tuple[int, int, Callable[[], None]]]:
+        """What the connections of a closed Router wait for, as ``direct.Closing`` says."""
+        return [(*peer.line.wants, peer.line.progress) for peer in self._peers.values()]
+
+    def abandon(self) -> None:
+        """End all connections at once, whatever was not sent."""
+        self.close()
+        for peer in list(self._peers.values()):
+            self._part(peer)
+
+    def _turn(self) -> None:
+        for callback in self._watch.ready():
+            callback()
+
+    def _open_door(self) -> None:
+        if not self._closed:
+            self._watch.add_reader(self._door.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                sock, _ = self._door.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # Nothing is lost: the other side waits.
+                logger.warning("no connection can be accepted: %s", error)
+                self._watch.remove_reader(self._door.fileno())
+                self._loop.call_later(_PAUSE_SECONDS, self._open_door)
+                return
+            sock.setblocking(False)
+            self._welcome(sock)
+
+    def _welcome(self, sock: socket.socket) -> None:
+        name = b"\0" + (next(self._names) % 2**32).to_bytes(4, "big")
+        peer = self._peers[name] = _Peer(name, self._clock())
+        peer.line = Line(
+            self._watch,
+            self._loop.call_soon,
+            sock,
+            incoming_for(self._decoder, b"ROUTER"),
+            peer.waiting,
+            received=lambda frames: self._take(peer, frames),
+            shaken=lambda: None,
+            lost=lambda: self._part(peer),
+            growing=lambda size: self._check(peer, size),
+        )
+        if len(self._peers) > self._bounds.connections:
+            # Not the new one: it may be an honest one, which says something soon.
+            self._end(next((each for each in self._peers.values() if not each.spoken), peer), "connections")
+
+    def _take(self, peer: _Peer, frames: list[Buffer]) -> None:
+        if self._closed:
+            return
+        peer.heard, peer.spoken = self._clock(), True
+        self.bytes_received += sum(map(len, frames))
+        if (stopped := self._screen(peer.name, frames)) is not None:
+            self._rejected(peer.name, stopped)
+        else:
+            self._hand_on(peer.name, frames)
+        if peer.name not in self._peers:
+            self._bounds.closed(peer.name)  # what others remember of it since its connection has gone is forgotten
+
+    def _hand_on(self, name: bytes, frames: list[Buffer]) -> None:
+        try:
+            envelope = self._decoder.decode(frames)
+        except ProtocolError as error:
+            self._rejected(name, error)
+        else:
+            self._received(name, envelope)
+
+    def _check(self, peer: _Peer, unfinished: int) -> None:
+        """A message of a peer has not ended, and has so many bytes by now."""
+        known = peer.spoken and self._bounds.knows(peer.name)
+        if unfinished > (self._bounds.unfinished if known else self._bounds.strangers_unfinished):
+            self._end(peer, "unfinished")
+
+    def _end(self, peer: _Peer, why: str) -> None:
+        self._bounds.ended(why)
+        self._part(peer)
+
+    def _part(self, peer: _Peer) -> None:
+        """Close a connection. What it has sent is still handed on."""
+        peer.line.close()
+        if self._peers.pop(peer.name, None) is not None and peer.spoken:
+            self._bounds.closed(peer.name)
+        self._rest()
+
+    def _rest(self) -> None:
+        """End, if this Router is closed and nobody is left."""
+        if self._closed and not self._peers and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._loop.remove_reader(self._watch.fileno())
+            self._watch.close()
+            self._over(self)
+
+
+def _listen(address: str) -> socket.socket:
+    """A socket that listens at an ``ipc://`` address. Raises ConfigurationError if this cannot be."""
+    check_address(address, listening=True)
+    path = address.removeprefix("ipc://")
+    if path == address:
+        raise ConfigurationError(f"cannot listen at {address} without ZeroMQ: it is not of the form ipc://PATH")
+    refuse_taken(address)
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        _free(address)
+        door.bind(f"\0{path[1:]}" if path.startswith("@") else path)
+        door.listen(BACKLOG)
+    except OSError as error:
+        door.close()
+        raise ConfigurationError(f"cannot listen at {address}: {reason(error)}") from None
+    return door
+
+
+def _free(address: str) -> None:
+    """Remove the file of an ipc address."""
+    path = address.removeprefix("ipc://")
+    if not path.startswith("@"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)

@@ -1,0 +1,234 @@
+"""One ZMTP connection on a plain socket: it cuts what comes into messages, and sends what waits."""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from fedemu.protocol.codec import Buffer, Decoder
+from fedemu.protocol.transport.interface import ReaderLoop
+from fedemu.protocol.transport.zmtp import GREETING, Incoming, ZmtpViolation
+
+_READ: Final = 256 * 1024
+_MOST_PIECES: Final = 512
+"""The most pieces that go to the kernel in one call."""
+_MOST_MESSAGES: Final = 512
+"""After this number of messages the loop's other callbacks get their turn."""
+
+
+class SocketLoop(ReaderLoop, Protocol):
+    """The part of an event loop that plain sockets use. Every asyncio loop has it."""
+
+    def add_writer(self, descriptor: int, callback: Callable[[], object], /) -> object:
+        """Call ``callback`` whenever the descriptor can be written."""
+        ...
+
+    def remove_writer(self, descriptor: int, /) -> bool:
+        """Stop watching whether the descriptor can be written. Returns whether this was watched."""
+        ...
+
+    def call_later(self, delay: float, callback: Callable[..., object], /, *arguments: Any) -> Any:
+        """Call ``callback`` with the arguments after some seconds. The result has a method ``cancel``."""
+        ...
+
+
+class Watch(Protocol):
+    """Tells when a descriptor is ready: an event loop, or ``Descriptors``."""
+
+    def add_reader(self, descriptor: int, callback: Callable[[], object], /) -> object: ...
+    def remove_reader(self, descriptor: int, /) -> bool: ...
+    def add_writer(self, descriptor: int, callback: Callable[[], object], /) -> object: ...
+    def remove_writer(self, descriptor: int, /) -> bool: ...
+
+
+def incoming_for(decoder: Decoder, kind: bytes) -> Incoming:
+    """What cuts the bytes of a new connection into messages for ``decoder``, on a socket of this kind."""
+    limits = decoder.limits
+    return Incoming(limits.frames + 2, max(limits.frame_bytes, limits.header_bytes), kind)
+
+
+class Line:
+    """A connection on ``sock``, which does not block and may still be connecting.
+
+    ``waiting`` are the messages of which nothing was sent, as pieces; they outlive the connection. Calls ``received``
+    with the frames of each message, ``shaken`` once the handshake is over, and ``lost`` when the other side is gone and
+    all that it has sent was handed on. ``growing`` is told how many bytes have come of a message that has not ended.
+    ``soon`` calls a function in the next turn of the loop.
+    """
+
+    def __init__(
+        self,
+        watch: Watch,
+        soon: Callable[[Callable[[], None]], object],
+        sock: socket.socket,
+        incoming: Incoming,
+        waiting: deque[list[Buffer]],
+        *,
+        received: Callable[[list[Buffer]], None],
+        shaken: Callable[[], None],
+        lost: Callable[[], None],
+        growing: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        self.incoming = incoming
+        self._watch = watch
+        self._soon = soon
+        self._socket = sock
+        self._descriptor = sock.fileno()
+        self._waiting = waiting
+        self._received = received
+        self._shaken = shaken
+        self._lost = lost
+        self._growing = growing
+        self._pieces: deque[memoryview] = deque([memoryview(GREETING)])
+        """The rest of what is being sent."""
+        self._arrived: deque[list[Buffer]] = deque()
+        self._sent_all: Callable[[], None] | None = None
+        """Called when all is sent, on a line that is finishing."""
+        self._delivering = self._writing = self._broken = self._closed = False
+        watch.add_reader(self._descriptor, self.read)
+        self._watch_writing(True)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the handshake is over, so that messages are sent."""
+        return self.incoming.ready
+
+    @property
+    def wants(self) -> tuple[int, int]:
+        """The descriptor, and the events of ``select.poll`` that this line waits for."""
+        return self._descriptor, select.POLLIN | (select.POLLOUT if self._writing else 0)
+
+    def progress(self) -> None:
+        """Do what the descriptor may be ready for."""
+        if self._writing:
+            self.write()
+        if not self._closed:
+            self.read()
+
+    def flush(self) -> None:
+        """Send what waits, unless the other side is not ready for it."""
+        if self.incoming.ready and not self._writing:
+            self.write()
+
+    def finish(self, sent_all: Callable[[], None]) -> None:
+        """Hand on no more messages. Call ``sent_all`` as soon as everything is sent."""
+        self._arrived.clear()
+        self._sent_all = sent_all
+        self.flush()
+
+    def shut(self) -> None:
+        """Tell the other side that nothing more comes. It reads what is under way."""
+        if not self._closed:
+            try:
+                self._socket.shutdown(socket.SHUT_WR)
+            except OSError:
+                self._broken = True
+
+    def close(self) -> None:
+        """Let go of the socket at once. What has arrived is still handed on."""
+        if not self._closed:
+            self._watch_writing(False)
+            self._watch.remove_reader(self._descriptor)
+            self._socket.close()
+            self._closed = True
+            self._pieces.clear()
+
+    def read(self) -> None:
+        """Read once, and hand on the messages that are complete."""
+        if self._arrived:  # their turn comes first
+            return
+        incoming = self.incoming
+        shaking_hands = not incoming.ready
+        try:
+            if incoming.large is not None:
+                size = self._socket.recv_into(incoming.large)
+                if (whole := incoming.filled(size) if size else None) is not None:
+                    self._arrived.append(whole)
+                ended = size == 0
+            else:
+                data = self._socket.recv(_READ)
+                self._arrived.extend(incoming.feed(data))
+                ended = not data
+        except (BlockingIOError, InterruptedError):
+            return
+        except (OSError, ZmtpViolation):
+            ended = True
+        if ended:
+            self._arrived.clear()
+            self._lost()
+            return
+        if incoming.answers or (shaking_hands and incoming.ready):
+            self._answer(shaking_hands)
+        if self._sent_all is not None:
+            self._arrived.clear()
+        elif self._arrived and not self._delivering:
+            self._deliver()
+        if not self._closed and (unfinished := incoming.unfinished):
+            self._growing(unfinished)
+
+    def write(self) -> None:
+        """Send as much of what waits as the kernel takes."""
+        if self._broken or self._closed:
+            return
+        pieces = self._pieces
+        try:
+            while True:
+                while self.incoming.ready and self._waiting and len(pieces) < _MOST_PIECES:
+                    pieces.extend(map(memoryview, self._waiting.popleft()))
+                if not pieces:
+                    break
+                self._sent(self._socket.sendmsg([pieces[place] for place in range(min(len(pieces), _MOST_PIECES))]))
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                # Nobody reads any more. What the other side has sent before can still be read, and then its end.
+                self._broken = True
+                pieces.clear()
+        self._watch_writing(bool(pieces))
+        if self._sent_all is not None and self.incoming.ready and not pieces and not self._waiting:
+            self._sent_all()
+
+    def _sent(self, size: int) -> None:
+        pieces: deque[memoryview] = self._pieces
+        while size:
+            first = len(pieces[0])
+            if size < first:
+                pieces[0] = pieces[0][size:]
+                return
+            size -= first
+            pieces.popleft()
+
+    def _answer(self, shaking_hands: bool) -> None:
+        """Send what the handshake, or a question of the other side, demands, and then what waits."""
+        incoming = self.incoming
+        self._pieces.extend(map(memoryview, incoming.answers))
+        incoming.answers.clear()
+        if shaking_hands and incoming.ready:
+            self._shaken()
+        self.write()
+
+    def _deliver(self) -> None:
+        """Hand on what has arrived. If a callback raises, or if there is much, the rest is handed on later."""
+        self._delivering = True
+        try:
+            for _ in range(min(len(self._arrived), _MOST_MESSAGES)):
+                if self._arrived:  # a callback may have finished this line
+                    self._received(self._arrived.popleft())
+        finally:
+            self._delivering = False
+            if self._arrived:
+                self._soon(self._deliver)
+
+    def _watch_writing(self, wanted: bool) -> None:
+        if wanted == self._writing:
+            return
+        self._writing = wanted
+        if wanted:
+            self._watch.add_writer(self._descriptor, self.write)
+        else:
+            self._watch.remove_writer(self._descriptor)
