@@ -9,7 +9,8 @@ ARGS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
-INSTALL := $(PIP) install --quiet --constraint constraints.txt
+# Modules are compiled when they are first imported, most of them never.
+INSTALL := $(PIP) install --quiet --no-compile --constraint constraints.txt
 TYPED := build/typed
 
 .PHONY: help run install test gpu lint docs screenshots wheel pins clean

@@ -81,7 +81,8 @@ QUANTITIES: Mapping[str, Quantity] = {
 }
 """Everything that is sampled, by name. Memory is that which a process shares with no other.
 
-Coordinator and zygote share theirs with the processes that they fork, so that theirs is all that is resident.
+Coordinator and zygote share theirs with processes that they fork, and trainers with the one from which they are forked,
+so that theirs is all that is resident. What is shared becomes a process's own as it writes there; that is no growth.
 """
 
 Sample = Mapping[str, float]
@@ -180,7 +181,7 @@ def look(fleet: LiveFleet, temporary: Path) -> dict[str, float]:
         "memory of coordinator": sum(map(_resident, coordinator)),
         "memory of supervisor": sum(map(_memory, supervisor)),
         "memory of zygote": sum(map(_resident, kinds["zygote"])),
-        "memory of trainers": sum(map(_memory, kinds["trainer"])),
+        "memory of trainers": sum(map(_resident, kinds["trainer"])),
         "memory of a device": of_devices[len(of_devices) // 2] if of_devices else 0.0,
         "descriptors of coordinator": sum(_number(process, "num_fds") for process in coordinator),
         "descriptors of supervisor": sum(_number(process, "num_fds") for process in supervisor),

@@ -63,7 +63,7 @@ class DirectRouter:
         over: Callable[[DirectRouter], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.address = address
+        self._door, self.address = _listen(address)
         self.bytes_received = 0
         self.bytes_sent = 0
         self._loop = loop
@@ -79,7 +79,6 @@ class DirectRouter:
         self._names = itertools.count(random.getrandbits(32))
         self._timer: Any = None
         self._closed = False
-        self._door = _listen(address)
         self._watch = Descriptors()
         self._open_door()
         loop.add_reader(self._watch.fileno(), self._turn)
@@ -235,8 +234,11 @@ class DirectRouter:
             self._over(self)
 
 
-def _listen(address: str) -> socket.socket:
-    """A socket that listens at an ``ipc://`` address. Raises ConfigurationError if this cannot be."""
+def _listen(address: str) -> tuple[socket.socket, str]:
+    """A socket that listens at an ``ipc://`` address, and its actual address, which the kernel chooses for ``ipc://*``.
+
+    Raises ConfigurationError if this cannot be.
+    """
     check_address(address, listening=True)
     path = address.removeprefix("ipc://")
     if path == address:
@@ -245,17 +247,19 @@ def _listen(address: str) -> socket.socket:
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         _free(address)
-        door.bind(f"\0{path[1:]}" if path.startswith("@") else path)
+        door.bind("" if path == "*" else f"\0{path[1:]}" if path.startswith("@") else path)
         door.listen(BACKLOG)
     except OSError as error:
         door.close()
         raise ConfigurationError(f"cannot listen at {address}: {reason(error)}") from None
-    return door
+    if path == "*":
+        address = f"ipc://@{door.getsockname()[1:].decode()}"
+    return door, address
 
 
 def _free(address: str) -> None:
     """Remove the file of an ipc address."""
     path = address.removeprefix("ipc://")
-    if not path.startswith("@"):
+    if not path.startswith(("@", "*")):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)

@@ -21,6 +21,8 @@ IMPORTED = (
     "torch",
     "sklearn.datasets",
     "matplotlib.pyplot",
+    "datasets",
+    "pandas",
     "fedemu.ops.cli.commands",
     "fedemu.ops.assembly.coordinator",
     "fedemu.ops.compare.page.page",

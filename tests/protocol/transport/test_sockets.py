@@ -1,4 +1,4 @@
-"""What only ZeroMQ has: bytes of strangers, full queues, addresses, and the loop."""
+"""What only real sockets have: bytes of strangers, full queues, addresses, and the loop."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import os
+import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any
 import pytest
 import zmq
 
-from fedemu.protocol.codec import UP, Decoder, Limits, encode
+from fedemu.protocol.codec import DOWN, UP, Decoder, Limits, encode
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.messages import Beat, Blob, Heartbeat, Hello, Up
+from fedemu.protocol.transport import direct_router
+from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
 
 
@@ -167,25 +170,63 @@ async def test_nobody_connects_to_what_cannot_be_an_address(tcp: Any, address: s
         tcp.join(address)
 
 
-async def test_the_path_of_another_process_is_not_taken_away(tcp: Any, socket_path: Path) -> None:
+async def test_the_path_of_another_process_is_not_taken_away(sockets: Any, socket_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(socket_path))
         other.listen()
         with pytest.raises(ConfigurationError, match="in use by another process"):
-            tcp.listen(f"ipc://{socket_path}")
-    assert tcp.listen(f"ipc://{socket_path}").router.address == f"ipc://{socket_path}"
+            sockets.listen(f"ipc://{socket_path}")
+    assert sockets.listen(f"ipc://{socket_path}").router.address == f"ipc://{socket_path}"
 
 
-async def test_a_file_is_not_replaced_by_a_socket(tcp: Any, notes: Path) -> None:
+async def test_a_file_is_not_replaced_by_a_socket(sockets: Any, notes: Path) -> None:
     with pytest.raises(ConfigurationError, match="a file that is no socket"):
-        tcp.listen(f"ipc://{notes}")
+        sockets.listen(f"ipc://{notes}")
 
 
-async def test_a_closed_ipc_router_leaves_no_file(tcp: Any, socket_path: Path) -> None:
-    router = tcp.listen(f"ipc://{socket_path}").router
+async def test_a_closed_ipc_router_leaves_no_file(sockets: Any, socket_path: Path) -> None:
+    router = sockets.listen(f"ipc://{socket_path}").router
     assert os.listdir(socket_path.parent) == ["s"]
     router.close()
     assert os.listdir(socket_path.parent) == []
+
+
+async def test_plain_sockets_listen_within_a_machine_alone_and_find_a_free_name(eventually: Any) -> None:
+    network = DirectNetwork(asyncio.get_running_loop())
+    with pytest.raises(ConfigurationError, match="it is not of the form ipc://PATH"):
+        network.bind("tcp://127.0.0.1:0", UP, print, print)
+    heard: list[bytes] = []
+    routers = [network.bind("ipc://*", UP, lambda peer, envelope: heard.append(peer), print) for _ in range(2)]
+    assert routers[0].address != routers[1].address
+    network.connect(routers[1].address, DOWN, print, print).send(Heartbeat())
+    await eventually(lambda: heard)
+    network.close()
+
+
+async def test_a_router_without_descriptors_accepts_again_when_it_has_some(
+    eventually: Any, socket_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(direct_router, "_PAUSE_SECONDS", 0.05)
+    network = DirectNetwork(asyncio.get_running_loop())
+    heard: list[bytes] = []
+    router = network.bind(f"ipc://{socket_path}", UP, lambda peer, envelope: heard.append(peer), print)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    waiting = socket.socket(socket.AF_UNIX)
+    waiting.connect(str(socket_path))
+    lowest_free = os.dup(waiting.fileno())
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, most))
+    try:
+        await eventually(lambda: caplog.records)
+        turns = len(caplog.records)
+        await asyncio.sleep(0.2)
+        assert turns <= len(caplog.records) <= turns + 5, "it does not spin"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    network.connect(router.address, DOWN, print, print).send(Heartbeat())
+    await eventually(lambda: heard)
+    waiting.close()
+    network.close()
 
 
 async def test_more_sockets_than_agreed_are_refused_in_one_sentence() -> None:
