@@ -219,8 +219,11 @@ class DirectRouter:
 
     def _part(self, peer: _Peer) -> None:
         """Close a connection. What it has sent is still handed on."""
+        if self._peers.pop(peer.name, None) is None:
+            return
         peer.line.close()
-        if self._peers.pop(peer.name, None) is not None and peer.spoken:
+        del peer.line  # peer and line refer to each other; the collector of garbage is to have nothing to find here
+        if peer.spoken:
             self._bounds.closed(peer.name)
         self._rest()
 

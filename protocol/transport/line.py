@@ -135,6 +135,7 @@ class Line:
             self._watch.remove_reader(self._descriptor)
             self._socket.close()
             self._closed = True
+            self._sent_all = None  # it refers to this line
             self._pieces.clear()
 
     def read(self) -> None:

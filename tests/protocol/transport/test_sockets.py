@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import logging
 import os
@@ -250,3 +251,34 @@ async def test_closing_waits_a_bounded_time_for_an_absent_coordinator() -> None:
     start = asyncio.get_running_loop().time()
     network.close()
     assert asyncio.get_running_loop().time() - start < 5.0
+
+
+async def test_connections_that_are_gone_leave_no_garbage_to_be_found(eventually: Any, socket_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    network = DirectNetwork(loop)
+    router = network.bind(f"ipc://{socket_path}", UP, lambda peer, envelope: router.send(peer, Beat()), print)
+    answers: list[object] = []
+
+    async def live() -> None:
+        told = len(answers)
+        own = DirectNetwork(loop)
+        own.connect(router.address, DOWN, answers.append, print).send(Heartbeat())
+        await eventually(lambda: len(answers) > told)
+        own.close()
+        await eventually(lambda: not router.wants())
+
+    await live()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            await live()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = [type(each).__name__ for each in gc.garbage]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    network.close()
+    assert not {"Line", "_Peer", "DirectDealer", "Incoming"} & set(left), left
