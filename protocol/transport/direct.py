@@ -19,7 +19,7 @@ from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
 from fedemu.protocol.transport.direct_router import DirectRouter
 from fedemu.protocol.transport.interface import Bounds, Screen, let_all_pass
-from fedemu.protocol.transport.line import Line, SocketLoop, incoming_for
+from fedemu.protocol.transport.line import Line, SocketLoop, incoming_for, read_buffer
 from fedemu.protocol.transport.sockets import check_address
 from fedemu.protocol.transport.zmtp import framed
 
@@ -53,6 +53,7 @@ class DirectNetwork:
         self._loop = loop
         self._linger = linger_seconds
         self._open: set[Closing] = set()
+        self._buffer = read_buffer()
 
     def connect(
         self,
@@ -62,7 +63,8 @@ class DirectNetwork:
         rejected: Callable[[ProtocolError], None],
     ) -> DirectDealer:
         check_address(address, listening=False)
-        dealer = DirectDealer(self._loop, address, decoder, received, rejected, self._linger, self._open.discard)
+        over = self._open.discard
+        dealer = DirectDealer(self._loop, address, decoder, received, rejected, self._linger, self._buffer, over)
         self._open.add(dealer)
         return dealer
 
@@ -76,7 +78,9 @@ class DirectNetwork:
         bounds: Bounds | None = None,
     ) -> DirectRouter:
         over = self._open.discard
-        made = DirectRouter(self._loop, address, decoder, received, rejected, screen, bounds, self._linger, over)
+        made = DirectRouter(
+            self._loop, address, decoder, received, rejected, screen, bounds, self._linger, self._buffer, over
+        )
         self._open.add(made)
         return made
 
@@ -108,6 +112,7 @@ class DirectDealer:
         received: Callable[[Envelope], None],
         rejected: Callable[[ProtocolError], None],
         linger_seconds: float,
+        buffer: memoryview,
         closed: Callable[[DirectDealer], None],
     ) -> None:
         self.bytes_received = 0
@@ -118,6 +123,7 @@ class DirectDealer:
         self._received = received
         self._rejected = rejected
         self._linger = linger_seconds
+        self._buffer = buffer
         self._closed = closed
         self._waiting: deque[list[Buffer]] = deque()
         self._leaving = False
@@ -175,6 +181,7 @@ class DirectDealer:
             self._loop.call_soon,
             sock,
             incoming_for(self._decoder, b"DEALER"),
+            self._buffer,
             self._waiting,
             received=self._take,
             shaken=self._shaken,

@@ -60,6 +60,7 @@ class DirectRouter:
         screen: Screen,
         bounds: Bounds | None,
         linger_seconds: float,
+        buffer: memoryview,
         over: Callable[[DirectRouter], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -73,6 +74,7 @@ class DirectRouter:
         self._screen = screen
         self._bounds = bounds or BOUNDLESS
         self._linger = linger_seconds
+        self._buffer = buffer
         self._over = over
         self._clock = clock
         self._peers: dict[bytes, _Peer] = {}
@@ -177,6 +179,7 @@ class DirectRouter:
             self._loop.call_soon,
             sock,
             incoming_for(self._decoder, b"ROUTER"),
+            self._buffer,
             peer.waiting,
             received=lambda frames: self._take(peer, frames),
             shaken=lambda: None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import select
 import socket
 from collections import deque
@@ -51,13 +52,21 @@ def incoming_for(decoder: Decoder, kind: bytes) -> Incoming:
     return Incoming(limits.frames + 2, max(limits.frame_bytes, limits.header_bytes), kind)
 
 
+def read_buffer() -> memoryview:
+    """Memory into which the lines of one loop read, one after the other. Only what is used of it takes memory.
+
+    A new piece of memory for each read would leave holes where it was.
+    """
+    return memoryview(mmap.mmap(-1, _READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
 class Line:
     """A connection on ``sock``, which does not block and may still be connecting.
 
-    ``waiting`` are the messages of which nothing was sent, as pieces; they outlive the connection. Calls ``received``
-    with the frames of each message, ``shaken`` once the handshake is over, and ``lost`` when the other side is gone and
-    all that it has sent was handed on. ``growing`` is told how many bytes have come of a message that has not ended.
-    ``soon`` calls a function in the next turn of the loop.
+    ``waiting`` are the messages of which nothing was sent, as pieces; they outlive the connection. ``buffer`` is shared
+    by the lines of a loop. Calls ``received`` with the frames of each message, ``shaken`` once the handshake is over,
+    and ``lost`` when the other side is gone and all that it has sent was handed on. ``growing`` is told how many bytes
+    have come of a message that has not ended. ``soon`` calls a function in the next turn of the loop.
     """
 
     def __init__(
@@ -66,6 +75,7 @@ class Line:
         soon: Callable[[Callable[[], None]], object],
         sock: socket.socket,
         incoming: Incoming,
+        buffer: memoryview,
         waiting: deque[list[Buffer]],
         *,
         received: Callable[[list[Buffer]], None],
@@ -78,6 +88,7 @@ class Line:
         self._soon = soon
         self._socket = sock
         self._descriptor = sock.fileno()
+        self._buffer = buffer
         self._waiting = waiting
         self._received = received
         self._shaken = shaken
@@ -151,9 +162,9 @@ class Line:
                     self._arrived.append(whole)
                 ended = size == 0
             else:
-                data = self._socket.recv(_READ)
-                self._arrived.extend(incoming.feed(data))
-                ended = not data
+                size = self._socket.recv_into(self._buffer)
+                self._arrived.extend(incoming.feed(bytes(self._buffer[:size])))
+                ended = size == 0
         except (BlockingIOError, InterruptedError):
             return
         except (OSError, ZmtpViolation):
