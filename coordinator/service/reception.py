@@ -165,6 +165,12 @@ class Reception:
         if not self.broken.done():
             self.broken.set_exception(error)
 
+    def closed(self, peer: bytes) -> None:
+        """The connection of a peer is gone, so nothing needs to be remembered of it."""
+        self.roster.admission.forget(peer)
+        self.refusals.forget(peer)
+        self._excessive.pop(peer, None)
+
     def ended(self, reason: str) -> None:
         """The Router has closed a connection (connections, unfinished, idle, too_much).
 

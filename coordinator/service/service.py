@@ -312,7 +312,7 @@ class Service:
             strangers=min(2 * self._settings.devices + SPARE_STRANGERS, most // 2),
             knows=self.roster.has_place,
             ended=self.reception.ended,
-            closed=admission.forget,
+            closed=self.reception.closed,
             most_unfinished=lambda: SPARE_UNFINISHED + 4 * admission.largest_reply,
         )
 

@@ -68,6 +68,15 @@ def a_service(folder: Path) -> Service:
     return Service(settings, Roster(settings), Shelf(BlobStore(folder)), timeline, Observers(), granted)
 
 
+async def test_nothing_is_remembered_of_a_peer_whose_connection_is_gone(tmp_path: Path) -> None:
+    reception = a_service(tmp_path).reception
+    while reception.refusals.allow(b"peer", "fleet_full", START):
+        assert list(reception.refusals.idle) == [b"peer"]
+    reception.closed(b"peer")
+    assert not reception.refusals.idle
+    assert reception.refusals.allow(b"peer", "malformed", START)
+
+
 async def test_a_coordinator_that_computes_tells_that_nobody_is_connected(tmp_path: Path) -> None:
     service = a_service(tmp_path)
     assert service.absence(START) is None
