@@ -18,6 +18,7 @@ from fedemu.coordinator.settings import Settings
 from fedemu.coordinator.timeline import Timeline
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import Buffer, Limits
+from fedemu.protocol.host.kernel import give_memory_back
 from fedemu.protocol.host.open_files import open_files
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Message
@@ -26,6 +27,8 @@ from fedemu.protocol.sharing.hub import Hub
 from fedemu.protocol.transport.interface import Bounds, Network
 
 TICK_SECONDS = 0.25
+TIDY_SECONDS = 30.0
+"""The time between two returns of free memory to the system, each of which takes some milliseconds."""
 DRAIN_SECONDS = 0.5
 """The time that peers may take to say Bye after Stop."""
 MOMENT_SECONDS = 5.0
@@ -357,6 +360,8 @@ class Service:
             self.reception.exchange.tick(now)
         if self._bedtime is not None and self.reception.stopping is None:
             self._bedtime.look(self.reception.exchange, self._untold, now)
+        if int(now / TIDY_SECONDS) != int(self._ticked / TIDY_SECONDS):
+            give_memory_back()
         if int(now) != int(self._ticked):
             self._observers.fleet(self.counts())
             absence = self.absence(now)

@@ -1,7 +1,7 @@
 """What fedemu asks of the Linux kernel and of glibc beyond the standard library.
 
-A process ends with its parent, has a name, and keeps one heap. On other systems the requests are left out. A process
-may then live on until it notices by itself that its parent is gone.
+A process ends with its parent, has a name, keeps one heap, and gives memory back. On other systems the requests are
+left out. A process may then live on until it notices by itself that its parent is gone.
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ def keep_one_heap() -> None:
     """
     if sys.platform == "linux" and hasattr(_libc, "mallopt"):
         _libc.mallopt(_M_ARENA_MAX, 1)
+
+
+def give_memory_back() -> None:
+    """Give memory that is free back to the system. glibc keeps what was once needed, for a peak that may not return."""
+    if sys.platform == "linux" and hasattr(_libc, "malloc_trim"):
+        _libc.malloc_trim(0)
 
 
 def _control(option: int, argument: int | bytes) -> None:

@@ -7,7 +7,6 @@ what still waits in the connection; there the growth of this process's memory is
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
 import os
@@ -21,6 +20,7 @@ from typing import Final
 
 import zmq
 
+from fedemu.protocol.host.kernel import give_memory_back
 from fedemu.protocol.transport.handshakes import EVENTS, BrokenHandshakes, Ear
 from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, ReaderLoop
 
@@ -134,7 +134,7 @@ class Connections:
         """Close the connections that break the bounds. To be called a few times a second, when messages were read."""
         if self._freed:
             self._freed = False
-            _trim()
+            give_memory_back()  # what is kept would hide the next connection's
         now, memory = self._clock(), _resident()
         self._doubtful = [(each, until) for each, until in self._doubtful if not self._is_gone(each) and now < until]
         if now < self._due and memory < self._memory + GROWTH:
@@ -259,12 +259,6 @@ def _resident() -> int:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE
     except OSError:
         return 0
-
-
-def _trim() -> None:
-    """Give free memory back to the system, where the C library can. What is kept would hide the next connection's."""
-    with contextlib.suppress(AttributeError):
-        _LIBC.malloc_trim(0)
 
 
 def _inode(descriptor: int) -> int | None:

@@ -95,3 +95,22 @@ def test_threads_share_one_heap() -> None:
         for wanted in ("one", "several")
     }
     assert heaps["one"] == 1 < heaps["several"]
+
+
+HOLES = """
+import os
+from fedemu.protocol.host.kernel import give_memory_back
+resident = lambda: int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+blocks = [bytes([1]) * 50_000 for _ in range(1000)]
+last = blocks.pop()  # it lies behind the others, so that glibc keeps their memory when they are gone
+del blocks
+before = resident()
+give_memory_back()
+print(before - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is known to keep what is free")
+def test_what_is_free_is_given_back() -> None:
+    ended = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
+    assert int(ended.stdout) > 40_000_000
