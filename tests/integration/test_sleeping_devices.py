@@ -73,7 +73,8 @@ def test_behind_edges_of_which_one_is_killed_they_leave_the_digest(
     while run.is_running() and finished_rounds(out) < 2:
         with contextlib.suppress(psutil.TimeoutExpired):
             run.wait(0.1)
-    edges = [child for child in run.children(recursive=True) if child.name() == "fedemu-edge"]
+    children = set(run.children(recursive=True))  # some end at any moment, which process_iter bears
+    edges = [each for each in psutil.process_iter(["name"]) if each in children and each.info["name"] == "fedemu-edge"]
     assert len(edges) == 3, (tmp_path / "log").read_text()
     edges[-1].kill()
     assert run.wait(300) == 0, (tmp_path / "log").read_text()
