@@ -10,6 +10,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import numpy as np
+
 from fedemu.protocol.codec import Buffer
 
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -77,7 +79,7 @@ class Incoming:
         self._rest = b""
         self._frames: list[Buffer] = []
         self._parts_bytes = 0
-        self._filling = bytearray()
+        self._filling = memoryview(b"")
         self._flags = 0
 
     @property
@@ -109,9 +111,10 @@ class Incoming:
             end = start + size
             if end > len(data):
                 if size >= SMALL:
-                    self._filling, self._flags = bytearray(size), flags
+                    # Nothing is written there before it comes, so that a size alone takes no memory.
+                    self._filling, self._flags = memoryview(np.empty(size, np.uint8)), flags
                     self._filling[: len(data) - start] = data[start:]
-                    self.large = memoryview(self._filling)[len(data) - start :]
+                    self.large = self._filling[len(data) - start :]
                     place = len(data)
                 break
             place = end

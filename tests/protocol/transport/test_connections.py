@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fedemu.ops.stress.strangers.zmtp import MORE, dial, frame, shake_hands
@@ -260,3 +261,17 @@ async def test_a_router_on_plain_sockets_hands_on_the_last_words_of_a_peer_befor
     place.router.send(place.heard[0], Heartbeat())  # this finds that nobody reads any more
     await eventually(lambda: place.closed)
     assert told == ["message"] * 2001 + ["end"]
+
+
+async def test_a_router_on_plain_sockets_takes_no_memory_for_the_size_that_a_stranger_says(
+    make: Make, eventually: Eventually, socket_path: Any
+) -> None:
+    place = make(address=f"ipc://{socket_path}", plain=True)
+    strangers = [place.stranger() for _ in range(8)]
+    before = psutil.Process().memory_info().rss
+    for stranger in strangers:
+        await asyncio.to_thread(shake_hands, stranger)
+        pour(stranger, b"\x02" + (200 * MIB).to_bytes(8, "big") + b"the first bytes of much more")
+    await asyncio.sleep(0.2)
+    assert not any(map(is_over, strangers))
+    assert psutil.Process().memory_info().rss < before + 50 * MIB
