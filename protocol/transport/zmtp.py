@@ -21,6 +21,7 @@ SMALL: Final = 64 * 1024
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _LONG_SIZE: Final = struct.Struct(">BQ")
 _LONGEST_COMMAND: Final = 1024
+_NOTHING: Final = memoryview(b"")
 
 
 class ZmtpViolation(Exception):
@@ -79,7 +80,7 @@ class Incoming:
         self._rest = b""
         self._frames: list[Buffer] = []
         self._parts_bytes = 0
-        self._filling = memoryview(b"")
+        self._filling = _NOTHING
         self._flags = 0
 
     @property
@@ -112,13 +113,12 @@ class Incoming:
             if end > len(data):
                 if size >= SMALL:
                     # Nothing is written there before it comes, so that a size alone takes no memory.
-                    self._filling, self._flags = memoryview(np.empty(size, np.uint8)), flags
+                    self._filling, self._flags = np.empty(size, np.uint8).data, flags
                     self._filling[: len(data) - start] = data[start:]
                     self.large = self._filling[len(data) - start :]
                     place = len(data)
                 break
             place = end
-            self._rest = data[place:]
             if flags & _COMMAND:
                 self._obey(data[start:end])
             elif (message := self._framed(flags, data[start:end])) is not None:
@@ -131,8 +131,8 @@ class Incoming:
         self.large = self.large[size:]
         if len(self.large):
             return None
-        self.large = None
-        return self._framed(self._flags, self._filling)
+        frame, self.large, self._filling = self._filling, None, _NOTHING
+        return self._framed(self._flags, frame)
 
     def _framed(self, flags: int, frame: Buffer) -> list[Buffer] | None:
         if len(self._frames) < self._most_frames:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+import weakref
+
 import pytest
 
 from fedemu.protocol.transport.zmtp import GREETING, SMALL, Incoming, ZmtpViolation, framed
@@ -65,8 +68,24 @@ def test_a_large_frame_is_filled_in_place() -> None:
     incoming.large[:1000] = rest[:1000]
     assert incoming.filled(1000) is None
     incoming.large[:] = rest[1000:]
-    assert incoming.filled(len(rest) - 1000) == [b"head", content]
+    message = incoming.filled(len(rest) - 1000)
+    assert message == [b"head", content]
+    assert isinstance(message[1], memoryview)
+    memory = weakref.ref(message[1].obj)
+    del message
+    assert memory() is None, "nothing of it is kept"
     assert list(incoming.feed(b"\x00\x01x")) == [[b"x"]]
+
+
+def test_many_small_messages_at_once_take_time_in_proportion() -> None:
+    def seconds(messages: int) -> float:
+        incoming, data = connected(), b"\x00\x01x" * messages
+        began = time.process_time()
+        assert len(list(incoming.feed(data))) == messages
+        return time.process_time() - began
+
+    seconds(1000)
+    assert min(seconds(80_000) for _ in range(3)) < 30 * min(seconds(8_000) for _ in range(3))
 
 
 def test_a_message_keeps_no_more_frames_than_agreed() -> None:
