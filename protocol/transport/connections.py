@@ -26,8 +26,6 @@ from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, ReaderLoop
 
 LOOK_SECONDS: Final = 1.0
 """The time between two looks at up to a thousand connections. For more connections it is longer in proportion."""
-DOUBT_SECONDS: Final = 2.0
-"""ZeroMQ closes a socket within less time after it has told of it."""
 GROWTH: Final = 64 * 2**20
 """If the memory of this process has grown by more bytes than this, the next look comes at once."""
 PRESSING: Final = 2**15
@@ -80,8 +78,8 @@ class Connections:
         """Those that have sent no message yet and are not being closed, the oldest first."""
         self._going = 0
         """The number of those that are being closed."""
-        self._doubtful: list[tuple[Connection, float]] = []
-        """Connections that may be gone, and until when this is not certain."""
+        self._doubtful: list[Connection] = []
+        """Connections that are told to have ended, but still had their socket then."""
         self._due = 0.0
         self._freed = False
         """Whether ZeroMQ frees what a connection held, so that memory can be given back at the next look."""
@@ -136,14 +134,17 @@ class Connections:
             self._freed = False
             give_memory_back()  # what is kept would hide the next connection's
         now, memory = self._clock(), _resident()
-        self._doubtful = [(each, until) for each, until in self._doubtful if not self._is_gone(each) and now < until]
+        self._doubtful = [each for each in self._doubtful if not self._is_gone(each)]
         if now < self._due and memory < self._memory + GROWTH:
             return
         grown, self._memory = max(0, memory - self._memory), memory
         self._share(grown)
         strangers = []
         suspects = False
+        self._doubtful = []
         for connection in list(self._open.values()):
+            if self._is_gone(connection):
+                continue
             peer = connection.peer
             known = peer is not None and self._bounds.knows(peer)
             if self._unfinished(connection) > (self._bounds.unfinished if known else self._bounds.strangers_unfinished):
@@ -174,7 +175,7 @@ class Connections:
             connection = self._open.get(value)
             # If the socket is there, it is just being closed, or a new one has the descriptor of the one that was.
             if connection is not None and not self._is_gone(connection):
-                self._doubtful.append((connection, self._clock() + DOUBT_SECONDS))
+                self._doubtful.append(connection)
         elif self._broken is not None:
             self._broken.heard(event)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+import zmq
 
 from fedemu.ops.stress.strangers.zmtp import MORE, dial, frame, shake_hands
 from fedemu.protocol.codec import UP, encode
@@ -223,7 +224,7 @@ async def test_a_peer_is_cut_and_its_end_is_told(make_any: Make, eventually: Eve
     dealer.send(Heartbeat())
     await eventually(lambda: place.heard)
     place.router.cut(place.heard[0])
-    await eventually(lambda: place.closed == [place.heard[0]])
+    await eventually(place.looked(lambda: place.closed == [place.heard[0]]))
     dealer.send(Heartbeat())
     await eventually(lambda: len(place.heard) == 2)
     assert place.heard[1] != place.heard[0], "an honest device comes back on a new connection"
@@ -242,6 +243,23 @@ async def test_the_end_of_every_peer_is_told_also_if_its_message_is_read_later(
             await asyncio.sleep(0.01)
     await eventually(lambda: len(place.heard) == 20)
     await eventually(place.looked(lambda: set(place.closed) == set(place.heard)))
+
+
+async def test_the_end_of_a_peer_is_noticed_also_if_zeromq_does_not_tell_it(
+    make: Make, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = room.Connections._event
+    monkeypatch.setattr(
+        room.Connections,
+        "_event",
+        lambda self, event, value: event == zmq.EVENT_DISCONNECTED or told(self, event, value),
+    )
+    place = make(known=True)
+    device = ZmqNetwork(linger_seconds=5.0)
+    device.connect(place.router.address, UP, print, print).send(Heartbeat())
+    await eventually(lambda: place.heard)
+    device.close()
+    await eventually(place.looked(lambda: place.closed == place.heard))
 
 
 async def test_a_router_on_plain_sockets_hands_on_the_last_words_of_a_peer_before_it_tells_its_end(
