@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from fedemu.ops.stress.fleet import finished_rounds
 from fedemu.ops.stress.replay import STEADY
 from fedemu.protocol.errors import ConfigurationError
 
-SMALL = {"num_cpus": 2, "object_store_memory": 100 * 2**20, "include_dashboard": False}
+SMALL = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
 LONGEST_SECONDS = 600.0
 AT_HOME = {0: "a", 1: "b", 2: "c"}
 
@@ -64,7 +64,7 @@ def test_a_place_takes_the_cores_and_gpus_that_every_node_has_and_no_more_cores_
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Three nodes of Ray on the loopback interface, each with a core for each of two runs."""
+    """Three nodes of Ray on the loopback interface."""
     utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: pip install 'fedemu[ray]'")
     made = utils.Cluster(initialize_head=True, head_node_args=SMALL)
     try:
@@ -75,35 +75,25 @@ def cluster() -> Iterator[Any]:
         made.shutdown()
 
 
-ALL_ASKED = ("fleet.over_selection=1.0", "faults.crash_rate=0.05", "availability={kind='always'}")
-"""Each round asks every device, so no round can end without a node."""
-RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "flashback": (
-        "digits-small+public+flashback",
-        (
-            "rounds=5",
-            "fleet.devices=9",
-            "fleet.per_round=9",
-            "model.hidden=[16]",
-            "liveness.heartbeat_seconds=1.0",
-            "algorithm.options.server_epochs=2",
-            "data.dataset=own.csv",
-            "data.partition={kind='iid'}",
-            *ALL_ASKED,
-        ),
-    ),
-    "coordinated replay": (
-        "digits-small",
-        (*STEADY.settings, "rounds=6", "fleet.per_round=16", "fleet.wake=on-demand", *ALL_ASKED),
-    ),
-}
+SETTINGS = (
+    *STEADY.settings,
+    "rounds=6",
+    "fleet.per_round=16",
+    "fleet.wake=on-demand",
+    "data.dataset=own.csv",
+    # Each round asks every device, so no round can end without a node.
+    "fleet.over_selection=1.0",
+    "faults.crash_rate=0.05",
+    "availability={kind='always'}",
+)
+"""Devices that have states of their own, coordinated replay, and a data set that is found only where the run is."""
 
 
 def own_data(folder: Path) -> Path:
-    """A file with 600 samples of three classes, which only a process in ``folder`` finds."""
+    """A file with 960 samples of three classes, which only a process in ``folder`` finds."""
     random = np.random.default_rng(0)
-    label = np.arange(600) % 3
-    table = np.column_stack([random.normal(label[:, None], 1.0, (600, 4)), label])
+    label = np.arange(960) % 3
+    table = np.column_stack([random.normal(label[:, None], 1.0, (len(label), 4)), label])
     np.savetxt(folder / "own.csv", table, "%.5f", ",", header="a,b,c,d,label", comments="")
     return folder
 
@@ -117,18 +107,18 @@ def forget_sent(folder: Path) -> None:
 class OnRay:
     """A run on the nodes of a cluster. Its coordinator can be held, so that the run waits while the cluster changes."""
 
-    def __init__(self, address: str, folder: Path, experiment: str, settings: Sequence[str]) -> None:
+    def __init__(self, address: str, folder: Path) -> None:
         self.folder = folder
         self._log = folder / "log"
         self._held: psutil.Process | None = None
         self._deadline = time.monotonic() + LONGEST_SECONDS
         chosen = [
-            *settings,
+            *SETTINGS,
             "runtime.per_process=4",
             "runtime.report=false",
             f"runtime.shared_state={folder / 'state'}",
         ]
-        words = ["run", experiment, *(word for one in chosen for word in ("--set", one))]
+        words = ["run", "digits-small", *(word for one in chosen for word in ("--set", one))]
         with self._log.open("wb") as output:
             self.process = psutil.Popen(
                 [sys.executable, "-m", "fedemu", *words, "--on", "ray", "--trainers", "1", "--out", "run"],
@@ -183,86 +173,64 @@ class OnRay:
             self.process.terminate()
         self.process.wait(LONGEST_SECONDS)
 
-
-def hold_each_after_a_round(runs: Iterable[OnRay]) -> None:
-    """Let the runs go on, and hold each of them as soon as one more of its rounds is over."""
-    rounds = {run: run.rounds for run in runs}
-    for run in rounds:
-        run.go_on()
-    while rounds:
-        for run in [*rounds]:
-            if run.rounds > rounds[run]:
-                run.hold()
-                del rounds[run]
-            run.check()
-        time.sleep(0.02)
+    def hold_after_a_round(self) -> None:
+        """Let the run go on, and hold it as soon as one more of its rounds is over."""
+        rounds = self.rounds
+        self.go_on()
+        self.until(lambda: self.rounds > rounds)
+        self.hold()
 
 
 @pytest.fixture(scope="module")
-def shaken(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, OnRay]]:
-    """Two runs at once, each on three nodes. One node is removed in the middle of a round, then another comes."""
-    runs: dict[str, OnRay] = {}
+def shaken(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnRay]:
+    """A run on three nodes. One of them is removed in the middle of a round, then another comes."""
+    folder = own_data(tmp_path_factory.mktemp("on-ray"))
+    forget_sent(folder)
+    run = OnRay(cluster.address, folder)
     try:
-        for name, (experiment, settings) in RUNS.items():
-            folder = own_data(tmp_path_factory.mktemp("on-ray"))
-            forget_sent(folder)
-            runs[name] = OnRay(cluster.address, folder, experiment, settings)
-        hold_each_after_a_round(runs.values())
+        run.hold_after_a_round()
         cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
-        for run in runs.values():
-            run.until(lambda run=run: "is lost with its node, or its process" in run.told)
-        hold_each_after_a_round(runs.values())
+        run.until(lambda: "is lost with its node, or its process" in run.told)
+        run.hold_after_a_round()
         cluster.add_node(**SMALL)
-        for run in runs.values():
-            run.until(lambda run=run: "goes to the node that is kept for it" in run.told)
-            run.go_on()
-        yield runs
+        run.until(lambda: "goes to the node that is kept for it" in run.told)
+        run.go_on()
+        yield run
     finally:
-        for run in runs.values():
-            run.close()
-            forget_sent(run.folder)
+        run.close()
+        forget_sent(folder)
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", RUNS)
 def test_a_run_that_loses_a_node_in_a_round_and_gets_another_has_the_digest_of_a_run_alone(
-    name: str, shaken: dict[str, OnRay], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shaken: OnRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = shaken[name]
-    monkeypatch.chdir(run.folder)
-    summary = run.summary()
-    assert "3 places on 3 nodes of Ray" in run.told
-    chosen, settings = RUNS[name]
-    settings = [*settings, "fleet.wake=at-once", "runtime.transport=memory"]
-    experiment, runtime = load_experiment(chosen, settings, {})
+    monkeypatch.chdir(shaken.folder)
+    summary = shaken.summary()
+    assert "3 places on 3 nodes of Ray" in shaken.told
+    assert "has no copy of the data; " in shaken.told
+    settings = [*SETTINGS, "fleet.wake=at-once", "runtime.transport=memory"]
+    experiment, runtime = load_experiment("digits-small", settings, {})
     alone = claim(experiment, tmp_path / "alone")
     assert run_together(alone, experiment, runtime, new=True, print_summary=False) == 0
     assert summary["model_digest"] == json.loads((alone / "summary.json").read_text())["model_digest"]
     assert not summary["perturbed"]
     # A round is over some time before its row is there. So a quick run may have been held a round later.
-    assert _rounds_of_arrivals(run.folder / "run") - {1}, "no place came back within a round"
+    assert _rounds_of_arrivals(shaken.folder / "run") - {1}, "no place came back within a round"
 
 
 @pytest.mark.timeout(900)
-def test_nodes_without_the_data_are_sent_them_and_others_use_their_own(shaken: dict[str, OnRay]) -> None:
-    sent = {name: run.told.count("has no copy of the data; ") for name, run in shaken.items()}
-    assert sent["flashback"] >= 1, "its file is found only in the folder of the run"
-    assert sent["coordinated replay"] == 0, "the digits are built in"
-
-
-@pytest.mark.timeout(900)
-def test_secret_keys_are_nowhere_but_in_the_keys_of_the_run(shaken: dict[str, OnRay], cluster: Any) -> None:
+def test_secret_keys_are_nowhere_but_in_the_keys_of_the_run(shaken: OnRay, cluster: Any) -> None:
     session = Path(cluster.head_node.get_session_dir_path())
-    for run in shaken.values():
-        run.summary()
-        keys = run.folder / "run" / "keys"
-        secrets = [KeyFolder(place).pair()[1].encode() for place in [keys, *keys.glob("place-*")]]
-        assert len(secrets) == 4
-        for folder in (run.folder, session / "logs"):
-            for path in folder.rglob("*"):
-                if path.is_file() and keys not in path.parents:
-                    assert not any(secret in path.read_bytes() for secret in secrets), path
-        assert {path.stat().st_mode & 0o077 for path in keys.rglob("*_secret")} == {0}
+    shaken.summary()
+    keys = shaken.folder / "run" / "keys"
+    secrets = [KeyFolder(place).pair()[1].encode() for place in [keys, *keys.glob("place-*")]]
+    assert len(secrets) == 4
+    for folder in (shaken.folder, session / "logs"):
+        for path in folder.rglob("*"):
+            if path.is_file() and keys not in path.parents:
+                assert not any(secret in path.read_bytes() for secret in secrets), path
+    assert {path.stat().st_mode & 0o077 for path in keys.rglob("*_secret")} == {0}
 
 
 def _rounds_of_arrivals(directory: Path) -> set[int]:
