@@ -1,4 +1,7 @@
-"""Every method on a real fleet under churn. Processes are killed, and the final model is that of an undisturbed run."""
+"""Methods whose devices or server keep something between rounds, on a real fleet under churn.
+
+Processes are killed, and the final model is that of an undisturbed run.
+"""
 
 from __future__ import annotations
 
@@ -28,24 +31,18 @@ CHURN = (
 )
 PUBLIC = "data.public={fraction=0.1}"
 METHODS = {
-    "fedprox": (),
     "scaffold": (),
-    "fednova": (),
     "moon": (),
     "fedcurv": ("algorithm.options.samples=8", "algorithm.options.penalty=0.01"),
-    "fedreg": (),
     "feddf": (PUBLIC, "algorithm.options.server_batches=60", "algorithm.options.evaluate_every=20"),
-    "fedntd": (),
     "flashback": (PUBLIC, "algorithm.options.server_epochs=3"),
-    "wsm": (),
 }
 KEEP_STATE = {"scaffold", "moon", "fedcurv"}
-"""Methods whose devices keep something between rounds."""
+"""The methods among them whose devices keep something."""
 
 
 def settings(name: str) -> tuple[str, ...]:
-    chosen = "algorithm.loss='wsm'" if name == "wsm" else f"algorithm.name='{name}'"
-    return (*CHURN, chosen, *METHODS[name])
+    return (*CHURN, f"algorithm.name='{name}'", *METHODS[name])
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

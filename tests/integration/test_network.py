@@ -23,6 +23,6 @@ WEATHER = Weather(
 def test_partitions_that_heal_cost_time_and_no_digest(tmp_path: Path) -> None:
     if reason := why_not():
         pytest.skip(reason)
-    [result] = play_network(tmp_path, [WEATHER], rounds=10)
+    [result] = play_network(tmp_path, [WEATHER], rounds=6)
     assert result.passed, result.complaint
     assert result.seconds > CUT_SECONDS

@@ -160,7 +160,7 @@ def test_before_the_time_limit_the_job_stops_the_run_and_queues_itself_again(pla
 def test_a_run_on_two_nodes_whose_coordinator_is_killed_has_the_digest_of_a_run_alone(
     slurm: Any, tmp_path: Path
 ) -> None:
-    settings = ["rounds=20", "runtime.trainers=1", "runtime.per_process=10", "runtime.report=false"]
+    settings = ["rounds=8", "runtime.trainers=1", "runtime.per_process=10", "runtime.report=false"]
     overrides = [word for setting in settings for word in ("--set", setting)]
     assert call("slurm", "digits-small", *overrides, "--nodes", "2", "--out", "run") == 0
     job = slurm.submit(tmp_path / "run" / "job.sh")
