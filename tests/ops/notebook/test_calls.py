@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedemu
+from fedemu.ops.cli import commands
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.notebook import calls, settings
 from fedemu.ops.notebook.play import Ended
@@ -57,9 +56,10 @@ def test_several_seeds_are_one_group_that_goes_on_and_is_compared_as_by_the_comm
     assert fedemu.run(resume=group[0].directory, **quiet) == grown, "a finished run has nothing to go on with"
 
     compared = fedemu.compare(grown, [Path("seeds/seed-2")], target=0.5)
-    command = [sys.executable, "-m", "fedemu.ops.cli", "compare", "seeds/seed-1", "seeds/seed-2", "--target", "0.5"]
-    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert compared.to_text(width=400) == printed.rstrip("\n")
+    with pytest.raises(SystemExit) as ended:
+        commands.app(["compare", "seeds/seed-1", "seeds/seed-2", "--target", "0.5"], prog_name="fedemu")
+    assert ended.value.code == 0
+    assert compared.to_text(width=400) == capfd.readouterr().out.rstrip("\n")
     assert max(map(len, repr(compared).splitlines())) <= 120
     assert [row["runs"][0]["seed"] for row in json.loads(compared.to_json())["rows"]] == [1, 2]
     frame = compared.frame()
