@@ -13,7 +13,7 @@ from pathlib import Path
 from fedemu.coordinator.edge.behind import Behind
 from fedemu.coordinator.edge.library import Library
 from fedemu.coordinator.edge.summing import Summing
-from fedemu.coordinator.fleet.admission import Admission
+from fedemu.coordinator.fleet.admission import STRANGERS_BYTES, Admission, Quotas, TooMuch, UnknownPeer
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import UP, Buffer, Decoder, Envelope, Limits
 from fedemu.protocol.errors import HandshakeFailed, ProtocolError, RefusedError, UnreachableError
@@ -31,14 +31,13 @@ AGAIN_SECONDS = 2.0
 FAREWELL_SECONDS = 3.0
 """The time that the machines behind an edge have to leave after the end of a run."""
 LARGEST = Limits(frame_bytes=2**31, message_bytes=2**31)
+STRANGERS_RATE = 300.0
+"""The messages per second of all peers without a session together, in the long run. A coordinator takes about a
+thousand per second on the one connection of an edge, and the devices' own messages are among them."""
+STRANGERS_WEIGHT = 10.0
+"""A message of a peer without a session counts as so many. An honest one needs a few until it has one."""
 MOST_PEERS = 1_000_000
 """As many devices as an edge may have behind it."""
-
-
-class TooMuch(ProtocolError):
-    """A message beyond what a connection may send."""
-
-    reason = "too_much"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +67,8 @@ class Edge:
         self._loop = asyncio.get_running_loop()
         self._trunk = Trunk(above, self._loop)
         self._admission = Admission(MOST_PEERS)
+        self._strangers = Admission(0, Quotas(messages_per_second=STRANGERS_RATE))
+        """What all peers without a session may send together."""
         self._relay = Relay(
             below, plan.down, self._trunk, self._loop, LARGEST, self._loop.time, self, self._screen, self._bounds(),
             MOST_PEERS,
@@ -308,13 +309,22 @@ class Edge:
     # Who may connect from below.
 
     def _screen(self, peer: bytes, frames: Sequence[Buffer]) -> ProtocolError | None:
-        size = sum(map(len, frames))
+        now, size = self._loop.time(), sum(map(len, frames))
         known = self._relay.knows(peer)
         payer = peer if known else self._relay.hub.connection_of(peer)
-        if not self._admission.may_send(payer, size, known or payer != peer, self._loop.time()):
-            self._ended(TooMuch.reason)
-            return TooMuch("This connection sends more than a run needs.")
-        return None
+        weight = 1.0 if known else STRANGERS_WEIGHT
+        if not self._admission.may_send(payer, size, known or payer != peer, now, weight):
+            return self._too_much()
+        if known:
+            return None
+        if self._trunk.open and (len(frames) > 1 or size > STRANGERS_BYTES):
+            return UnknownPeer()
+        # The coordinator counts what all strangers say on the one connection of this edge.
+        return None if self._strangers.may_send(b"", size, True, now) else self._too_much()
+
+    def _too_much(self) -> TooMuch:
+        self._ended(TooMuch.reason)
+        return TooMuch()
 
     def _ended(self, reason: str) -> None:
         """A connection was closed. The log tells the 1st, 10th, 100th and so on: a flood must not fill the disk."""

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from fedemu.protocol.errors import RefusedError
+from fedemu.protocol.errors import ProtocolError, RefusedError
 
 BURST_SECONDS: Final = 10
 """A connection may use up at once what it may send in so many seconds."""
@@ -18,6 +18,8 @@ STRANGERS_BURST: Final = 200
 """The most messages that a connection without a session may send at once."""
 STRANGERS_RATE: Final = 20.0
 """The most messages that it may send per second in the long run."""
+STRANGERS_BYTES: Final = 4096
+"""The longest message of a connection without a session that is decoded. ``Enroll`` and ``Hello`` are shorter."""
 STRANGERS_UNIT: Final = 4096
 """So many bytes of such a connection count as one message; a single message counts as half the burst at most."""
 SPARE_BYTES: Final = 64 * 2**20
@@ -28,6 +30,24 @@ REPEATS: Final = 8
 """How often a connection may send its reply to an ask, or get a blob. Messages may get lost, so once is too few."""
 MOST_METERS: Final = 65_536
 """The most connections whose messages are counted. Those that were counted first are forgotten."""
+
+
+class UnknownPeer(ProtocolError):
+    """A long message of a peer without a session. It was not decoded."""
+
+    reason = "unknown_peer"
+
+    def __init__(self) -> None:
+        super().__init__("This connection is not known, and its message is long; enrol, or say Hello, first.")
+
+
+class TooMuch(ProtocolError):
+    """A message beyond what its connection may send. It was not decoded, and is not answered."""
+
+    reason = "too_much"
+
+    def __init__(self) -> None:
+        super().__init__("This connection sends more than a run needs.")
 
 
 @dataclass(frozen=True)

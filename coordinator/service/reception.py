@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
 from fedemu.coordinator.asks.exchange import Exchange
+from fedemu.coordinator.fleet.admission import STRANGERS_BYTES, TooMuch, UnknownPeer
 from fedemu.coordinator.fleet.online_times import OnlineTimes, horizon
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Observers
@@ -32,25 +33,11 @@ from fedemu.protocol.wording import is_milestone
 
 AboutAsk = wire.Scheduled | wire.Result | edge.Held | wire.Failed | wire.Declined
 
-STRANGERS_BYTES = 4096
-"""The longest message of a peer without a session that is decoded. ``Enroll`` and ``Hello`` are shorter."""
 SMALL_CHUNK = 2**16
 """A chunk of a blob of at most so many bytes is read at once: a thread would cost more."""
 FEW = 10
 """So many refusals for one reason are events of their own."""
 _BEAT = wire.Beat()
-
-
-class UnknownPeer(ProtocolError):
-    """A long message of a peer without a session. It was not decoded."""
-
-    reason = "unknown_peer"
-
-
-class TooMuch(ProtocolError):
-    """A message beyond what its connection may send. It was not decoded, and is not answered."""
-
-    reason = "too_much"
 
 
 class Reception:
@@ -130,7 +117,7 @@ class Reception:
             return stopped
         if known or (len(frames) == 1 and size <= STRANGERS_BYTES):
             return None
-        return UnknownPeer("This connection is not known, and its message is long; enrol, or say Hello, first.")
+        return UnknownPeer()
 
     def charge(self, connection: bytes, size: int, messages: float, shared: bool = True) -> ProtocolError | None:
         """Count what came on a connection. An error if that is more than it may send.
@@ -142,7 +129,7 @@ class Reception:
             connection, known = self._key_of(connection).encode() or self._purse, True
         if self.roster.admission.may_send(connection, size, known, self.timeline.now(), messages):
             return None
-        return TooMuch("This connection sends more than a run needs.")
+        return TooMuch()
 
     def rejected(self, peer: bytes, error: ProtocolError) -> None:
         """Refuse a message that could not be decoded, or was not. A peer whose key was revoked has left."""

@@ -15,11 +15,11 @@ from fedemu.coordinator.fleet.admission import (
     SPARE_BYTES,
     SPARE_RATE,
     STRANGERS_BURST,
+    STRANGERS_BYTES,
     STRANGERS_RATE,
     STRANGERS_UNIT,
     Quotas,
 )
-from fedemu.coordinator.service.reception import STRANGERS_BYTES
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import ITEM_BYTES, UP, Limits
 from fedemu.protocol.sharing.hub import FRAMES_OF_A_MESSAGE

@@ -231,6 +231,51 @@ async def test_edges_behind_edges_send_their_sums_through_them(network: Any) -> 
     assert value(partial, frames) == [3.0, 4.0]
 
 
+def enrolled(root: Root) -> int:
+    """How many strangers' messages have come through the edge."""
+    return sum(isinstance(message, wire.Enroll) for _, message, _ in root.heard)
+
+
+async def test_a_stranger_can_neither_say_much_through_an_edge_nor_anything_long(network: Any) -> None:
+    root = Root(network)
+    network.start_edge("root", "edge")
+    await settle()
+    answers: list[Any] = []
+    stranger = network.connect("edge", DOWN, lambda envelope: answers.append(envelope.message), lambda error: None)
+    stranger.send(wire.Presence(until=1.0, intervals=((0.0, 1.0),) * 1000))
+    await settle()
+    assert [answer.reason for answer in answers] == ["unknown_peer"]
+    assert root.last(wire.Presence) is None
+    for _ in range(100):
+        stranger.send(wire.Enroll(count=1, host="stranger"))
+    await settle()
+    assert enrolled(root) == 19, "twenty messages, of which one was long"
+    honest = Device(network, 1)
+    await settle()
+    assert honest.kinds() == ["welcome"]
+
+
+async def test_all_strangers_of_an_edge_have_one_allowance_together(
+    network: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedemu.coordinator.edge.edge.STRANGERS_RATE", 1.0)
+    root = Root(network)
+    network.start_edge("root", "edge")
+    await settle()
+    device = Device(network, 1)
+    await settle()
+    for _ in range(5):
+        stranger = network.connect("edge", DOWN, lambda envelope: None, lambda error: None)
+        for _ in range(4):
+            stranger.send(wire.Enroll(count=1, host="stranger"))
+        await settle()
+    assert enrolled(root) == 9, "ten at once, of which one was the device's Hello"
+    for _ in range(20):
+        device.dealer.send(wire.Presence(until=1.0, intervals=((0.0, 1.0),) * 1000))
+    await settle()
+    assert sum(isinstance(message, wire.Presence) for _, message, _ in root.heard) == 20, "it has its own"
+
+
 def test_people_are_told_who_is_behind_an_edge_when_the_numbers_have_come_to_rest() -> None:
     told: list[str] = []
     behind = Behind(told.append)
