@@ -33,7 +33,9 @@ FAREWELL_SECONDS = 3.0
 LARGEST = Limits(frame_bytes=2**31, message_bytes=2**31)
 STRANGERS_RATE = 300.0
 """The messages per second of all peers without a session together, in the long run. A coordinator takes about a
-thousand per second on the one connection of an edge, and the devices' own messages are among them."""
+thousand per second on the one connection of an edge."""
+STRANGERS_FLEET = 1500
+"""The devices whose Hellos may come at once beyond that, several of each. They are fewer than a coordinator takes."""
 STRANGERS_WEIGHT = 10.0
 """A message of a peer without a session counts as so many. An honest one needs a few until it has one."""
 MOST_PEERS = 1_000_000
@@ -67,8 +69,8 @@ class Edge:
         self._loop = asyncio.get_running_loop()
         self._trunk = Trunk(above, self._loop)
         self._admission = Admission(MOST_PEERS)
-        self._strangers = Admission(0, Quotas(messages_per_second=STRANGERS_RATE))
-        """What all peers without a session may send together."""
+        self._strangers = Admission(STRANGERS_FLEET, Quotas(messages_per_second=STRANGERS_RATE))
+        """What all peers without a session may send further up together."""
         self._relay = Relay(
             below, plan.down, self._trunk, self._loop, LARGEST, self._loop.time, self, self._screen, self._bounds(),
             MOST_PEERS,
@@ -315,9 +317,9 @@ class Edge:
         weight = 1.0 if known else STRANGERS_WEIGHT
         if not self._admission.may_send(payer, size, known or payer != peer, now, weight):
             return self._too_much()
-        if known:
+        if known or not self._trunk.open:
             return None
-        if self._trunk.open and (len(frames) > 1 or size > STRANGERS_BYTES):
+        if len(frames) > 1 or size > STRANGERS_BYTES:
             return UnknownPeer()
         # The coordinator counts what all strangers say on the one connection of this edge.
         return None if self._strangers.may_send(b"", size, True, now) else self._too_much()

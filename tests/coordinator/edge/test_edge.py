@@ -259,6 +259,7 @@ async def test_all_strangers_of_an_edge_have_one_allowance_together(
     network: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedemu.coordinator.edge.edge.STRANGERS_RATE", 1.0)
+    monkeypatch.setattr("fedemu.coordinator.edge.edge.STRANGERS_FLEET", 0)
     root = Root(network)
     network.start_edge("root", "edge")
     await settle()
