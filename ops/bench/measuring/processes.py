@@ -19,9 +19,18 @@ def began(pid: int) -> float:
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """CPU seconds that the process has used, with those of its children that have ended and were waited for."""
+    """CPU seconds that the process has used, with those of its children that have ended and were waited for.
+
+    The children's are exact to 20 ms, its own to less than a microsecond: a device process uses a few milliseconds in
+    a whole benchmark, of which ``/proc`` only tells multiples of 10 ms. Raises psutil.NoSuchProcess if it is gone.
+    """
+    try:
+        # The number of a process's CPU clock, as ``clock_getcpuclockid`` in the C library makes it.
+        own = time.clock_gettime((~process.pid << 3) | 2)
+    except OSError:
+        raise psutil.NoSuchProcess(process.pid) from None
     times = process.cpu_times()
-    return float(times.user + times.system + times.children_user + times.children_system)
+    return own + float(times.children_user + times.children_system)
 
 
 def private_megabytes(pid: int) -> float:

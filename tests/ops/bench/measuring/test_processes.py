@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
+import pytest
 
 from fedemu.ops.bench.measuring import processes
 
@@ -47,6 +48,23 @@ def test_the_cpu_time_of_children_that_have_ended_is_counted() -> None:
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     with running(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn!r}])") as process:
         assert processes.cpu_seconds(psutil.Process(process.pid)) >= 0.3
+
+
+def test_a_few_milliseconds_of_cpu_time_are_told_exactly() -> None:
+    burn = "import time\nwhile time.process_time() < {}: pass"
+    for seconds in (0.5034, 0.5067):
+        with running(burn.format(seconds)) as process:
+            said = psutil.Process(process.pid)
+            assert seconds <= processes.cpu_seconds(said) < seconds + 0.003
+
+
+def test_the_cpu_time_of_a_process_that_is_gone_cannot_be_asked() -> None:
+    with running("") as process:
+        gone = psutil.Process(process.pid)
+        process.kill()
+        process.wait()
+        with pytest.raises(psutil.NoSuchProcess):
+            processes.cpu_seconds(gone)
 
 
 def test_descendants_are_found_by_name() -> None:
