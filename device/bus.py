@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from msgspec import Meta
 
 from fedemu.protocol.codec import Decoder, Limits
 from fedemu.protocol.messages import (
     AskText,
     BlobRef,
     DigestText,
+    Fields,
     Index,
     Message,
     Name,
@@ -26,7 +27,7 @@ from fedemu.protocol.messages import (
     TensorSpec,
 )
 
-FilePath = Annotated[str, Field(max_length=4096)]
+FilePath = Annotated[str, Meta(max_length=4096)]
 
 INDICES = "."
 """The name of a job's first tensor: the indices of the device's samples in the present period."""
@@ -39,7 +40,7 @@ LIMITS = Limits(header_bytes=64 * 2**20, frames=2**17, frame_bytes=_QUARTER, mes
 """The processes of the bus may send what fits into the memory of this machine."""
 
 
-class SharedFile(Message):
+class SharedFile(Fields):
     """A blob, and the path of its file on this machine."""
 
     key: Name
@@ -50,7 +51,6 @@ class SharedFile(Message):
 class Attach(Message):
     """The first message of device process ``number``, or of trainer ``number``."""
 
-    type: Literal["attach"] = "attach"
     token: Name
     role: Literal["process", "trainer"]
     number: Index
@@ -59,7 +59,6 @@ class Attach(Message):
 class Joined(Message):
     """The coordinator has made the device a member, with this incarnation."""
 
-    type: Literal["joined"] = "joined"
     device: Index
     incarnation: Index
 
@@ -67,7 +66,6 @@ class Joined(Message):
 class Crashed(Message):
     """A life of a device has crashed as planned. Its process goes on, because it holds other devices, too."""
 
-    type: Literal["crashed"] = "crashed"
     device: Index
     incarnation: Index
 
@@ -75,7 +73,6 @@ class Crashed(Message):
 class Asleep(Message):
     """The device has ended its life, because nothing is wanted of it. Its process goes on."""
 
-    type: Literal["asleep"] = "asleep"
     device: Index
     incarnation: Index
 
@@ -83,8 +80,7 @@ class Asleep(Message):
 class Rouse(Message):
     """Bring devices to life in this process. A life is a device and the first incarnation that it may use."""
 
-    type: Literal["rouse"] = "rouse"
-    lives: Annotated[tuple[tuple[Index, Index], ...], Field(max_length=1_000_000)]
+    lives: Annotated[tuple[tuple[Index, Index], ...], Meta(max_length=1_000_000)]
 
 
 class Submit(Message):
@@ -95,12 +91,11 @@ class Submit(Message):
     those of ``SEALED`` periods (int64 ``[samples]``) and the device's own part of the ask.
     """
 
-    type: Literal["submit"] = "submit"
     device: Index
     ask: AskText
     program: Name
     task: Index
-    shared: Annotated[tuple[BlobRef, ...], Field(max_length=64)]
+    shared: Annotated[tuple[BlobRef, ...], Meta(max_length=64)]
     own: FilePath | None
     next_own: FilePath
     budget: Size = 0
@@ -110,12 +105,11 @@ class Submit(Message):
 class Withdraw(Message):
     """The device does not wait for this job any more."""
 
-    type: Literal["withdraw"] = "withdraw"
     device: Index
     ask: AskText
 
 
-class TrainJob(Message):
+class TrainJob(Fields):
     """One job of a group. Its own tensors are the next ``tensors`` of the group's, after those of the job before it."""
 
     device: Index
@@ -128,12 +122,11 @@ class TrainJob(Message):
 class Train(Message):
     """A group of jobs of one ask. The tensors are those of its jobs, job after job; each is named ``device/name``."""
 
-    type: Literal["train"] = "train"
     group: Index
     ask: AskText
     program: Name
     task: Index
-    shared: Annotated[tuple[SharedFile, ...], Field(max_length=64)]
+    shared: Annotated[tuple[SharedFile, ...], Meta(max_length=64)]
     jobs: tuple[TrainJob, ...]
     tensors: tuple[TensorSpec, ...]
 
@@ -141,9 +134,8 @@ class Train(Message):
 class Ready(Message):
     """The trainer can take jobs. A group has at most ``capacity[program]`` jobs, or ``default`` for other programs."""
 
-    type: Literal["ready"] = "ready"
-    capacity: Annotated[dict[Name, Annotated[int, Field(ge=1)]], Field(max_length=256)]
-    default: Annotated[int, Field(ge=1)]
+    capacity: Annotated[dict[Name, Annotated[int, Meta(ge=1)]], Meta(max_length=256)]
+    default: Annotated[int, Meta(ge=1)]
 
 
 class Unusable(Message):
@@ -153,7 +145,6 @@ class Unusable(Message):
     disk.
     """
 
-    type: Literal["unusable"] = "unusable"
     detail: Sentence
     in_work: bool = False
 
@@ -161,7 +152,6 @@ class Unusable(Message):
 class Finished(Message):
     """All jobs of a group are answered. The group took ``seconds`` of real time."""
 
-    type: Literal["finished"] = "finished"
     group: Index
     seconds: float
 
@@ -175,13 +165,12 @@ class Done(Message):
     buffer.
     """
 
-    type: Literal["done"] = "done"
     device: Index
     ask: AskText
     examples: Size
     steps: Size
-    metrics: Annotated[dict[Name, float], Field(max_length=64)]
-    label_counts: Annotated[tuple[Size, ...], Field(max_length=65536)] | None
+    metrics: Annotated[dict[Name, float], Meta(max_length=64)]
+    label_counts: Annotated[tuple[Size, ...], Meta(max_length=65536)] | None
     seconds: RealSeconds | None = None
     wrote_own: bool
     buffered: Size | None = None
@@ -197,7 +186,6 @@ class JobFailed(Message):
     needs cannot be had or is damaged.
     """
 
-    type: Literal["job_failed"] = "job_failed"
     device: Index
     ask: AskText
     reason: Name
@@ -207,7 +195,6 @@ class JobFailed(Message):
 class Quit(Message):
     """The receiver is to end. A device process first says goodbye to the coordinator."""
 
-    type: Literal["quit"] = "quit"
     reason: Name = ""
 
 

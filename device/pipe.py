@@ -5,16 +5,16 @@ Each is a length (4 bytes, big-endian), and then the header that the message wou
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
-from pydantic import Field
+from msgspec import Meta
 
 from fedemu.device.bus import FilePath
 from fedemu.protocol.codec import Decoder, encode
 from fedemu.protocol.messages import Index, Message, Name, Seconds, Sentence
 
 _LENGTH = 4
-AllowedCode = Annotated[tuple[FilePath, ...], Field(max_length=1024)] | None
+AllowedCode = Annotated[tuple[FilePath, ...], Meta(max_length=1024)] | None
 
 
 class Setup(Message):
@@ -28,7 +28,6 @@ class Setup(Message):
     ``logs`` is the folder for log files, None for the standard error output.
     """
 
-    type: Literal["setup"] = "setup"
     coordinator: Name
     keys: tuple[Name, Name, Name] | None = None
     shared: bool = False
@@ -36,7 +35,7 @@ class Setup(Message):
     token: Name
     lease: Name
     heartbeat_seconds: Seconds
-    patience: Annotated[int, Field(ge=1)]
+    patience: Annotated[int, Meta(ge=1)]
     behaviours: FilePath
     allow_code: AllowedCode = ()
     experiment: FilePath
@@ -48,21 +47,17 @@ class Setup(Message):
 class Fork(Message):
     """Start device process ``number``. A life is a device and the first incarnation that it may use."""
 
-    type: Literal["fork"] = "fork"
     number: Index
-    lives: Annotated[tuple[tuple[Index, Index], ...], Field(max_length=1_000_000)]
+    lives: Annotated[tuple[tuple[Index, Index], ...], Meta(max_length=1_000_000)]
 
 
 class ZygoteReady(Message):
     """The zygote has imported everything, and can fork."""
 
-    type: Literal["zygote_ready"] = "zygote_ready"
-
 
 class Forked(Message):
     """Device process or trainer ``number`` has started, with process id ``pid``."""
 
-    type: Literal["forked"] = "forked"
     number: Index
     pid: Index
 
@@ -73,7 +68,6 @@ class Ended(Message):
     ``code`` is its exit code, or minus the number of the signal that killed it.
     """
 
-    type: Literal["ended"] = "ended"
     number: Index
     pid: Index
     code: int
@@ -82,7 +76,6 @@ class Ended(Message):
 class Broken(Message):
     """The zygote cannot fork devices; ``detail`` says why."""
 
-    type: Literal["broken"] = "broken"
     detail: Sentence
 
 
@@ -93,7 +86,6 @@ class TrainerSetup(Message):
     ``allow_code`` are the modules and files that the experiment may name; None means any.
     """
 
-    type: Literal["trainer_setup"] = "trainer_setup"
     number: Index
     bus: Name
     token: Name
@@ -101,7 +93,7 @@ class TrainerSetup(Message):
     experiment: FilePath
     device_type: Name
     gpu: Name | None = None
-    gpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    gpu_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     allow_code: AllowedCode = ()
 
 

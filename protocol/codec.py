@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Callable, Iterable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-import msgpack  # type: ignore[import-untyped]
-from annotated_types import MaxLen
-from pydantic import ValidationError
+import msgspec
 
-from fedemu.protocol.errors import MalformedMessage, VersionMismatch
+from fedemu.protocol.errors import MalformedMessage, ProtocolError, VersionMismatch
 from fedemu.protocol.messages import PROTOCOL_VERSION, Down, Message, TensorSpec, Up
 
 Buffer = bytes | bytearray | memoryview
@@ -36,17 +33,11 @@ ITEM_BYTES: Final[dict[str, int]] = {
 }
 """The bytes of one element, by the dtype's name on the wire."""
 
-_CONTAINERS = frozenset((tuple, dict))
-_NOT_MESSAGEPACK = (ValueError, TypeError, OverflowError, msgpack.UnpackException)
-_UNCHECKED_HEADER = 2048
-"""A header of at most this many bytes can claim only a few megabytes of memory, so it is read without a check."""
-_LONGEST_ARRAY: Final = 65_536
-"""The most elements of an array in a header. The longest are the intervals of a Presence."""
-_LARGEST_MAP: Final = 128
-"""The most keys of a map in a header. The largest are the metrics of a Result."""
-_MESSAGE_DEPTH = 4
-"""The levels of the deepest message: the header, its tensors, one tensor, its shape."""
-_DETAIL = 300
+_VERSION: Final = b"\xa1v" + bytes([PROTOCOL_VERSION])
+"""The version in every header that fedemu makes."""
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""The errors of msgspec for bytes that it cannot decode."""
+_DETAIL: Final = 300
 """The most characters of a description in an error."""
 
 
@@ -71,30 +62,39 @@ class Limits:
     """
 
     header_bytes: int = 2 * 2**20
-    depth: int = 8
     frames: int = 8192
     frame_bytes: int = 512 * 2**20
     message_bytes: int = 512 * 2**20
 
 
-def _fields(part: Any) -> dict[str, Any]:
-    """The fields of a spec or a reference within a message. MessagePack calls this for types that it does not know."""
-    if isinstance(part, Message):
-        return part.__dict__
-    raise TypeError(f"a message holds a {type(part).__name__}, which MessagePack cannot carry")
+def _builtin(value: Any) -> Any:
+    """A number of numpy that is a Python number, too, as the latter."""
+    if isinstance(value, float):
+        return float(value)
+    raise TypeError(f"a message holds a {type(value).__name__}, which MessagePack cannot carry")
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_builtin).encode
 
 
 def encode(message: Message | Packed, frames: Sequence[Buffer] = ()) -> list[Buffer]:
     """The frames of a message: its header, then ``frames`` as they are. The buffers must not change until sent."""
-    if isinstance(message, Packed):
-        return [message.header, *frames]
-    fields = {"v": PROTOCOL_VERSION, "t": None, **message.__dict__}
-    fields["t"] = fields.pop("type")
-    return [msgpack.packb(fields, default=_fields), *frames]
+    return [message.header if isinstance(message, Packed) else _encode(message), *frames]
+
+
+class _Head(msgspec.Struct):
+    """What is looked for in a header that could not be decoded."""
+
+    v: msgspec.Raw = msgspec.Raw()
+    t: msgspec.Raw = msgspec.Raw()
+
+
+_decode_head = msgspec.msgpack.Decoder(_Head).decode
+_decode_scalar = msgspec.msgpack.Decoder(str | int | float | bool | None).decode
 
 
 class Decoder:
-    """Reads the messages of one union. Each message type has a field ``type``, whose default is its tag.
+    """Reads the messages of one union. The name of a message's class tells its type on the wire.
 
     A message with a field ``tensors`` has one frame per tensor, of exactly the tensor's bytes. Any other message has
     ``raw_frames`` frames.
@@ -102,102 +102,53 @@ class Decoder:
 
     def __init__(self, union: Any, limits: Limits = Limits()) -> None:
         self.limits = limits
-        self._harmless = min(limits.header_bytes, _UNCHECKED_HEADER)
-        # A header that is nested deeper than any message is invalid, so the depth is only checked for invalid headers.
-        self._shallow = limits.depth < _MESSAGE_DEPTH
-        self._readers: dict[str, tuple[Callable[[Any], Any], int | None, AbstractSet[str], list[tuple[str, int]]]] = {}
-        for member in typing.get_args(union) or (union,):
-            tag = member.model_fields["type"].default
-            declares = "tensors" in member.model_fields
-            self._readers[tag] = (
-                member.__pydantic_validator__.validate_python,
-                None if declares else member.raw_frames,
-                member.model_fields.keys() - {"type"},
-                _bounded(member),
-            )
+        self._decode = msgspec.msgpack.Decoder(union).decode
+        members = typing.get_args(union) or (union,)
+        self._raw_frames: dict[type[Message], int | None] = {
+            member: None if "tensors" in member.__struct_fields__ else member.raw_frames for member in members
+        }
+        self._tags = {member.__struct_config__.tag for member in members}
 
     def decode(self, frames: Sequence[Buffer]) -> Envelope:
         """The message in ``frames``. Raises MalformedMessage or VersionMismatch, and nothing else."""
         if len(frames) != 1:
             self._measure(frames)
-        header = self._header(frames[0])
-        version = header.pop("v", None)
-        if version != PROTOCOL_VERSION or type(version) is not int:
-            raise VersionMismatch(
-                f"the message is of protocol version {_shown(version)}, this side speaks {PROTOCOL_VERSION}"
-            )
-        tag = header.pop("t", None)
+        header = frames[0]
+        if len(header) > self.limits.header_bytes:
+            size, most = len(header), self.limits.header_bytes
+            raise MalformedMessage("size", f"the header has {size} bytes, at most {most} are read")
         try:
-            validate, raw_frames, fields, bounded = self._readers[tag]
-        except (KeyError, TypeError):
-            raise MalformedMessage("type", f"the message type {_shown(tag)} is not one that this side takes") from None
-        if not header.keys() <= fields:
-            unknown = next(key for key in header if key not in fields)
-            raise MalformedMessage("field", f"{tag} has no field {_shown(unknown)}")
-        for name, most in bounded:
-            value: Any = header.get(name)
-            if type(value) in _CONTAINERS and len(value) > most:
-                raise MalformedMessage("field", f"{tag}: {name} has {len(value)} elements, at most {most} are read")
-        try:
-            message = validate(header)
-        except ValidationError as error:
-            self._limit_depth(header)
-            raise MalformedMessage("field", _explain(tag, error)) from None
+            message = self._decode(header)
+        except _UNREADABLE as error:
+            raise self._refusal(header, error) from None
+        if message.v != PROTOCOL_VERSION or _VERSION not in bytes(header):
+            _check_version(_decode_head(header))  # a header without a version would have got the default
+        raw_frames = self._raw_frames[type(message)]
         if len(frames) == 1 and (raw_frames == 0 or (raw_frames is None and not message.tensors)):
             return Envelope(message, ())
         buffers = tuple([memoryview(frame) for frame in frames[1:]])
         if raw_frames is None:
-            _agree(tag, message.tensors, buffers)
+            _agree(message.type, message.tensors, buffers)
         elif len(buffers) != raw_frames:
-            raise MalformedMessage("frames", f"{tag} takes {raw_frames} raw frames, but {len(buffers)} came")
+            said = f"{message.type} takes {raw_frames} raw frames, but {len(buffers)} came"
+            raise MalformedMessage("frames", said)
         return Envelope(message, buffers)
 
-    def _header(self, frame: Buffer) -> dict[str, Any]:
-        """The header as a dictionary. Raises MalformedMessage if it cannot be read."""
-        if len(frame) > self._harmless:
-            self._probe(frame)
+    def _refusal(self, header: Buffer, error: Exception) -> ProtocolError:
+        """Why a header cannot be decoded: the first of encoding, version, type and field that is wrong."""
         try:
-            header = msgpack.unpackb(frame, use_list=False, max_array_len=_LONGEST_ARRAY, max_map_len=_LARGEST_MAP)
-        except _NOT_MESSAGEPACK as error:
-            raise self._unreadable(error) from None
-        if type(header) is not dict:
-            raise MalformedMessage("encoding", f"the header is a {type(header).__name__}, not a map")
-        if self._shallow:
-            self._limit_depth(header)
-        return header
-
-    def _probe(self, frame: Buffer) -> None:
-        """Check a large header without building it: nested arrays could claim memory for elements that do not exist."""
-        size = len(frame)
-        if size > self.limits.header_bytes:
-            raise MalformedMessage("size", f"the header has {size} bytes, at most {self.limits.header_bytes} are read")
-        unpacker = msgpack.Unpacker(max_buffer_size=size)
-        unpacker.feed(frame)
-        try:
-            unpacker.skip()
-        except _NOT_MESSAGEPACK as error:
-            raise self._unreadable(error) from None
-
-    def _unreadable(self, error: Exception) -> MalformedMessage:
-        if isinstance(error, msgpack.StackError):
-            return MalformedMessage("depth", f"the header is nested deeper than {self.limits.depth}")
-        if "exceeds max_" in str(error):
-            return MalformedMessage("size", f"an array or a map of the header is too long: {str(error)[:_DETAIL]}")
-        return MalformedMessage("encoding", f"the header is not MessagePack: {str(error)[:_DETAIL]}")
-
-    def _limit_depth(self, header: dict[str, Any]) -> None:
-        """Raise MalformedMessage if the header is nested deeper than the limit."""
-        level: Iterable[Any] = (header,)
-        for _ in range(self.limits.depth):
-            level = [
-                child
-                for container in level
-                for child in (container.values() if type(container) is dict else container)
-                if type(child) in _CONTAINERS
-            ]
-            if not level:
-                return
-        raise MalformedMessage("depth", f"the header is nested deeper than {self.limits.depth}")
+            head = _decode_head(header)
+            _check_version(head)
+        except VersionMismatch as mismatch:
+            return mismatch
+        except _UNREADABLE as unreadable:
+            return MalformedMessage("encoding", f"the header is no map in MessagePack: {_printable(str(unreadable))}")
+        tag = _value(head.t)
+        if not isinstance(tag, str) or tag not in self._tags:
+            return MalformedMessage("type", f"the message type {_shown(tag)} is not one that this side takes")
+        wrong, _, place = str(error).partition(" - at `$.")
+        where = f"{_shown(place.rstrip('`'))}: " if place else ""
+        return MalformedMessage("field", f"{tag}: {where}{_printable(wrong)}"[:_DETAIL])
 
     def _measure(self, frames: Sequence[Buffer]) -> None:
         """Raise MalformedMessage if the number or the sizes of the frames exceed the limits."""
@@ -215,17 +166,21 @@ class Decoder:
             )
 
 
-def _bounded(member: type[Message]) -> list[tuple[str, int]]:
-    """The fields of a message that hold arrays or maps, each with the most elements that it may have.
+def _check_version(head: _Head) -> None:
+    """Raise VersionMismatch if the header has another version, or none."""
+    version = _value(head.v)
+    if type(version) is not int or version != PROTOCOL_VERSION:
+        raise VersionMismatch(
+            f"the message is of protocol version {_shown(version)}, this side speaks {PROTOCOL_VERSION}"
+        )
 
-    They are counted before any element is looked at.
-    """
-    return [
-        (name, rule.max_length)
-        for name, field in member.model_fields.items()
-        for rule in field.metadata
-        if isinstance(rule, MaxLen) and field.annotation is not str
-    ]
+
+def _value(raw: msgspec.Raw) -> Any:
+    """A number or a text of a header. None stands for none, and for anything else."""
+    try:
+        return _decode_scalar(raw) if bytes(raw) else None
+    except _UNREADABLE:
+        return None
 
 
 def _agree(tag: str, tensors: Sequence[TensorSpec], buffers: Sequence[memoryview]) -> None:
@@ -244,18 +199,15 @@ def _agree(tag: str, tensors: Sequence[TensorSpec], buffers: Sequence[memoryview
         raise MalformedMessage("tensors", f"{tag} declares the same tensor name twice")
 
 
-def _explain(tag: str, error: ValidationError) -> str:
-    """One sentence about the first wrong field. Many errors are only counted, because a description of each is slow."""
-    if error.error_count() > 64:
-        return f"{tag}: {error.error_count()} values are wrong"
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return f"{tag}: {_shown('.'.join(map(str, first['loc'])))}: {first['msg']}"[:_DETAIL]
-
-
 def _shown(value: Any) -> str:
     """A value that a peer sent, as a short text for a log line: ASCII, without control characters."""
     text = ascii(value) if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _printable(text: str) -> str:
+    """A text that may repeat what a peer sent, in ASCII and without control characters."""
+    return ascii(text)[1:-1][:_DETAIL]
 
 
 UP: Final = Decoder(Up)

@@ -6,9 +6,11 @@ are seconds of the experiment's clock if a name does not say otherwise; sizes ar
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, get_args
+import re
+from typing import Annotated, Any, ClassVar, Literal, dataclass_transform, get_args
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, StringConstraints
+import msgspec
+from msgspec import Meta
 
 PROTOCOL_VERSION = 1
 UNABLE = "unable"
@@ -18,27 +20,18 @@ ASLEEP = "asleep"
 """The reason of the Bye of a device that was told to sleep."""
 
 
-class _FailFast(FailFast):
-    """It can be hashed, so that an annotation with it can be part of a union."""
-
-    __hash__ = object.__hash__
-
-
-FIRST_ERROR = _FailFast()
-"""Elements after the first wrong one are not looked at, because each error costs more than the bytes that made it."""
-
-AskText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}\.[0-9]{1,9}\.[0-9]{1,9}$")]
-DigestText = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-Name = Annotated[str, StringConstraints(max_length=256)]
-Sentence = Annotated[str, StringConstraints(max_length=2048)]
-Fact = Annotated[str, StringConstraints(pattern=r"^[ -~]{0,64}$")]
+AskText = Annotated[str, Meta(pattern=r"^[0-9]{1,9}\.[0-9]{1,9}\.[0-9]{1,9}\Z")]
+DigestText = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Name = Annotated[str, Meta(max_length=256)]
+Sentence = Annotated[str, Meta(max_length=2048)]
+Fact = Annotated[str, Meta(pattern=r"^[ -~]{0,64}\Z")]
 """A word or two about a machine, in ASCII."""
-Index = Annotated[int, Field(ge=0, lt=2**31)]
-Size = Annotated[int, Field(ge=0, lt=2**53)]
-Seconds = Annotated[float, Field(ge=0)]
+Index = Annotated[int, Meta(ge=0, lt=2**31)]
+Size = Annotated[int, Meta(ge=0, lt=2**53)]
+Seconds = Annotated[float, Meta(ge=0)]
 Epoch = Size | None
 """The life of the coordinator to which an ask belongs; see Work."""
-RealSeconds = Annotated[float, Field(ge=0, le=1e9)]
+RealSeconds = Annotated[float, Meta(ge=0, le=1e9)]
 
 Verdict = Literal["accepted", "cancelled", "late", "dropped", "failed", "rejected"]
 OUTCOMES: tuple[Verdict, ...] = get_args(Verdict)
@@ -50,23 +43,45 @@ DropCause = Literal["offline", "crash", "leave", "silence"]
 """Why a device drops out: it goes off-line, or it has one of three planned failures."""
 
 
-class Message(BaseModel):
-    """The base of all messages. The field ``type`` is the tag by which a receiver knows the kind of a message."""
+class _Kind(msgspec.StructMeta):
+    """Makes the fields of all messages keyword-only, so that one with a default may come before one without."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    def __new__(mcls, name: str, bases: Any, namespace: Any, **config: Any) -> Any:
+        return super().__new__(mcls, name, bases, namespace, **{"kw_only": True, **config})
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class Fields(msgspec.Struct, metaclass=_Kind, frozen=True, forbid_unknown_fields=True, gc=False):
+    """The base of messages, and of what they are made of. Fields are checked when they arrive, and not before."""
+
+
+def _tag(name: str) -> str:
+    """The type of a message on the wire, by the name of its class: ``job_failed`` for ``JobFailed``."""
+    return re.sub(r"(?<=.)([A-Z])", r"_\1", name).lower()
+
+
+class Message(Fields, tag_field="t", tag=_tag):
+    """The base of all messages. ``v`` is the protocol's version."""
+
     raw_frames: ClassVar[int] = 0
     """The number of frames that follow a message without declared tensors."""
+    v: int = PROTOCOL_VERSION
+
+    @property
+    def type(self) -> str:
+        """The type of this message on the wire."""
+        return str(self.__struct_config__.tag)
 
 
-class TensorSpec(Message):
+class TensorSpec(Fields):
     """One tensor of a payload. Its bytes are the frame at the same position, little-endian and in C order."""
 
     name: Name
     dtype: Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
-    shape: Annotated[tuple[Size, ...], FIRST_ERROR, Field(max_length=16)]
+    shape: Annotated[tuple[Size, ...], Meta(max_length=16)]
 
 
-class BlobRef(Message):
+class BlobRef(Fields):
     """A blob by its digest, with its size in bytes. ``key`` is its name in a program, such as ``model``."""
 
     key: Name
@@ -74,7 +89,7 @@ class BlobRef(Message):
     size: Size
 
 
-Tensors = Annotated[tuple[TensorSpec, ...], FIRST_ERROR, Field(max_length=8192)]
+Tensors = Annotated[tuple[TensorSpec, ...], Meta(max_length=8192)]
 
 
 # Messages from devices.
@@ -83,17 +98,14 @@ Tensors = Annotated[tuple[TensorSpec, ...], FIRST_ERROR, Field(max_length=8192)]
 class Hello(Message):
     """A device asks to be a member with its index. The lease proves that the index was granted."""
 
-    type: Literal["hello"] = "hello"
     device: Index
     incarnation: Index
     lease: Name
-    capabilities: Annotated[tuple[Name, ...], FIRST_ERROR, Field(max_length=16)] = ()
+    capabilities: Annotated[tuple[Name, ...], Meta(max_length=16)] = ()
 
 
 class Heartbeat(Message):
     """The peer is alive. It sends this if it has sent nothing else for a heartbeat interval."""
-
-    type: Literal["heartbeat"] = "heartbeat"
 
 
 class Presence(Message):
@@ -102,9 +114,8 @@ class Presence(Message):
     The last end and ``until`` may be infinite.
     """
 
-    type: Literal["presence"] = "presence"
     until: Seconds
-    intervals: Annotated[tuple[tuple[Seconds, Seconds], ...], FIRST_ERROR, Field(max_length=65536)]
+    intervals: Annotated[tuple[tuple[Seconds, Seconds], ...], Meta(max_length=65536)]
 
 
 class Scheduled(Message):
@@ -113,7 +124,6 @@ class Scheduled(Message):
     ``cause`` and ``back`` belong to a dropout: the device is then away until ``back``.
     """
 
-    type: Literal["scheduled"] = "scheduled"
     ask: AskText
     event: Literal["finish", "drop"]
     at: Seconds
@@ -128,12 +138,11 @@ class Result(Message):
     ``seconds`` is the real time that the work took. It is only recorded, and decides nothing; None means not measured.
     """
 
-    type: Literal["result"] = "result"
     ask: AskText
     examples: Size
     steps: Size
-    metrics: Annotated[dict[Name, float], Field(max_length=64)]
-    label_counts: Annotated[tuple[Size, ...], FIRST_ERROR, Field(max_length=65536)] | None = None
+    metrics: Annotated[dict[Name, float], Meta(max_length=64)]
+    label_counts: Annotated[tuple[Size, ...], Meta(max_length=65536)] | None = None
     seconds: RealSeconds | None = None
     epoch: Epoch = None
     tensors: Tensors
@@ -142,7 +151,6 @@ class Result(Message):
 class Failed(Message):
     """The device could not do its work. ``planned`` failures are part of the experiment, others are accidents."""
 
-    type: Literal["failed"] = "failed"
     ask: AskText
     reason: Name
     detail: Sentence = ""
@@ -153,7 +161,6 @@ class Failed(Message):
 class Declined(Message):
     """The device does not take the work."""
 
-    type: Literal["declined"] = "declined"
     ask: AskText
     reason: Name
     epoch: Epoch = None
@@ -162,7 +169,6 @@ class Declined(Message):
 class Bye(Message):
     """The device leaves. With the reason ``UNABLE`` a machine cannot take part, or go on, and ``detail`` says why."""
 
-    type: Literal["bye"] = "bye"
     reason: Name = ""
     detail: Sentence = ""
 
@@ -170,7 +176,7 @@ class Bye(Message):
 # Messages from supervisors. A device without a supervisor also sends Enroll and Need.
 
 
-class Compute(Message):
+class Compute(Fields):
     """How a machine computes. Machines that agree in all of this give the same bits for the same work.
 
     ``fedemu``, ``torch``, ``numpy``, ``cuda`` and ``driver`` are versions. ``processor`` is its maker, ``instructions``
@@ -183,7 +189,7 @@ class Compute(Message):
     device: Literal["cpu", "cuda"]
     processor: Fact = ""
     instructions: Fact = ""
-    gpus: Annotated[tuple[Fact, ...], FIRST_ERROR, Field(max_length=8)] = ()
+    gpus: Annotated[tuple[Fact, ...], Meta(max_length=8)] = ()
     driver: Fact = ""
     cuda: Fact = ""
 
@@ -194,8 +200,7 @@ class Enroll(Message):
     ``compute`` says how the machine computes. Without it the coordinator does not ask.
     """
 
-    type: Literal["enroll"] = "enroll"
-    count: Annotated[int, Field(ge=1, le=1_000_000)]
+    count: Annotated[int, Meta(ge=1, le=1_000_000)]
     lease: Name | None = None
     host: Name = ""
     compute: Compute | None = None
@@ -204,16 +209,14 @@ class Enroll(Message):
 class Need(Message):
     """Ask for the bytes [offset, offset + length) of a blob."""
 
-    type: Literal["need"] = "need"
     digest: DigestText
     offset: Size
-    length: Annotated[int, Field(ge=1, le=16 * 2**20)]
+    length: Annotated[int, Meta(ge=1, le=16 * 2**20)]
 
 
 class Died(Message):
     """The supervisor saw that a device's process ended."""
 
-    type: Literal["died"] = "died"
     device: Index
     incarnation: Index
 
@@ -228,12 +231,11 @@ class Welcome(Message):
     ``heartbeat_seconds * patience`` real seconds counts as dead.
     """
 
-    type: Literal["welcome"] = "welcome"
     device: Index
     clock: Literal["virtual", "wall"]
     horizon: Seconds
     heartbeat_seconds: Seconds
-    patience: Annotated[int, Field(ge=1)]
+    patience: Annotated[int, Meta(ge=1)]
     durable_round: int
     elapsed: Seconds = 0.0
 
@@ -241,15 +243,14 @@ class Welcome(Message):
 class Granted(Message):
     """Device indices [start, stop) for a supervisor, its lease, and the digests of what all machines must share."""
 
-    type: Literal["granted"] = "granted"
     lease: Name
     run: Name
-    ranges: Annotated[tuple[tuple[Index, Index], ...], FIRST_ERROR, Field(max_length=65536)]
+    ranges: Annotated[tuple[tuple[Index, Index], ...], Meta(max_length=65536)]
     experiment: BlobRef
     partition: BlobRef
     data: DigestText
     heartbeat_seconds: Seconds
-    patience: Annotated[int, Field(ge=1)]
+    patience: Annotated[int, Meta(ge=1)]
 
 
 class Refused(Message):
@@ -259,7 +260,6 @@ class Refused(Message):
     unknown_blob, malformed or no_edge.
     """
 
-    type: Literal["refused"] = "refused"
     reason: Name
     detail: Sentence
 
@@ -278,12 +278,11 @@ class Work(Message):
     the epoch of its Work, and one of another epoch has no effect.
     """
 
-    type: Literal["work"] = "work"
     ask: AskText
     program: Name
     task: Index
     start: Seconds
-    shared: Annotated[tuple[BlobRef, ...], FIRST_ERROR, Field(max_length=64)]
+    shared: Annotated[tuple[BlobRef, ...], Meta(max_length=64)]
     state: AskText | None
     download_bytes: Size
     upload_bytes: Size
@@ -298,7 +297,6 @@ class Work(Message):
 class Proceed(Message):
     """The device may do what it scheduled: train and answer, or drop out."""
 
-    type: Literal["proceed"] = "proceed"
     ask: AskText
 
 
@@ -306,7 +304,6 @@ class Blob(Message):
     """A part of a blob of ``size`` bytes: its bytes from ``offset`` on. They follow in one frame."""
 
     raw_frames: ClassVar[int] = 1
-    type: Literal["blob"] = "blob"
     digest: DigestText
     offset: Size
     size: Size
@@ -315,42 +312,35 @@ class Blob(Message):
 class Offer(Message):
     """Blobs that devices of this machine will need soon. The supervisor answers with Need for those that it lacks."""
 
-    type: Literal["offer"] = "offer"
-    blobs: Annotated[tuple[BlobRef, ...], FIRST_ERROR, Field(max_length=64)]
+    blobs: Annotated[tuple[BlobRef, ...], Meta(max_length=64)]
     round: Index
 
 
 class Wake(Message):
     """Devices of this machine are asked that sleep. The supervisor brings them to life, and each says Hello."""
 
-    type: Literal["wake"] = "wake"
-    devices: Annotated[tuple[Index, ...], FIRST_ERROR, Field(max_length=65536)]
+    devices: Annotated[tuple[Index, ...], Meta(max_length=65536)]
 
 
 class Sleep(Message):
     """Nothing is wanted of the device for now: it says Bye and ends. Its machine gets Wake when that changes."""
 
-    type: Literal["sleep"] = "sleep"
-
 
 class Extend(Message):
     """The device has to announce its presence, at least up to ``until``."""
 
-    type: Literal["extend"] = "extend"
     until: Seconds
 
 
 class Accepted(Message):
     """The result was accepted. The device may keep its next own state."""
 
-    type: Literal["accepted"] = "accepted"
     ask: AskText
 
 
 class Duplicate(Message):
     """The same result came before, and had this verdict."""
 
-    type: Literal["duplicate"] = "duplicate"
     ask: AskText
     verdict: Verdict
 
@@ -358,14 +348,12 @@ class Duplicate(Message):
 class Late(Message):
     """The result came too late."""
 
-    type: Literal["late"] = "late"
     ask: AskText
 
 
 class Invalid(Message):
     """The result cannot be used."""
 
-    type: Literal["invalid"] = "invalid"
     ask: AskText
     reason: Name
     detail: Sentence = ""
@@ -374,20 +362,16 @@ class Invalid(Message):
 class Cancel(Message):
     """The work is no longer wanted."""
 
-    type: Literal["cancel"] = "cancel"
     ask: AskText
 
 
 class Beat(Message):
     """The answer to a heartbeat."""
 
-    type: Literal["beat"] = "beat"
-
 
 class Stop(Message):
     """The run is over for this peer."""
 
-    type: Literal["stop"] = "stop"
     reason: Name = ""
 
 

@@ -14,6 +14,8 @@ from fedemu.protocol import messages as wire
 from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.tensors import pack
 
+_OF_HELD = frozenset(edge.Held.__struct_fields__)
+
 
 class Gathering:
     """What ``gather`` asks for. Large results are kept in ``folder``, as at the coordinator."""
@@ -32,9 +34,7 @@ class Gathering:
 
     def take(self, device: int, result: wire.Result, frames: Sequence[memoryview]) -> edge.Held:
         """Keep the result of a device, if it can be used. Returns what the coordinator is told of it."""
-        said = {name: getattr(result, name) for name in edge.Held.model_fields if name in wire.Result.model_fields} | {
-            "type": "held"
-        }
+        said = {name: getattr(result, name) for name in wire.Result.__struct_fields__ if name in _OF_HELD}
         if device not in self._kept:
             try:
                 check(result.tensors, frames, self.template, self.gather.max_norm)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgpack  # type: ignore[import-untyped]
+import msgspec
 
 from fedemu.protocol import messages as wire
 from fedemu.protocol.blobs.downloads import CHUNK
@@ -41,12 +41,12 @@ class Library:
 
     def read(self, tag: str, frames: Sequence[Buffer]) -> None:
         """Learn of the blobs that a message for a peer names. An offer's blobs are fetched at once."""
-        header: dict[str, Any] = msgpack.unpackb(bytes(frames[0]))
+        header: dict[str, Any] = msgspec.msgpack.decode(frames[0])
         named = header["blobs"] if tag == "offer" else header.get("shared", ())
         if tag == "granted":
             named = (header["experiment"], header["partition"])
         for each in named:
-            ref = wire.BlobRef.model_validate(each)
+            ref = msgspec.convert(each, wire.BlobRef)
             digest = Digest(ref.digest)
             self._known[digest] = ref
             if tag == "offer":

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from fedemu.coordinator.edge.gathering import Gathering
 from fedemu.coordinator.sums.partial import Partial
 from fedemu.protocol.codec import Buffer, Envelope
@@ -124,7 +126,7 @@ class Summing:
 
     def _part_of(self, wanted: edge.Sum, station: bytes) -> edge.Sum:
         devices = tuple(device for device in wanted.devices if self._keepers.get(device) == station)
-        return wanted.model_copy(update={"devices": devices})
+        return replace(wanted, devices=devices)
 
     def _finish(self) -> None:
         if self._sum is None or self._total is None or self._gathering is None or self._awaited:

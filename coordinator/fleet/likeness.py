@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from fedemu.protocol.messages import Compute
 
 _VERSIONS: Final = ("fedemu", "torch", "numpy")
@@ -67,13 +69,13 @@ class Likeness:
 
     def to_record(self) -> list[dict[str, Any]]:
         """The ways in the form of JSON, each with its ``host``."""
-        return [{"host": way.host, **way.compute.model_dump(mode="json")} for way in self.ways]
+        return [{"host": way.host, **msgspec.to_builtins(way.compute)} for way in self.ways]
 
     def restore(self, record: Iterable[Mapping[str, Any]]) -> None:
         """Take what ``to_record`` gave."""
         for entry in record:
-            facts = {name: tuple(fact) if isinstance(fact, list) else fact for name, fact in entry.items()}
-            self.ways.append(Way(str(facts.pop("host")), Compute.model_validate(facts)))
+            facts = dict(entry)
+            self.ways.append(Way(str(facts.pop("host")), msgspec.convert(facts, Compute)))
 
 
 def _differences(one: Compute, other: Compute, portable: bool) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from fedemu.device.behaviour.faults import Corruption
 from fedemu.protocol.codec import ITEM_BYTES
 from fedemu.protocol.messages import Result, TensorSpec
@@ -29,5 +31,5 @@ def corrupt(result: Result, frames: Sequence[Any], kind: Corruption) -> tuple[Re
     else:
         item = ITEM_BYTES[tensors[0].dtype]
         damaged[0] += bytes(item)
-        tensors[0] = tensors[0].model_copy(update={"shape": (len(damaged[0]) // item,)})
-    return result.model_copy(update={"tensors": tuple(tensors)}), damaged
+        tensors[0] = replace(tensors[0], shape=(len(damaged[0]) // item,))
+    return replace(result, tensors=tuple(tensors)), damaged

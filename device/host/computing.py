@@ -8,6 +8,8 @@ import platform
 from collections.abc import Mapping
 from typing import Final
 
+from msgspec.structs import replace
+
 from fedemu.device.host.processors import cuda_here
 from fedemu.protocol.host.hardware import graphics, processor
 from fedemu.protocol.messages import Compute
@@ -36,13 +38,13 @@ def how_it_computes(device_type: str) -> Compute:
     here = cuda_here() if device_type != "cpu" else None
     if here is None:
         return found
-    told = {
-        "device": "cuda",
-        "gpus": tuple(map(_fact, here.models[:8])),
-        "cuda": _fact(here.version),
-        "driver": _fact(graphics().get("driver", "")),
-    }
-    return found.model_copy(update=told)
+    return replace(
+        found,
+        device="cuda",
+        gpus=tuple(map(_fact, here.models[:8])),
+        cuda=_fact(here.version),
+        driver=_fact(graphics().get("driver", "")),
+    )
 
 
 def instructions(flags: frozenset[str], environment: Mapping[str, str]) -> str:

@@ -9,6 +9,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
+from msgspec.structs import replace
+
 from fedemu.device.bus import (
     LIMITS,
     TO_SUPERVISOR,
@@ -310,9 +312,7 @@ def train_message(group: Group, store: BlobStore) -> tuple[Train, list[memoryvie
             for job in group.jobs
         ),
         tensors=tuple(
-            spec.model_copy(update={"name": f"{job.submit.device}/{spec.name}"})
-            for job in group.jobs
-            for spec in job.submit.tensors
+            replace(spec, name=f"{job.submit.device}/{spec.name}") for job in group.jobs for spec in job.submit.tensors
         ),
     )
     return message, [frame for job in group.jobs for frame in job.frames]

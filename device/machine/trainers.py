@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from fedemu.device.compute.environment import COMPUTE_ENVIRONMENT
 from fedemu.device.host.processors import gpu_of, gpu_share
 from fedemu.device.pipe import FROM_NURSERY, Ended, Forked, TrainerSetup, Unpacker, pack_message
@@ -188,7 +190,7 @@ class Trainers:
         if not self._stopping:
             gpu = gpu_of(number)
             share = gpu_share(self._count) if gpu is not None else 1.0
-            self._nursery.fork(self._setup.model_copy(update={"number": number, "gpu": gpu, "gpu_share": share}))
+            self._nursery.fork(replace(self._setup, number=number, gpu=gpu, gpu_share=share))
 
     def _heard(self, message: object) -> None:
         match message:

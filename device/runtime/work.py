@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from msgspec.structs import replace
 
 from fedemu.device.behaviour.behaviour import Assignment, Behaviour, Schedule
 from fedemu.device.behaviour.corruption import corrupt
@@ -50,14 +51,12 @@ class WorkInHand:
         known = self.work
         if known is work:
             return True
-        if known != work.model_copy(update={"durable_round": known.durable_round, "epoch": known.epoch}):
+        if known != replace(work, durable_round=known.durable_round, epoch=known.epoch):
             return False
         if known.epoch != work.epoch:
             if [*map(bytes, frames)] != [*map(bytes, self.frames)]:
                 return False
-            self.replies = [
-                Send(reply.message.model_copy(update={"epoch": work.epoch}), reply.frames) for reply in self.replies
-            ]
+            self.replies = [Send(replace(reply.message, epoch=work.epoch), reply.frames) for reply in self.replies]
         self.work = work
         return True
 

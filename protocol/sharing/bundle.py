@@ -6,14 +6,14 @@ A bundle begins with a header of its own. The frames of its messages follow, one
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
-import msgpack  # type: ignore[import-untyped]
-from pydantic import Field
+import msgspec
+from msgspec import Meta
 
 from fedemu.protocol.codec import Buffer, Decoder, Envelope, Limits, Packed
-from fedemu.protocol.errors import MalformedMessage, ProtocolError
-from fedemu.protocol.messages import FIRST_ERROR, Index, Message
+from fedemu.protocol.errors import MalformedMessage
+from fedemu.protocol.messages import Index, Message
 
 MOST_MESSAGES: Final = 4096
 """The most messages of one bundle."""
@@ -23,24 +23,26 @@ MOST_CLOSED: Final = 65_536
 """The most channels that one bundle closes."""
 MOST_BYTES: Final = 512 * 1024
 """A bundle that has so many bytes is sent, and a new one is begun."""
-_BEGINNING: Final = b"\xa1v\x01\xa1t\xa6bundle"
+_BEGINNING: Final = b"\xa1t\xa6bundle"
 """The beginning of the header of a bundle, after the byte that says how many entries it has."""
-_TAG: Final = b"\xa1v\x01\xa1t"
+_TAG: Final = b"\xa1t"
 """The beginning of every header that fedemu makes. The type of the message follows."""
 
 
 class Bundle(Message):
     """The header of a bundle: the channel of each message, and how many frames it has. ``closed`` channels are over."""
 
-    type: Literal["bundle"] = "bundle"
-    channels: Annotated[tuple[Index, ...], FIRST_ERROR, Field(max_length=MOST_MESSAGES)]
-    frames: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=MOST_FRAMES)], ...], FIRST_ERROR, Field(max_length=MOST_MESSAGES)
-    ]
-    closed: Annotated[tuple[Index, ...], FIRST_ERROR, Field(max_length=MOST_CLOSED)] = ()
+    channels: Annotated[tuple[Index, ...], Meta(max_length=MOST_MESSAGES)]
+    frames: Annotated[tuple[Annotated[int, Meta(ge=1, le=MOST_FRAMES)], ...], Meta(max_length=MOST_MESSAGES)]
+    closed: Annotated[tuple[Index, ...], Meta(max_length=MOST_CLOSED)] = ()
+
+
+class _Tagged(msgspec.Struct):
+    t: str
 
 
 _HEADER: Final = Decoder(Bundle)
+_TAGGED: Final = msgspec.msgpack.Decoder(_Tagged)
 
 
 class Part(NamedTuple):
@@ -51,7 +53,7 @@ class Part(NamedTuple):
 
 
 def is_bundle(frames: Sequence[Buffer]) -> bool:
-    """Whether a message is a bundle. It is one if its header begins with the version and this type."""
+    """Whether a message is a bundle. It is one if its header begins with this type."""
     return bytes(frames[0][1 : 1 + len(_BEGINNING)]) == _BEGINNING
 
 
@@ -95,10 +97,9 @@ def tag_of(header: Buffer) -> str:
         start = 2 + len(_TAG)
         return bytes(header[start : start + (header[start - 1] & 0x1F)]).decode("ascii", "replace")
     try:
-        tag = msgpack.unpackb(bytes(header)).get("t")
-    except (ValueError, AttributeError, ProtocolError, msgpack.UnpackException):
+        return _TAGGED.decode(header).t
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
-    return tag if isinstance(tag, str) else ""
 
 
 class Outbox:

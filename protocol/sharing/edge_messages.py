@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, StringConstraints
+from msgspec import Meta
 
 from fedemu.protocol.codec import Decoder, Limits
 from fedemu.protocol.messages import (
-    FIRST_ERROR,
     AskText,
     Down,
     Index,
@@ -31,13 +30,12 @@ NO_EDGE: Final = "no_edge"
 """The reason for which a machine is refused that would be an edge, and is not approved as one."""
 MOST_DEVICES: Final = 60_000
 """The most devices whose results one sum adds up."""
-Devices = Annotated[tuple[Index, ...], FIRST_ERROR, Field(max_length=MOST_DEVICES)]
+Devices = Annotated[tuple[Index, ...], Meta(max_length=MOST_DEVICES)]
 
 
 class Station(Message):
     """An edge takes its place. It sends this on its connection itself, and not on a channel."""
 
-    type: Literal["station"] = "station"
     host: Name = ""
 
 
@@ -47,8 +45,7 @@ class Vouch(Message):
     With edges behind edges these are the keys from the top, parted by blanks. Only an edge can vouch.
     """
 
-    type: Literal["vouch"] = "vouch"
-    key: Annotated[str, StringConstraints(max_length=1024)]
+    key: Annotated[str, Meta(max_length=1024)]
 
 
 class Held(Message):
@@ -57,12 +54,11 @@ class Held(Message):
     The other fields are those of Result.
     """
 
-    type: Literal["held"] = "held"
     ask: AskText
     examples: Size
     steps: Size
-    metrics: Annotated[dict[Name, float], Field(max_length=64)]
-    label_counts: Annotated[tuple[Size, ...], FIRST_ERROR, Field(max_length=65536)] | None = None
+    metrics: Annotated[dict[Name, float], Meta(max_length=64)]
+    label_counts: Annotated[tuple[Size, ...], Meta(max_length=65536)] | None = None
     seconds: RealSeconds | None = None
     epoch: Size | None = None
     reason: Name = ""
@@ -76,41 +72,35 @@ class Partial(Message):
     their examples.
     """
 
-    type: Literal["partial"] = "partial"
     ask: AskText
     epoch: Size
     devices: Devices
     examples: Size
-    lowest: Annotated[tuple[Annotated[int, Field(ge=-64, le=64)], ...], FIRST_ERROR, Field(max_length=8192)]
+    lowest: Annotated[tuple[Annotated[int, Meta(ge=-64, le=64)], ...], Meta(max_length=8192)]
     tensors: Tensors
 
 
 class Stationed(Message):
     """The edge has its place, and says a heartbeat as every peer does."""
 
-    type: Literal["stationed"] = "stationed"
     run: Name
     heartbeat_seconds: Seconds
-    patience: Annotated[int, Field(ge=1)]
+    patience: Annotated[int, Meta(ge=1)]
 
 
 class Gather(Message):
     """Keep results of this ask that have these tensors. ``reducers`` are triples: key, kind, the payload's key."""
 
-    type: Literal["gather"] = "gather"
     ask: AskText
     epoch: Size
-    leaves: Annotated[tuple[TensorSpec, ...], FIRST_ERROR, Field(max_length=8192)]
-    reducers: Annotated[
-        tuple[tuple[Name, Literal["weighted_mean", "mean", "total"], Name], ...], FIRST_ERROR, Field(max_length=256)
-    ]
+    leaves: Annotated[tuple[TensorSpec, ...], Meta(max_length=8192)]
+    reducers: Annotated[tuple[tuple[Name, Literal["weighted_mean", "mean", "total"], Name], ...], Meta(max_length=256)]
     max_norm: float
 
 
 class Sum(Message):
     """Add up the results of these devices that are here, and send the sum. They stay until the next Gather."""
 
-    type: Literal["sum"] = "sum"
     ask: AskText
     epoch: Size
     devices: Devices

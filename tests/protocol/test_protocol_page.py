@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgpack  # type: ignore[import-untyped]
 import pytest
-from pydantic.fields import FieldInfo
+from msgspec.structs import FieldInfo, fields
 
 from fedemu.coordinator.fleet.admission import (
     REPEATS,
@@ -28,7 +28,7 @@ from fedemu.protocol.transport.sockets import _HANDSHAKE_MS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 MESSAGES: dict[str, type[wire.Message]] = {
-    kind.model_fields["type"].default: kind for kind in (*typing.get_args(wire.Up), *typing.get_args(wire.Down))
+    str(kind.__struct_config__.tag): kind for kind in (*typing.get_args(wire.Up), *typing.get_args(wire.Down))
 }
 FROM_COORDINATOR = PAGE.index("## Messages from the coordinator")
 
@@ -46,7 +46,7 @@ def section(heading: str) -> str:
 
 
 def has_default(field: FieldInfo) -> bool:
-    return not field.is_required()
+    return not field.required
 
 
 def test_the_bytes_of_the_example_are_the_message_that_it_is_said_to_be() -> None:
@@ -67,18 +67,18 @@ def test_every_message_is_described_under_its_sender() -> None:
 
 @pytest.mark.parametrize("tag", MESSAGES)
 def test_every_field_is_described_with_its_default(tag: str) -> None:
-    fields = {name: field for name, field in MESSAGES[tag].model_fields.items() if name != "type"}
     described = rows(section(tag))
-    assert list(described) == list(fields)
-    for name, field in fields.items():
-        assert ("default" in described[name]) == has_default(field), name
+    declared = [field for field in fields(MESSAGES[tag]) if field.name != "v"]
+    assert list(described) == [field.name for field in declared]
+    for field in declared:
+        assert ("default" in described[field.name]) == has_default(field), field.name
 
 
 def test_every_fact_of_how_a_machine_computes_is_described_with_its_default() -> None:
     described = rows(section("How a machine computes"))
-    assert list(described) == list(wire.Compute.model_fields)
-    for name, field in wire.Compute.model_fields.items():
-        assert ("default" in described[name]) == has_default(field), name
+    assert list(described) == [field.name for field in fields(wire.Compute)]
+    for field in fields(wire.Compute):
+        assert ("default" in described[field.name]) == has_default(field), field.name
 
 
 def test_every_dtype_is_listed_with_its_size() -> None:
@@ -97,7 +97,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     told = [float(value) for value in re.findall(r"\| (\d+) \|$", section("Limits"), re.MULTILINE)]
     limits = Limits()
     assert told == [
-        limits.header_bytes, limits.depth, limits.frames, STRANGERS_BYTES, STRANGERS_BURST, STRANGERS_RATE,
+        limits.header_bytes, limits.frames, STRANGERS_BYTES, STRANGERS_BURST, STRANGERS_RATE,
         STRANGERS_UNIT, Quotas().messages_per_second, FRAMES_OF_A_MESSAGE, REPEATS, SPARE_BYTES, SPARE_RATE,
         Bounds.idle_seconds, _HANDSHAKE_MS / 1000,
     ]  # fmt: skip

@@ -12,7 +12,7 @@ import sys
 from typing import NoReturn
 
 # Imported only for their weight in memory, because a device process has them too.
-import msgpack  # type: ignore[import-untyped]  # noqa: F401
+import msgspec  # noqa: F401
 import numpy  # noqa: F401
 import pydantic  # noqa: F401
 import zmq

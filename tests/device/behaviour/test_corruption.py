@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from msgspec.structs import replace
 
 from fedemu.device.behaviour.corruption import corrupt
 from fedemu.protocol.messages import Result, TensorSpec
@@ -20,7 +21,7 @@ def test_nan_fills_the_first_floats() -> None:
 
 
 def test_nan_is_nan_in_half_precision_too() -> None:
-    half = RESULT.model_copy(update={"tensors": (TensorSpec(name="a", dtype="float16", shape=(1,)),)})
+    half = replace(RESULT, tensors=(TensorSpec(name="a", dtype="float16", shape=(1,)),))
     _, frames = corrupt(half, [b"\0\0"], "nan")
     assert np.isnan(np.frombuffer(frames[0], np.float16)).all()
 
@@ -38,9 +39,9 @@ def test_truncation_halves_the_last_frame() -> None:
 
 
 def test_a_payload_without_floats_or_without_tensors_is_damaged_in_shape() -> None:
-    whole = RESULT.model_copy(update={"tensors": SPECS[:1]})
+    whole = replace(RESULT, tensors=SPECS[:1])
     assert corrupt(whole, FRAMES[:1], "nan")[0].tensors[0].shape == (2,)
-    empty = RESULT.model_copy(update={"tensors": ()})
+    empty = replace(RESULT, tensors=())
     result, frames = corrupt(empty, [], "nan")
     assert [spec.shape for spec in result.tensors] == [(1,)]
     assert frames == [b"\0"]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from fedemu.device.host import computing
 from fedemu.device.host.computing import how_it_computes, instructions
@@ -54,7 +55,7 @@ def test_a_machine_with_gpus_names_them_unless_trainers_stay_on_the_processor(mo
     found = how_it_computes("auto")
     assert (found.device, found.gpus, found.cuda) == ("cuda", ("NVIDIA H100 80GB HBM3",), "12.8")
     assert found.driver == "550.54.15"
-    assert how_it_computes("cpu") == found.model_copy(update={"device": "cpu", "gpus": (), "cuda": "", "driver": ""})
+    assert how_it_computes("cpu") == replace(found, device="cpu", gpus=(), cuda="", driver="")
 
 
 def test_without_a_gpu_everything_that_counts_is_known() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from fedemu.device.bus import Submit
 from fedemu.device.machine.jobs import Group, JobQueue, QueuedJob
 from fedemu.protocol.ids import Digest
@@ -123,7 +125,7 @@ def test_another_job_of_the_same_name_leaves_the_running_one_without_a_listener(
     queue.submit(a_job(0), 0.0)
     (group,) = queue.dispatch(1.0)
     changed = a_job(0)
-    changed.submit = changed.submit.model_copy(update={"task": 1})
+    changed.submit = replace(changed.submit, task=1)
     queue.submit(changed, 2.0)
     # Both write the same own state, so the second one waits for the end of the first.
     assert queue.due() is None

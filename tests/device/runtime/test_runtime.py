@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from fedemu.algorithms.replay.buffer import Buffer
 from fedemu.algorithms.streams.arrivals import Arrivals
@@ -338,9 +339,9 @@ def test_a_coordinator_in_its_next_life_that_asks_the_same_gets_the_kept_result_
     device.join()
     assert messages(device.get(a_work(epoch=8)))[0].epoch == 8
     device.get(Proceed(ask="3.0.0"))
-    assert device.trained() == [Send(RESULT.model_copy(update={"epoch": 8}), PAYLOAD)]
+    assert device.trained() == [Send(replace(RESULT, epoch=8), PAYLOAD)]
     assert messages(device.get(a_work(epoch=9)))[0].epoch == 9
-    assert device.get(Proceed(ask="3.0.0")) == [Send(RESULT.model_copy(update={"epoch": 9}), PAYLOAD)]
+    assert device.get(Proceed(ask="3.0.0")) == [Send(replace(RESULT, epoch=9), PAYLOAD)]
 
 
 @pytest.mark.parametrize("change", [{"start": 11.0}, {"frames": [b"another"]}])
