@@ -127,12 +127,12 @@ class Arrivals:
         if not 0 <= period < self.period_count:
             raise IndexError(f"period {period} of {self.period_count}")
         first, stop = self.offsets[device], self.offsets[device + 1]
-        return int(first + np.searchsorted(self.periods[first:stop], period))
+        return int(first + self.periods[first:stop].searchsorted(period))
 
     def _end(self, device: int, period: int, seconds: float) -> int:
         begin = self._begin(device, period)
-        stop = begin + np.searchsorted(self.periods[begin : self.offsets[device + 1]], period, side="right")
-        return int(begin + np.searchsorted(self.seconds[begin:stop], seconds, side="right"))
+        stop = begin + self.periods[begin : self.offsets[device + 1]].searchsorted(period, side="right")
+        return int(begin + self.seconds[begin:stop].searchsorted(seconds, side="right"))
 
     def _check(self) -> None:
         """Raise DataError if the arrays break a rule of this class."""
