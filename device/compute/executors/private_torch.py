@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 # ``TorchDispatchMode`` is documented, but its module is private.
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,8 +28,10 @@ __all__ = [
     "OperationWatcher",
     "TreeSpec",
     "changes_memory",
+    "has_product",
     "inside_transform",
     "operator_name",
+    "product",
     "tree_flatten",
     "tree_leaves",
     "tree_map_only",
@@ -42,6 +45,22 @@ LOG_SOFTMAX: Mapping[str, Callable[..., Any]] = {
     "aten::_log_softmax_backward_data": torch._log_softmax_backward_data,
 }
 """The two operators behind ``log_softmax`` and its gradient, which have no public binding with these arguments."""
+
+
+def has_product() -> bool:
+    """Whether ``product`` may be used: this torch has oneDNN, and nobody has switched it off, as portable runs do."""
+    there = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    return there and bool(torch.backends.mkldnn.enabled) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """``left @ right`` of two float32 matrices on a CPU, computed by oneDNN.
+
+    torch has this operator for the linear layers that it compiles. ``torch.mm`` calls MKL, which takes twice as long on
+    processors of AMD.
+    """
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(left, right.t(), None, "none", [], "")
+    return result
 
 
 class OperationWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]

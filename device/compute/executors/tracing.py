@@ -2,7 +2,8 @@
 
 ``torch.func`` interprets a function anew at each call. For a small model that takes ten times as long as the
 arithmetic. Here the interpretation happens once per set of input layouts; afterwards only the recorded operations run.
-They are the same operations, so the results are the same to the bit.
+They are the same operations, so the results are the same to the bit. Only large products of matrices on a CPU are
+computed by a faster library (``flat_function.py``), which rounds in another order.
 """
 
 from __future__ import annotations

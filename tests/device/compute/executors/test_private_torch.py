@@ -15,8 +15,10 @@ from fedemu.device.compute.executors.private_torch import (
     LOG_SOFTMAX,
     OperationWatcher,
     changes_memory,
+    has_product,
     inside_transform,
     operator_name,
+    product,
     tree_flatten,
     tree_leaves,
     tree_map_only,
@@ -103,6 +105,26 @@ def test_the_bindings_of_log_softmax_are_the_operators() -> None:
     assert torch.equal(y, torch.ops.aten._log_softmax.default(x, 1, False)), remedy
     operator = torch.ops.aten._log_softmax_backward_data.default
     assert torch.equal(gradient, operator(torch.ones(2, 3), y, 1, torch.float32)), remedy
+
+
+def test_onednn_multiplies_matrices_of_any_layout() -> None:
+    torch.manual_seed(0)
+    remedy = f"torch {torch.__version__} has another operator for linear layers. Change product in {FILE}."
+    left, right = torch.randn(50, 300), torch.randn(300, 120)
+    for a, b in ((left, right), (left, right.t().contiguous().t()), (left.t().contiguous().t(), right)):
+        found = product(a, b)
+        assert torch.allclose(found, a @ b, rtol=1e-4, atol=1e-4), remedy
+        assert found.is_contiguous(), remedy
+        assert torch.equal(product(a, b), found), remedy
+
+
+def test_onednn_is_not_used_where_it_is_switched_off() -> None:
+    assert has_product() == bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
+    try:
+        assert not has_product()
+    finally:
+        torch.backends.mkldnn.set_flags(True)  # type: ignore[no-untyped-call]
 
 
 def test_watching_and_gradients_import_no_compiler() -> None:

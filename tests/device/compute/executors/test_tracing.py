@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedemu.device.compute.executors.private_torch import product
 from fedemu.device.compute.executors.tracing import Untraceable, trace
 from fedemu.protocol.errors import TrainingError
 
@@ -35,6 +36,14 @@ def test_a_trace_computes_for_other_values_what_the_function_computes() -> None:
         given = inputs()
         for ours, theirs in zip(traced(*given), step(*given), strict=True):
             assert same_bits(ours, theirs)
+
+
+def test_a_large_product_is_computed_by_onednn_and_a_small_one_by_torch() -> None:
+    torch.manual_seed(0)
+    small, large = (torch.randn(20, 64), torch.randn(64, 10)), (torch.randn(64, 512), torch.randn(512, 128))
+    for inputs, expected in ((small, torch.mm), (large, product)):
+        (found,) = trace(lambda x, w: [x @ w], inputs)(*inputs)
+        assert same_bits(found, expected(*inputs))
 
 
 def test_inputs_that_were_one_tensor_may_be_two_at_the_next_call() -> None:
