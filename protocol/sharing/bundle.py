@@ -23,8 +23,8 @@ MOST_CLOSED: Final = 65_536
 """The most channels that one bundle closes."""
 MOST_BYTES: Final = 512 * 1024
 """A bundle that has so many bytes is sent, and a new one is begun."""
-_BEGINNING: Final = b"\xa1t\xa6bundle"
-"""The beginning of the header of a bundle, after the byte that says how many entries it has."""
+_BEGINNINGS: Final = (b"\xa1t\xa6bundle", b"\xa1v\x01\xa1t\xa6bundle")
+"""The beginnings that the header of a bundle may have, after the byte that says how many entries it has."""
 _TAG: Final = b"\xa1t"
 """The beginning of every header that fedemu makes. The type of the message follows."""
 
@@ -53,8 +53,8 @@ class Part(NamedTuple):
 
 
 def is_bundle(frames: Sequence[Buffer]) -> bool:
-    """Whether a message is a bundle. It is one if its header begins with this type."""
-    return bytes(frames[0][1 : 1 + len(_BEGINNING)]) == _BEGINNING
+    """Whether a message is a bundle. It is one if its header begins with this type, before or after the version."""
+    return bytes(frames[0][1:16]).startswith(_BEGINNINGS)
 
 
 def parts_of(bundle: Bundle, frames: Sequence[Buffer]) -> Iterator[Part]:

@@ -235,8 +235,16 @@ def test_an_outbox_never_makes_a_bundle_that_is_too_large() -> None:
 
 def test_the_type_of_a_message_is_read_in_any_order_of_its_header() -> None:
     assert tag_of(bytes(encode(wire.Heartbeat())[0])) == "heartbeat"
-    assert tag_of(msgpack.packb({"t": "hello", "v": 1})) == "hello"
+    assert tag_of(msgpack.packb({"v": 1, "t": "hello"})) == "hello"
+    assert tag_of(msgpack.packb({"device": 0, "t": "hello", "v": 1})) == "hello"
     assert [tag_of(junk) for junk in (b"\xc1", b"\x93", b"abc", msgpack.packb([1]))] == [""] * 4
+
+
+def test_a_bundle_may_begin_with_the_version_or_with_its_type() -> None:
+    fields = {"channels": [7], "frames": [1]}
+    for header in ({"v": 1, "t": "bundle", **fields}, {"t": "bundle", "v": 1, **fields}):
+        bundle = BundleDecoder(UP).decode([msgpack.packb(header), b"message"]).message
+        assert bundle == Bundle(channels=(7,), frames=(1,))
 
 
 async def test_the_devices_of_a_process_share_its_connection_to_the_relay(top: Top) -> None:
