@@ -32,6 +32,7 @@ __all__ = [
     "inside_transform",
     "operator_name",
     "product",
+    "product_formula",
     "tree_flatten",
     "tree_leaves",
     "tree_map_only",
@@ -61,6 +62,17 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     """
     result: Tensor = torch.ops.mkldnn._linear_pointwise(left, right.t(), None, "none", [], "")
     return result
+
+
+def product_formula() -> dict[Any, Callable[..., int]]:
+    """What torch's ``FlopCounterMode`` has to know to count the floating-point operations of ``product``."""
+    if not has_product():
+        return {}
+
+    def count(left: Sequence[int], right: Sequence[int], *_: Any, **__: Any) -> int:
+        return 2 * left[0] * left[1] * right[0]
+
+    return {torch.ops.mkldnn._linear_pointwise: count}
 
 
 class OperationWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]

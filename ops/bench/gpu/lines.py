@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedemu.algorithms.trees import map_leaves
 from fedemu.device.compute.capture import Captures, GraphRecorder
 from fedemu.device.compute.executors.executor import Executor, Job, Source
+from fedemu.device.compute.executors.private_torch import product_formula
 from fedemu.device.compute.executors.serial import Serial
 from fedemu.device.compute.executors.vmapped import Vmapped
 from fedemu.ops.assembly.learning import open_algorithm
@@ -89,7 +90,7 @@ def operations(program: Any, shared: Any, jobs: Sequence[Job], source: Source) -
     """The floating-point operations of some jobs, one by one; a multiplication and an addition are two."""
     executor = Serial()
     _run(executor, program, shared, jobs, source)  # recording a step does it once more
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping=product_formula()) as counter:
         _run(executor, program, shared, jobs, source)
     return int(counter.get_total_flops())
 
