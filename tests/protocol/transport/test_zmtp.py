@@ -81,11 +81,11 @@ def test_many_small_messages_at_once_take_time_in_proportion() -> None:
     def seconds(messages: int) -> float:
         incoming, data = connected(), b"\x00\x01x" * messages
         began = time.process_time()
-        assert len(list(incoming.feed(data))) == messages
+        assert sum(1 for _ in incoming.feed(data)) == messages  # kept ones would wake the garbage collector
         return time.process_time() - began
 
     seconds(1000)
-    assert min(seconds(80_000) for _ in range(3)) < 30 * min(seconds(8_000) for _ in range(3))
+    assert min(seconds(80_000) for _ in range(3)) < 20 * min(seconds(8_000) for _ in range(3))
 
 
 def test_a_message_keeps_no_more_frames_than_agreed() -> None:
