@@ -68,7 +68,7 @@ class Limits:
 
 
 def _builtin(value: Any) -> Any:
-    """A number of numpy that is a Python number, too, as the latter."""
+    """The Python float of a value that msgspec does not take, such as a ``numpy.float64``."""
     if isinstance(value, float):
         return float(value)
     raise TypeError(f"a message holds a {type(value).__name__}, which MessagePack cannot carry")

@@ -121,8 +121,10 @@ def test_other_messages_have_no_frames() -> None:
         ([b"\x83\xa1v\x01\xa1t\xa3bye\xa6reason\xa1\xff"], "field"),
         ([b"\x91" * 2000], "encoding"),
         ([header(t="enroll", count=[[[[[[[[]]]]]]]])], "field"),
+        ([header(t="enroll", count={"a": {"b": {"c": {"d": {"e": {"f": {"g": {}}}}}}}})], "field"),
         ([b"\x83\xa1v\x01\xa1t\xa6enroll\xa5count" + b"\x91" * 200_000 + b"\xc0"], "encoding"),
         ([header(t="heartbeat", **{str(number): 0 for number in range(100)})], "field"),
+        ([header(t="heartbeat", **{str(number): 0 for number in range(200)})], "field"),
         (
             [header(t="result", ask="1.0.0", examples=1, steps=1, metrics={str(number): 0.0 for number in range(65)})],
             "field",
@@ -214,13 +216,15 @@ def test_the_longest_presence_fits_the_default_limits() -> None:
 
 
 def test_arrays_that_claim_more_than_they_hold_cost_no_memory() -> None:
-    claims = b"\x82\xa1v\x01\xa1x" + b"\xdd\x00\x0f\xff\xff" * 1000 + bytes(2**20)
-    tracemalloc.start()
-    try:
-        assert reason(UP, [claims]) == "encoding"
-        assert tracemalloc.get_traced_memory()[1] < 32 * 2**20
-    finally:
-        tracemalloc.stop()
+    nested = b"\x82\xa1v\x01\xa1x" + b"\xdd\x00\x0f\xff\xff" * 1000 + bytes(2**20)
+    intervals = b"\x84\xa1v\x01\xa1t\xa8presence\xa5until\xcb" + bytes(8) + b"\xa9intervals\xdd\x0f\xff\xff\xff"
+    for claims in (nested, intervals + b"\x92\x00\x00" * 100):
+        tracemalloc.start()
+        try:
+            assert reason(UP, [claims]) == "encoding"
+            assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+        finally:
+            tracemalloc.stop()
 
 
 def test_a_decoder_takes_any_union_of_messages() -> None:
