@@ -24,7 +24,7 @@ from fedemu.coordinator.record.run_directory import RunDirectory
 from fedemu.coordinator.record.summary import RunOutcome, Summary, summarize
 from fedemu.coordinator.rounds.attempts import Diverged
 from fedemu.coordinator.rounds.conclusions import Standing
-from fedemu.coordinator.rounds.numerics import Numerics
+from fedemu.coordinator.rounds.numerics import AT_ONCE_SECONDS, Numerics
 from fedemu.coordinator.rounds.rounds import Rounds
 from fedemu.coordinator.service.service import Service
 from fedemu.coordinator.service.shelf import Shelf
@@ -51,7 +51,7 @@ async def serve(plan: CoordinatorPlan) -> Summary:
     """
     with (
         RunDirectory(plan.directory, diagnosed=plan.diagnosis is not None) as run,
-        Numerics(plan.settings.threads) as numerics,
+        Numerics(plan.settings.threads, AT_ONCE_SECONDS) as numerics,
         Numerics(plan.settings.threads) as beside,
     ):
         return await Coordinator(plan, run, numerics, beside).run()

@@ -111,7 +111,8 @@ class Attempts(Generic[S]):
                             f"the algorithm's round yielded a {type(request).__name__}; it may yield Ask and ServerJob"
                         )
         finally:
-            await self._numerics.compute(script.close)
+            if script.gi_frame is not None:  # it has not come to its end
+                await self._numerics.compute(script.close)
         raise AssertionError("unreachable")
 
     async def _run_job(self, job: ServerJob, round: int, attempt: int, ordinal: int, tally: Tally) -> Tree:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -12,16 +14,33 @@ import torch
 
 T = TypeVar("T")
 
+AT_ONCE_SECONDS = 0.001
+"""The patience with a call for which a round waits. The way back from a thread through the event loop takes longer than
+the computations of small models."""
+
 
 class Numerics:
-    """One thread for the tensor work, with ``threads`` of torch's own. It lives as long as the ``with`` block."""
+    """One thread for the tensor work, with ``threads`` of torch's own. It lives as long as the ``with`` block.
 
-    def __init__(self, threads: int) -> None:
+    The event loop stands still for ``patience`` seconds, at most, until a call is done. Then it goes on beside the call.
+    """
+
+    def __init__(self, threads: int, patience: float = 0.0) -> None:
+        self._patience = patience
+        self._under_way = 0
         self._thread = ThreadPoolExecutor(1, "numerics", initializer=torch.set_num_threads, initargs=(threads,))
 
     async def compute(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call ``function`` in the thread, after all earlier calls, and return its result."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        call = self._thread.submit(function, *arguments)
+        if self._patience and not self._under_way:
+            with suppress(FutureTimeoutError):
+                return call.result(self._patience)
+        self._under_way += 1
+        try:
+            return await asyncio.wrap_future(call)
+        finally:
+            self._under_way -= 1
 
     def __enter__(self) -> Self:
         return self
