@@ -76,7 +76,7 @@ def check(
     _check_names(specs, template)
     if len(frames) != len(specs):
         raise PayloadError("shape", f"{len(frames)} buffers came with {len(specs)} tensors")
-    squares = 0.0
+    floats: list[tuple[str, str, NDArray[Any]]] = []
     for spec, frame in zip(specs, frames, strict=True):
         leaf = template.leaves[spec.name]
         if spec.dtype != leaf.dtype:
@@ -89,8 +89,9 @@ def check(
             if np.any(np.frombuffer(frame, np.uint8) > 1):
                 raise PayloadError("dtype", f"{spec.name} is bool and has bytes other than 0 and 1")
         elif "float" in leaf.dtype:
-            squares += _sum_of_squares(spec.name, leaf.dtype, np.frombuffer(frame, DTYPES[leaf.dtype]))
-    norm = math.sqrt(squares)
+            floats.append((spec.name, leaf.dtype, np.frombuffer(frame, DTYPES[leaf.dtype])))
+    with np.errstate(over="ignore"):
+        norm = math.sqrt(sum(_sum_of_squares(*leaf) for leaf in floats))
     if norm > max_norm:
         raise PayloadError("norm", f"the payload's norm {norm:.6g} exceeds {max_norm:.6g}")
 
@@ -139,6 +140,8 @@ def spill(directory: Path, device: int, specs: tuple[TensorSpec, ...], frames: S
 
 def _check_names(specs: tuple[TensorSpec, ...], template: PayloadTemplate) -> None:
     names = [spec.name for spec in specs]
+    if names == list(template.leaves):
+        return
     if len(set(names)) != len(names):
         raise PayloadError("names", f"{next(name for name in names if names.count(name) > 1)} came more than once")
     if names_missing := template.leaves.keys() - set(names):
@@ -158,8 +161,7 @@ def _sum_of_squares(name: str, dtype: str, values: NDArray[Any]) -> float:
         block = values[start : start + _BLOCK]
         wide = scratch[: block.size]
         np.copyto(wide, widened(block) if dtype == "bfloat16" else block)
-        with np.errstate(over="ignore"):
-            total += float(np.dot(wide, wide))
+        total += float(np.dot(wide, wide))
         if not math.isfinite(total):
             if np.isfinite(wide).all():
                 raise PayloadError(

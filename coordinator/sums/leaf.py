@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +19,12 @@ class Leaf:
     dtype: str
     shape: tuple[int, ...]
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The number of elements."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """The size in bytes."""
         return self.size * DTYPES[self.dtype].itemsize
