@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, TypeVar
 
 from fedemu.device.behaviour.profile import Distribution, Fixed
 from fedemu.protocol.ids import AskId
-from fedemu.protocol.seeds import generator
+from fedemu.protocol.seeds import generator, uniforms
 
 Drop = Literal["crash", "leave", "silence"]
 ReplyKind = Literal["normal", "corrupt", "duplicate", "decline"]
@@ -35,7 +36,7 @@ class FaultRates:
     corruptions: tuple[Corruption, ...] = ("nan", "shape", "truncate")
     downtime: Distribution = MINUTE
 
-    @property
+    @cached_property
     def any(self) -> bool:
         """Whether any fault is possible."""
         return any((self.crash, self.leave, self.silence, self.corrupt, self.duplicate, self.decline))
@@ -55,20 +56,29 @@ class FaultPlan:
     corruption: Corruption | None = None
 
 
+NO_FAULTS = FaultPlan()
+
+
 def plan(rates: FaultRates, seed: int, device: int, ask: AskId) -> FaultPlan:
     """The faults of a device in an ask.
 
     All numbers are drawn in one fixed order. So a device that has a fault at a low rate also has it at a higher rate.
     """
     if not rates.any:
-        return FaultPlan()
-    random = generator(seed, round=ask.round, device=device, purpose=f"faults/{ask.attempt}/{ask.ordinal}")
-    chance, fraction, reply_chance, choice = random.random(4)
+        return NO_FAULTS
+    purpose = f"faults/{ask.attempt}/{ask.ordinal}"
+    chance, fraction, reply_chance, choice = uniforms(4, seed, round=ask.round, device=device, purpose=purpose)
     drop = _pick(chance, DROPS, (rates.crash, rates.leave, rates.silence))
     reply = _pick(reply_chance, REPLIES, (rates.corrupt, rates.duplicate, rates.decline))
+    if drop is None and reply is None:
+        return NO_FAULTS
     corruption = rates.corruptions[int(choice * len(rates.corruptions))] if reply == "corrupt" else None
-    downtime = rates.downtime.draw(random) if drop else 0.0
-    return FaultPlan(drop, float(fraction) if drop else 1.0, downtime, reply or "normal", corruption)
+    downtime = 0.0
+    if drop is not None:
+        random = generator(seed, round=ask.round, device=device, purpose=purpose)
+        random.random(4)
+        downtime = rates.downtime.draw(random)
+    return FaultPlan(drop, fraction if drop else 1.0, downtime, reply or "normal", corruption)
 
 
 def _pick(chance: float, kinds: Sequence[Kind], rates: Sequence[float]) -> Kind | None:
