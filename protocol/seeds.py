@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -65,7 +66,7 @@ def uniforms(count: int, seed: int, *, round: int, device: int, purpose: str) ->
 def _constants(first: int, factor: int, count: int) -> list[tuple[int, int]]:
     """Pairs of successive powers, from which SeedSequence makes each of its hashes another function."""
     powers = [first * pow(factor, power, 2**32) & _WORD for power in range(count + 1)]
-    return list(zip(powers[:-1], powers[1:], strict=True))
+    return list(pairwise(powers))
 
 
 _WORD: Final = 2**32 - 1

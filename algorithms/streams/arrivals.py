@@ -56,6 +56,14 @@ class Arrivals:
         """
         return self.indices[self._begin(device, 0) : self._end(device, up_to_period, seconds)]
 
+    def complete(self, device: int, period: int) -> float:
+        """The time of the last sample of a period, in seconds from its beginning; minus infinity if there is none.
+
+        Raises IndexError if there is no such device or period.
+        """
+        begin, end = self._begin(device, period), self._end(device, period, math.inf)
+        return float(self.seconds[end - 1]) if begin < end else -math.inf
+
     def owners(self) -> Indices:
         """The device of each sample, ``[samples]``."""
         return owners_of(self.offsets)

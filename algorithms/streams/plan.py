@@ -50,9 +50,8 @@ class StreamPlan:
         clock. With ``cumulative``, all samples of earlier periods come before them.
         """
         period = self.period_of(round)
-        seconds = time - self.begins(period)
         reach = self.arrivals.everything if self.cumulative else self.arrivals.arrived
-        return reach(device, period, seconds)
+        return reach(device, period, time - self.begins(period))
 
     def sealed(self, device: int, period: int) -> Indices:
         """All samples of a period that is over. The device has not yet selected from them what it keeps (a view)."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -16,13 +15,13 @@ T = TypeVar("T")
 
 AT_ONCE_SECONDS = 0.001
 """The patience with a call for which a round waits. The way back from a thread through the event loop takes longer than
-the computations of small models."""
+most computations with a small model."""
 
 
 class Numerics:
     """One thread for the tensor work, with ``threads`` of torch's own. It lives as long as the ``with`` block.
 
-    The event loop stands still for ``patience`` seconds, at most, until a call is done. Then it goes on beside the call.
+    The event loop stands still until a call is done, for ``patience`` seconds at most. Then it goes on beside the call.
     """
 
     def __init__(self, threads: int, patience: float = 0.0) -> None:
@@ -34,8 +33,10 @@ class Numerics:
         """Call ``function`` in the thread, after all earlier calls, and return its result."""
         call = self._thread.submit(function, *arguments)
         if self._patience and not self._under_way:
-            with suppress(FutureTimeoutError):
-                return call.result(self._patience)
+            with suppress(TimeoutError):
+                result = call.result(self._patience)
+                await asyncio.sleep(0)  # many short calls in a row must not keep the loop from all else
+                return result
         self._under_way += 1
         try:
             return await asyncio.wrap_future(call)

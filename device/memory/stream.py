@@ -5,13 +5,12 @@ A stream only names samples. The corpus has their values, and ``replay_buffer.py
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
 from fedemu.algorithms.data.partition import Indices
 from fedemu.algorithms.streams.plan import StreamPlan
 
 
-@dataclass(frozen=True)
 class DeviceStream:
     """One device's part of the fleet's stream, a pure function of the experiment.
 
@@ -19,8 +18,13 @@ class DeviceStream:
     cumulative; ``sealed`` names those of a period that is over.
     """
 
-    plan: StreamPlan
-    device: int
+    def __init__(self, plan: StreamPlan, device: int) -> None:
+        self.plan = plan
+        self.device = device
+        self._period = -1
+        """The period of which ``_whole`` has all samples. The last one comes ``_complete`` seconds after it begins."""
+        self._whole: Indices
+        self._complete = math.inf
 
     @property
     def budget(self) -> int:
@@ -36,6 +40,12 @@ class DeviceStream:
 
         ``time`` is in seconds of the experiment's clock.
         """
+        period = self.period(round)
+        if period != self._period:
+            self._period, self._whole = period, self.plan.held(self.device, round, math.inf)
+            self._complete = self.plan.arrivals.complete(self.device, period)
+        if time - self.plan.begins(period) >= self._complete:
+            return self._whole
         return self.plan.held(self.device, round, time)
 
     def sealed(self, period: int) -> Indices:

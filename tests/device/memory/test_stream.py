@@ -68,9 +68,10 @@ def test_samples_of_earlier_periods_are_never_reached(data: st.DataObject, cumul
     plan = StreamPlan.from_arrays(plan.to_arrays())
     for device in range(devices):
         mine = DeviceStream(plan, device)
-        for round in range(1, 25):
-            time = data.draw(st.floats(0.0, 1000.0))
+        for _ in range(24):
+            round, time = data.draw(st.integers(1, 24)), data.draw(st.floats(0.0, 1000.0))
             now, here = mine.period(round), mine.arrived(time, round)
+            assert here.tolist() == plan.held(device, round, time).tolist()
             assert (owner[here] == device).all()
             assert (period[here] <= now).all() if cumulative else (period[here] == now).all()
             current = here[period[here] == now]
