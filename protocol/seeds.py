@@ -38,7 +38,7 @@ def uniforms(count: int, seed: int, *, round: int, device: int, purpose: str) ->
     (2014); the seeding is that of numpy's SeedSequence.
     """
     if seed >= 2**32:
-        return generator(seed, round=round, device=device, purpose=purpose).random(count).tolist()
+        return [*map(float, generator(seed, round=round, device=device, purpose=purpose).random(count))]
     pool = []
     for word, (add, factor) in zip((seed, round, device, zlib.crc32(purpose.encode())), _HASH[:_POOL], strict=True):
         word = (word ^ add) * factor & _WORD

@@ -92,12 +92,13 @@ class Attempts(Generic[S]):
         """One attempt: the script's requests are carried out until it returns the next state."""
         script = self._algorithm.round(state, context)
         answer: Reply | Tree | None = None
-        asked = False
+        asked = ended = False
         try:
             for ordinal in itertools.count():
                 request = await self._numerics.compute(_advance, script, answer)
                 match request:
                     case _Ended():
+                        ended = True
                         return request.state  # type: ignore[no-any-return]
                     case Ask():
                         asked = True
@@ -111,7 +112,7 @@ class Attempts(Generic[S]):
                             f"the algorithm's round yielded a {type(request).__name__}; it may yield Ask and ServerJob"
                         )
         finally:
-            if script.gi_frame is not None:  # it has not come to its end
+            if not ended:
                 await self._numerics.compute(script.close)
         raise AssertionError("unreachable")
 

@@ -1,0 +1,55 @@
+"""The thread in which a coordinator computes: what the event loop does meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from fedemu.coordinator.rounds.numerics import Numerics
+
+LONG = 60.0
+"""A patience that no call of these tests exhausts."""
+
+
+async def test_a_long_call_does_not_hold_the_loop() -> None:
+    heard = threading.Event()
+    with Numerics(1, patience=0.001) as numerics:
+        asyncio.get_running_loop().call_soon(heard.set)
+        assert await numerics.compute(heard.wait, LONG)
+
+
+async def test_without_patience_the_loop_goes_on_at_once() -> None:
+    heard = threading.Event()
+    with Numerics(1) as numerics:
+        asyncio.get_running_loop().call_soon(heard.set)
+        assert await numerics.compute(heard.wait, LONG)
+
+
+async def test_others_get_their_turn_between_short_calls() -> None:
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    with Numerics(1, patience=LONG) as numerics:
+        task = asyncio.create_task(other())
+        for _ in range(20):
+            await numerics.compute(int)
+        task.cancel()
+    assert turns >= 19
+
+
+@pytest.mark.parametrize("patience", [0.0, LONG])
+@pytest.mark.parametrize("error", [ValueError, TimeoutError])
+async def test_an_error_reaches_the_caller(patience: float, error: type[Exception]) -> None:
+    def fail() -> None:
+        raise error("why")
+
+    with Numerics(1, patience) as numerics:
+        with pytest.raises(error, match="why"):
+            await numerics.compute(fail)
