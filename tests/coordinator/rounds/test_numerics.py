@@ -50,6 +50,5 @@ async def test_an_error_reaches_the_caller(patience: float, error: type[Exceptio
     def fail() -> None:
         raise error("why")
 
-    with Numerics(1, patience) as numerics:
-        with pytest.raises(error, match="why"):
-            await numerics.compute(fail)
+    with Numerics(1, patience) as numerics, pytest.raises(error, match="why"):
+        await numerics.compute(fail)
