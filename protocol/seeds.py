@@ -37,7 +37,7 @@ def uniforms(count: int, seed: int, *, round: int, device: int, purpose: str) ->
     O'Neill, "PCG: A Family of Simple Fast Space-Efficient Statistically Good Algorithms for Random Number Generation"
     (2014); the seeding is that of numpy's SeedSequence.
     """
-    if seed >= 2**32:
+    if max(seed, round, device) > _WORD:  # numpy takes such a number for several
         return [*map(float, generator(seed, round=round, device=device, purpose=purpose).random(count))]
     pool = []
     for word, (add, factor) in zip((seed, round, device, zlib.crc32(purpose.encode())), _HASH[:_POOL], strict=True):

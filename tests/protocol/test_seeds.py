@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from fedemu.protocol.seeds import NO_DEVICE, NO_ROUND, generator, uniforms
 
-words = st.integers(0, 2**32 - 1)
+numbers = st.one_of(st.integers(0, 2**32 - 1), st.integers(2**32, 2**63 - 1))
 
 
-@given(seed=st.one_of(words, st.integers(2**32, 2**63 - 1)), round=words, device=words, purpose=st.text(max_size=9))
+@given(seed=numbers, round=numbers, device=numbers, purpose=st.text(max_size=9))
 def test_uniforms_are_those_of_numpys_generator(seed: int, round: int, device: int, purpose: str) -> None:
     drawn = uniforms(6, seed, round=round, device=device, purpose=purpose)
     assert drawn == generator(seed, round=round, device=device, purpose=purpose).random(6).tolist()
