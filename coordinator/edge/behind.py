@@ -13,7 +13,8 @@ class Behind:
 
     def __init__(self, told: Callable[[str], None]) -> None:
         self.devices: dict[bytes, int] = {}
-        self.machines: dict[bytes, None] = {}
+        self._leases: dict[bytes, str] = {}
+        self._holders: dict[str, bytes] = {}
         self._told = told
         self._said = self._seen = (0, 0, 0)
         self._since = 0.0
@@ -21,11 +22,22 @@ class Behind:
     def forget(self, peer: bytes) -> None:
         """The peer has gone."""
         self.devices.pop(peer, None)
-        self.machines.pop(peer, None)
+        lease = self._leases.pop(peer, None)
+        if lease is not None and self._holders.get(lease) == peer:
+            del self._holders[lease]
+
+    def grant(self, peer: bytes, lease: str) -> None:
+        """A machine has a lease."""
+        self._leases[peer] = lease
+        self._holders[lease] = peer
+
+    def holder(self, lease: str) -> bytes | None:
+        """The machine that has the lease, None if it is not behind this edge."""
+        return self._holders.get(lease)
 
     def look(self, now: float, edges: int) -> None:
         """Tell of a change that has lasted for a while. There are so many ``edges`` behind this one."""
-        seen = (len(self.machines), len({*self.devices.values()}), edges)
+        seen = (len(self._leases), len({*self.devices.values()}), edges)
         if seen != self._seen:
             self._seen, self._since = seen, now
         elif seen != self._said and now >= self._since + QUIET_SECONDS:

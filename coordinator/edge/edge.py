@@ -10,14 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedemu.coordinator.edge.allowances import Allowances
 from fedemu.coordinator.edge.behind import Behind
 from fedemu.coordinator.edge.library import Library
 from fedemu.coordinator.edge.summing import Summing
-from fedemu.coordinator.fleet.admission import STRANGERS_BYTES, Admission, Quotas, TooMuch, UnknownPeer
+from fedemu.coordinator.fleet.admission import TooMuch
 from fedemu.protocol import messages as wire
-from fedemu.protocol.codec import UP, Buffer, Decoder, Envelope, Limits
+from fedemu.protocol.codec import DOWN, UP, Buffer, Decoder, Envelope, Limits
 from fedemu.protocol.errors import HandshakeFailed, ProtocolError, RefusedError, UnreachableError
 from fedemu.protocol.sharing import edge_messages as edge
+from fedemu.protocol.sharing.bundle import tag_of
 from fedemu.protocol.sharing.relay import Relay
 from fedemu.protocol.sharing.trunk import Owner, Trunk
 from fedemu.protocol.transport.interface import Bounds, Dialer, Network
@@ -31,15 +33,9 @@ AGAIN_SECONDS = 2.0
 FAREWELL_SECONDS = 3.0
 """The time that the machines behind an edge have to leave after the end of a run."""
 LARGEST = Limits(frame_bytes=2**31, message_bytes=2**31)
-STRANGERS_RATE = 300.0
-"""The messages per second of all peers without a session together, in the long run. A coordinator takes about a
-thousand per second on the one connection of an edge."""
-STRANGERS_FLEET = 1500
-"""The devices whose Hellos may come at once beyond that, several of each. They are fewer than a coordinator takes."""
-STRANGERS_WEIGHT = 10.0
-"""A message of a peer without a session counts as so many. An honest one needs a few until it has one."""
-MOST_PEERS = 1_000_000
-"""As many devices as an edge may have behind it."""
+_NOT_ITS_LEASE = wire.Refused(
+    reason="lease_unknown", detail="A shared connection speaks only for devices of its own leases."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +64,18 @@ class Edge:
         self._plan = plan
         self._loop = asyncio.get_running_loop()
         self._trunk = Trunk(above, self._loop)
-        self._admission = Admission(MOST_PEERS)
-        self._strangers = Admission(STRANGERS_FLEET, Quotas(messages_per_second=STRANGERS_RATE))
-        """What all peers without a session may send further up together."""
+        self._allowances = Allowances()
         self._relay = Relay(
             below, plan.down, self._trunk, self._loop, LARGEST, self._loop.time, self, self._screen, self._bounds(),
-            MOST_PEERS,
+            self._allowances.channels,
         )  # fmt: skip
-        self._library = Library(plan.folder / "blobs", self._say, self._relay.send, self._loop.time)
+        self._library = Library(
+            plan.folder / "blobs",
+            self._say,
+            self._relay.send,
+            self._loop.time,
+            lambda size: self._allowances.asked(size),
+        )
         self._dealer: Owner | None = None
         self._stationed: edge.Stationed | None = None
         self._summing = Summing(plan.folder / "results", self._say, self._relay.send)
@@ -138,7 +138,11 @@ class Edge:
         try:
             match tag:
                 case "hello":
-                    self._behind.devices[peer] = UP.decode(frames).message.device
+                    hello = UP.decode(frames).message
+                    if self._is_of_another(peer, hello.lease):
+                        self._relay.send(peer, _NOT_ITS_LEASE)
+                        return None
+                    self._behind.devices[peer] = hello.device
                     self._vouch(peer)
                 case "enroll":
                     self._vouch(peer)
@@ -162,19 +166,24 @@ class Edge:
         return frames
 
     def down(self, peer: bytes, tag: str, frames: Sequence[Buffer]) -> Sequence[Buffer] | None:
-        """Learn of the blobs that the machines below will want."""
+        """Learn of the leases of the machines below, and of the blobs that they will want."""
         if tag in ("granted", "offer", "work"):
             self._library.read(tag, frames)
         if tag == "granted":
-            self._behind.machines[peer] = None
+            self._behind.grant(peer, DOWN.decode(frames).message.lease)
         return frames
 
     def gone(self, peer: bytes) -> None:
-        self._admission.forget(peer)
+        self._allowances.forget(peer)
         self._behind.forget(peer)
         self._vouched.pop(peer, None)
         self._library.forget(peer)
         self._summing.leave(peer)
+
+    def _is_of_another(self, peer: bytes, lease: str) -> bool:
+        """Whether a peer is a channel, and the lease belongs to a machine on another connection."""
+        connection, holder = self._relay.hub.connection_of(peer), self._behind.holder(lease)
+        return connection != peer and holder is not None and self._relay.hub.connection_of(holder) != connection
 
     def _vouch(self, peer: bytes) -> None:
         """Say whose the peer is, for what it is about to ask."""
@@ -217,6 +226,9 @@ class Edge:
                 elif self._away:
                     self._plan.told("the coordinator is back")
                 self._away = False
+                if self._stationed is None or stationed.devices != self._stationed.devices:
+                    self._allowances = Allowances(stationed.devices)
+                    self._relay.hub.most_channels = self._allowances.channels
                 self._stationed, self._barred = stationed, ""
                 self._relay.watch(stationed.heartbeat_seconds, stationed.patience)
                 self._beat = now + stationed.heartbeat_seconds
@@ -312,21 +324,28 @@ class Edge:
 
     def _screen(self, peer: bytes, frames: Sequence[Buffer]) -> ProtocolError | None:
         now, size = self._loop.time(), sum(map(len, frames))
-        known = self._relay.knows(peer)
-        payer = peer if known else self._relay.hub.connection_of(peer)
-        weight = 1.0 if known else STRANGERS_WEIGHT
-        if not self._admission.may_send(payer, size, known or payer != peer, now, weight):
-            return self._too_much()
-        if known or not self._trunk.open:
-            return None
-        if len(frames) > 1 or size > STRANGERS_BYTES:
-            return UnknownPeer()
-        # The coordinator counts what all strangers say on the one connection of this edge.
-        return None if self._strangers.may_send(b"", size, True, now) else self._too_much()
+        if self._relay.knows(peer):
+            stopped = self._allowances.of_session(peer, size, now)
+        else:
+            connection = self._relay.hub.connection_of(peer)
+            stopped = self._allowances.of_stranger(peer, connection, size, now)
+            if stopped is not None:
+                self._relay.hub.cut(connection)
+            elif self._trunk.open:
+                stopped = self._allowances.passed(len(frames), size, self._is_leased(peer, frames), now)
+        if isinstance(stopped, TooMuch):
+            self._ended(TooMuch.reason)
+        return stopped
 
-    def _too_much(self) -> TooMuch:
-        self._ended(TooMuch.reason)
-        return TooMuch()
+    def _is_leased(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
+        """Whether a peer asks for a device's session with a lease of a machine behind this edge, and may have it."""
+        if len(frames) > 1 or tag_of(frames[0]) != "hello":
+            return False
+        try:
+            lease = UP.decode(frames).message.lease
+        except ProtocolError:
+            return False
+        return self._behind.holder(lease) is not None and not self._is_of_another(peer, lease)
 
     def _ended(self, reason: str) -> None:
         """A connection was closed. The log tells the 1st, 10th, 100th and so on: a flood must not fill the disk."""
@@ -342,5 +361,5 @@ class Edge:
             knows=lambda peer: False,  # the relay decides
             ended=self._ended,
             closed=lambda peer: None,
-            most_unfinished=lambda: 2**28,
+            most_unfinished=lambda: self._allowances.unfinished,
         )

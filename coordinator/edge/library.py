@@ -29,12 +29,16 @@ class Library:
         ask: Callable[[wire.Message], None],
         send: Callable[[bytes, wire.Message, Sequence[Buffer]], None],
         clock: Callable[[], float],
+        asked: Callable[[int], None],
     ) -> None:
+        """``asked`` is called with the bytes of the blobs of each ask that begins."""
         self._store = BlobStore(folder)
         self._fetches = Fetches(self._store)
         self._ask = ask
         self._send = send
         self._clock = clock
+        self._asked = asked
+        self._latest = ""
         self._known: dict[Digest, wire.BlobRef] = {}
         self._offered: dict[Digest, int] = {}
         self._waiting: dict[Digest, list[tuple[bytes, wire.Need]]] = {}
@@ -45,6 +49,9 @@ class Library:
         named = header["blobs"] if tag == "offer" else header.get("shared", ())
         if tag == "granted":
             named = (header["experiment"], header["partition"])
+        if tag == "work" and header["ask"] != self._latest:
+            self._latest = header["ask"]
+            self._asked(sum(each["size"] for each in named))
         for each in named:
             ref = msgspec.convert(each, wire.BlobRef)
             digest = Digest(ref.digest)

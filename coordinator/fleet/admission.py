@@ -28,8 +28,15 @@ SPARE_RATE: Final = 2.0**20
 """The bytes per second by which these grow again."""
 REPEATS: Final = 8
 """How often a connection may send its reply to an ask, or get a blob. Messages may get lost, so once is too few."""
+SPARE_STRANGERS: Final = 256
+"""The connections without a session that may be open beside two for each device."""
 MOST_METERS: Final = 65_536
 """The most connections whose messages are counted. Those that were counted first are forgotten."""
+
+
+def most_strangers(devices: int) -> int:
+    """The most connections without a session, and the most channels of one connection, in a run of so many devices."""
+    return 2 * devices + SPARE_STRANGERS
 
 
 class UnknownPeer(ProtocolError):

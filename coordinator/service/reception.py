@@ -277,7 +277,10 @@ class Reception:
             raise RefusedError(edge.NO_EDGE, edge.no_edge(self._key_of(peer)))
         anew = self.roster.station(peer, message.host, now, self._key_of(peer))
         stationed = edge.Stationed(
-            run=settings.run, heartbeat_seconds=settings.heartbeat_seconds, patience=settings.patience
+            run=settings.run,
+            devices=settings.devices,
+            heartbeat_seconds=settings.heartbeat_seconds,
+            patience=settings.patience,
         )
         self._send(peer, stationed, ())
         if anew:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fedemu.coordinator.asks.exchange import Exchange
+from fedemu.coordinator.fleet.admission import most_strangers
 from fedemu.coordinator.fleet.roster import Roster
 from fedemu.coordinator.observer import Absence, Observers
 from fedemu.coordinator.service.bedtime import Bedtime
@@ -37,8 +38,6 @@ START_SECONDS = 10.0
 """The same at the beginning of a run, when all processes start."""
 SPARE_FILES = 192
 """Descriptors that connections leave for the run's own files, at least."""
-SPARE_STRANGERS = 256
-"""Connections without a session that may be open beside two for each device."""
 SPARE_UNFINISHED = 8 * 2**20
 """The bytes of messages that have not ended that a peer may send, beside a few replies to an ask."""
 
@@ -110,7 +109,7 @@ class Service:
             reception.screen,
             self._bounds(),
             loop=asyncio.get_running_loop(),
-            channels=2 * self._settings.devices + SPARE_STRANGERS,
+            channels=most_strangers(self._settings.devices),
             over=reception.over,
             shares=self.roster.knows,
             charge=reception.charge,
@@ -312,7 +311,7 @@ class Service:
         admission = self.roster.admission
         return Bounds(
             connections=most,
-            strangers=min(2 * self._settings.devices + SPARE_STRANGERS, most // 2),
+            strangers=min(most_strangers(self._settings.devices), most // 2),
             knows=self.roster.has_place,
             ended=self.reception.ended,
             closed=self.reception.closed,

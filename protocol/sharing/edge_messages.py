@@ -81,9 +81,10 @@ class Partial(Message):
 
 
 class Stationed(Message):
-    """The edge has its place, and says a heartbeat as every peer does."""
+    """The edge has its place in a run of ``devices`` devices, and says a heartbeat as every peer does."""
 
     run: Name
+    devices: Index
     heartbeat_seconds: Seconds
     patience: Annotated[int, Meta(ge=1)]
 

@@ -5,7 +5,9 @@ Whoever is told of peers here need not know which of them share a connection. ``
 
 from __future__ import annotations
 
+import itertools
 import secrets
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,8 +19,8 @@ from fedemu.protocol.transport.interface import Bounds, Network, ReaderLoop, Scr
 
 FRAMES_OF_A_MESSAGE = 64
 """So many frames, or closed channels that do not exist, count as one message more: they cost time, also if empty."""
-_NAME_BYTES = 12
-"""The length of the names of channels. Nobody can guess them, so no connection can be called like a channel."""
+_SECRET_BYTES = 12
+"""The names of channels begin with so many random bytes. So no connection can be called like a channel."""
 
 
 class UnknownConnection(ProtocolError):
@@ -28,7 +30,7 @@ class UnknownConnection(ProtocolError):
 
 
 class TooManyChannels(ProtocolError):
-    """A connection has more channels than its devices need."""
+    """A connection has as many channels with a session as it may have."""
 
     reason = "too_much"
 
@@ -51,15 +53,16 @@ def charge_nothing(connection: bytes, size: int, messages: float) -> None:
 class _Shared:
     """A connection with channels: the name of each as a peer, and what waits to be sent."""
 
-    names: dict[int, bytes] = field(default_factory=dict)
+    names: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
     outbox: Outbox = field(default_factory=Outbox)
 
 
 class Hub:
     """A Router at ``address`` of ``network``. The arguments are those of ``Network.bind``.
 
-    A connection may have channels while ``shares`` says so, and ``channels`` of them at most. ``over`` hears of each
-    channel that its side has closed, and of a connection with channels that is gone, its channels before itself.
+    A connection may have channels while ``shares`` says so, and ``channels`` of them at most. A further one takes the
+    place of the oldest that has no session. ``over`` hears of each channel that is closed, and of a connection with
+    channels that is gone, its channels before itself.
     ``screen`` counts the messages of channels; ``charge`` counts what else a bundle costs.
     """
 
@@ -84,10 +87,12 @@ class Hub:
         self._screen = screen
         self._bounds = bounds
         self._loop = loop
-        self._most_channels = channels
+        self.most_channels = channels
         self._over = over
         self._shares = shares or bounds.knows
         self._charge = charge
+        self._secret = secrets.token_bytes(_SECRET_BYTES)
+        self._numbers = itertools.count()
         self._closing: set[bytes] = set()
         self._shared: dict[bytes, _Shared] = {}
         self._places: dict[bytes, tuple[bytes, int]] = {}
@@ -190,10 +195,10 @@ class Hub:
             shared = self._shared[connection] = _Shared()
         peer = shared.names.get(part.channel)
         if peer is None:
-            if len(shared.names) >= self._most_channels:
+            if len(shared.names) >= self.most_channels and not self._make_room(shared):
                 self._rejected(connection, TooManyChannels("This connection has more channels than a run needs."))
                 return
-            peer = shared.names[part.channel] = secrets.token_bytes(_NAME_BYTES)
+            peer = shared.names[part.channel] = self._secret + next(self._numbers).to_bytes(8, "big")
             self._places[peer] = (connection, part.channel)
         if (stopped := self._screen(peer, part.frames)) is not None:
             self._rejected(peer, stopped)
@@ -204,6 +209,19 @@ class Hub:
             self._rejected(peer, error)
         else:
             self._received(peer, envelope)
+
+    def _make_room(self, shared: _Shared) -> bool:
+        """Close the oldest channel without a session. False if all channels have one.
+
+        Those with a session move to the end, so that the next search does not meet them again soon.
+        """
+        for _ in range(len(shared.names)):
+            channel, peer = next(iter(shared.names.items()))
+            if not self._bounds.knows(peer):
+                self.cut(peer)
+                return True
+            shared.names.move_to_end(channel)
+        return False
 
     def _ended(self, connection: bytes) -> None:
         self._closing.discard(connection)

@@ -84,6 +84,7 @@ class Relay:
         self._clock = clock
         self._customs = customs or Pass()
         self._own = own
+        self._screen = screen
         self._liveness: Liveness[bytes] = Liveness(2.0, 5)
         self._channels: dict[bytes, int] = {}
         self._peers: dict[int, bytes] = {}
@@ -185,11 +186,16 @@ class Relay:
             self.hub.send(peer, Packed(bytes(passed[0])), passed[1:])
 
     def _began(self) -> None:
-        """The hub knows the owner, and none of the peers. They get to know it, and those that have asked ask again."""
+        """The hub knows the owner, and none of the peers. They get to know it, and those that have asked ask again.
+
+        What they ask is screened once more: it counts among what is passed on now, and not when it came.
+        """
         first, self._first = self._first, {}
-        for peer, channel in self._channels.items():
+        for peer, channel in list(self._channels.items()):
             if (frames := first.get(peer)) is None:
                 self.hub.send(peer, _UNKNOWN)
+            elif (stopped := self._screen(peer, frames)) is not None:
+                self._rejected(peer, stopped)
             elif (passed := self._customs.up(peer, tag_of(frames[0]), frames)) is not None:
                 self._trunk.send(channel, passed)
 

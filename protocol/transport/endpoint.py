@@ -6,6 +6,7 @@ checked again after every send outside a drain; otherwise messages could stay th
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from typing import Any, Final
 import zmq
 
 from fedemu.protocol.codec import Buffer, Decoder
-from fedemu.protocol.transport.interface import ReaderLoop
+from fedemu.protocol.transport.interface import TURN_SECONDS, ReaderLoop
 
 _ZERO_COPY: Final = 64 * 1024
 """Frames of at least this size are not copied when they are sent or received. A copy of a smaller frame is cheaper."""
@@ -95,11 +96,11 @@ class Endpoint(ABC):
                 self._look_again()
 
     def _drain_some(self) -> bool:
-        most = self.bytes_received + _DRAIN_BYTES
+        most, until = self.bytes_received + _DRAIN_BYTES, time.monotonic() + TURN_SECONDS
         for _ in range(_DRAIN_MESSAGES):
             if not self._take():
                 return True
-            if self.bytes_received > most or self._socket.closed:
+            if self.bytes_received > most or time.monotonic() > until or self._socket.closed:
                 return False
         return False
 

@@ -15,6 +15,8 @@ from fedemu.protocol.codec import Buffer, Decoder, Envelope, Packed
 from fedemu.protocol.errors import ProtocolError
 from fedemu.protocol.messages import Message
 
+TURN_SECONDS: Final = 0.01
+"""A transport that has handed on messages for so long gives the loop's other callbacks their turn."""
 Screen = Callable[[bytes, Sequence[Buffer]], ProtocolError | None]
 """A look at the frames of a peer's message before they are decoded. An error means that they are not."""
 

@@ -6,12 +6,13 @@ import errno
 import mmap
 import select
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from fedemu.protocol.codec import Buffer, Decoder
-from fedemu.protocol.transport.interface import ReaderLoop
+from fedemu.protocol.transport.interface import TURN_SECONDS, ReaderLoop
 from fedemu.protocol.transport.zmtp import GREETING, Incoming, ZmtpViolation
 
 _READ: Final = 256 * 1024
@@ -227,10 +228,13 @@ class Line:
     def _deliver(self) -> None:
         """Hand on what has arrived. If a callback raises, or if there is much, the rest is handed on later."""
         self._delivering = True
+        until = time.monotonic() + TURN_SECONDS
         try:
             for _ in range(min(len(self._arrived), _MOST_MESSAGES)):
                 if self._arrived:  # a callback may have finished this line
                     self._received(self._arrived.popleft())
+                if time.monotonic() > until:
+                    break
         finally:
             self._delivering = False
             if self._arrived:

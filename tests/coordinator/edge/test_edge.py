@@ -8,19 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from fedemu.algorithms.interface import Reducer
 from fedemu.coordinator.asks.branches import packed_of
+from fedemu.coordinator.edge.allowances import PASSED_RATE, Allowances
 from fedemu.coordinator.edge.behind import Behind
 from fedemu.coordinator.edge.edge import Edge, EdgePlan
 from fedemu.coordinator.sums.leaf import Leaf
 from fedemu.coordinator.sums.partial import Partial
 from fedemu.protocol import messages as wire
-from fedemu.protocol.codec import DOWN, Envelope, Limits
+from fedemu.protocol.codec import DOWN, Envelope, Limits, encode
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.sharing import edge_messages as edge
+from fedemu.protocol.sharing.bundle import Bundle, BundleDecoder, parts_of
 from fedemu.protocol.sharing.hub import Hub
 from fedemu.protocol.tensors import pack
 from fedemu.protocol.transport.interface import BOUNDLESS, let_all_pass
@@ -28,7 +31,18 @@ from fedemu.protocol.transport.memory import MemoryNetwork
 
 BLOB = b"0123456789" * 1000
 REF = wire.BlobRef(key="model", digest=digest_of(BLOB), size=len(BLOB))
-STATIONED = edge.Stationed(run="run", heartbeat_seconds=1.0, patience=5)
+STATIONED = edge.Stationed(run="run", devices=50, heartbeat_seconds=1.0, patience=5)
+NOTHING = wire.BlobRef(key="nothing", digest=digest_of(b""), size=0)
+GRANTED = wire.Granted(
+    lease="lease",
+    run="run",
+    ranges=((0, 9),),
+    experiment=NOTHING,
+    partition=NOTHING,
+    data=digest_of(b""),
+    heartbeat_seconds=1.0,
+    patience=5,
+)
 GATHER = edge.Gather(
     ask="1.0.0",
     epoch=7,
@@ -47,6 +61,7 @@ class Root:
         self.known: set[bytes] = set()
         self.heard: list[tuple[bytes, Any, tuple[memoryview, ...]]] = []
         self.needs = 0
+        self.stationed = STATIONED
         self.hub = Hub(
             network,
             address,
@@ -66,7 +81,9 @@ class Root:
         match message:
             case edge.Station():
                 self.known.add(peer)
-                self.hub.send(peer, STATIONED)
+                self.hub.send(peer, self.stationed)
+            case wire.Enroll(host="machine"):
+                self.hub.send(peer, GRANTED)
             case wire.Need():
                 self.needs += 1
                 blob = wire.Blob(digest=message.digest, offset=message.offset, size=len(BLOB))
@@ -258,9 +275,9 @@ async def test_a_stranger_can_neither_say_much_through_an_edge_nor_anything_long
 async def test_all_strangers_of_an_edge_have_one_allowance_together(
     network: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedemu.coordinator.edge.edge.STRANGERS_RATE", 1.0)
-    monkeypatch.setattr("fedemu.coordinator.edge.edge.STRANGERS_FLEET", 0)
+    monkeypatch.setattr("fedemu.coordinator.edge.allowances.PASSED_RATE", 1.0)
     root = Root(network)
+    root.stationed = msgspec.structs.replace(STATIONED, devices=0)
     network.start_edge("root", "edge")
     await settle()
     device = Device(network, 1)
@@ -277,10 +294,147 @@ async def test_all_strangers_of_an_edge_have_one_allowance_together(
     assert sum(isinstance(message, wire.Presence) for _, message, _ in root.heard) == 20, "it has its own"
 
 
+class Station:
+    """An edge of nobody, which says what it likes on channels."""
+
+    def __init__(self, network: MemoryNetwork) -> None:
+        self.got: list[Any] = []
+        self.dealer = network.connect(
+            "edge", BundleDecoder(edge.down_decoder(Limits())), self.got.append, lambda error: None
+        )
+        self.dealer.send(edge.Station())
+
+    def say(self, first: int, *messages: wire.Message) -> None:
+        """Say each of the messages on a channel of its own."""
+        names = tuple(range(first, first + len(messages)))
+        frames = [frame for message in messages for frame in encode(message)]
+        self.dealer.send(Bundle(channels=names, frames=(1,) * len(names)), frames)
+
+    def refusals(self) -> list[str]:
+        """The reasons for which messages on channels were refused."""
+        heard = [
+            part.frames for e in self.got if isinstance(e.message, Bundle) for part in parts_of(e.message, e.frames)
+        ]
+        return [m.reason for m in (DOWN.decode(frames).message for frames in heard) if isinstance(m, wire.Refused)]
+
+
+def hello(device: int, lease: str = "lease") -> wire.Hello:
+    return wire.Hello(device=device, incarnation=2**30, lease=lease)
+
+
+def hellos(root: Root, incarnation: int = 2**30) -> list[int]:
+    """The devices whose Hellos have come through the edge."""
+    return [m.device for _, m, _ in root.heard if isinstance(m, wire.Hello) and m.incarnation == incarnation]
+
+
+async def test_a_channel_cannot_speak_for_devices_of_a_machine_on_another_connection(network: Any) -> None:
+    root = Root(network)
+    network.start_edge("root", "edge")
+    await settle()
+    machine = network.connect("edge", DOWN, lambda envelope: None, lambda error: None)
+    machine.send(wire.Enroll(count=3, host="machine"))
+    thief = Station(network)
+    await settle()
+    thief.say(0, hello(1), hello(2, "another lease"))
+    await settle()
+    assert hellos(root) == [2]
+    assert thief.refusals() == ["lease_unknown"]
+    device = Device(network, 1)
+    await settle()
+    assert device.kinds() == ["welcome"]
+
+
+async def test_devices_with_a_lease_get_through_when_strangers_have_used_up_what_may_pass(
+    network: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedemu.coordinator.edge.allowances.PASSED_RATE", 1.0)
+    root = Root(network)
+    network.start_edge("root", "edge")
+    await settle()
+    machine = network.connect("edge", DOWN, lambda envelope: None, lambda error: None)
+    machine.send(wire.Enroll(count=3, host="machine"))
+    flood = Station(network)
+    await settle()
+    flood.say(0, *[wire.Enroll(count=1, host="stranger")] * 100, *[hello(1, "no lease")] * 100)
+    await settle()
+    assert (enrolled(root), hellos(root)) == (9, []), "ten messages, of which one was that of the edge of nobody"
+    device = Device(network, 1)
+    await settle()
+    assert device.kinds() == ["welcome"]
+
+
+async def test_a_connection_whose_channels_say_more_than_an_edge_passes_on_is_closed(network: Any) -> None:
+    root = Root(network)
+    network.start_edge("root", "edge")
+    await settle()
+    flood = Station(network)
+    await settle()
+    for first in range(0, 10_000, 1000):
+        flood.say(first, *[hello(1, "no lease")] * 1000)
+    await settle()
+    passed = len(hellos(root))
+    assert 10 * PASSED_RATE <= passed < 5000
+    flood.say(0, wire.Enroll(count=1, host="late"))
+    await settle()
+    assert (enrolled(root), len(hellos(root))) == (0, passed)
+
+
+async def test_what_strangers_ask_while_the_coordinator_is_away_counts_when_it_is_back(
+    network: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedemu.coordinator.edge.allowances.PASSED_RATE", 1.0)
+    root = Root(network)
+    network.start_edge("root", "edge")
+    await settle()
+    root.hub.send(root.station, wire.Refused(reason="unknown_peer", detail="Who are you?"))
+    await settle()
+    for _ in range(30):
+        network.connect("edge", DOWN, lambda envelope: None, lambda error: None).send(hello(1, "no lease"))
+    await settle()
+    assert hellos(root) == []
+    for _ in range(200):
+        await asyncio.sleep(0.05)
+        if hellos(root):
+            break
+    await settle()
+    assert len(hellos(root)) == 10
+
+
+async def test_a_device_may_send_as_many_bytes_as_its_asks_need(network: Any) -> None:
+    root = Root(network)
+    network.start_edge("root", "edge")
+    await settle()
+    device = Device(network, 1)
+    await settle()
+    large = wire.BlobRef(key="model", digest=digest_of(b""), size=40 * 2**20)
+    work = wire.Work(
+        ask="1.0.0", program="train", task=0, start=0.0, shared=(large,), state=None, download_bytes=1,
+        upload_bytes=1, passes=1.0, processed=1.0, deadline=9.0, durable_round=0, epoch=7,
+    )  # fmt: skip
+    root.hub.send(root.of(1), work)
+    await settle()
+    values = np.zeros(10 * 2**20, np.float32)
+    specs, frames = pack({"delta/w": values})
+    result = wire.Result(ask="1.0.0", examples=1, steps=1, metrics={}, epoch=7, tensors=specs)
+    for _ in range(5):
+        device.dealer.send(result, frames)
+    await settle()
+    assert sum(isinstance(message, wire.Result) for _, message, _ in root.heard) == 5
+
+
+def test_a_connection_without_work_may_send_so_many_bytes_and_no_more() -> None:
+    allowances = Allowances(50)
+    size = 40 * 2**20
+    assert [allowances.of_session(b"peer", size, 0.0) is None for _ in range(2)] == [True, False]
+    allowances.asked(size)
+    assert allowances.unfinished == 320 * 2**20
+    assert [allowances.of_session(b"peer", size, 0.0) is None for _ in range(18)] == [True] * 16 + [False] * 2
+
+
 def test_people_are_told_who_is_behind_an_edge_when_the_numbers_have_come_to_rest() -> None:
     told: list[str] = []
     behind = Behind(told.append)
-    behind.machines[b"m"] = None
+    behind.grant(b"m", "lease")
     for number in range(1500):
         behind.devices[bytes([number >> 8, number & 255])] = number
         behind.look(number / 1000, 0)

@@ -191,14 +191,32 @@ async def test_bundles_of_a_connection_without_a_session_are_not_read(top: Top) 
     assert not top.heard
 
 
-async def test_a_connection_may_have_so_many_channels_and_no_more(top: Top) -> None:
+async def test_a_connection_may_have_so_many_channels_with_a_session_and_no_more(top: Top) -> None:
     dealer = top.network.connect("top", DOWN, lambda e: None, lambda error: None)
     dealer.send(wire.Enroll(count=1))
-    hello = encode(wire.Hello(device=0, incarnation=0, lease="lease"))
-    dealer.send(Bundle(channels=tuple(range(101)), frames=(1,) * 101), hello * 101)
+    enroll = encode(wire.Enroll(count=1))
+    dealer.send(Bundle(channels=tuple(range(101)), frames=(1,) * 101), enroll * 101)
     await settle()
     assert [error.reason for error in top.refused] == ["too_much"]
-    assert top.tags().count("hello") == 100
+    assert top.tags().count("enroll") == 101, "the owner, and a hundred channels"
+
+
+async def test_the_oldest_channels_without_a_session_make_room_for_new_ones(top: Top) -> None:
+    got: list[Any] = []
+    decoder = BundleDecoder(DOWN)
+    dealer = top.network.connect("top", decoder, lambda envelope: got.append(envelope.message), lambda error: None)
+    dealer.send(wire.Enroll(count=1))
+    enroll = encode(wire.Enroll(count=1))
+    hello = encode(wire.Hello(device=0, incarnation=0, lease="lease"))
+    dealer.send(Bundle(channels=(0, 1, 2, 3), frames=(1,) * 4), [*hello, *enroll, *hello, *enroll])
+    dealer.send(Bundle(channels=tuple(range(4, 400)), frames=(1,) * 396), hello * 396)
+    await settle()
+    assert not top.refused
+    assert len(top.heard) == 401
+    peers = [peer for peer, _ in top.heard[1:]]
+    assert top.over == [peers[0], peers[2], *peers[4:302]], "1 and 3 have sessions, and 98 more have room"
+    closed = [channel for message in got if isinstance(message, Bundle) for channel in message.closed]
+    assert closed == [0, 2, *range(4, 302)]
 
 
 async def test_the_hub_can_close_a_channel(top: Top) -> None:

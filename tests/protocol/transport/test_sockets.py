@@ -9,6 +9,7 @@ import logging
 import os
 import resource
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,25 @@ async def test_a_flood_leaves_the_loop_its_turns(sockets: Any, eventually: Any) 
     loop.call_soon(turn)
     await eventually(lambda: len(coordinator.messages) >= 6000)
     assert max(after - before for before, after in itertools.pairwise(turns)) <= 1024
+
+
+async def test_slow_messages_leave_the_loop_its_turns(sockets: Any, eventually: Any) -> None:
+    coordinator = sockets.listen()
+    device = sockets.join(coordinator.router.address)
+    coordinator.react = lambda message, peer: time.sleep(0.002)
+    loop = asyncio.get_running_loop()
+    turns: list[int] = []
+
+    def turn() -> None:
+        turns.append(len(coordinator.messages))
+        if len(coordinator.messages) < 100:
+            loop.call_soon(turn)
+
+    for _ in range(100):
+        device.dealer.send(Heartbeat())
+    loop.call_soon(turn)
+    await eventually(lambda: len(coordinator.messages) == 100)
+    assert max(after - before for before, after in itertools.pairwise(turns)) <= 8
 
 
 @pytest.mark.parametrize(
