@@ -30,6 +30,8 @@ GROWTH: Final = 64 * 2**20
 """If the memory of this process has grown by more bytes than this, the next look comes at once."""
 PRESSING: Final = 2**15
 """An ipc connection with so many bytes that wait to be read is in the middle of a large message, or of many."""
+PAST: Final = 4096
+"""Of so many peers is remembered that their connections have gone, because messages of theirs may still be read."""
 _RECEIVED: Final = 128
 """The place of the received bytes in the kernel's answer to TCP_INFO."""
 _TCP_INFO: Final = 11
@@ -74,6 +76,8 @@ class Connections:
         self._clock = clock
         self._open: dict[int, Connection] = {}
         self._by_peer: dict[bytes, Connection] = {}
+        self._past: dict[bytes, None] = {}
+        """The last peers with names by ZeroMQ whose connections have gone. It does not give these names again."""
         self._silent: dict[int, Connection] = {}
         """Those that have sent no message yet and are not being closed, the oldest first."""
         self._going = 0
@@ -103,6 +107,8 @@ class Connections:
         """A whole message of the peer has come; ``frame`` is one of its frames. False if its connection has gone."""
         connection = self._by_peer.get(peer)
         if connection is None:
+            if peer in self._past:
+                return False  # the descriptor may be that of another connection by now
             try:
                 descriptor = int(frame.get("__fd"))
             except (zmq.ZMQError, ValueError):
@@ -216,6 +222,10 @@ class Connections:
         if connection is not None and connection.peer is not None:
             if self._by_peer.get(connection.peer) is connection:
                 del self._by_peer[connection.peer]
+            if connection.peer.startswith(b"\0"):
+                self._past[connection.peer] = None
+                while len(self._past) > PAST:
+                    del self._past[next(iter(self._past))]
             self._bounds.closed(connection.peer)
 
     def _unfinished(self, connection: Connection) -> int:

@@ -245,6 +245,38 @@ async def test_the_end_of_every_peer_is_told_also_if_its_message_is_read_later(
     await eventually(place.looked(lambda: set(place.closed) == set(place.heard)))
 
 
+class Frame:
+    """A frame of a message that came on the socket with this descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def get(self, name: str) -> int:
+        return self._descriptor
+
+
+async def test_a_late_message_of_a_connection_that_has_gone_is_not_taken_for_one_of_its_successor() -> None:
+    closed: list[bytes] = []
+    bounds = Bounds(
+        connections=9, strangers=9, knows=lambda peer: False, ended=lambda reason: None, closed=closed.append,
+        most_unfinished=lambda: MIB,
+    )  # fmt: skip
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.bind("tcp://127.0.0.1:*")
+        connections = room.Connections(router, asyncio.get_running_loop(), bounds, None)
+        gone, new = b"\0gone", b"\0new "
+        first = socket.socket()
+        place = first.fileno()
+        assert connections.heard(gone, Frame(place))  # type: ignore[arg-type]
+        first.close()
+        with socket.socket() as second:
+            assert second.fileno() == place
+            assert connections.heard(new, Frame(place))  # type: ignore[arg-type]
+            assert not connections.heard(gone, Frame(place))  # type: ignore[arg-type]
+            assert (connections.peers, closed) == ([new], [gone])
+        connections.close()
+
+
 async def test_the_end_of_a_peer_is_noticed_also_if_zeromq_does_not_tell_it(
     make: Make, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
