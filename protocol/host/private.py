@@ -52,9 +52,13 @@ def working_folder(prefix: str) -> Iterator[Path]:
     _remove_leftovers(place, prefix)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        # Another process may take it for a leftover until it is locked.
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.exists():  # another process may have taken it for a leftover, before it was locked
+        if folder.exists():
             break
         os.close(lock)
     try:

@@ -61,6 +61,23 @@ def test_a_working_folder_goes_with_its_process_or_with_the_next_one(
     assert list(place.iterdir()) == []
 
 
+def test_a_new_folder_that_another_process_takes_for_a_leftover_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    make, made = tempfile.mkdtemp, []
+
+    def make_and_lose(prefix: str, dir: Path) -> str:
+        made.append(make(prefix=prefix, dir=dir))
+        if len(made) == 1:
+            os.rmdir(made[0])
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_and_lose)
+    with working_folder("test-") as folder:
+        assert [folder.exists(), str(folder)] == [True, made[1]]
+
+
 def test_a_place_with_a_long_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     far = tmp_path / ("long" * 25)
     far.mkdir()
