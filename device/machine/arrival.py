@@ -14,7 +14,7 @@ from typing import Literal, Never
 
 from fedemu.device.machine.broker import Broker
 from fedemu.device.machine.enrolment import Enrolment
-from fedemu.device.machine.lease import LeaseFolder, claim_lease, find_leases
+from fedemu.device.machine.lease import LeaseFolder, LeaseSearch
 from fedemu.device.machine.link import CoordinatorLink
 from fedemu.device.machine.observer import MachineObserver, Silent
 from fedemu.device.pipe import TrainerSetup
@@ -147,19 +147,18 @@ class Arrival:
 async def arrive(plan: MachinePlan, network: Network, host: str, stack: AsyncExitStack) -> Arrival:
     """Enrol ``plan.count`` devices as machine ``host`` and fetch the experiment and its stream.
 
-    ``stack`` closes the lease's folder, then the link, then unclaimed leases. Raises RefusedError or UnreachableError
+    ``stack`` closes the lease's folder, then the link, then a lease that was only tried. Raises RefusedError or UnreachableError
     if the coordinator has no place, ConfigurationError if the state folder cannot be used, BlobError if a blob does not
     come, and RunOver if the run ends meanwhile.
     """
-    leases = find_leases(plan.state, plan.count)
-    for lease in leases:
-        stack.callback(lease.close)
+    leases = LeaseSearch(plan.state, plan.count)
+    stack.callback(leases.close)
     enrolment = Enrolment(
         plan.address,
         plan.count,
         host,
         compute=await asyncio.to_thread(plan.compute),
-        leases=[lease.record.lease for lease in leases],
+        leases=leases,
         connect_seconds=plan.connect_seconds,
         lost_seconds=plan.lost_seconds,
     )
@@ -168,7 +167,7 @@ async def arrive(plan: MachinePlan, network: Network, host: str, stack: AsyncExi
     stack.push(lambda kind, error, traceback: link.close(error))
     granted = await link.enrol()
     plan.observer.placed(sum(stop - start for start, stop in granted.ranges))
-    folder = claim_lease(leases, plan.state, granted, plan.count)
+    folder = leases.claim(granted)
     stack.callback(folder.close)
     store = BlobStore(folder.blobs)
     link.keep_blobs(store)

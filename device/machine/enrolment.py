@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable
 from typing import Literal
 
@@ -26,7 +25,7 @@ class Enrolment:
     """Enrols ``count`` devices as machine ``host`` at ``address``. Times are in seconds.
 
     ``compute`` says how it computes. ``leases`` are tokens that an earlier life on this machine may still hold; they
-    are tried first, in their order. The coordinator must grant a lease within ``connect_seconds``. If it is silent for
+    are tried first, in their order, and the next is taken when the one before it is refused. The coordinator must grant a lease within ``connect_seconds``. If it is silent for
     ``lost_seconds``, this machine gives up.
     """
 
@@ -47,7 +46,10 @@ class Enrolment:
         self._count = count
         self._host = host
         self._compute = compute
-        self._leases = deque(leases)
+        self._leases = iter(leases)
+        self._lease = next(self._leases, None)
+        self._unanswered = self._outdated = 0
+        """The asks on this connection without an answer, and those among them that named an earlier lease."""
         self._connect_seconds = connect_seconds
         self._lost_seconds = lost_seconds
         self._began = self._heard = self._asked = self._connected = self._sought = -math.inf
@@ -101,6 +103,7 @@ class Enrolment:
 
     def refuse(self, refused: Refused, now: float) -> list[EnrolAction]:
         """React to a refusal. Raises RefusedError if asking again would not help."""
+        self._unanswered = max(0, self._unanswered - 1)
         match refused.reason:
             case "unknown_peer" if self.granted is not None:
                 # The coordinator has started again. It may refuse several messages; one answer is enough.
@@ -108,11 +111,12 @@ class Enrolment:
                     return []
                 self.state, self._sought = "seeking", now
                 return self._enroll(now)
-            case "lease_unknown" if self.granted is None and self._leases:
-                self._leases.popleft()
-                return self._enroll(now)
-            case "lease_unknown" if self.granted is None:
+            case "lease_unknown" if self.granted is None and (self._outdated or self._lease is None):
+                self._outdated = max(0, self._outdated - 1)
                 return []  # it answers an earlier try: several may have waited for the coordinator
+            case "lease_unknown" if self.granted is None:
+                self._lease, self._outdated = next(self._leases, None), self._unanswered
+                return self._enroll(now)
             case "lease_taken":
                 # An earlier life of this machine may hold it, if the coordinator does not know yet that it is dead.
                 self._taken = refused.detail
@@ -174,11 +178,12 @@ class Enrolment:
 
     def _reconnect(self, now: float) -> list[EnrolAction]:
         self._connected, self._anew = now, False
+        self._unanswered = self._outdated = 0
         return [Connect(), *self._enroll(now)]
 
     def _enroll(self, now: float) -> list[EnrolAction]:
-        self._asked = now
-        lease = self.granted.lease if self.granted else next(iter(self._leases), None)
+        self._asked, self._unanswered = now, self._unanswered + 1
+        lease = self.granted.lease if self.granted else self._lease
         return [Enroll(count=self._count, lease=lease, host=self._host, compute=self._compute)]
 
     def _never_enrolled(self) -> UnreachableError | RefusedError:

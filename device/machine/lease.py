@@ -12,6 +12,8 @@ import json
 import os
 import re
 import shutil
+from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,19 +79,53 @@ class LeaseFolder:
             self._lock = -1
 
 
-def find_leases(state: Path, count: int) -> list[LeaseFolder]:
-    """The leases of ``count`` devices that no living supervisor holds, newest first, all locked."""
-    found: list[LeaseFolder] = []
-    for path in sorted(state.glob("*/*/lease.json"), key=_age):
-        lock = _lock(path.parent)
-        if lock is None:
-            continue
-        record = _read(path)
-        if record is not None and record.count == count and len(found) < KEPT:
-            found.append(LeaseFolder(path.parent, record, lock))
-        else:
-            os.close(lock)
-    return found
+class LeaseSearch:
+    """The leases of ``count`` devices in a state folder that no living supervisor holds, newest first.
+
+    Only the current one is locked. So supervisors that start at the same time each try another one.
+    """
+
+    def __init__(self, state: Path, count: int) -> None:
+        self._state = state
+        self._count = count
+        self._left = deque(sorted(state.glob("*/*/lease.json"), key=_age))
+        self._current: LeaseFolder | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        """The leases' tokens. Each is locked when it is asked for, and unlocked when the next one is."""
+        while self._left:
+            self.close()
+            path = self._left.popleft()
+            lock = _lock(path.parent)
+            if lock is None:
+                continue
+            record = _read(path)
+            if record is None or record.count != self._count:
+                os.close(lock)
+                continue
+            self._current = LeaseFolder(path.parent, record, lock)
+            yield record.lease
+        self.close()
+
+    def claim(self, granted: Granted) -> LeaseFolder:
+        """Begin another life with the granted lease, in its old folder or a new one. The search is over.
+
+        Raises ConfigurationError if the folder cannot be used.
+        """
+        own, self._current = self._current, None
+        if own is None or own.record.lease != granted.lease:
+            if own is not None:
+                own.close()
+            own = create_lease(self._state, granted, self._count)
+        own.begin()
+        prune(self._state)
+        return own
+
+    def close(self) -> None:
+        """Unlock the current lease, unless it was claimed. A second call does nothing."""
+        if self._current is not None:
+            self._current.close()
+            self._current = None
 
 
 def create_lease(state: Path, granted: Granted, count: int) -> LeaseFolder:
@@ -106,22 +142,6 @@ def create_lease(state: Path, granted: Granted, count: int) -> LeaseFolder:
     if lock is None:
         raise ConfigurationError(f"Another supervisor works in {folder}; stop it, or choose another state folder.")
     return LeaseFolder(folder, _read(folder / "lease.json") or LeaseRecord(granted.lease, granted.run, count, 0), lock)
-
-
-def claim_lease(leases: list[LeaseFolder], state: Path, granted: Granted, count: int) -> LeaseFolder:
-    """Begin another life with the granted lease, in its old folder or a new one. The other ``leases`` are unlocked.
-
-    Raises ConfigurationError if the folder cannot be used.
-    """
-    own = next((lease for lease in leases if lease.record.lease == granted.lease), None)
-    for lease in leases:
-        if lease is not own:
-            lease.close()
-    if own is None:
-        own = create_lease(state, granted, count)
-    own.begin()
-    prune(state)
-    return own
 
 
 def prune(state: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedemu.device.machine.arrival import ExperimentCode, MachinePlan, arrive
-from fedemu.device.machine.lease import find_leases
+from fedemu.device.machine.lease import LeaseSearch
 from fedemu.device.machine.link import RunOver
 from fedemu.protocol.errors import FedemuError, RefusedError
 from fedemu.protocol.messages import Bye, Enroll
@@ -44,7 +44,7 @@ async def test_the_lease_is_held_until_the_end_and_found_by_the_next_life(
     server = memory_coordinator(devices=3)
     async with AsyncExitStack() as stack:
         await arrive(plan(server), server.network, "here", stack)
-        assert find_leases(tmp_path / "state", 3) == []
+        assert list(LeaseSearch(tmp_path / "state", 3)) == []
     await until(lambda: server.heard_of(Bye), "the goodbye")
     async with AsyncExitStack() as stack:
         again = await arrive(plan(server), server.network, "here", stack)

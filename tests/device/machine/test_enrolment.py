@@ -60,6 +60,26 @@ def test_former_leases_are_tried_before_a_new_one_is_asked_for() -> None:
     assert machine.refuse(refused("lease_unknown"), 1.0) == [ENROLL]
 
 
+def test_a_second_refusal_of_the_same_lease_does_not_pass_over_the_next_one() -> None:
+    machine = an_enrolment("old", "older")
+    machine.start(0.0)
+    machine.tick(2.0)
+    assert machine.refuse(refused("lease_unknown"), 3.0) == [Enroll(count=3, lease="older", host="host")]
+    assert machine.refuse(refused("lease_unknown"), 3.0) == []
+    assert machine.refuse(refused("lease_unknown"), 3.0) == [ENROLL]
+    assert machine.refuse(refused("lease_unknown"), 3.0) == []
+
+
+def test_answers_that_a_closed_connection_owed_are_not_waited_for() -> None:
+    machine = an_enrolment("old", "older")
+    machine.start(0.0)
+    machine.tick(2.0)
+    machine.bar("its key is unknown", final=True)
+    assert machine.tick(4.0) == [Connect(), Enroll(count=3, lease="old", host="host")]
+    assert machine.refuse(refused("lease_unknown"), 5.0) == [Enroll(count=3, lease="older", host="host")]
+    assert machine.refuse(refused("lease_unknown"), 5.0) == [ENROLL]
+
+
 def test_a_lease_whose_former_holder_is_not_yet_dead_is_waited_for() -> None:
     machine = an_enrolment("old")
     machine.start(0.0)

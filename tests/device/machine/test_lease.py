@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedemu.device.machine.lease import KEPT, LIFE_BITS, claim_lease, create_lease, find_leases
+from fedemu.device.machine.lease import KEPT, LIFE_BITS, LeaseSearch, create_lease
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.messages import BlobRef, Granted
 
@@ -27,61 +27,83 @@ def a_grant(lease: str = "L", run: str = "digits") -> Granted:
     )
 
 
+def found(state: Path, count: int = 3) -> list[str]:
+    """The tokens of all leases that a supervisor of ``count`` devices would try."""
+    return list(LeaseSearch(state, count))
+
+
 def test_each_life_has_incarnations_above_those_of_the_former_one(tmp_path: Path) -> None:
-    first = claim_lease([], tmp_path, a_grant(), 3)
+    first = LeaseSearch(tmp_path, 3).claim(a_grant())
     assert first.first_incarnation == 1 << LIFE_BITS
     first.close()
-    found = find_leases(tmp_path, 3)
-    assert [lease.record.lease for lease in found] == ["L"]
-    second = claim_lease(found, tmp_path, a_grant(), 3)
+    search = LeaseSearch(tmp_path, 3)
+    assert next(iter(search)) == "L"
+    second = search.claim(a_grant())
     assert second.folder == first.folder
     assert second.first_incarnation == 2 << LIFE_BITS
     second.close()
 
 
 def test_a_lease_that_a_living_supervisor_holds_is_not_found(tmp_path: Path) -> None:
-    held = claim_lease([], tmp_path, a_grant(), 3)
-    assert find_leases(tmp_path, 3) == []
+    held = LeaseSearch(tmp_path, 3).claim(a_grant())
+    assert found(tmp_path) == []
     with pytest.raises(ConfigurationError, match="Another supervisor works in"):
         create_lease(tmp_path, a_grant(), 3)
     held.close()
 
 
 def test_leases_of_another_number_of_devices_are_left_alone(tmp_path: Path) -> None:
-    claim_lease([], tmp_path, a_grant(), 3).close()
-    assert find_leases(tmp_path, 4) == []
+    LeaseSearch(tmp_path, 3).claim(a_grant()).close()
+    assert found(tmp_path, 4) == []
 
 
-def test_only_the_granted_lease_stays_locked(tmp_path: Path) -> None:
-    claim_lease([], tmp_path, a_grant("one"), 3).close()
-    claim_lease([], tmp_path, a_grant("two"), 3).close()
-    own = claim_lease(find_leases(tmp_path, 3), tmp_path, a_grant("two"), 3)
-    assert [lease.record.lease for lease in find_leases(tmp_path, 3)] == ["one"]
+def test_supervisors_that_start_together_try_different_leases(tmp_path: Path) -> None:
+    for age, token in enumerate(("one", "two")):
+        lease = LeaseSearch(tmp_path, 3).claim(a_grant(token))
+        os.utime(lease.folder / "lease.json", (age, age))
+        lease.close()
+    first, second = LeaseSearch(tmp_path, 3), LeaseSearch(tmp_path, 3)
+    tried = iter(first)
+    assert (next(tried), next(iter(second))) == ("two", "one")
+    second.close()
+    assert next(tried) == "one"
+    assert found(tmp_path) == ["two"]
+    own = first.claim(a_grant("two"))
+    assert found(tmp_path) == ["one"]
     own.close()
 
 
+def test_a_search_leaves_nothing_locked(tmp_path: Path) -> None:
+    LeaseSearch(tmp_path, 3).claim(a_grant()).close()
+    search = LeaseSearch(tmp_path, 3)
+    assert next(iter(search)) == "L"
+    assert found(tmp_path) == []
+    search.close()
+    assert found(tmp_path) == ["L"] == found(tmp_path)
+
+
 def test_a_lease_file_that_was_damaged_counts_as_none(tmp_path: Path) -> None:
-    lease = claim_lease([], tmp_path, a_grant(), 3)
+    lease = LeaseSearch(tmp_path, 3).claim(a_grant())
     lease.close()
     (lease.folder / "lease.json").write_text('{"lease": "L"')
-    assert find_leases(tmp_path, 3) == []
+    assert found(tmp_path) == []
 
 
 def test_old_leases_are_removed_with_all_they_hold(tmp_path: Path) -> None:
     for age in range(KEPT + 3):
-        lease = claim_lease([], tmp_path, a_grant(f"lease {age}", run=f"run {age}"), 3)
+        lease = LeaseSearch(tmp_path, 3).claim(a_grant(f"lease {age}", run=f"run {age}"))
         (lease.devices / "0").mkdir(parents=True)
         os.utime(lease.folder / "lease.json", (age, age))
         lease.close()
-    claim_lease([], tmp_path, a_grant("the newest"), 3).close()
-    left = {lease.record.lease for lease in find_leases(tmp_path, 3)}
+    LeaseSearch(tmp_path, 3).claim(a_grant("the newest")).close()
+    left = found(tmp_path)
     assert len(left) == KEPT
     assert "lease 0" not in left
     assert not (tmp_path / "run_0").exists()
 
 
 def test_a_run_may_have_any_name(tmp_path: Path) -> None:
-    lease = claim_lease([], tmp_path, a_grant(run="../../ö b/c"), 3)
+    lease = LeaseSearch(tmp_path, 3).claim(a_grant(run="../../ö b/c"))
     assert tmp_path in lease.folder.parents
     lease.close()
 
@@ -89,4 +111,4 @@ def test_a_run_may_have_any_name(tmp_path: Path) -> None:
 def test_a_state_folder_that_is_a_file_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
     with pytest.raises(ConfigurationError, match="choose another"):
-        claim_lease([], tmp_path / "state", a_grant(), 3)
+        LeaseSearch(tmp_path / "state", 3).claim(a_grant())
