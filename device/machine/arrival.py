@@ -147,9 +147,9 @@ class Arrival:
 async def arrive(plan: MachinePlan, network: Network, host: str, stack: AsyncExitStack) -> Arrival:
     """Enrol ``plan.count`` devices as machine ``host`` and fetch the experiment and its stream.
 
-    ``stack`` closes the lease's folder, then the link, then a lease that was only tried. Raises RefusedError or UnreachableError
-    if the coordinator has no place, ConfigurationError if the state folder cannot be used, BlobError if a blob does not
-    come, and RunOver if the run ends meanwhile.
+    ``stack`` closes the lease's folder, then the link, then a lease that was only tried. Raises RefusedError or
+    UnreachableError if the coordinator has no place, ConfigurationError if the state folder cannot be used, BlobError
+    if a blob does not come, and RunOver if the run ends meanwhile.
     """
     leases = LeaseSearch(plan.state, plan.count)
     stack.callback(leases.close)

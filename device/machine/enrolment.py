@@ -25,8 +25,8 @@ class Enrolment:
     """Enrols ``count`` devices as machine ``host`` at ``address``. Times are in seconds.
 
     ``compute`` says how it computes. ``leases`` are tokens that an earlier life on this machine may still hold; they
-    are tried first, in their order, and the next is taken when the one before it is refused. The coordinator must grant a lease within ``connect_seconds``. If it is silent for
-    ``lost_seconds``, this machine gives up.
+    are tried first, in their order, and the next is taken when the one before it is refused. The coordinator must grant
+    a lease within ``connect_seconds``. If it is silent for ``lost_seconds``, this machine gives up.
     """
 
     def __init__(
