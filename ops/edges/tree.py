@@ -12,15 +12,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedemu.device.host.processors import default_trainers
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.running.devices import called, say
-from fedemu.ops.running.launch import child_command
+from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command, last_words
 from fedemu.protocol.host.private import private_folder
 
 MOST_RESTARTS = 200
@@ -91,15 +91,30 @@ def main(words: Sequence[str]) -> int:
     stopping: list[int] = []
     for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sign, lambda number, frame: stopping.append(number))
-    with ExitStack() as stack:
-        place = str(stack.enter_context(private_folder()))
-        members: list[Member] = []
-        stack.callback(_end, members)
-        for member in plan(
-            json.loads(levels), int(count), Runtime.model_validate_json(runtime), Path(state), Path(logs), place
-        ):
-            members.append(member)
-        return _watch(members, stopping)
+    with private_folder() as place:
+        members = plan(
+            json.loads(levels), int(count), Runtime.model_validate_json(runtime), Path(state), Path(logs), str(place)
+        )
+        return run_members(members, stopping, Path(logs) / DEVICES_OUTPUT)
+
+
+def run_members(members: Iterable[Member], stopping: Sequence[int], output: Path) -> int:
+    """Run members to their end, or until there is a signal in ``stopping``. The code is that of the first that failed.
+
+    The members write to ``output``. What the one that failed has said is said again after the others have ended.
+    """
+    there: list[Member] = []
+    words = ""
+    try:
+        for member in members:
+            there.append(member)
+        code = _watch(there, stopping)
+        words = last_words(output) if code and not stopping else ""
+    finally:
+        _end(there)
+    if words and words != last_words(output):
+        say(words)
+    return code
 
 
 def _watch(members: Sequence[Member], stopping: Sequence[int]) -> int:

@@ -24,7 +24,8 @@ from fedemu.ops.data.corpora import SENT
 from fedemu.ops.engines.sending import SentFile, folder_of, node_folder, receive
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.keys.store import KeyFolder
-from fedemu.ops.running.launch import child_command, last_words
+from fedemu.ops.running.codes import COMPLAINT
+from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command, last_words
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.files import write_whole
 from fedemu.protocol.host.private import private_folder
@@ -109,7 +110,7 @@ class Place:
     def report(self) -> Report:
         """How the place stands now."""
         pid = self._process.pid if self._process is not None else 0
-        words = self._words or (last_words(self._logs / "devices.out") if self._code else "")
+        words = self._words or (last_words(self._logs / DEVICES_OUTPUT) if self._code else "")
         return Report(
             node=self._node,
             pid=pid,
@@ -127,7 +128,7 @@ class Place:
         try:
             receive(files, ray.get, self._sent)
         except FedemuError as error:
-            self._code, self._words = error.exit_code, f"fedemu: {error}"
+            self._code, self._words = error.exit_code, f"{COMPLAINT}{error}"
             return
         self._lacks_data = False
         if not self._stopped:
@@ -156,7 +157,7 @@ class Place:
         sent = {SENT: str(self._sent)} if read(self._sent) is not None else {}
         while True:
             command = child_command("fedemu-devices", "fedemu.ops.running.devices", *self._command)
-            with (self._logs / "devices.out").open("ab") as output:
+            with (self._logs / DEVICES_OUTPUT).open("ab") as output:
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,

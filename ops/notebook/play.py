@@ -19,6 +19,7 @@ from typing import IO
 from fedemu.ops.experiment import Runtime
 from fedemu.ops.notebook.settings import toml, without_settings
 from fedemu.ops.notebook.shown import Shown
+from fedemu.ops.running.codes import COMPLAINT
 from fedemu.ops.running.exits import TOLD
 from fedemu.protocol.host.own_code import Told
 
@@ -76,8 +77,8 @@ def _play(folder: Path, runtime: Runtime, shown: Shown, told: Path) -> tuple[int
     try:
         try:
             while (line := lines.get()) is not None:
-                if line.startswith("fedemu: "):
-                    complaints.append(line.removeprefix("fedemu: ").strip())
+                if line.startswith(COMPLAINT):
+                    complaints.append(line.removeprefix(COMPLAINT).strip())
                     within = True
                 elif within := within and line.startswith("    "):
                     complaints[-1] += f"\n{line.rstrip()}"

@@ -31,6 +31,8 @@ IN_WORDS = (
 )
 """The exit codes, in the help of every command."""
 
+COMPLAINT = "fedemu: "
+"""The beginning of a sentence that tells why something ended or went wrong."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import typer
 
-from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE
+from fedemu.ops.running.codes import COMPLAINT, INTERNAL_ERROR, INTERRUPTED, USAGE
 from fedemu.ops.watching.logs import log_crash, log_failure
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.files import is_full, refusal_of
@@ -31,7 +31,7 @@ _OF_PATHS = frozenset({errno.ENAMETOOLONG, errno.EACCES, errno.ENOTDIR, errno.EI
 def complain(text: str) -> None:
     """Tell the user one sentence on stderr, without a full stop. The lines of an account may follow it."""
     sentence = text if text.endswith("...") else text.removesuffix(".")
-    print(f"fedemu: {sentence}", file=sys.stderr, flush=True)
+    print(f"{COMPLAINT}{sentence}", file=sys.stderr, flush=True)
 
 
 def exit_code_of(action: Callable[[], int]) -> int:

@@ -16,16 +16,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from signal import Signals
 from types import FrameType
 from typing import IO
 
-from fedemu.ops.running.codes import STOP_SIGNALS
+from fedemu.ops.running.codes import COMPLAINT, STOP_SIGNALS
 from fedemu.ops.running.launch_rules import Action, CallDevices, Child, Launch, Patience, Say, Send, StartDevices
 from fedemu.protocol.errors import ConfigurationError
 
 DEFAULT_PATIENCE = Patience()
+DEVICES_OUTPUT = "devices.out"
+"""The file in a run's folder of logs that has the output of its devices."""
 _LONGEST_SLEEP = 1.0
 _FREE_PORTS = range(20_000, 32_000)
 """Ports below the range from which systems choose, so that no other process gets one before it is used."""
@@ -155,12 +158,20 @@ class _Children:
 
 
 def last_words(path: Path) -> str:
-    """The last line in the file of a child's output. Empty if there is none."""
+    """The last complaint in the file of a child's output, with the lines of its account.
+
+    Without a complaint it is the last line that says something, and without such a line it is empty.
+    """
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = [line.rstrip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError:
         return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    lines = [line for line in lines if line]
+    first = next((number for number in reversed(range(len(lines))) if lines[number].startswith(COMPLAINT)), None)
+    if first is None:
+        return lines[-1].strip() if lines else ""
+    account = takewhile(lambda line: line.startswith(" "), lines[first + 1 :])
+    return "\n".join([lines[first], *account])
 
 
 def child_command(name: str, module: str, *arguments: str) -> list[str]:

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.keys.choice import in_words, server_keys
 from fedemu.ops.keys.store import KeyFolder
-from fedemu.ops.running.codes import INTERNAL_ERROR, INTERRUPTED, USAGE
+from fedemu.ops.running.codes import COMPLAINT, INTERNAL_ERROR, INTERRUPTED, USAGE
 from fedemu.ops.running.exits import complain, exit_code_of
-from fedemu.ops.running.launch import child_command, last_words, launch
+from fedemu.ops.running.launch import DEVICES_OUTPUT, child_command, last_words, launch
 from fedemu.ops.running.launch_rules import Child
 from fedemu.ops.running.portable import environment_for
 from fedemu.ops.running.timing import read_timing, table, timing
@@ -79,7 +79,7 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
     chosen = runtime.bind if "bind" in runtime.model_fields_set else private
     runtime = runtime.model_copy(update={"bind": chosen, "connect": reachable(chosen)})
     logs = directory / "logs"
-    devices_terminal = logs / "devices.out"
+    devices_terminal = logs / DEVICES_OUTPUT
     serving = runtime.model_dump_json()
     # The supervisor serves its metrics on the port after the coordinator's.
     keys = server_keys(runtime, os.environ)
@@ -132,7 +132,7 @@ def _launch_both(directory: Path, experiment: Experiment, runtime: Runtime, begi
         # A display that was killed has left the cursor hidden.
         sys.stderr.write(_SHOW_CURSOR)
     if ended.devices_gave_up:
-        say(last_words(devices_terminal) or f"fedemu: an error ended the devices; {logs} may say which")
+        say(last_words(devices_terminal) or f"{COMPLAINT}an error ended the devices; {logs} may say which")
     if ended.exit_code and runtime.log_level == "debug" and devices_terminal.exists():
         say(devices_terminal.read_text(encoding="utf-8", errors="replace"))
     return INTERNAL_ERROR if ended.exit_code is None else ended.exit_code

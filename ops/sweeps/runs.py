@@ -21,7 +21,7 @@ from fedemu.coordinator.record.run import read_summary
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import CONFIG_FILE, differences, read_frozen
 from fedemu.ops.figures import counted, percent, span
-from fedemu.ops.running.codes import INTERRUPTED
+from fedemu.ops.running.codes import COMPLAINT, INTERRUPTED
 from fedemu.ops.running.launch import child_command, last_words
 from fedemu.ops.running.words import is_complete, say
 from fedemu.ops.sweeps.plan import Planned
@@ -184,7 +184,7 @@ def _words(log: Path) -> str:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    said = [line.removeprefix("fedemu: ") for line in lines if line.startswith("fedemu: ") and "warning:" not in line]
+    said = [line.removeprefix(COMPLAINT) for line in lines if line.startswith(COMPLAINT) and "warning:" not in line]
     return said[-1] if said else last_words(log)
 
 

@@ -152,3 +152,9 @@ def test_the_last_words_are_the_last_line_that_says_something(tmp_path: Path) ->
     (tmp_path / "out").write_text("first\nfedemu: no room for 300 devices\n\n")
     assert last_words(tmp_path / "out") == "fedemu: no room for 300 devices"
     assert last_words(tmp_path / "absent") == ""
+
+
+def test_the_last_words_are_a_whole_account_if_there_is_one(tmp_path: Path) -> None:
+    account = "fedemu: ValueError: no, in mine.py line 3\n    3  raise ValueError('no')\n    the traceback is there"
+    (tmp_path / "out").write_text(f"fedemu: an earlier one\n{account}\n13.6 MB came from below\n")
+    assert last_words(tmp_path / "out") == account

@@ -1,0 +1,82 @@
+"""The members of a tree: what is told of the one that failed, how the others end, and who is started again."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedemu.ops.edges.tree import Member, run_members
+
+WAITS = """
+import signal, sys
+def leave(*_):
+    open(sys.argv[1], "a").write("fedemu: The devices were stopped by SIGTERM\\n")
+    sys.exit(4)
+signal.signal(signal.SIGTERM, leave)
+open(sys.argv[1] + ".ready", "a").write("!")
+signal.pause()
+"""
+FAILS = """
+import pathlib, sys, time
+while not pathlib.Path(sys.argv[1] + ".ready").exists():
+    time.sleep(0.01)
+open(sys.argv[1], "a").write("fedemu: no room for 150 devices\\n")
+sys.exit(2)
+"""
+IS_KILLED_ONCE = """
+import os, pathlib, signal, sys
+once = pathlib.Path(sys.argv[1] + ".once")
+if once.exists():
+    sys.exit(0)
+once.touch()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "devices.out"
+
+
+def toy(code: str, output: Path) -> Member:
+    return Member.start("machine 1", [sys.executable, "-c", code, str(output)])
+
+
+def test_the_sentence_of_a_member_that_failed_is_the_last_one(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    members = [toy(WAITS, output), toy(FAILS, output)]
+    assert run_members(members, [], output) == 2
+    assert output.read_text().splitlines()[-1] == "fedemu: The devices were stopped by SIGTERM"
+    assert capsys.readouterr().err == "fedemu: no room for 150 devices\n"
+    assert not any(psutil.pid_exists(member.process.pid) for member in members)
+
+
+def test_members_that_are_stopped_have_nothing_to_explain(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    member = toy(WAITS, output)
+    assert run_members([member], [signal.SIGTERM], output) == 0
+    assert capsys.readouterr().err == ""
+    assert not psutil.pid_exists(member.process.pid)
+
+
+def test_a_member_that_was_killed_is_started_again(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    member = toy(IS_KILLED_ONCE, output)
+    assert run_members([member], [], output) == 0
+    assert member.restarts == 1
+    assert capsys.readouterr().err == "machine 1 was ended by SIGKILL; starting it again\n"
+
+
+def test_members_that_have_started_end_if_the_next_cannot(output: Path) -> None:
+    started: list[Member] = []
+
+    def members() -> Iterator[Member]:
+        started.append(toy(WAITS, output))
+        yield started[0]
+        raise OSError("no processes left")
+
+    with pytest.raises(OSError, match="no processes left"):
+        run_members(members(), [], output)
+    assert not psutil.pid_exists(started[0].process.pid)
