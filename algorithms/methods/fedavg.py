@@ -33,10 +33,14 @@ class FedAvgState:
 
 
 class FedAvg:
-    """One ask a round. The global model moves by the weighted mean of the deltas, and so do running statistics."""
+    """One ask a round. The global model moves by the weighted mean of the deltas, and so do running statistics.
 
-    def __init__(self, local: LocalSGD) -> None:
-        self.programs: Mapping[str, LocalProgram | Query] = {"train": local}
+    ``local`` is the devices' program, or the ingredients of FedAvg's own one.
+    """
+
+    def __init__(self, local: LocalSGD | Ingredients) -> None:
+        program = local.local_sgd() if isinstance(local, Ingredients) else local
+        self.programs: Mapping[str, LocalProgram | Query] = {"train": program}
 
     def init(self, variables: Tree, context: Context) -> FedAvgState:
         return FedAvgState(variables)
@@ -51,7 +55,7 @@ class FedAvg:
 
 def fedavg(ingredients: Ingredients) -> FedAvg:
     """FedAvg. It has no options."""
-    return FedAvg(ingredients.local_sgd())
+    return FedAvg(ingredients)
 
 
 def fedprox(ingredients: Ingredients, mu: NonNegativeFloat = 1.0, distance: Distance = "squared") -> FedAvg:

@@ -99,6 +99,10 @@ class Attempts(Generic[S]):
                 match request:
                     case _Ended():
                         ended = True
+                        if request.state is None:
+                            raise ConfigurationError(
+                                "the algorithm's round ended without a state; it must return the next one"
+                            )
                         return request.state  # type: ignore[no-any-return]
                     case Ask():
                         asked = True

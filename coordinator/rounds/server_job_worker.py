@@ -8,7 +8,7 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -16,10 +16,11 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-from fedemu.algorithms.interface import ServerJob
+from fedemu.algorithms.interface import ServerJob, Tree
 from fedemu.algorithms.models.draws import Draws, keys
 from fedemu.algorithms.models.random_functions import models_draw_by
 from fedemu.coordinator.record import checkpoint
+from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.host.kernel import end_with_parent
 from fedemu.protocol.host.own_code import account, told
 from fedemu.protocol.seeds import integer
@@ -77,7 +78,7 @@ def run(job: ServerJob, place: Place, stepped: Callable[[int], None]) -> None:
     reported = 0.0
     while not finished and step < job.steps:
         with models_draw_by(place.draws(step)):
-            carry, finished = job.step(carry, step)
+            carry, finished = _checked(job.step(carry, step))
         step += 1
         if not finished and step < job.steps and step % job.checkpoint_every == 0:
             keep(False)
@@ -87,6 +88,17 @@ def run(job: ServerJob, place: Place, stepped: Callable[[int], None]) -> None:
             reported = time.monotonic()
     keep(True)
     stepped(step)
+
+
+def _checked(result: object) -> tuple[Tree, bool]:
+    """What a step has returned. Raises ConfigurationError if it is something else."""
+    match result:
+        case (Mapping() as carry, finished):
+            return carry, bool(finished)
+    raise ConfigurationError(
+        "its step must return two things, the next tree and whether the job is finished, and returned a "
+        f"{type(result).__name__}"
+    )
 
 
 def settle(pipe: int, parent: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -59,7 +59,7 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
         classes=corpus.classes,
         epochs=local.epochs,
         local_steps=local.steps,
-        batch_size=local.batch_size,
+        batch_size=min(local.batch_size, len(corpus.train.y)),  # batches are padded, so larger ones only cost
         lr=local.lr,
         momentum=local.momentum,
         weight_decay=local.weight_decay,
@@ -151,9 +151,13 @@ def lacks_memory(error: Exception) -> bool:
 def first_ask(algorithm: Algorithm[Any], variables: Tree, context: Context) -> Ask | None:
     """The first ask of the first round. None if a round begins with a server job.
 
-    ``context`` is the one before the first round.
+    ``context`` is the one before the first round. Raises ConfigurationError if a round is no script.
     """
     script = algorithm.round(algorithm.init(variables, context), replace(context, round=1))
+    if not isinstance(script, Generator):
+        raise ConfigurationError(
+            "the algorithm's round is no generator; it must yield an Ask or a ServerJob, and return the next state"
+        )
     try:
         request = next(script)
     except StopIteration:

@@ -112,14 +112,20 @@ def decode_first(experiments: Iterable[Experiment]) -> None:
 def finish(folder: Path, runs: Sequence[Planned], failed: Sequence[Failed], conclude: Conclude | None = None) -> int:
     """Compare what there is, write the table, and name the runs that failed. Returns the exit code."""
     # These import matplotlib and numpy, for which no run should have to wait.
-    from fedemu.ops.sweeps.table import write_table
+    from fedemu.ops.sweeps.table import others_in_table, write_table
 
     code = failed[0].code if failed else 0
     try:
         _compare(folder, runs, quiet=conclude is not None)
         if conclude is not None:
             conclude(folder)
+        others = others_in_table(folder, runs)
         say(f"one line for each run is in {write_table(folder, runs)}")
+        if others:
+            say(
+                f"{counted(others, 'run')} of another sweep in {folder} "
+                f"{'is' if others == 1 else 'are'} left out of the comparison and the table"
+            )
     except FedemuError as error:
         complain(str(error))
         code = code or error.exit_code

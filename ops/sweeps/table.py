@@ -40,6 +40,17 @@ def write_table(folder: Path, runs: Sequence[Planned]) -> Path:
     return folder / TABLE
 
 
+def others_in_table(folder: Path, runs: Sequence[Planned]) -> int:
+    """The number of runs in an earlier table of this folder that are still there and are none of ``runs``."""
+    try:
+        with (folder / TABLE).open(newline="", encoding="utf-8") as file:
+            earlier = {row.get("directory") or "" for row in csv.DictReader(file)}
+    except OSError:
+        return 0
+    others = earlier - {str(run.folder) for run in runs} - {""}
+    return sum((folder / directory).is_dir() for directory in others)
+
+
 def _of_run(directory: Path, figures: Sequence[str]) -> Mapping[str, Any]:
     try:
         run = read_run(directory)

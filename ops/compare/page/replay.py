@@ -135,6 +135,8 @@ def _by_size(studies: Studies, wanted: set[Measure]) -> Figure | None:
         for line, points in study.lines.items():
             look = looks[study.label, line]
             found = [values(study, point, own) for point in points]
+            if all(figure.mean is None for figure in found):
+                continue
             apart = (1 + _APART) ** (list(looks).index((study.label, line)) - middle)
             axes.errorbar(
                 [point.samples for point in points],

@@ -188,6 +188,16 @@ async def test_the_death_of_a_server_job_is_an_event(
     assert len(left.named("server_job")) == 1
 
 
+async def test_a_script_without_a_next_state_ends_the_run_with_a_sentence(
+    make_plan: MakePlan, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, play: Play
+) -> None:
+    make_fleet()
+    plan = make_plan()
+    monkeypatch.setattr(type(plan.algorithm), "round", lambda *_: iter_of())
+    with pytest.raises(ConfigurationError, match="round ended without a state; it must return the next one"):
+        await play(plan)
+
+
 async def test_a_script_that_yields_something_else_ends_the_run_with_a_sentence(
     make_plan: MakePlan, make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, play: Play
 ) -> None:
@@ -198,5 +208,5 @@ async def test_a_script_that_yields_something_else_ends_the_run_with_a_sentence(
         await play(plan)
 
 
-def iter_of(request: Any) -> Generator[Any, Any, Any]:
-    yield request
+def iter_of(*requests: Any) -> Generator[Any, Any, Any]:
+    yield from requests

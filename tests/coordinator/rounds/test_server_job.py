@@ -180,6 +180,12 @@ async def test_a_job_that_raises_is_not_tried_again(tmp_path: Path):
     assert tries.read_text() == "x"
 
 
+async def test_a_step_that_does_not_say_whether_it_was_the_last_is_an_error_that_says_so(tmp_path: Path):
+    job = ServerJob("train", lambda: {"w": torch.zeros(1), "v": torch.zeros(1)}, lambda carry, index: carry, 5, 1)
+    with pytest.raises(FedemuError, match=r"'train' failed: its step must return two things, .* returned a dict$"):
+        await run_server_job(job, tmp_path, 1, 0, ignore)
+
+
 async def test_progress_is_told_on_the_event_loop(tmp_path: Path, until: Until):
     told = []
 

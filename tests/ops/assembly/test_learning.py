@@ -51,6 +51,15 @@ def test_local_settings_reach_the_program() -> None:
     assert local.augment is not None
 
 
+def test_a_batch_is_not_padded_beyond_all_samples() -> None:
+    experiment = Experiment.parse({"local": {"batch_size": 10**9}})
+    corpus = open_corpus(experiment)
+    _, algorithm = open_algorithm(experiment, corpus)
+    local = algorithm.programs["train"]
+    assert isinstance(local, LocalSGD)
+    assert local.batch_size == len(corpus.train.y)
+
+
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [

@@ -110,9 +110,13 @@ OWN = """
             raise TypeError("no")
             yield
 
+    class NeverYields(FedAvg):
+        def round(self, state, context):
+            return state
+
     class AsksForAnother(FedAvg):
         def __init__(self, ingredients):
-            super().__init__(ingredients.local_sgd())
+            super().__init__(ingredients)
             self.programs = {"other": self.programs["train"]}
 """
 OF_TASKS = (
@@ -178,6 +182,7 @@ def opened(*settings: str, preset: str = "digits-small") -> Parts:
             "model 'tried:Branches' branches on values, so local.executor = 'checked' can't compute it; choose 'auto'",
         ),
         (["algorithm.name=tried:Begins"], "algorithm 'tried:Begins' fails before its first request: TypeError: no"),
+        (["algorithm.name=tried:NeverYields"], "the algorithm's round is no generator; it must yield an Ask or"),
         (["algorithm.name=tried:AsksForAnother"], "asks for the program 'train', which it does not have"),
     ],
 )

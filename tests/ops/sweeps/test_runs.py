@@ -15,6 +15,7 @@ import pytest
 from fedemu.ops.sweeps.plan import Planned, load_sweep, planned
 from fedemu.ops.sweeps.runs import is_over
 from fedemu.ops.sweeps.sweep import run_sweep
+from fedemu.ops.sweeps.table import others_in_table, write_table
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -64,6 +65,15 @@ def test_runs_side_by_side_are_the_runs_alone_and_a_killed_sweep_goes_on(tmp_pat
         ["small", "digits-small", "1", "completed"],
         ["small", "digits-small+fedntd", "1", "completed"],
     ]
+
+
+def test_runs_of_an_earlier_sweep_are_counted_while_they_are_there(tmp_path: Path) -> None:
+    old, new = ([Planned("part", name, seed, ()) for seed in (1, 2)] for name in ("old", "new"))
+    assert others_in_table(tmp_path, old) == 0
+    write_table(tmp_path, old)
+    (tmp_path / old[0].folder).mkdir(parents=True)
+    assert others_in_table(tmp_path, old) == 0
+    assert others_in_table(tmp_path, new) == 1
 
 
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
