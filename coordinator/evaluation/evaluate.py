@@ -23,6 +23,7 @@ from fedemu.algorithms.interface import Model, Outputs, Tree
 from fedemu.algorithms.measures.continual import perplexity
 from fedemu.algorithms.streams.flat import owners_of
 from fedemu.algorithms.streams.period_tests import PeriodTests
+from fedemu.protocol.errors import ConfigurationError
 
 CACHE_LIMIT = 256 * 2**20
 """Samples of up to this size in bytes are kept in memory, in the form that the model takes."""
@@ -183,15 +184,34 @@ class Evaluator:
         return read(self._model, self._corpus, self._split, self._indices[positions], self._batch_size)
 
 
+def _misfit(model: Model, variables: Tree) -> str:
+    """How ``variables`` differ from those of the model, as what a state has or lacks. Empty if they do not."""
+    own = model.init(0)
+    if lacking := sorted(own.keys() - variables.keys()):
+        return f"lacks the variable {lacking[0]!r}"
+    for name, tensor in variables.items():
+        if name in own and tensor.shape != own[name].shape:
+            return f"has {name!r} as {list(tensor.shape)}, where the model has {list(own[name].shape)}"
+    return ""
+
+
 @torch.inference_mode()
 def answer(
     model: Model, variables: Tree, batches: Iterable[tuple[Tensor, Tensor]], watch: Watch | None = None
 ) -> Answers:
-    """The model's answers to the samples of batches from ``read``, in their order."""
+    """The model's answers to the samples of batches from ``read``, in their order.
+
+    Raises ConfigurationError if the model fails, and ``variables`` are not those that it has.
+    """
     laid_out = {name: _laid_out(model, tensor) for name, tensor in variables.items()}
     found = []
     for x, y in batches:
-        outputs = model.apply(laid_out, x, False)[0]
+        try:
+            outputs = model.apply(laid_out, x, False)[0]
+        except Exception as error:
+            if misfit := _misfit(model, variables):
+                raise ConfigurationError(f"the model can't be evaluated: the algorithm's state {misfit}") from error
+            raise
         logits = outputs.logits
         if watch is not None:
             watch(outputs, y)

@@ -1,6 +1,7 @@
 """The evaluation of a model: accuracy, loss, perplexity, and measures by class and by period."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from fedemu.algorithms.interface import Outputs
 from fedemu.algorithms.streams.period_tests import PeriodTests
 from fedemu.coordinator.evaluation import evaluate
 from fedemu.coordinator.evaluation.evaluate import Evaluator
+from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import digest_of
 
 
@@ -49,6 +51,18 @@ def corpus_of(x: list[list[float]], y: list[int]) -> Corpus:
 
 LOG3 = math.log(3.0)
 CORPUS = corpus_of([[LOG3, 0, -99], [0, LOG3, -99], [LOG3, 0, -99], [0, LOG3, -99]], [0, 0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({}, "the algorithm's state lacks the variable 'scale'"),
+        ({"scale": torch.ones(7)}, "the algorithm's state has 'scale' as [7], where the model has []"),
+    ],
+)
+def test_a_state_that_does_not_fit_the_model_is_named(variables: Mapping[str, torch.Tensor], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        Evaluator(Scaled(), CORPUS).evaluate(variables)
 
 
 def test_accuracy_loss_and_class_accuracy_are_exact():
