@@ -69,6 +69,8 @@ class Exchange:
             self._at_edges = AtEdges(machine, branches, sink, self._accept, self._perform, self._lost, self._told)
         self._works: dict[DeviceId, Work] = {}
         self._stateless: set[DeviceId] = set()
+        self._back: set[DeviceId] = set()
+        """The devices that were given up and have come back since."""
         self._turns = Turns(apart, self._fail)
         self._heard: set[DeviceId] = set()
         """The devices whose replies are being checked, or wait for that."""
@@ -167,6 +169,8 @@ class Exchange:
 
     def joined(self, device: DeviceId, now: float) -> None:
         """The device or its next incarnation is connected."""
+        if device in self.machine.given_up:
+            self._back.add(device)
         self._turns.take(lambda: self._perform(self.machine.joined(device, now)))
 
     def left(self, device: DeviceId, now: float) -> None:
@@ -198,7 +202,7 @@ class Exchange:
                 columns.away[device] = self.machine.away.get(device, 0.0)
             elif verdict != "failed":
                 columns.charge(device, self.parts.charged)
-        for device in self.machine.given_up:
+        for device in self.machine.given_up.keys() - self._back:
             columns.lost[device] = True
         for device in self._stateless:
             columns.states.pop(device, None)

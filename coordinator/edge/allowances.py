@@ -57,8 +57,8 @@ class Allowances:
         The coordinator counts all of them on the one connection of this edge. Those that are ``leased`` ask for a
         device's session, and name a lease of a machine behind this edge: others cannot keep them out.
         """
-        if frames > 1 or size > STRANGERS_BYTES:
-            return UnknownPeer()
+        if (stopped := too_long(frames, size)) is not None:
+            return stopped
         if leased and self._leased.may_send(b"", size, True, now):
             return None
         return None if self._passed.may_send(b"", size, True, now) else TooMuch()
@@ -67,3 +67,8 @@ class Allowances:
         """The peer is gone."""
         self._connections.forget(peer)
         self._channels.forget(peer)
+
+
+def too_long(frames: int, size: int) -> ProtocolError | None:
+    """An error if a message of so many frames and bytes is longer than what a peer without a session says."""
+    return UnknownPeer() if frames > 1 or size > STRANGERS_BYTES else None

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedemu.coordinator.edge.allowances import Allowances
+from fedemu.coordinator.edge.allowances import Allowances, too_long
 from fedemu.coordinator.edge.behind import Behind
 from fedemu.coordinator.edge.library import Library
 from fedemu.coordinator.edge.summing import Summing
 from fedemu.coordinator.fleet.admission import TooMuch
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN, UP, Buffer, Decoder, Envelope, Limits
-from fedemu.protocol.errors import HandshakeFailed, ProtocolError, RefusedError, UnreachableError
+from fedemu.protocol.errors import HandshakeFailed, ProtocolError, RefusedError, UnreachableError, UnwritableError
 from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.sharing.bundle import tag_of
 from fedemu.protocol.sharing.relay import Relay
@@ -238,7 +238,10 @@ class Edge:
             case edge.Sum() as wanted:
                 self._summing.begin(wanted)
             case wire.Blob() as blob:
-                self._library.receive(blob, envelope.frames[0])
+                try:
+                    self._library.receive(blob, envelope.frames[0])
+                except UnwritableError as error:
+                    self._end(error)
             case wire.Refused(reason="unknown_blob"):
                 pass
             case wire.Refused(reason="unknown_peer" | "malformed"):
@@ -333,6 +336,8 @@ class Edge:
                 self._relay.hub.cut(connection)
             elif self._trunk.open:
                 stopped = self._allowances.passed(len(frames), size, self._is_leased(peer, frames), now)
+            else:  # it is kept until the coordinator is back, and counted then
+                stopped = too_long(len(frames), size)
         if isinstance(stopped, TooMuch):
             self._ended(TooMuch.reason)
         return stopped

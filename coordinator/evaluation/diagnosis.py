@@ -133,7 +133,7 @@ class RoundDiagnosis:
     def conclude(self, after: Tree) -> dict[str, Any] | None:
         """The round's line of ``diagnosis.jsonl``. ``after`` is the new global model. None if no model was examined."""
         found = self._locals
-        if found is None:
+        if found is None or not found.devices:
             return None
         before, preferred_before = self._basis.test(self._before)
         following, preferred_after = self._basis.test(after)

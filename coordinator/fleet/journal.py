@@ -43,7 +43,9 @@ class LeaseJournal:
         text = self._path.read_bytes()
         whole = text[: text.rfind(b"\n") + 1]
         if len(whole) < len(text):
-            self._path.write_bytes(whole)
+            with self._path.open("r+b") as file:  # in place: a crash meanwhile must not take the lines that are whole
+                file.truncate(len(whole))
+                os.fsync(file.fileno())
         for number, line in enumerate(whole.splitlines(), 1):
             text, _, checksum = line.rpartition(b"} ")
             text = text + b"}" if text else line

@@ -136,6 +136,7 @@ class Roster:
             self._unseat(replaced)
         if peer in self._by_peer:
             self._unseat(peer)
+        self.admission.seat(peer, key)  # it may have been the one that was replaced
         self.columns.incarnation[device], self.columns.lost[device] = hello.incarnation, False
         self.connected[device] = peer
         self._by_peer[peer] = device

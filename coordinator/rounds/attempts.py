@@ -77,6 +77,8 @@ class Attempts(Generic[S]):
                     raise Diverged(
                         f"{short.needed} replies of round {context.round} were not finite, or beyond limits.max_norm"
                     ) from None
+                # What was lost meanwhile stays lost, or else the next attempt would ask for it again.
+                own_states = {device: kept for device, kept in own_states.items() if device in columns.states}
                 columns.states = dict(own_states)
                 last = short
                 shortfall.add(short.shortfall)

@@ -59,7 +59,7 @@ def open_algorithm(experiment: Experiment, corpus: Corpus) -> tuple[Model, Algor
         classes=corpus.classes,
         epochs=local.epochs,
         local_steps=local.steps,
-        batch_size=min(local.batch_size, len(corpus.train.y)),  # batches are padded, so larger ones only cost
+        batch_size=min(local.batch_size, max(2, len(corpus.train.y))),  # batches are padded, so larger ones only cost
         lr=local.lr,
         momentum=local.momentum,
         weight_decay=local.weight_decay,

@@ -93,8 +93,8 @@ class Undecoded(Decoder):
 
 def tag_of(header: Buffer) -> str:
     """The type of a message by its header, empty if it cannot be read."""
-    if bytes(header[1 : 1 + len(_TAG)]) == _TAG and header[1 + len(_TAG)] & 0xE0 == 0xA0:
-        start = 2 + len(_TAG)
+    start = 2 + len(_TAG)
+    if len(header) >= start and bytes(header[1 : start - 1]) == _TAG and header[start - 1] & 0xE0 == 0xA0:
         return bytes(header[start : start + (header[start - 1] & 0x1F)]).decode("ascii", "replace")
     try:
         return _TAGGED.decode(header).t

@@ -219,7 +219,8 @@ class Line:
     def _answer(self, shaking_hands: bool) -> None:
         """Send what the handshake, or a question of the other side, demands, and then what waits."""
         incoming = self.incoming
-        self._pieces.extend(map(memoryview, incoming.answers))
+        if shaking_hands or not self._pieces:  # whoever reads nothing gets no more answers to its questions
+            self._pieces.extend(map(memoryview, incoming.answers))
         incoming.answers.clear()
         if shaking_hands and incoming.ready:
             self._shaken()

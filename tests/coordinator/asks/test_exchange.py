@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedemu.algorithms.interface import total
-from fedemu.coordinator.asks.ask import Terms
+from fedemu.coordinator.asks.ask import Missed, Terms
 from fedemu.coordinator.asks.exchange import Exchange
 from fedemu.coordinator.asks.folding import Folding
 from fedemu.coordinator.asks.parts import AskParts
@@ -56,8 +56,9 @@ class Play:
         )
         settings = Settings(run="test", seed=1, rounds=1, devices=len(DEVICES), per_round=wanted)
         machine = WallAsk(Terms(ASK, DEVICES, wanted, 0.0, 10.0), DEVICES)
+        self.roster = Roster(settings)
         self.folding = Folding({"model": total}, template.leaves, apart)
-        self.exchange = Exchange(parts, machine, Roster(settings), self._send, Observers(), apart, self.folding)
+        self.exchange = Exchange(parts, machine, self.roster, self._send, Observers(), apart, self.folding)
         self.exchange.start(0.0)
         self.sent.clear()
 
@@ -148,6 +149,15 @@ async def test_a_copy_of_a_reply_is_not_kept_and_not_checked_twice(tmp_path: Pat
     await settle(play)
     assert (play.verdicts[0], thread.asked) == ("accepted", 1)
     assert [kind for device, kind in play.sent if device == 0] == ["accepted", "duplicate", "duplicate"]
+
+
+async def test_a_device_that_was_given_up_counts_as_lost_unless_it_came_back(tmp_path: Path, thread: Thread) -> None:
+    play = Play(tmp_path, SMALL, thread)
+    for device in DEVICES[:2]:
+        play.exchange.machine.give_up(device, Missed("connection", 60.0, "give_up"), 1.0)
+    play.exchange.joined(DEVICES[1], 2.0)
+    play.exchange.commit()
+    assert play.roster.columns.lost.tolist() == [True, False, False, False]
 
 
 async def test_a_full_disk_ends_the_ask(tmp_path: Path, thread: Thread) -> None:

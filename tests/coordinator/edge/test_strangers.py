@@ -117,6 +117,17 @@ async def test_what_strangers_ask_while_the_coordinator_is_away_counts_when_it_i
     assert len(hellos(root)) == 10
 
 
+async def test_nothing_long_is_kept_of_strangers_while_the_coordinator_is_away(
+    root: Any, connect: Any, settle: Any
+) -> None:
+    root.hub.send(root.station, wire.Refused(reason="unknown_peer", detail="Who are you?"))
+    await settle()
+    stranger = connect()
+    stranger.dealer.send(hello(1, "no lease" * 1000))
+    await settle()
+    assert [answer.reason for answer in stranger.got] == ["unknown_peer"]
+
+
 def test_a_connection_without_work_may_send_so_many_bytes_and_no_more() -> None:
     allowances = Allowances(50)
     size = 40 * 2**20

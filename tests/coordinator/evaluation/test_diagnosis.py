@@ -109,6 +109,12 @@ def found(tmp_path: Path, validation: Sequence[Sequence[int]] = ((), (), (), ())
     return line
 
 
+def test_a_round_in_which_nobody_replied_has_no_line() -> None:
+    round = diagnosis(SHARES, ((), (), (), ()), 0).open(7, model(0.75))
+    round.begin([])
+    assert round.conclude(model(1.875)) is None
+
+
 def known(values: Any) -> list[float]:
     """The values of the classes that have test samples."""
     return np.asarray(values)[..., :2].tolist()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedemu.coordinator.fleet.admission import Admission, Quotas
 from fedemu.coordinator.fleet.columns import Columns, Mask, state_of
 from fedemu.coordinator.fleet.leases import Leases, compress
 from fedemu.coordinator.fleet.online_times import DAY, OnlineTimes, horizon
@@ -50,6 +51,17 @@ def hello(device: int, lease: str, incarnation: int = 1) -> Hello:
 
 def refused(reason: str) -> Any:
     return pytest.raises(RefusedError, check=lambda error: error.reason == reason)
+
+
+def test_a_device_that_says_hello_again_still_counts_among_the_connections_of_its_key() -> None:
+    settings = Settings(run="test", seed=1, rounds=1, devices=4, per_round=1)
+    full = Roster(settings, admission=Admission(4, Quotas(connections=2)))
+    lease = full.enroll(A, 4, None, "", 0.0, "key")
+    assert lease is not None
+    full.hello(B, hello(0, lease.token), 0.0, "key")
+    full.hello(B, hello(0, lease.token, 2), 0.0, "key")
+    with refused("quota"):
+        full.hello(C, hello(1, lease.token), 0.0, "key")
 
 
 def test_the_lowest_free_indices_are_granted() -> None:

@@ -261,6 +261,21 @@ async def test_a_device_that_lost_its_own_state_fails_once_and_begins_anew(
     assert summary.perturbed
 
 
+async def test_own_states_that_cost_a_try_its_quorum_are_not_asked_for_again(
+    make_plan: MakePlan, make_fleet: MakeFleet, play: Play
+) -> None:
+    given: dict[str, set[str | None]] = {}
+
+    def script(index: int, work: wire.Work) -> dict[str, Any]:
+        given.setdefault(work.ask, set()).add(work.state)
+        return {"after": 10.0, "reply": "own_state" if work.state == "1.0.0" else "good"}
+
+    make_fleet(2, script=script)
+    _, left = await play(make_plan(devices=2, per_round=2, over_selection=1.0, rounds=3, replay=True))
+    assert given == {"1.0.0": {None}, "2.0.0": {"1.0.0"}, "2.1.0": {None}, "3.0.0": {"2.1.0"}}
+    assert [row.accepted for row in left.rows] == [2, 2, 2]
+
+
 async def test_devices_of_another_machine_begin_with_new_own_states(
     make_plan: MakePlan, make_fleet: MakeFleet, play: Play
 ) -> None:

@@ -255,7 +255,7 @@ def test_the_type_of_a_message_is_read_in_any_order_of_its_header() -> None:
     assert tag_of(bytes(encode(wire.Heartbeat())[0])) == "heartbeat"
     assert tag_of(msgpack.packb({"v": 1, "t": "hello"})) == "hello"
     assert tag_of(msgpack.packb({"device": 0, "t": "hello", "v": 1})) == "hello"
-    assert [tag_of(junk) for junk in (b"\xc1", b"\x93", b"abc", msgpack.packb([1]))] == [""] * 4
+    assert [tag_of(junk) for junk in (b"\xc1", b"\x93", b"abc", msgpack.packb([1]), b"\x81\xa1t")] == [""] * 5
 
 
 def test_a_bundle_may_begin_with_the_version_or_with_its_type() -> None:
