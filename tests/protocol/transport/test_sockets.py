@@ -11,6 +11,7 @@ import resource
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fedemu.protocol.messages import Beat, Blob, Heartbeat, Hello, Up
 from fedemu.protocol.transport import direct_router
 from fedemu.protocol.transport.direct import DirectNetwork
 from fedemu.protocol.transport.zeromq import ZmqNetwork
+from fedemu.protocol.transport.zmtp import GREETING, ready
 
 
 @pytest.fixture
@@ -108,6 +110,31 @@ async def test_a_peer_that_reads_nothing_fills_its_own_queue_only(
     await eventually(lambda: device.messages)
     deaf.close(0)
     context.term()
+
+
+async def test_questions_of_a_peer_that_reads_nothing_are_not_all_answered(socket_path: Path) -> None:
+    network = DirectNetwork(asyncio.get_running_loop())
+    router = network.bind(f"ipc://{socket_path}", UP, lambda peer, envelope: None, lambda peer, error: None)
+    stranger = socket.socket(socket.AF_UNIX)
+    stranger.connect(str(socket_path))
+    pings = b"\x04\x07\x04PING\x00\x00" * 400_000
+
+    def read_all() -> int:
+        read = 0
+        stranger.settimeout(0.5)
+        with suppress(TimeoutError):
+            while data := stranger.recv(2**16):
+                read += len(data)
+        stranger.settimeout(None)
+        return read
+
+    await asyncio.wait_for(asyncio.to_thread(stranger.sendall, GREETING + ready(b"DEALER") + pings), 60)
+    assert 0 < await asyncio.to_thread(read_all) < len(pings) / 4
+    await asyncio.to_thread(stranger.sendall, b"\x04\x07\x04PING\x00\x00")
+    assert await asyncio.to_thread(read_all) == len(b"\x04\x05\x04PONG"), "one that reads is answered"
+    stranger.close()
+    router.close()
+    network.close()
 
 
 async def test_a_callback_that_raises_is_reported_and_the_next_message_still_comes(
