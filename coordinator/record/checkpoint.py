@@ -133,33 +133,48 @@ def _read(directory: Path, round: int) -> tuple[dict[str, Any], dict[str, Tensor
 
 
 def save_job(
-    directory: Path, round: int, ordinal: int, step: int, carry: Tree, *, finished: bool = False, attempt: int = 0
+    directory: Path,
+    round: int,
+    ordinal: int,
+    step: int,
+    carry: Tree,
+    *,
+    finished: bool = False,
+    attempt: int = 0,
+    basis: str = "",
 ) -> None:
-    """Keep a server job's carry after ``step`` steps, then remove earlier ones."""
+    """Keep a server job's carry after ``step`` steps, then remove earlier ones.
+
+    ``basis`` names what the job began from.
+    """
     with named_failure(directory):
         directory.mkdir(parents=True, exist_ok=True)
     older = _job_files(directory, round, attempt, ordinal)
     # Every step has a file name of its own, because some file systems wait for the disk when a file is replaced.
     path = directory / f"job-{round}.{attempt}.{ordinal}.{step}.safetensors"
     kept = canonical(carry)
-    facts = {"step": step, "finished": finished, "names": list(carry), "sha256": _checksum(kept)}
+    facts = {"step": step, "finished": finished, "names": list(carry), "sha256": _checksum(kept), "basis": basis}
     write_whole(path, serialize(dict(kept), metadata={"job": json.dumps(facts)}))
     for other in older:
         if other != path:
             other.unlink(missing_ok=True)
 
 
-def load_job(directory: Path, round: int, ordinal: int, *, attempt: int = 0) -> JobState | None:
+def load_job(
+    directory: Path, round: int, ordinal: int, *, attempt: int = 0, basis: str | None = None
+) -> JobState | None:
     """The newest state of one server job that is whole, None if there is none.
 
-    A damaged state is passed over, because the job comes to the same end from any other.
+    A damaged state is passed over, because the job comes to the same end from any other. A state that has another
+    ``basis`` is passed over too: an earlier life of the coordinator had other replies. None takes any basis.
     """
     for path in reversed(_job_files(directory, round, attempt, ordinal)):
         with contextlib.suppress(OSError, ValueError, KeyError, safetensors.SafetensorError):
             tensors, metadata = _read_tensors(path)
             facts = json.loads(metadata["job"])
             carry = {name: tensors[name] for name in facts["names"]}
-            if facts.get("sha256", checksum := _checksum(carry)) == checksum:
+            expected = {"sha256": _checksum(carry), "basis": facts.get("basis") if basis is None else basis}
+            if all(facts.get(name, value) == value for name, value in expected.items()):  # old files lack some facts
                 return JobState(facts["step"], carry, facts["finished"])
     return None
 

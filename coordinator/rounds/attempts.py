@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from fedemu.algorithms.interface import Algorithm, Ask, Context, Reply, Script, ServerJob, Tree
+from fedemu.algorithms.interface import Algorithm, Ask, Context, DeviceReply, Reply, Script, ServerJob, Tree
+from fedemu.algorithms.trees import model_digest
 from fedemu.coordinator.evaluation.diagnosis import Diagnosis, RoundDiagnosis
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.rounds.asking import Asking, TooFewReplies
@@ -21,7 +23,7 @@ from fedemu.coordinator.service.service import Service
 from fedemu.coordinator.settings import Settings
 from fedemu.protocol.errors import ConfigurationError, QuorumError
 from fedemu.protocol.host.own_code import Elsewhere
-from fedemu.protocol.ids import AskId
+from fedemu.protocol.ids import AskId, digest_of
 
 S = TypeVar("S")
 
@@ -94,7 +96,8 @@ class Attempts(Generic[S]):
         """One attempt: the script's requests are carried out until it returns the next state."""
         script = self._algorithm.round(state, context)
         answer: Reply | Tree | None = None
-        asked = ended = False
+        heard: list[tuple[DeviceReply, ...]] = []
+        ended = False
         try:
             for ordinal in itertools.count():
                 request = await self._numerics.compute(_advance, script, answer)
@@ -107,12 +110,14 @@ class Attempts(Generic[S]):
                             )
                         return request.state  # type: ignore[no-any-return]
                     case Ask():
-                        asked = True
                         ask_id = AskId(context.round, attempt, ordinal)
                         answer = await self._asking.exchange(ask_id, request, context, tally)
+                        heard.append(answer.devices)
                     case ServerJob():
                         # Before the first reply every attempt computes the same, so one result serves them all.
-                        answer = await self._run_job(request, context.round, attempt if asked else 0, ordinal, tally)
+                        place = context.round, attempt if heard else 0, ordinal
+                        basis = await self._numerics.compute(self._basis, state, heard)
+                        answer = await self._run_job(request, *place, basis, tally)
                     case _:
                         raise ConfigurationError(
                             f"the algorithm's round yielded a {type(request).__name__}; it may yield Ask and ServerJob"
@@ -122,7 +127,14 @@ class Attempts(Generic[S]):
                 await self._numerics.compute(script.close)
         raise AssertionError("unreachable")
 
-    async def _run_job(self, job: ServerJob, round: int, attempt: int, ordinal: int, tally: Tally) -> Tree:
+    def _basis(self, state: S, heard: Sequence[tuple[DeviceReply, ...]]) -> str:
+        """A digest of what a server job begins from: the model before the round, and the replies so far.
+
+        After an accident, or by the wall clock, the next life of the coordinator may have others.
+        """
+        return digest_of(model_digest(self._algorithm.variables(state)).encode(), repr(heard).encode())
+
+    async def _run_job(self, job: ServerJob, round: int, attempt: int, ordinal: int, basis: str, tally: Tally) -> Tree:
         """Run a server job to its end; the observers see it advance."""
         began, done = self._service.timeline.spent, 0
         self._observers.server_job(job.name, round, done, job.steps)
@@ -142,6 +154,7 @@ class Attempts(Generic[S]):
             ordinal,
             stepped,
             attempt=attempt,
+            basis=basis,
             threads=self._settings.threads,
             seed=self._settings.seed,
             idle_seconds=self._settings.idle_seconds,

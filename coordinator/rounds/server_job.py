@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedemu.algorithms.interface import ServerJob, Tree
-from fedemu.coordinator.record import checkpoint
 from fedemu.coordinator.rounds.server_job_worker import Place, run_and_exit
 from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.host.idleness import Idleness, Stuckness
@@ -41,6 +40,7 @@ async def run_server_job(
     report: ReportStep,
     *,
     attempt: int = 0,
+    basis: str = "",
     threads: int = 1,
     seed: int = 0,
     idle_seconds: float = 60.0,
@@ -49,7 +49,8 @@ async def run_server_job(
 ) -> Tree:
     """Run the job to its end, from its beginning or from where an earlier process left it in ``directory``.
 
-    The result is the job's last carry. A finished job is not run again. A process that dies is replaced once.
+    The result is the job's last carry. A finished job is not run again, and one that was begun is continued, unless it
+    began from another ``basis``. A process that dies is replaced once.
     Raises FedemuError if the second one dies too, or if the job raises. ``died`` gets the cause of each
     death. Cancellation kills the process and keeps its checkpoint. ``threads`` is the number of torch's threads in that
     process, and ``seed`` that of the run. A process that uses no processor time for ``idle_seconds``, or finishes no
@@ -61,14 +62,14 @@ async def run_server_job(
     socket and ends by ``_exit``, so no inherited object is torn down. The child can use CUDA only if the coordinator
     has not used it.
     """
-    place = Place(directory, round, attempt, ordinal, seed)
+    place = Place(directory, round, attempt, ordinal, seed, basis)
     loop = asyncio.get_running_loop()
 
     def stepped(step: int) -> None:
         loop.call_soon_threadsafe(report, step, job.steps)
 
     def finished() -> Tree | None:
-        done = checkpoint.load_job(directory, round, ordinal, attempt=attempt)
+        done = place.reached()
         if done is None or not done.finished:
             return None
         report(done.step, job.steps)

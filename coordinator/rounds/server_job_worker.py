@@ -30,13 +30,21 @@ _REPORT_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a server job in a run, by which its checkpoint is named, and the seed of the run."""
+    """The place of a server job in a run, by which its checkpoint is named, and the seed of the run.
+
+    ``basis`` names what the job begins from. A checkpoint of a job that began from something else is not used.
+    """
 
     directory: Path
     round: int
     attempt: int
     ordinal: int
     seed: int = 0
+    basis: str = ""
+
+    def reached(self) -> checkpoint.JobState | None:
+        """How far the job is, None if it has not begun."""
+        return checkpoint.load_job(self.directory, self.round, self.ordinal, attempt=self.attempt, basis=self.basis)
 
     def draws(self, step: int) -> Draws:
         """What models draw by in a step, such as their dropout: a function of seed, round, job and step."""
@@ -66,11 +74,10 @@ def run(job: ServerJob, place: Place, stepped: Callable[[int], None]) -> None:
     """
 
     def keep(finished: bool) -> None:
-        checkpoint.save_job(
-            place.directory, place.round, place.ordinal, step, carry, finished=finished, attempt=place.attempt
-        )
+        path = place.directory, place.round, place.ordinal
+        checkpoint.save_job(*path, step, carry, finished=finished, attempt=place.attempt, basis=place.basis)
 
-    known = checkpoint.load_job(place.directory, place.round, place.ordinal, attempt=place.attempt)
+    known = place.reached()
     if known is not None:
         step, carry, finished = known.step, known.carry, known.finished
     else:

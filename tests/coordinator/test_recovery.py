@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedemu.algorithms.interface import Ask, Context, ServerJob, Tree, weighted_mean
 from fedemu.coordinator.fleet.journal import LeaseJournal
 from fedemu.coordinator.observer import Observers
 from fedemu.coordinator.plan import CoordinatorPlan
+from fedemu.coordinator.record.checkpoint import load_job
 from fedemu.coordinator.record.records import read_record, write_record
 from fedemu.coordinator.record.row import Row
 from fedemu.coordinator.record.run import Run, read_run
@@ -183,6 +188,50 @@ async def test_a_coordinator_that_is_killed_and_resumed_ends_with_the_same_model
     assert [row.round for row in left.rows] == list(range(1, 9))
     assert (summary.model_digest, summary.perturbed, summary.rounds) == (digest, False, 8)
     assert granted is None or fleet.granted.lease == granted.lease
+
+
+class Refining:
+    """The mean of the models of ``algorithm``'s devices, to which a server job adds 1 three times.
+
+    The job waits at its second step while the file ``hold`` is there.
+    """
+
+    def __init__(self, algorithm: Any, hold: Path) -> None:
+        self.programs, self.init, self.variables = algorithm.programs, algorithm.init, algorithm.variables
+        self._hold = hold
+
+    def round(self, state: Any, context: Context) -> Generator[Ask | ServerJob, Any, Any]:
+        reply = yield Ask("train", {"model": state.model}, {"model": weighted_mean})
+
+        def step(carry: Tree, index: int) -> tuple[Tree, bool]:
+            while index == 1 and self._hold.exists():
+                time.sleep(0.001)
+            return {name: leaf + 1 for name, leaf in carry.items()}, False
+
+        model = yield ServerJob("refine", lambda: reply.values["model"], step, 3, 1)
+        return replace(state, model=model)
+
+
+async def test_a_server_job_of_an_earlier_life_is_not_continued_with_other_replies(
+    make_plan: MakePlan, make_fleet: MakeFleet, tmp_path: Path, play: Play, until: Until
+) -> None:
+    few = {"rounds": 1, "per_round": 6, "quorum": 0.5}
+    algorithm, hold = Refining(make_plan().algorithm, tmp_path / "hold"), tmp_path / "hold"
+    make_fleet()
+    undisturbed, _ = await play(make_plan("undisturbed", algorithm=algorithm, **few))
+    plan = make_plan(algorithm=algorithm, network=MemoryNetwork(), **few)
+    fleet = make_fleet(network=plan.network)
+    fleet.script = lambda index, work: {"after": 10.0 + index, "reply": "failed" if index == 4 else "good"}
+    hold.touch()
+    first = asyncio.create_task(serve(plan))
+    await until(lambda: load_job(plan.directory / "checkpoint", 1, 1) is not None)
+    first.cancel()
+    await asyncio.wait({first})
+    hold.unlink()
+    fleet.script = lambda index, work: {"after": 10.0 + index}
+    summary, left = await play(plan)
+    assert left.rows[0].accepted == 6
+    assert summary.model_digest == undisturbed.model_digest
 
 
 async def test_a_finished_run_can_go_on_with_more_rounds(

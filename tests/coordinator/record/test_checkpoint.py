@@ -215,6 +215,15 @@ def test_jobs_are_told_apart_by_round_attempt_and_ordinal(tmp_path: Path):
     assert checkpoint.load_job(tmp_path / "absent", 4, 1) is None
 
 
+def test_a_job_that_began_from_something_else_is_passed_over_and_replaced(tmp_path: Path):
+    checkpoint.save_job(tmp_path, 4, 0, 9, {"w": torch.tensor(9)}, basis="six replies")
+    assert checkpoint.load_job(tmp_path, 4, 0, basis="six replies").step == 9
+    assert checkpoint.load_job(tmp_path, 4, 0, basis="five replies") is None
+    checkpoint.save_job(tmp_path, 4, 0, 1, {"w": torch.tensor(1)}, basis="five replies")
+    assert checkpoint.load_job(tmp_path, 4, 0).carry["w"] == 1
+    assert len(os.listdir(tmp_path)) == 1
+
+
 def test_only_the_newest_carry_of_a_job_is_kept(tmp_path: Path):
     for step in (9, 10):
         checkpoint.save_job(tmp_path, 4, 0, step, {"w": torch.tensor(step)})
