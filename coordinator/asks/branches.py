@@ -6,7 +6,6 @@ again, as if they had not replied.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -23,18 +22,23 @@ Kept = TypeVar("Kept")
 
 @dataclass
 class _Asked:
-    """The devices whose sum an edge was asked for: first at the time ``first``, and last at ``last``."""
+    """The devices whose sum an edge was asked for: first at the time ``first``, and again at ``next``.
+
+    The time ``wait`` until it is asked again doubles, because the edge may need long for the sum, or to send it.
+    """
 
     devices: tuple[int, ...]
     first: float
-    last: float
+    next: float
+    wait: float
 
 
 @dataclass
 class Branches(Generic[Kept]):
     """What edges keep for ``gather``. ``send`` sends a message on an edge's connection.
 
-    A ``Kept`` is what the coordinator itself keeps of a reply. Times are monotonic.
+    A ``Kept`` is what the coordinator itself keeps of a reply. An edge that has not sent its sum is asked again after
+    ``resend`` seconds, and then ever later. Times are monotonic.
     """
 
     gather: edge.Gather
@@ -75,9 +79,9 @@ class Branches(Generic[Kept]):
             wanted = tuple(sorted(devices)[: edge.MOST_DEVICES])
             asked = self._asked.get(station)
             if asked is None or asked.devices != wanted:
-                asked = self._asked[station] = _Asked(wanted, now, -math.inf)
-            if now >= asked.last + self.resend:
-                asked.last = now
+                asked = self._asked[station] = _Asked(wanted, now, now, self.resend)
+            if now >= asked.next:
+                asked.next, asked.wait = now + asked.wait, 2 * asked.wait
                 self.send(station, edge.Sum(ask=self.gather.ask, epoch=self.gather.epoch, devices=wanted))
 
     def overdue(self, now: float, limit: float) -> dict[DeviceId, float]:

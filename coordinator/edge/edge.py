@@ -17,7 +17,7 @@ from fedemu.coordinator.edge.summing import Summing
 from fedemu.coordinator.fleet.admission import TooMuch
 from fedemu.protocol import messages as wire
 from fedemu.protocol.codec import DOWN, UP, Buffer, Decoder, Envelope, Limits
-from fedemu.protocol.errors import HandshakeFailed, ProtocolError, RefusedError, UnreachableError, UnwritableError
+from fedemu.protocol.errors import FedemuError, HandshakeFailed, ProtocolError, RefusedError, UnreachableError
 from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.sharing.bundle import tag_of
 from fedemu.protocol.sharing.relay import Relay
@@ -78,7 +78,7 @@ class Edge:
         )
         self._dealer: Owner | None = None
         self._stationed: edge.Stationed | None = None
-        self._summing = Summing(plan.folder / "results", self._say, self._relay.send)
+        self._summing = Summing(plan.folder / "results", self._say, self._relay.send, self._end)
         self._vouched: dict[bytes, str] = {}
         """What edges below say of the keys of their peers."""
         self._behind = Behind(plan.told)
@@ -163,12 +163,17 @@ class Edge:
                     return None
         except ProtocolError:
             return frames  # who is asked above tells the peer what is wrong
+        except FedemuError as error:  # the disk is full
+            self._end(error)
         return frames
 
     def down(self, peer: bytes, tag: str, frames: Sequence[Buffer]) -> Sequence[Buffer] | None:
         """Learn of the leases of the machines below, and of the blobs that they will want."""
         if tag in ("granted", "offer", "work"):
-            self._library.read(tag, frames)
+            try:
+                self._library.read(tag, frames)
+            except FedemuError as error:
+                self._end(error)
         if tag == "granted":
             self._behind.grant(peer, DOWN.decode(frames).message.lease)
         return frames
@@ -217,8 +222,13 @@ class Edge:
     # What comes from further up for this edge itself.
 
     def _received(self, envelope: Envelope) -> None:
-        now = self._loop.time()
-        self._heard = now
+        self._heard = self._loop.time()
+        try:
+            self._hear(envelope, self._heard)
+        except FedemuError as error:
+            self._end(error)
+
+    def _hear(self, envelope: Envelope, now: float) -> None:
         match envelope.message:
             case edge.Stationed() as stationed:
                 if self._stationed is None:
@@ -238,10 +248,7 @@ class Edge:
             case edge.Sum() as wanted:
                 self._summing.begin(wanted)
             case wire.Blob() as blob:
-                try:
-                    self._library.receive(blob, envelope.frames[0])
-                except UnwritableError as error:
-                    self._end(error)
+                self._library.receive(blob, envelope.frames[0])
             case wire.Refused(reason="unknown_blob"):
                 pass
             case wire.Refused(reason="unknown_peer" | "malformed"):
@@ -319,7 +326,7 @@ class Edge:
             self._barred = why
             self._plan.told(f"{why}; this edge goes on trying")
 
-    def _end(self, error: Exception) -> None:
+    def _end(self, error: BaseException) -> None:
         if not self._over.done():
             self._over.set_exception(error)
 

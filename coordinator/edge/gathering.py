@@ -9,8 +9,9 @@ from fedemu.algorithms.interface import Reducer
 from fedemu.coordinator.asks.branches import packed_of
 from fedemu.coordinator.asks.payload import Payload, PayloadError, PayloadTemplate, check, spill
 from fedemu.coordinator.sums.leaf import Leaf
-from fedemu.coordinator.sums.partial import Partial
+from fedemu.coordinator.sums.partial import Arrays, Partial
 from fedemu.protocol import messages as wire
+from fedemu.protocol.codec import Envelope
 from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.tensors import pack
 
@@ -47,12 +48,15 @@ class Gathering:
         """Whether the result of this device is kept."""
         return device in self._kept
 
-    def sum(self, devices: Iterable[int]) -> tuple[Partial, list[int]]:
-        """The sum over those of the devices whose results are kept, and which they are."""
-        found = [device for device in devices if device in self._kept]
+    def kept(self, devices: Iterable[int]) -> list[tuple[Arrays, int]]:
+        """The results of devices, with the numbers of their examples. They stay valid after ``close``."""
+        return [(payload.load(), examples) for payload, examples in map(self._kept.__getitem__, devices)]
+
+    def sum(self, kept: Sequence[tuple[Arrays, int]]) -> Partial:
+        """The sum over results."""
         total = self.empty()
-        total.fold([self._kept[device][0].load() for device in found], [self._kept[device][1] for device in found])
-        return total, found
+        total.fold([arrays for arrays, _ in kept], [examples for _, examples in kept])
+        return total
 
     def empty(self) -> Partial:
         """A sum over nothing."""
@@ -78,6 +82,6 @@ class Gathering:
         )
         return message, frames
 
-    def heard(self, message: edge.Partial, frames: Sequence[memoryview]) -> Partial:
-        """The sum that another edge has sent. Raises ValueError if it does not fit this ask."""
-        return self.empty().unpack(packed_of(message, frames))
+    def merge(self, total: Partial, envelope: Envelope) -> None:
+        """Add the sum that another edge has sent. Raises ValueError if it does not fit this ask."""
+        total.merge(self.empty().unpack(packed_of(envelope.message, envelope.frames)))

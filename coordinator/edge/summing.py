@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from fedemu.coordinator.edge.gathering import Gathering
-from fedemu.coordinator.sums.partial import Partial
 from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.messages import Message, Result
 from fedemu.protocol.sharing import edge_messages as edge
@@ -20,7 +21,8 @@ log = logging.getLogger(__name__)
 class Summing:
     """What is kept of one ask at a time. Large results are in ``folder``.
 
-    ``say`` sends a message and its frames further up, ``send`` sends one to an edge below.
+    ``say`` sends a message and its frames further up, ``send`` sends one to an edge below. Sums are computed in a
+    thread, so the edge hears and beats meanwhile. ``fail`` gets the error of a sum that could not be computed.
     """
 
     def __init__(
@@ -28,19 +30,24 @@ class Summing:
         folder: Path,
         say: Callable[[Message, Sequence[Buffer]], None],
         send: Callable[[bytes, Message], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
         self.stations: dict[bytes, None] = {}
         """The edges below."""
         self._folder = folder
         self._say = say
         self._send = send
+        self._fail = fail
         self._gathering: Gathering | None = None
         self._keepers: dict[int, bytes] = {}
         """The edges below that keep the results of devices."""
-        self._awaited: dict[bytes, None] = {}
         self._sum: edge.Sum | None = None
-        self._total: Partial | None = None
-        self._summed: list[int] = []
+        self._adding: asyncio.Task[None] | None = None
+        self._awaited: dict[bytes, None] = {}
+        """The edges below that still have to send their part of the sum."""
+        self._parts: asyncio.Queue[Envelope | None] = asyncio.Queue()
+        """The parts that have come. None is of an edge that has none."""
+        self._thread = ThreadPoolExecutor(1, "sum")
 
     @property
     def gathers(self) -> bool:
@@ -58,18 +65,15 @@ class Summing:
         self.stations.pop(station, None)
         if station in self._awaited:
             del self._awaited[station]
-            self._finish()
+            self._parts.put_nowait(None)
 
     def gather(self, gather: edge.Gather) -> None:
         """Keep results of this ask from now on, and of no other."""
-        if self._gathering is not None:
-            if self._gathering.gather == gather:
-                return
-            self._gathering.close()
+        if self._gathering is not None and self._gathering.gather == gather:
+            return
+        self._forget()
         self._gathering = Gathering(gather, self._folder)
         self._keepers.clear()
-        self._sum, self._total, self._summed = None, None, []
-        self._awaited.clear()
         for station in self.stations:
             self._send(station, gather)
 
@@ -91,45 +95,66 @@ class Summing:
             nothing = edge.Partial(ask=wanted.ask, epoch=wanted.epoch, devices=(), examples=0, lowest=(), tensors=())
             self._say(nothing, ())
             return
-        if wanted == self._sum and self._awaited:
+        if wanted == self._sum and self._adding is not None and not self._adding.done():
             for station in self._awaited:  # the question or the answer may have been lost
                 self._send(station, self._part_of(wanted, station))
             return
-        self._sum = wanted
-        self._total, self._summed = gathering.sum(wanted.devices)
+        self._stop()
+        self._sum, self._parts = wanted, asyncio.Queue()
         elsewhere = {self._keepers[d] for d in wanted.devices if not gathering.has(d) and d in self._keepers}
         self._awaited = dict.fromkeys(station for station in self.stations if station in elsewhere)
         for station in self._awaited:
             self._send(station, self._part_of(wanted, station))
-        self._finish()
+        self._adding = asyncio.ensure_future(self._add_up(gathering, wanted))
+        self._adding.add_done_callback(self._ended)
 
     def merge(self, station: bytes, envelope: Envelope) -> None:
         """An edge below has sent its part of the sum."""
-        message, gathering, total, wanted = envelope.message, self._gathering, self._total, self._sum
-        if station not in self._awaited or gathering is None or total is None or wanted is None:
+        message, wanted = envelope.message, self._sum
+        if station not in self._awaited or wanted is None or (message.ask, message.epoch) != (wanted.ask, wanted.epoch):
             return
-        if (message.ask, message.epoch) != (wanted.ask, wanted.epoch):
-            return
+        part = {*self._part_of(wanted, station).devices}
         del self._awaited[station]
-        if message.devices and {*message.devices} <= {*self._part_of(wanted, station).devices}:
-            try:
-                total.merge(gathering.heard(message, envelope.frames))
-                self._summed += message.devices
-            except ValueError as error:
-                log.warning("the sum of an edge below cannot be used: %s", error)
-        self._finish()
+        self._parts.put_nowait(envelope if message.devices and part.issuperset(message.devices) else None)
 
     def close(self) -> None:
         """Forget the results."""
-        if self._gathering is not None:
-            self._gathering.close()
+        self._forget()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _add_up(self, gathering: Gathering, wanted: edge.Sum) -> None:
+        """Compute the sum, and send it when every edge below has sent its part or is gone."""
+        compute = asyncio.get_running_loop().run_in_executor
+        summed = [device for device in wanted.devices if gathering.has(device)]
+        total = await compute(self._thread, gathering.sum, gathering.kept(summed))
+        while self._awaited or not self._parts.empty():
+            part = await self._parts.get()
+            if part is not None:
+                try:
+                    await compute(self._thread, gathering.merge, total, part)
+                    summed += part.message.devices
+                except ValueError as error:
+                    log.warning("the sum of an edge below cannot be used: %s", error)
+        self._say(*await compute(self._thread, gathering.told, total, summed))
 
     def _part_of(self, wanted: edge.Sum, station: bytes) -> edge.Sum:
         devices = tuple(device for device in wanted.devices if self._keepers.get(device) == station)
         return replace(wanted, devices=devices)
 
-    def _finish(self) -> None:
-        if self._sum is None or self._total is None or self._gathering is None or self._awaited:
-            return
-        message, frames = self._gathering.told(self._total, self._summed)
-        self._say(message, frames)
+    def _ended(self, adding: asyncio.Task[None]) -> None:
+        if not adding.cancelled() and (error := adding.exception()) is not None:
+            self._fail(error)
+
+    def _stop(self) -> None:
+        """Give up the sum that is computed. The thread ends the part that it is at."""
+        if self._adding is not None:
+            self._adding.cancel()
+        self._sum, self._adding = None, None
+        self._awaited.clear()
+
+    def _forget(self) -> None:
+        """Forget what was kept of an ask."""
+        self._stop()
+        if self._gathering is not None:
+            self._gathering.close()
+        self._gathering = None

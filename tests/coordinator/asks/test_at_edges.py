@@ -53,6 +53,10 @@ def test_sums_are_asked_for_when_nobody_else_is_awaited() -> None:
     assert len(sent) == 2
     kept.collect(running[:2], 2.5)
     assert len(sent) == 4, "the question may have been lost"
+    kept.collect(running[:2], 5.0)
+    assert len(sent) == 4, "or else the edge needs some time"
+    kept.collect(running[:2], 6.5)
+    assert len(sent) == 6
 
 
 def test_a_sum_that_lacks_devices_costs_asking_these_again() -> None:

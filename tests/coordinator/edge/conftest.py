@@ -43,6 +43,8 @@ class Root:
         self.known: set[bytes] = set()
         self.heard: list[tuple[bytes, Any, tuple[memoryview, ...]]] = []
         self.needs = 0
+        self.edge: asyncio.Task[str] | None = None
+        """The edge at ``edge``."""
         self.stationed = edge.Stationed(run="run", devices=devices, heartbeat_seconds=1.0, patience=5)
         self.hub = Hub(
             network,
@@ -89,6 +91,13 @@ class Root:
         found = [entry for entry in self.heard if isinstance(entry[1], kind)]
         return found[-1] if found else None
 
+    async def hears(self, kind: type, count: int = 1) -> Any:
+        """The newest message of this kind, once so many have come; computations at an edge take real time."""
+        async with asyncio.timeout(30):
+            while len(self.heard_of(kind)) < count:  # noqa: ASYNC110 - a message of any kind
+                await asyncio.sleep(0.001)
+        return self.last(kind)
+
     def of(self, device: int) -> bytes:
         return next(p for p, m, _ in reversed(self.heard) if isinstance(m, wire.Hello) and m.device == device)
 
@@ -115,9 +124,9 @@ class Device(Peer):
         super().__init__(network, address)
         self.dealer.send(wire.Hello(device=number, incarnation=0, lease="lease"))
 
-    def reply(self, values: list[float], examples: int) -> None:
+    def reply(self, values: list[float], examples: int, ask: str = "1.0.0") -> None:
         specs, frames = pack({"delta/w": np.array(values, np.float32)})
-        result = wire.Result(ask="1.0.0", examples=examples, steps=1, metrics={"loss": 1.0}, epoch=7, tensors=specs)
+        result = wire.Result(ask=ask, examples=examples, steps=1, metrics={"loss": 1.0}, epoch=7, tensors=specs)
         self.dealer.send(result, frames)
 
 
@@ -180,14 +189,15 @@ async def network() -> MemoryNetwork:
 
 
 @pytest.fixture
-async def start_edge(network: MemoryNetwork, tmp_path: Path) -> AsyncIterator[Callable[[str, str], Awaitable[None]]]:
-    """Start an edge between two addresses, the one above first."""
+async def start_edge(network: MemoryNetwork, tmp_path: Path) -> AsyncIterator[Callable[[str, str], Awaitable[Any]]]:
+    """Start an edge between two addresses, the one above first. Gives its task."""
     tasks = []
 
-    async def start(up: str, down: str) -> None:
+    async def start(up: str, down: str) -> asyncio.Task[str]:
         plan = EdgePlan(up=up, down=down, folder=tmp_path / down)
         tasks.append(asyncio.ensure_future(Edge(plan, network, network).run()))
         await _settle()
+        return tasks[-1]
 
     yield start
     for task in tasks:
@@ -199,7 +209,7 @@ async def start_edge(network: MemoryNetwork, tmp_path: Path) -> AsyncIterator[Ca
 async def root(network: MemoryNetwork, start_edge: Any, fleet: int) -> Root:
     """A coordinator at ``root``, with an edge at ``edge``."""
     root = Root(network, fleet)
-    await start_edge("root", "edge")
+    root.edge = await start_edge("root", "edge")
     return root
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from msgspec.structs import replace
 
 from fedemu.algorithms.interface import Reducer
 from fedemu.coordinator.asks.branches import packed_of
 from fedemu.coordinator.edge.behind import Behind
+from fedemu.coordinator.edge.gathering import Gathering
 from fedemu.coordinator.sums.leaf import Leaf
 from fedemu.coordinator.sums.partial import Partial
 from fedemu.protocol import messages as wire
+from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.ids import digest_of
 from fedemu.protocol.sharing import edge_messages as edge
 from fedemu.protocol.tensors import pack
@@ -47,8 +54,7 @@ async def test_an_edge_sends_one_sum_of_the_results_that_it_keeps(root: Any, joi
     ]
     assert root.last(wire.Result) is None, "the tensors stay at the edge"
     root.hub.send(root.station, edge.Sum(ask="1.0.0", epoch=7, devices=(0, 1)))
-    await settle()
-    _, partial, frames = root.last(edge.Partial)
+    _, partial, frames = await root.hears(edge.Partial)
     assert (set(partial.devices), partial.examples) == ({0, 1}, 3)
     assert value(partial, frames) == [3.0, 4.0]
 
@@ -61,6 +67,65 @@ async def test_an_edge_checks_results_as_the_coordinator_does(root: Any, join: A
     devices[1].reply([1000.0, 0.0], 1)
     await settle()
     assert [m.reason for m in root.heard_of(edge.Held)] == ["nonfinite", "norm"]
+
+
+async def test_an_edge_hears_and_answers_while_it_computes_a_sum(
+    root: Any, join: Any, settle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, over, add = [], threading.Event(), Gathering.sum
+
+    def slowly(gathering: Gathering, kept: Any) -> Partial:
+        begun.append(len(kept))
+        assert over.wait(30)
+        return add(gathering, kept)
+
+    monkeypatch.setattr(Gathering, "sum", slowly)
+    device = await join(0)
+    root.hub.send(root.station, GATHER)
+    await settle()
+    device.reply([1.0, 2.0], 1)
+    await settle()
+    for _ in range(3):
+        root.hub.send(root.station, edge.Sum(ask="1.0.0", epoch=7, devices=(0,)))
+        await settle()
+    await join(1)
+    assert root.of(1), "its Hello passed the edge meanwhile"
+    over.set()
+    _, partial, _ = await root.hears(edge.Partial)
+    await settle()
+    assert (partial.devices, begun, len(root.heard_of(edge.Partial))) == ((0,), [1], 1)
+
+
+async def test_a_sum_that_is_not_wanted_any_more_is_not_sent(
+    root: Any, join: Any, settle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over, add = threading.Event(), Gathering.sum
+    monkeypatch.setattr(Gathering, "sum", lambda *of: over.wait(30) and add(*of))
+    device = await join(0)
+    for ask in ("1.0.0", "2.0.0"):
+        root.hub.send(root.station, replace(GATHER, ask=ask))
+        await settle()
+        device.reply([1.0, 2.0], 1, ask)
+        await settle()
+        root.hub.send(root.station, edge.Sum(ask=ask, epoch=7, devices=(0,)))
+        await settle()
+    over.set()
+    await root.hears(edge.Partial)
+    assert [message.ask for message in root.heard_of(edge.Partial)] == ["2.0.0"]
+
+
+async def test_an_edge_that_cannot_keep_a_result_ends_with_a_sentence(
+    root: Any, join: Any, settle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedemu.coordinator.asks.payload.FILE_THRESHOLD", 0)
+    (tmp_path / "edge").mkdir(exist_ok=True)
+    (tmp_path / "edge" / "results").touch()
+    device = await join(0)
+    root.hub.send(root.station, GATHER)
+    await settle()
+    device.reply([1.0, 2.0], 1)
+    with pytest.raises(FedemuError, match=r"cannot keep a payload of 8 bytes in .*results"):
+        await asyncio.wait_for(root.edge, 30)
 
 
 async def test_results_of_another_ask_pass(root: Any, join: Any, settle: Any) -> None:
@@ -98,8 +163,7 @@ async def test_edges_behind_edges_send_their_sums_through_them(
     far.reply([4.0, 5.0], 2)
     await settle()
     root.hub.send(root.station, edge.Sum(ask="1.0.0", epoch=7, devices=(0, 1)))
-    await settle()
-    _, partial, frames = root.last(edge.Partial)
+    _, partial, frames = await root.hears(edge.Partial)
     assert set(partial.devices) == {0, 1}
     assert value(partial, frames) == [3.0, 4.0]
 
