@@ -220,8 +220,10 @@ class Broker:
         if attach.token != self._token:
             log.warning("a stranger tried to attach to the bus")
             return
-        self._roles[peer] = (attach.role, attach.number)
         members = self._processes if attach.role == "process" else self._trainers
+        if attach.number in members:  # the last words of one that had ended came late
+            (self.process_ended if attach.role == "process" else self.trainer_ended)(attach.number)
+        self._roles[peer] = (attach.role, attach.number)
         members[attach.number] = peer
         if attach.role == "process":
             self.attached(attach.number)

@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 BIRTH_STRIDE = 16
 """The next life begins this many incarnations above the last known one, since the life before may have used some."""
 MOST_FAILURES = 8
-"""A process that ends this often in a row without joining is given up, and the machine with it."""
+"""A process that ends this often in a row without joining is given up, and the machine with it. So is the zygote."""
+SHORT_SECONDS = 30.0
+"""A zygote that has lived for so long has done its duty, even if none of its devices was asked for anything."""
 COMMAND = ("-m", "fedemu.device.process.zygote")
 """The arguments of the Python interpreter that make a zygote of it."""
 ZYGOTE_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
@@ -117,6 +119,9 @@ class DeviceProcesses:
         self._following: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._born = 0.0
+        """When the zygote was ready."""
+        self._zygote_failures = 0
         self._joined = self._retired = 0
         self._attached = False
         self._stopping = False
@@ -220,6 +225,7 @@ class DeviceProcesses:
         match message:
             case ZygoteReady():
                 if not self._ready.done():
+                    self._born = self._loop.time()
                     self._ready.set_result(None)
             case Forked():
                 self._processes[message.number].pid = message.pid
@@ -241,6 +247,17 @@ class DeviceProcesses:
         if not self._ready.done():
             self._fail(ConfigurationError(f"No device process can be started: the zygote ended with code {code}."))
             return
+        joined = any(process.joined for process in self._processes)
+        fruitful = joined or self._loop.time() >= self._born + SHORT_SECONDS
+        self._zygote_failures = 0 if fruitful else self._zygote_failures + 1
+        if self._zygote_failures >= MOST_FAILURES:
+            times = self._zygote_failures
+            self._fail(
+                FedemuError(
+                    f"The zygote, which forks the device processes, ended {times} times in a row with code {code}."
+                )
+            )
+            return
         log.warning("the zygote ended with code %d; starting it again", code)
         self._observer.restarted("zygote")
         if self._writer is not None:
@@ -253,6 +270,8 @@ class DeviceProcesses:
         self._starting = self._loop.create_task(self._start_again())
 
     async def _start_again(self) -> None:
+        if self._zygote_failures > 1:
+            await asyncio.sleep(0.05 * 2**self._zygote_failures)
         try:
             await self.prepare()
         except FedemuError as error:

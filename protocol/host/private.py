@@ -113,18 +113,20 @@ def _make_in(place: Path) -> tuple[Path, int] | None:
         if len(os.fsencode(folder)) + 1 + _LONGEST_NAME > _LONGEST_PATH:
             folder.rmdir()
             return None
+        lock = None
         try:
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(lock, fcntl.LOCK_EX)
             _try_socket(folder / "try")
+            return folder, lock
         except OSError:
             # Another process may have taken the folder for a leftover, before it was locked.
             gone = not folder.exists()
             shutil.rmtree(folder, ignore_errors=True)
-            if gone:
-                continue
-            raise
-        return folder, lock
+            if lock is not None:
+                os.close(lock)
+            if not gone:
+                raise
 
 
 def _try_socket(path: Path) -> None:

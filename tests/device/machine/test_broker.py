@@ -168,6 +168,23 @@ async def test_a_job_that_its_trainer_leaves_unanswered_fails(bus: Bus, until: C
     assert answer.reason == "trainer"
 
 
+async def test_jobs_that_went_to_a_trainer_whose_last_words_came_late_go_to_the_next(
+    bus: Bus, until: Callable[..., Any]
+) -> None:
+    bus.store.put(MODEL)
+    process, late = bus.peer("process"), bus.peer("trainer")
+    late.dealer.send(Ready(capacity={}, default=4))
+    process.submit()
+    await until(lambda: late.heard, "the group")
+    trainer = bus.peer("trainer")
+    trainer.dealer.send(Ready(capacity={}, default=4))
+    await until(lambda: trainer.heard, "the group again")
+    late.dealer.send(DONE)
+    trainer.dealer.send(DONE)
+    await until(lambda: process.heard, "the answer")
+    assert len(process.heard) == 1
+
+
 @pytest.mark.parametrize(("in_work", "code"), [(False, 2), (True, 5)])
 async def test_a_trainer_that_cannot_work_ends_the_machine(
     bus: Bus, until: Callable[..., Any], in_work: bool, code: int

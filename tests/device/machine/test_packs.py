@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from fedemu.device.machine import processes
 from fedemu.device.machine.observer import Silent
 from fedemu.device.machine.packs import PACK, Packs, pack_size
 from fedemu.device.machine.processes import BIRTH_STRIDE
 from fedemu.device.machine.sleepers import Lives, Sleepers
 from fedemu.device.pipe import TO_ZYGOTE, Ended, Fork, Forked, Setup, Unpacker, ZygoteReady, pack_message
+from fedemu.protocol.errors import FedemuError
 from fedemu.protocol.messages import Message
 
 FIRST = 1 << 20
@@ -72,7 +74,7 @@ class Zygote:
 class Machine(Silent):
     """Packs with two devices in each, and what they do. ``deaf`` processes have not attached."""
 
-    def __init__(self) -> None:
+    def __init__(self, failed: Callable[[FedemuError], object] = pytest.fail) -> None:
         self.counts: Mapping[str, int] = {}
         self.roused: list[tuple[int, Lives]] = []
         self.died: list[tuple[int, int]] = []
@@ -87,7 +89,7 @@ class Machine(Silent):
             rouse=lambda number, lives: self.roused.append((number, [*lives])),
             died=lambda device, incarnation: self.died.append((device, incarnation)),
             process_ended=self.ended.append,
-            failed=pytest.fail,
+            failed=failed,
         )
 
     def devices(self, counts: Mapping[str, int]) -> None:
@@ -220,3 +222,27 @@ async def test_packs_of_a_zygote_that_died_are_forked_by_the_next_one(
     await until(lambda: len(zygotes) == 2 and zygotes[1].forked, "the packs of the next zygote")
     assert zygotes[1].forked == [Fork(number=0, lives=())]
     assert machine.died == [life(4)]
+
+
+async def test_a_zygote_that_dies_again_and_again_is_given_up(
+    zygotes: list[Zygote], until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "MOST_FAILURES", 3)
+    failures: list[FedemuError] = []
+    machine = Machine(failures.append)
+    await machine.packs.prepare()
+    machine.packs.launch()
+    machine.packs.wake([4])
+    for number in range(5):
+        pid = 7_777_777 + number
+        await until(lambda: len(zygotes) > number and zygotes[number].forked, "the next zygote")  # noqa: B023
+        assert failures == []
+        zygotes[number].say(Forked(number=0, pid=pid))
+        await until(lambda: machine.packs.pids == {0: pid}, "the pack")  # noqa: B023
+        if number == 1:
+            machine.packs.wake([4])
+            machine.join(4)  # this one was of use, so the count begins anew
+        zygotes[number].die()
+    await until(lambda: failures, "the end of the machine")
+    assert str(failures[0]) == "The zygote, which forks the device processes, ended 3 times in a row with code 0."
+    await machine.packs.stop(None, 0.0)
