@@ -38,14 +38,15 @@ def report(
         ),
     ],
     curves: Annotated[
-        int,
+        int | None,
         typer.Option(
             metavar="DEVICES",
             help="Let this number of devices train once more from the run's last model, and draw their accuracy after "
             "each epoch. The training takes as long as that of several rounds.",
-            min=0,
+            min=1,
+            show_default=False,
         ),
-    ] = 0,
+    ] = None,
     figures: options.Figures = None,
     formats: options.FigureFormats = None,
     widths: options.Widths = None,
@@ -69,7 +70,7 @@ def report(
             f"{directory} holds {counted(len(runs), 'run')}; compare them with fedemu compare {directory}, "
             f"or write the report of one with fedemu report {runs[0]}"
         )
-    if curves:
+    if curves is not None:
         from fedemu.ops.assembly.local_curves import local_curves
 
         found = local_curves(directory, read_frozen(directory), curves)
@@ -188,7 +189,7 @@ def validate(
         return 0
     print(f"{checked.name}: ok")
     for key, value in facts.items():
-        print(f"  {key:<12} {value}")
+        print(f"  {key:<13}{value}")
     return 0
 
 
@@ -207,7 +208,7 @@ def _facts(experiment: Experiment, runtime: Runtime) -> dict[str, Any]:
         "algorithm": _kind({"kind": experiment.algorithm.name, **experiment.algorithm.options})
         + f", loss {experiment.algorithm.loss}",
         "local": f"{amount}, batch {local.batch_size}, lr {local.lr:g}",
-        "churn": _kind(experiment.availability.model_dump()),
+        "availability": _kind(experiment.availability.model_dump()),
         "faults": ", ".join(
             f"{key.removesuffix('_rate')} {value:g}"
             for key, value in experiment.faults.model_dump().items()

@@ -12,6 +12,7 @@ import numpy as np
 from scipy import stats
 
 from fedemu.ops.compare.entry import Entry
+from fedemu.ops.compare.settings import tested_alike
 
 Better = Literal["higher", "lower"]
 BETTER: Final[Mapping[str, Better]] = {
@@ -71,7 +72,10 @@ def best_of(entries: Sequence[Entry], key: str) -> int | None:
 
 
 def paired_tests(entries: Sequence[Entry], key: str) -> list[Paired]:
-    """Every entry beside the best one, in the order of ``entries``. Those without a shared seed are left out."""
+    """Every entry beside the best one, in the order of ``entries``.
+
+    Those without a shared seed are left out, and those that are tested with other samples.
+    """
     place = best_of(entries, key)
     if place is None:
         return []
@@ -81,7 +85,7 @@ def paired_tests(entries: Sequence[Entry], key: str) -> list[Paired]:
     for entry in entries:
         own = _by_seed(entry, key)
         shared = [seed for seed in own if seed in of_best]
-        if entry is not best and shared:
+        if entry is not best and shared and tested_alike(entry.experiment, best.experiment):
             differences = np.array([own[seed] - of_best[seed] for seed in shared])
             tests.append(
                 Paired(key, entry.label, best.label, len(shared), float(differences.mean()), *_p_values(differences))

@@ -11,16 +11,14 @@ from pathlib import Path
 
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.ops.compare.replay_label import NAMED, replay_label
-from fedemu.ops.compare.settings import differing, most_common, short_name, usual
+from fedemu.ops.compare.settings import TEST_DATA, differing, most_common, short_name, usual
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.results.words import Keys, Table, at, shown
 from fedemu.protocol.errors import ConfigurationError
 
 _NOT_SCIENCE = ("name", "seed", "diagnose")
 """Experiments that differ only in these settings count as one. What is measured in a run does not change the run."""
-_TEST_DATA = ("dataset", "test_fraction", "test_by", "id_min_samples", "train_split")
-"""The settings of ``data`` that decide which samples are used for tests."""
-_INCOMPARABLE = (*(("data", key) for key in _TEST_DATA), ("model",))
+_INCOMPARABLE = (*TEST_DATA, ("model",))
 _REPLAY = {("replay", key) for key in NAMED}
 _METHOD = ("algorithm", "name")
 _NAMED_OTHERWISE = {_METHOD, ("algorithm", "loss"), ("rounds",), *_REPLAY}

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from fedemu.ops.results.words import Keys, Table, at
+
+TEST_DATA: Final[tuple[Keys, ...]] = tuple(
+    ("data", key) for key in ("dataset", "test_fraction", "test_by", "id_min_samples", "train_split")
+)
+"""The settings that decide which samples are used for tests."""
 
 
 def differing(tables: Sequence[Table], path: Keys = ()) -> set[Keys]:
@@ -26,6 +31,11 @@ def differing(tables: Sequence[Table], path: Keys = ()) -> set[Keys]:
             elif any(value != values[0] for value in values):
                 found.add((*path, key))
     return found
+
+
+def tested_alike(one: Table, other: Table) -> bool:
+    """Whether two experiments are tested with the same samples, as far as their settings tell."""
+    return all(at(one, path) == at(other, path) for path in TEST_DATA)
 
 
 def usual(tables: Sequence[Table], path: Keys) -> Any:

@@ -61,13 +61,13 @@ def parse_seeds(text: str) -> list[int]:
         found = _SEEDS.fullmatch(part.strip())
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
         if last < first:
-            raise ConfigurationError(f"--seeds {text or repr(text)} is no list of seeds; write it as in 0,1,2 or 0-4")
+            raise ConfigurationError(f"{text or repr(text)} is no list of seeds; write it as in 0,1,2 or 0-4")
         if len(seeds) + last - first >= _MOST_SEEDS:
-            raise ConfigurationError(f"--seeds {text} names more than {_MOST_SEEDS:,} seeds; name fewer")
+            raise ConfigurationError(f"the seeds {text} are more than {_MOST_SEEDS:,}; name fewer")
         seeds += range(first, last + 1)
     twice = next((seed for seed, count in Counter(seeds).items() if count > 1), None)
     if twice is not None:
-        raise ConfigurationError(f"--seeds {text} names the seed {twice} more than once; name every seed once")
+        raise ConfigurationError(f"the seeds {text} have {twice} more than once; name every seed once")
     return seeds
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -146,3 +147,10 @@ def test_latex_takes_the_table(tmp_path: Path) -> None:
     (tmp_path / "paper.tex").write_text(text)
     done = subprocess.run(["pdflatex", "-halt-on-error", "paper"], cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout.decode(errors="replace")[-2000:]
+
+
+def test_experiments_that_are_tested_with_other_samples_are_not_tested_against_each_other() -> None:
+    good, poor, other = entry("good", GOOD), entry("poor", POOR), entry("other", POOR)
+    digits, mnist = ({"data": {"dataset": name, "test_fraction": 0.2}} for name in ("digits", "mnist"))
+    entries = [replace(good, experiment=digits), replace(poor, experiment=digits), replace(other, experiment=mnist)]
+    assert [test.label for test in paired_tests(entries, "final_accuracy")] == ["poor"]

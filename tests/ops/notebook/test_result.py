@@ -106,7 +106,7 @@ def test_a_figure_is_found_by_its_name(directory: Path) -> None:
     ("arguments", "said"),
     [
         ({"seeds": 0}, "seeds = 0 is no number of seeds"),
-        ({"seeds": [1, 1]}, "names the seed 1 more than once"),
+        ({"seeds": [1, 1]}, "the seeds 1,1 have 1 more than once"),
         ({"seeds": 2, "seed": 3}, "leave out seed"),
         ({"resume": "there"}, "there is no run directory"),
         ({"resume": "there", "out": "here"}, "leave out out"),

@@ -75,13 +75,13 @@ def test_a_text_that_is_no_list_of_seeds_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(("text", "seed"), [("0,0", 0), ("7,1-2,2", 2)])
 def test_a_seed_that_is_named_twice_is_refused(text: str, seed: int) -> None:
-    with pytest.raises(ConfigurationError, match=f"--seeds {text} names the seed {seed} more than once"):
+    with pytest.raises(ConfigurationError, match=f"the seeds {text} have {seed} more than once"):
         parse_seeds(text)
 
 
 @pytest.mark.parametrize("text", ["0-100000000", "0-999,2000"])
 def test_more_seeds_than_a_thousand_are_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"--seeds {text} names more than 1,000 seeds; name fewer"):
+    with pytest.raises(ConfigurationError, match=f"the seeds {text} are more than 1,000; name fewer"):
         parse_seeds(text)
 
 
@@ -185,7 +185,7 @@ def test_ctrl_c_between_two_runs_says_how_to_go_on(
             ("--seeds", "0,1", "--set", "seed=3"),
             "--set seed is for one run, and here are several seeds; leave out --set seed",
         ),
-        (("--seeds", "zero"), "--seeds zero is no list of seeds"),
+        (("--seeds", "zero"), "zero is no list of seeds"),
         (("--seeds", "0", "--out", "group"), "choose another --out, or go on with its seeds by --resume group"),
         (("--seeds", "0", "--resume", "nowhere"), "nowhere holds no group of seeds"),
         (("digits", "--resume", "group"), "leave out an experiment"),
