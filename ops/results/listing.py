@@ -19,6 +19,7 @@ DEEPEST = 6
 _TAIL = 2**16
 _OF_CONFIG = re.compile(r'^(name|seed|rounds) = "?([^"\n]*)"?', re.MULTILINE)
 _METHOD = re.compile(r'^\[algorithm\]\nname = "([^"\n]*)"\nloss = "([^"\n]*)"', re.MULTILINE)
+_REPLAY = re.compile(r'^\[replay\]\nstrategy = "([^"\n]*)"', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def listed(directory: Path) -> Listed:
     """What is known of one run, from the first lines of its settings, its summary, and the end of its rows."""
     config = _text(directory / "config.toml") or ""
     known = dict(_OF_CONFIG.findall(config.partition("\n[")[0]))
-    method = _METHOD.search(config)
+    method, replay = _METHOD.search(config), _REPLAY.search(config)
     summary, damaged = _summary(directory)
     row, broken = _last_row(directory)
     finished = _whole(summary.get("rounds"))
@@ -72,7 +73,7 @@ def listed(directory: Path) -> Listed:
     return Listed(
         directory,
         known.get("name"),
-        _named(method[1], method[2]) if method else None,
+        _named(method[1], method[2], replay[1] if replay else "none") if method else None,
         _whole(known.get("seed")),
         state,
         rounds,
@@ -85,8 +86,9 @@ def listed(directory: Path) -> Listed:
     )
 
 
-def _named(method: str, loss: str) -> str:
-    return method if loss == "cross_entropy" else f"{method} + {loss}"
+def _named(method: str, loss: str, replay: str) -> str:
+    named = method if loss == "cross_entropy" else f"{method} + {loss}"
+    return named if replay == "none" else f"{named}, replay {replay}"
 
 
 def _state(directory: Path, summary: dict[str, Any], rounds: int | None, of_rounds: int | None) -> str:
