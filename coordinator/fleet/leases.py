@@ -24,6 +24,7 @@ class Lease:
 
     ``peer`` is its connection, None while it is away. ``left`` is the real time in seconds since which it is away.
     ``key`` is the public key of its machine, empty without keys: no other machine can come back for the lease.
+    ``hung_up`` says that the connection of ``peer`` is gone.
     """
 
     token: str
@@ -32,6 +33,7 @@ class Lease:
     peer: bytes | None = None
     left: float | None = None
     key: str = ""
+    hung_up: bool = False
 
     def fits(self, key: str) -> bool:
         """Whether a machine with this key may use the lease. A lease that was granted without keys fits everybody."""
@@ -85,7 +87,7 @@ class Leases:
                 raise RefusedError("lease_unknown", "This lease does not belong to this run; enrol without one.")
             if not lease.fits(key):
                 raise RefusedError("lease_unknown", "This lease belongs to another machine's key; enrol without one.")
-            if lease.peer is not None:
+            if lease.peer is not None and not lease.hung_up:
                 host = f" on {lease.host}" if lease.host else ""
                 raise RefusedError("lease_taken", f"The lease is held by a live supervisor{host}.")
             lease.key = lease.key or key
@@ -108,6 +110,11 @@ class Leases:
         self._seat(lease, peer, now)
         self.journal({"grant": lease.token, "ranges": lease.ranges, "host": host} | ({"key": key} if key else {}))
         return lease
+
+    def hung_up(self, peer: bytes) -> None:
+        """The connection of a peer is gone. If it is a supervisor, it can come back for its lease at once."""
+        if (lease := self._by_peer.get(peer)) is not None:
+            lease.hung_up = True
 
     def holds(self, token: str, device: int, key: str = "") -> bool:
         """Whether the lease with this token contains the device, and a machine with this key may use it."""
@@ -181,7 +188,9 @@ class Leases:
 
     def _seat(self, lease: Lease, peer: bytes, now: float) -> None:
         self.leave(peer, now)
-        lease.peer, lease.left = peer, None
+        if lease.peer is not None:
+            self.leave(lease.peer, now)
+        lease.peer, lease.left, lease.hung_up = peer, None, False
         self._by_peer[peer] = lease
 
     def _reclaim(self, now: float) -> float | None:

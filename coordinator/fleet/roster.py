@@ -93,12 +93,16 @@ class Roster:
     def enroll(self, peer: bytes, count: int, token: str | None, host: str, now: float, key: str = "") -> Lease:
         """Give a supervisor a lease and a session. ``Leases.enroll`` explains arguments, result and errors."""
         self.admission.seat(peer, key)
+        before = {*self.leases.peers}
         try:
             lease = self.leases.enroll(peer, count, token, host, now, key)
         except RefusedError:
             if not self.knows(peer):
                 self.admission.unseat(peer)
             raise
+        for replaced in before.difference(self.leases.peers):  # its connection is gone, and it has come back
+            if replaced not in self._by_peer:
+                self._forget(replaced)
         self._begin(peer, now)
         self.admission.recognise(peer, lease.token, now)
         if self.planned is not None:

@@ -154,6 +154,7 @@ class Reception:
 
     def closed(self, peer: bytes) -> None:
         """The connection of a peer is gone, so nothing needs to be remembered of it."""
+        self.roster.leases.hung_up(peer)
         self.roster.admission.forget(peer)
         self.refusals.forget(peer)
         self._excessive.pop(peer, None)

@@ -99,6 +99,17 @@ def test_a_live_lease_is_not_given_to_another() -> None:
     assert grants.enroll(A, 3, lease.token, "", 1.0) is lease
 
 
+def test_a_supervisor_whose_connection_is_gone_comes_back_for_its_lease_at_once() -> None:
+    made, token = roster()
+    made.leases.hung_up(B)
+    made.leases.hung_up(A)
+    assert made.knows(A), "its session lasts, unless somebody comes for the lease"
+    assert made.enroll(B, 2, token, "", 1.0).token == token
+    assert (made.knows(A), made.knows(B), made.leases.peers) == (False, True, [B])
+    with refused("lease_taken"):
+        made.enroll(C, 2, token, "", 2.0)
+
+
 def test_a_supervisor_that_returns_with_its_lease_gets_it_back() -> None:
     grants = leases()
     lease = grants.enroll(A, 3, None, "", 0.0)
