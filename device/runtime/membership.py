@@ -41,6 +41,7 @@ class Membership:
         self._back = math.inf
         self._silent_until = math.inf  # on the experiment's clock
         self._hellos = 0  # since the last welcome
+        self._again = math.inf  # the Hello was refused, and is to be said again
 
     @property
     def expiry(self) -> float:
@@ -56,7 +57,7 @@ class Membership:
             case "away" | "silent":
                 return self._back
             case "joining":
-                return self._heard + self.expiry * min(1 << (self._hellos - 1), MOST_PATIENCE)
+                return min(self._again, self._heard + self.expiry * min(1 << (self._hellos - 1), MOST_PATIENCE))
             case "member":
                 return min(self._heard + self.expiry, self._beat_due)
             case _:
@@ -69,6 +70,8 @@ class Membership:
         if self.mode == "member" and now < self._heard + self.expiry:
             self.said(now)
             return [Send(Heartbeat())]
+        if self.mode == "joining" and now >= self._again:
+            return self._hello(now)
         return [Connect(), *self._hello(now)]
 
     def said(self, now: float) -> None:
@@ -94,14 +97,18 @@ class Membership:
         return True
 
     def refused(self, refused: Refused, now: float) -> list[Action]:
-        """React to a refusal as superseded or unknown.
+        """React to a refusal as superseded or unknown, or of the lease.
 
-        After a refusal for any other reason, ``tick`` connects anew if the coordinator stays silent.
+        Behind an edge that was away, a device may be back before its supervisor, with whom its lease is not known yet.
+        It says Hello again after one interval, and then ever later. After a refusal for any other reason, ``tick``
+        connects anew if the coordinator stays silent.
         """
         if refused.reason == "superseded":
             return self.retire("superseded")
         if refused.reason == "unknown_peer" and self.mode == "member":
             return self._hello(now)
+        if refused.reason == "lease_unknown" and self.mode == "joining":
+            self._again = now + self._interval * min(1 << (self._hellos - 1), MOST_PATIENCE * self._patience)
         return []
 
     def stay_away(self, seconds: float, now: float) -> None:
@@ -130,5 +137,5 @@ class Membership:
         self.mode = "joining"
         self.incarnation += 1
         self._hellos += 1
-        self._heard = now
+        self._heard, self._again = now, math.inf
         return [Send(Hello(device=self.device, incarnation=self.incarnation, lease=self._lease))]

@@ -623,6 +623,18 @@ def test_a_coordinator_that_started_again_hears_hello_on_the_same_connection_onc
     assert Joined(device=7, incarnation=6) in messages(device.get(welcome()))
 
 
+def test_a_device_whose_lease_is_not_known_says_hello_again_and_ever_later(new: Callable[..., Device]) -> None:
+    device = new()
+    device.start()
+    times = []
+    for incarnation in range(6, 12):
+        device.get(Refused(reason="lease_unknown", detail="its supervisor is not back yet"))
+        assert device.wait_until_due() == [Send(Hello(device=7, incarnation=incarnation, lease="lease"))]
+        times.append(device.now)
+    assert times == [2.0, 6.0, 14.0, 30.0, 62.0, 102.0]
+    assert Joined(device=7, incarnation=11) in messages(device.get(welcome()))
+
+
 def test_a_superseded_device_retires(new: Callable[..., Device]) -> None:
     device = new()
     device.join()
