@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 
 from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted
@@ -54,5 +55,6 @@ def interrupt_on_signals() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    os.write(sys.stderr.fileno(), b"fedemu: interrupted\n")
+    with suppress(OSError):  # nobody reads it any more
+        os.write(sys.stderr.fileno(), b"fedemu: interrupted\n")
     os._exit(INTERRUPTED)

@@ -10,6 +10,7 @@ from types import FrameType
 
 from fedemu.ops.running.codes import STOP_SIGNALS
 from fedemu.protocol.host.kernel import end_with_parent, keep_one_heap, name_process
+from fedemu.protocol.host.streams import keep_streams
 
 LEFT_EARLY = 130
 """The exit code of a child that was stopped before its work began. Nobody else knows yet that it has ended."""
@@ -20,6 +21,7 @@ def begin_child(name: str, parent: int) -> None:
 
     Nothing has begun yet, so nothing is lost; and ``os._exit`` is safe in the middle of an import.
     """
+    keep_streams()
     keep_one_heap()
     name_process(name)
     for sign in STOP_SIGNALS:

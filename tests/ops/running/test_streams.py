@@ -1,0 +1,35 @@
+"""A run whose terminal, log or reader is gone, or whose standard streams were never open, goes on to its end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "fedemu.ops.cli", "run", "digits-small", "--rounds", "3"]
+
+
+def outcome(run: Path) -> tuple[str, int]:
+    summary = json.loads((run / "summary.json").read_text())
+    return summary["outcome"], summary["rounds"]
+
+
+@pytest.mark.parametrize("streams", ["2>/dev/full", ">&- 2>&- <&-"], ids=["full disk", "closed"])
+def test_a_run_without_a_place_for_its_lines_is_completed(tmp_path: Path, streams: str) -> None:
+    run = tmp_path / "run"
+    ended = subprocess.run(["sh", "-c", f'"$@" {streams}', "sh", *COMMAND, "--out", str(run)], timeout=100)
+    assert (ended.returncode, outcome(run)) == (0, ("completed", 3))
+    assert (run / "report.html").exists()
+
+
+def test_a_run_whose_reader_goes_away_is_completed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with subprocess.Popen([*COMMAND, "--out", str(run)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        assert b"digits-small" in process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(100) == 0
+    assert outcome(run) == ("completed", 3)
