@@ -8,7 +8,6 @@ from typing import NoReturn
 
 from fedemu.ops.running.codes import leave_on_signals
 from fedemu.protocol.host.kernel import keep_one_heap
-from fedemu.protocol.host.streams import keep_streams
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -16,12 +15,14 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
     ``arguments`` are those of the process unless they are given.
     """
-    keep_streams()
-    # Importing commands takes half a second, in which Ctrl-C must not end in a traceback. A command changes that.
+    # Imports take half a second, in which Ctrl-C must not end in a traceback. A command changes that when it begins.
     leave_on_signals()
     keep_one_heap()
     # The collector finds nothing in what imports make.
     gc.disable()
+    from fedemu.protocol.host.streams import keep_streams
+
+    keep_streams()
     from fedemu.ops.cli.commands import app
 
     gc.freeze()
