@@ -22,12 +22,14 @@ import zmq
 
 from fedemu.protocol.host.kernel import give_memory_back
 from fedemu.protocol.transport.handshakes import EVENTS, BrokenHandshakes, Ear
-from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, ReaderLoop
+from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, Handle, ReaderLoop
 
 LOOK_SECONDS: Final = 1.0
 """The time between two looks at up to a thousand connections. For more connections it is longer in proportion."""
 GROWTH: Final = 64 * 2**20
-"""If the memory of this process has grown by more bytes than this, the next look comes at once."""
+"""If the memory of this process has grown by more bytes than this, strangers are looked at at once."""
+WATCH_SECONDS: Final = 0.03
+"""The time between two looks at the memory of this process while strangers are connected. One takes a few µs."""
 PRESSING: Final = 2**15
 """An ipc connection with so many bytes that wait to be read is in the middle of a large message, or of many."""
 PAST: Final = 4096
@@ -84,10 +86,15 @@ class Connections:
         """The number of those that are being closed."""
         self._doubtful: list[Connection] = []
         """Connections that are told to have ended, but still had their socket then."""
+        self._strangers = 0
+        """The number of connected strangers at the last look, and of the peers that said something first since then."""
         self._due = 0.0
         self._freed = False
         """Whether ZeroMQ frees what a connection held, so that memory can be given back at the next look."""
         self._memory = _resident()
+        """The bytes that this process held at the last look. If it has given some back since then, its least."""
+        self._loop = loop
+        self._watch: Handle | None = None
         self._local = socket.getsockopt_string(zmq.LAST_ENDPOINT).startswith("ipc://")
         self._ear = Ear(socket, loop, EVENTS | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED, self._event)
 
@@ -102,6 +109,8 @@ class Connections:
     def close(self) -> None:
         """Stop counting. Must be called before the Router is closed."""
         self._ear.close()
+        if self._watch is not None:
+            self._watch.cancel()
 
     def heard(self, peer: bytes, frame: zmq.Frame) -> bool:
         """A whole message of the peer has come; ``frame`` is one of its frames. False if its connection has gone."""
@@ -121,6 +130,7 @@ class Connections:
             connection.peer = peer
             self._by_peer[peer] = connection
             self._silent.pop(connection.descriptor, None)
+            self._strangers += 1
         connection.heard = self._clock()
         return True
 
@@ -139,20 +149,50 @@ class Connections:
         if self._freed:
             self._freed = False
             give_memory_back()  # what is kept would hide the next connection's
-        now, memory = self._clock(), _resident()
+        now = self._clock()
         self._doubtful = [each for each in self._doubtful if not self._is_gone(each)]
-        if now < self._due and memory < self._memory + GROWTH:
-            return
+        if self._has_grown() or now >= self._due:
+            suspects = self._judge(now)
+            self._doubtful = []
+            self._due = now if suspects else now + LOOK_SECONDS * max(1.0, len(self._open) / 1000)
+        self._keep_watch()
+
+    def _keep_watch(self) -> None:
+        """Look at the memory while there are strangers. One on this machine sends a gigabyte between a few looks."""
+        if self._watch is None and (self._silent or self._strangers):
+            self._watch = self._loop.call_later(WATCH_SECONDS, self._look_at_memory)
+
+    def _look_at_memory(self) -> None:
+        self._watch = None
+        if self._has_grown() and self._judge(self._clock(), strangers_only=True):
+            self._due = 0.0
+        self._keep_watch()
+
+    def _has_grown(self) -> bool:
+        memory = _resident()
+        self._memory = min(self._memory, memory)
+        return memory >= self._memory + GROWTH
+
+    def _judge(self, now: float, strangers_only: bool = False) -> bool:
+        """Close the connections that break the bounds. Returns whether one is suspected of holding too much.
+
+        Without its messages being read, nobody knows whether a peer has ended one. For known peers that is certain only
+        a few times a second.
+        """
+        memory = _resident()
         grown, self._memory = max(0, memory - self._memory), memory
         self._share(grown)
         strangers = []
+        self._strangers = 0
         suspects = False
-        self._doubtful = []
         for connection in list(self._open.values()):
             if self._is_gone(connection):
                 continue
             peer = connection.peer
             known = peer is not None and self._bounds.knows(peer)
+            if known and strangers_only:
+                continue
+            self._strangers += not known
             if self._unfinished(connection) > (self._bounds.unfinished if known else self._bounds.strangers_unfinished):
                 suspects = True
                 # A message of a known peer may have ended, and wait to be read. A stranger's is too large in any case.
@@ -169,7 +209,7 @@ class Connections:
         strangers.sort(key=lambda connection: connection.heard)
         for connection in strangers[: max(0, len(strangers) - self._bounds.strangers)]:
             self._end(connection, "connections")
-        self._due = now if suspects else now + LOOK_SECONDS * max(1.0, len(self._open) / 1000)
+        return suspects
 
     def _event(self, event: int, value: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
@@ -177,6 +217,7 @@ class Connections:
             if connection is not None and len(self._open) - self._going > self._bounds.connections:
                 # Not the new one: it may be an honest one, which says something soon.
                 self._end(next(iter(self._silent.values()), connection), "connections")
+            self._keep_watch()
         elif event == zmq.EVENT_DISCONNECTED:
             connection = self._open.get(value)
             # If the socket is there, it is just being closed, or a new one has the descriptor of the one that was.

@@ -65,6 +65,14 @@ BOUNDLESS: Final = Bounds(
 """The bounds that allow everything."""
 
 
+class Handle(Protocol):
+    """A callback that will be called later."""
+
+    def cancel(self) -> None:
+        """Do not call it."""
+        ...
+
+
 class ReaderLoop(Protocol):
     """The part of an event loop that a transport uses. Every asyncio loop has it."""
 
@@ -78,6 +86,10 @@ class ReaderLoop(Protocol):
 
     def call_soon(self, callback: Callable[..., object], /, *arguments: Any) -> object:
         """Call ``callback`` with the arguments in the next turn of the loop."""
+        ...
+
+    def call_later(self, delay: float, callback: Callable[..., object], /, *arguments: Any) -> Handle:
+        """Call ``callback`` with the arguments after some seconds, unless the result is cancelled."""
         ...
 
 

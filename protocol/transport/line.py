@@ -9,7 +9,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from fedemu.protocol.codec import Buffer, Decoder
 from fedemu.protocol.transport.interface import TURN_SECONDS, ReaderLoop
@@ -31,10 +31,6 @@ class SocketLoop(ReaderLoop, Protocol):
 
     def remove_writer(self, descriptor: int, /) -> bool:
         """Stop watching whether the descriptor can be written. Returns whether this was watched."""
-        ...
-
-    def call_later(self, delay: float, callback: Callable[..., object], /, *arguments: Any) -> Any:
-        """Call ``callback`` with the arguments after some seconds. The result has a method ``cancel``."""
         ...
 
 

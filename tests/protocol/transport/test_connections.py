@@ -159,6 +159,23 @@ async def test_a_message_without_an_end_before_any_other_is_ended_too(make_any: 
     await eventually(lambda: is_over(stranger))
 
 
+@pytest.mark.parametrize("greets", [False, True])
+async def test_a_message_without_an_end_is_noticed_between_two_looks_by_the_memory_that_it_takes(
+    make: Make, eventually: Eventually, greets: bool
+) -> None:
+    place = make()
+    stranger = place.stranger()
+    await asyncio.to_thread(shake_hands, stranger)
+    if greets:
+        pour(stranger, frame(Heartbeat().type.encode()))
+        await eventually(lambda: place.router.bytes_received)
+    before = psutil.Process().memory_info().rss
+    await asyncio.to_thread(pour, stranger, frame(bytes(MIB), MORE), 1024)
+    assert place.ended == ["unfinished"]
+    assert psutil.Process().memory_info().rss < before + 512 * MIB
+    await eventually(lambda: is_over(stranger))
+
+
 @pytest.mark.parametrize("known", [False, True])
 async def test_a_message_without_an_end_at_an_ipc_address_is_noticed_by_the_memory_that_it_takes(
     make: Make, eventually: Eventually, known: bool, socket_path: Any
