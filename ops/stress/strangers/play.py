@@ -37,9 +37,9 @@ QUIET = 1 / 3
 """Before an attack, the run goes on undisturbed for this part of the attack's time."""
 PROBE = 15
 """The rounds of the first undisturbed run, which tells the pace."""
-MOST_MEMORY = 700 * 2**20
+MOST_MEMORY = 500 * 2**20
 """The most bytes that the coordinator may hold more than without an attack. A message without an end comes at a
-gigabyte per second within one machine, and is noticed after about half a second."""
+gigabyte per second within one machine, and is noticed after 64 MiB, or later if the coordinator is busy."""
 MOST_PROCESSORS = 1.5
 """The most processors that the coordinator may use more than without an attack: it has one thread that decides, and one
 that reads."""
