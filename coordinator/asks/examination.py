@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedemu.algorithms.interface import DeviceReply
 from fedemu.coordinator.asks.parts import AskParts, Contribution
-from fedemu.coordinator.asks.payload import PayloadError, check, spill
+from fedemu.coordinator.asks.payload import Payload, PayloadError, check, spill
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import Result
 from fedemu.protocol.sharing.edge_messages import Held
@@ -21,7 +21,11 @@ def examined(
         check(result.tensors, frames, parts.template, parts.max_norm)
     except PayloadError as error:
         return error
-    return Contribution(reply, spill(parts.spill, device, result.tensors, frames), result.seconds)
+    if parts.spill is None:
+        payload = Payload.of(device, result.tensors, frames)
+    else:
+        payload = spill(parts.spill, device, result.tensors, frames)
+    return Contribution(reply, payload, result.seconds)
 
 
 def counted(parts: AskParts, device: DeviceId, held: Held) -> Contribution | PayloadError:

@@ -17,6 +17,14 @@ from fedemu.coordinator.sums.leaf import Leaf
 from fedemu.coordinator.sums.partial import PackedPartial, Partial
 from fedemu.coordinator.sums.terms import PAYLOADS
 
+MOST_WAITING = 2**28
+"""Payloads of so many bytes are folded, even if they are few. Until then they wait in memory."""
+
+
+def collects(reducers: Mapping[str, Reducer]) -> bool:
+    """Whether a reply holds each payload by itself, so that all have to be kept."""
+    return any(reducer.kind == "collect" for reducer in reducers.values())
+
 
 class Folding:
     """Folds accepted payloads in a thread, ``PAYLOADS`` at a time. A folded payload is discarded, unless all are kept.
@@ -32,14 +40,15 @@ class Folding:
         self._reducers = reducers
         self._leaves = leaves
         self._apart = apart
-        self._keep = keep or any(reducer.kind == "collect" for reducer in reducers.values())
+        self._keep = keep or collects(reducers)
         self._waiting: list[tuple[Payload, int]] = []
+        self._size = sum(leaf.bytes for leaf in leaves.values())
         self._jobs: list[asyncio.Future[None]] = []
 
     def take(self, payload: Payload, examples: int) -> None:
         """Fold the payload of an accepted reply, now or with the next ones. It must not be taken back."""
         self._waiting.append((payload, examples))
-        if len(self._waiting) == PAYLOADS:
+        if len(self._waiting) == PAYLOADS or len(self._waiting) * self._size >= MOST_WAITING:
             self._jobs.append(asyncio.ensure_future(self._apart(self._fold, self._waiting)))
             self._waiting = []
 

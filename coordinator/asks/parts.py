@@ -39,7 +39,8 @@ class AskParts:
     label_counts: int | None
     """The number of label counts that a reply declares, None if it declares none."""
     max_norm: float
-    spill: Path
+    spill: Path | None
+    """The folder of replies that are kept until the ask ends. None if each is only added to a sum, soon."""
     holdings: Holdings | None = None
     """What the devices' streams have brought them. None if that is not known, so that nothing is checked."""
     measured: frozenset[str] = frozenset()

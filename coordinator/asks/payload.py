@@ -15,15 +15,16 @@ from numpy.typing import NDArray
 
 from fedemu.algorithms.interface import Forest
 from fedemu.coordinator.sums.leaf import Leaf, widened
+from fedemu.protocol.codec import Buffer
 from fedemu.protocol.errors import FedemuError, ProtocolError
 from fedemu.protocol.host.files import refusal_of
 from fedemu.protocol.host.mapping import mapped
 from fedemu.protocol.ids import DeviceId
 from fedemu.protocol.messages import TensorSpec
-from fedemu.protocol.tensors import DTYPES
+from fedemu.protocol.tensors import DTYPES, view
 
 FILE_THRESHOLD = 1 << 20
-"""A payload of more bytes than this is kept in a mapped file, a smaller one in memory."""
+"""A payload of more bytes than this is checked apart from the event loop. If it is kept for long, it is in a file."""
 
 _ALIGNMENT = 64
 _BLOCK = 8192
@@ -99,43 +100,48 @@ def check(
 class Payload:
     """The tensors of an accepted reply, in memory of the coordinator. Arrays stay valid after ``discard``."""
 
-    def __init__(self, device: DeviceId, leaves: Mapping[str, Leaf], memory: NDArray[np.uint8]) -> None:
+    def __init__(self, device: DeviceId, leaves: Mapping[str, Leaf], buffers: Mapping[str, Buffer]) -> None:
+        """``buffers`` are those of the leaves, by wire name. They must not change any more."""
         self.device = device
         self.leaves = leaves
-        self._memory: NDArray[np.uint8] | None = memory
+        self._buffers: Mapping[str, Buffer] | None = buffers
+
+    @classmethod
+    def of(cls, device: int, specs: Sequence[TensorSpec], frames: Sequence[Buffer]) -> Payload:
+        """A checked payload in the buffers with which it came."""
+        leaves = {spec.name: Leaf(spec.dtype, spec.shape) for spec in specs}
+        return cls(DeviceId(device), leaves, dict(zip(leaves, frames, strict=True)))
 
     def load(self) -> dict[str, NDArray[Any]]:
         """Read-only arrays over the payload's memory, by wire name. A bfloat16 leaf is the uint16 of its bits."""
-        if self._memory is None:
+        if self._buffers is None:
             raise ValueError(f"the payload of device {self.device} was discarded")
-        arrays = {}
-        for name, leaf, offset in _layout(self.leaves):
-            array = self._memory[offset : offset + leaf.bytes].view(DTYPES[leaf.dtype]).reshape(leaf.shape)
-            array.flags.writeable = False
-            arrays[name] = array
-        return arrays
+        return {name: view(self._buffers[name], leaf.dtype, leaf.shape) for name, leaf in self.leaves.items()}
 
     def discard(self) -> None:
         """Free the memory or the mapped file. A second call does nothing."""
-        self._memory = None
+        self._buffers = None
 
 
-def spill(directory: Path, device: int, specs: tuple[TensorSpec, ...], frames: Sequence[memoryview]) -> Payload:
-    """Copy a checked payload: a small one into memory, a large one into a mapped file in ``directory``.
+def spill(directory: Path, device: int, specs: Sequence[TensorSpec], frames: Sequence[Buffer]) -> Payload:
+    """Copy a checked payload that is kept for long: a small one into memory, a large one into a mapped file.
 
-    The file has no name any more when this returns. So its disk space is free again as soon as nobody maps it, however
-    the process ends. Raises FedemuError if the disk is full.
+    The file is in ``directory``. It has no name any more when this returns. So its disk space is free again as soon as
+    nobody maps it, however the process ends. Raises FedemuError if the disk is full.
     """
-    leaves = {spec.name: Leaf(spec.dtype, spec.shape) for spec in specs}
-    buffers = {spec.name: frame for spec, frame in zip(specs, frames, strict=True)}
-    places = list(_layout(leaves))
+    came = Payload.of(device, specs, frames)
+    places = list(_layout(came.leaves))
     size = max((offset + leaf.bytes for _, leaf, offset in places), default=0)
     if size <= FILE_THRESHOLD:
-        memory = np.empty(size, np.uint8)
-        for name, leaf, offset in places:
-            memory[offset : offset + leaf.bytes] = np.frombuffer(buffers[name], np.uint8)
-        return Payload(DeviceId(device), leaves, memory)
-    return Payload(DeviceId(device), leaves, _mapped(directory, size, [(buffers[name], o) for name, _, o in places]))
+        memory = memoryview(bytearray(size))
+        for (_, leaf, offset), frame in zip(places, frames, strict=True):
+            memory[offset : offset + leaf.bytes] = memoryview(frame).cast("B")
+    else:
+        memory = _mapped(
+            directory, size, [(memoryview(f), place) for (_, _, place), f in zip(places, frames, strict=True)]
+        )
+    buffers = {name: memory[offset : offset + leaf.bytes] for name, leaf, offset in places}
+    return Payload(came.device, came.leaves, buffers)
 
 
 def _check_names(specs: tuple[TensorSpec, ...], template: PayloadTemplate) -> None:
@@ -179,7 +185,7 @@ def _layout(leaves: Mapping[str, Leaf]) -> Iterator[tuple[str, Leaf, int]]:
         offset += -(-leaf.bytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _mapped(directory: Path, size: int, parts: Sequence[tuple[memoryview, int]]) -> NDArray[np.uint8]:
+def _mapped(directory: Path, size: int, parts: Sequence[tuple[memoryview, int]]) -> memoryview:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor, path = tempfile.mkstemp(dir=directory, prefix="payload-")
@@ -189,7 +195,7 @@ def _mapped(directory: Path, size: int, parts: Sequence[tuple[memoryview, int]])
                     file.seek(offset)
                     _write_all(file.fileno(), frame.cast("B"))
                 os.ftruncate(file.fileno(), size)
-                return np.frombuffer(mapped(file.fileno(), size), np.uint8)
+                return mapped(file.fileno(), size)
         finally:
             os.unlink(path)
     except OSError as error:

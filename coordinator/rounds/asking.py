@@ -22,7 +22,7 @@ from fedemu.algorithms.interface import (
 from fedemu.coordinator.asks.ask import AskMachine, Terms
 from fedemu.coordinator.asks.branches import Branches
 from fedemu.coordinator.asks.exchange import Exchange
-from fedemu.coordinator.asks.folding import Folding
+from fedemu.coordinator.asks.folding import Folding, collects
 from fedemu.coordinator.asks.holdings import Holdings
 from fedemu.coordinator.asks.parts import AskParts, Contribution
 from fedemu.coordinator.asks.payload import PayloadTemplate
@@ -91,7 +91,8 @@ class Asking:
         if tally.announced != ask_id.attempt:
             tally.announced = ask_id.attempt
             self._observers.round_started(ask_id.round, ask_id.attempt, timeline.time, len(cohort))
-        parts = await self._numerics.compute(self._prepare, ask_id, ask, context, cohort)
+        keeps = tally.diagnosis is not None or collects(ask.reduce)
+        parts = await self._numerics.compute(self._prepare, ask_id, ask, context, cohort, keeps)
         terms = Terms(
             ask=ask_id,
             cohort=cohort,
@@ -107,7 +108,7 @@ class Asking:
         machine = kind(terms, self._service.roster.connected)
         service = self._service
         compute = self._numerics.compute
-        folding = Folding(ask.reduce, parts.template.leaves, compute, keep=tally.diagnosis is not None)
+        folding = Folding(ask.reduce, parts.template.leaves, compute, keeps)
         branches = self._branches(parts, ask, tally) if settings.clock == "virtual" else None
         exchange = Exchange(parts, machine, service.roster, service.tell, self._observers, compute, folding, branches)
         try:
@@ -221,8 +222,10 @@ class Asking:
         await self._service.wait_for(anybody, settings.deadline, lambda: count, then)
         return roster.eligible(0.0)
 
-    def _prepare(self, ask_id: AskId, ask: Ask, context: Context, cohort: Sequence[DeviceId]) -> AskParts:
-        """The parts of an ask. This packs tensors and takes long, so it runs apart from the event loop."""
+    def _prepare(
+        self, ask_id: AskId, ask: Ask, context: Context, cohort: Sequence[DeviceId], keeps: bool
+    ) -> AskParts:
+        """The parts of an ask, whose replies are kept until its end or not. This takes long, so it runs in a thread."""
         try:
             program = self._algorithm.programs[ask.program]
         except KeyError:
@@ -251,7 +254,7 @@ class Asking:
             keeps_state=self._settings.replay or _keeps_own_state(program, ask),
             label_counts=self._classes if program.declares_label_counts else None,
             max_norm=self._settings.max_norm,
-            spill=self._run.spill,
+            spill=self._run.spill if keeps else None,
             holdings=self._holdings,
             measured=program.measured if isinstance(program, Measuring) else frozenset(),
         )

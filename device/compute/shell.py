@@ -15,8 +15,8 @@ from fedemu.device.bus import TO_TRAINER, Attach, Done, Finished, JobFailed, Qui
 from fedemu.device.pipe import TrainerSetup
 from fedemu.protocol.codec import Buffer, Envelope
 from fedemu.protocol.errors import FedemuError, ProtocolError
-from fedemu.protocol.transport.interface import Network
-from fedemu.protocol.transport.zeromq import ZmqNetwork
+from fedemu.protocol.transport.direct import DirectNetwork
+from fedemu.protocol.transport.interface import Dialer
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Runner(Protocol):
 class TrainerShell:
     """A trainer's side of the bus. The future ``over`` is set to the exit code when the process is to end."""
 
-    def __init__(self, network: Network, setup: TrainerSetup) -> None:
+    def __init__(self, network: Dialer, setup: TrainerSetup) -> None:
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.runner: Runner | None = None
         self.bus = network.connect(setup.bus, TO_TRAINER, self._received, self._rejected)
@@ -102,7 +102,7 @@ def run_trainer(setup: TrainerSetup, open_runner: Callable[[TrainerSetup], Runne
 
 async def _serve(setup: TrainerSetup, open_runner: Callable[[TrainerSetup], Runner]) -> int:
     loop = asyncio.get_running_loop()
-    network = ZmqNetwork(max_sockets=16)
+    network = DirectNetwork(loop)
     shell = TrainerShell(network, setup)
 
     def give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -21,7 +21,6 @@ from fedemu.protocol.transport.direct_router import DirectRouter
 from fedemu.protocol.transport.interface import Bounds, Screen, let_all_pass
 from fedemu.protocol.transport.line import Line, SocketLoop, incoming_for, read_buffer
 from fedemu.protocol.transport.sockets import check_address
-from fedemu.protocol.transport.zmtp import framed
 
 _MOST_WAITING: Final = 2000
 """The most messages that wait until they can be sent."""
@@ -139,7 +138,7 @@ class DirectDealer:
             return False
         parts = encode(message, frames)
         self.bytes_sent += sum(map(len, parts))
-        self._waiting.append(framed(parts))
+        self._waiting.append(parts)
         if self._line is not None:
             self._line.flush()
         return True
@@ -180,7 +179,7 @@ class DirectDealer:
             self._loop,
             self._loop.call_soon,
             sock,
-            incoming_for(self._decoder, b"DEALER"),
+            incoming_for(self._decoder, b"DEALER", sock),
             self._buffer,
             self._waiting,
             received=self._take,

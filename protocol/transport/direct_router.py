@@ -22,7 +22,6 @@ from fedemu.protocol.transport.descriptors import Descriptors
 from fedemu.protocol.transport.interface import BOUNDLESS, Bounds, Screen
 from fedemu.protocol.transport.line import Line, SocketLoop, incoming_for
 from fedemu.protocol.transport.sockets import BACKLOG, check_address, reason, refuse_taken
-from fedemu.protocol.transport.zmtp import framed
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +96,7 @@ class DirectRouter:
         known.full = False
         parts = encode(message, frames)
         self.bytes_sent += sum(map(len, parts))
-        known.waiting.append(framed(parts))
+        known.waiting.append(parts)
         known.line.flush()
         return True
 
@@ -178,7 +177,7 @@ class DirectRouter:
             self._watch,
             self._loop.call_soon,
             sock,
-            incoming_for(self._decoder, b"ROUTER"),
+            incoming_for(self._decoder, b"ROUTER", sock),
             self._buffer,
             peer.waiting,
             received=lambda frames: self._take(peer, frames),

@@ -13,11 +13,11 @@ from typing import Final, Protocol
 
 from fedemu.protocol.codec import Buffer, Decoder
 from fedemu.protocol.transport.interface import TURN_SECONDS, ReaderLoop
-from fedemu.protocol.transport.zmtp import GREETING, Incoming, ZmtpViolation
+from fedemu.protocol.transport.outgoing import Outgoing
+from fedemu.protocol.transport.passing import receive
+from fedemu.protocol.transport.zmtp import Incoming, ZmtpViolation
 
 _READ: Final = 256 * 1024
-_MOST_PIECES: Final = 512
-"""The most pieces that go to the kernel in one call."""
 _MOST_MESSAGES: Final = 512
 """After this number of messages the loop's other callbacks get their turn."""
 
@@ -43,10 +43,14 @@ class Watch(Protocol):
     def remove_writer(self, descriptor: int, /) -> bool: ...
 
 
-def incoming_for(decoder: Decoder, kind: bytes) -> Incoming:
-    """What cuts the bytes of a new connection into messages for ``decoder``, on a socket of this kind."""
+def incoming_for(decoder: Decoder, kind: bytes, sock: socket.socket) -> Incoming:
+    """What cuts the bytes that come on ``sock`` into messages for ``decoder``. ``kind`` is the type of the ZeroMQ side.
+
+    Unix sockets take sealed memory.
+    """
     limits = decoder.limits
-    return Incoming(limits.frames + 2, max(limits.frame_bytes, limits.header_bytes), kind)
+    most_bytes = max(limits.frame_bytes, limits.header_bytes)
+    return Incoming(limits.frames + 2, most_bytes, kind, sealed=sock.family == socket.AF_UNIX)
 
 
 def read_buffer() -> memoryview:
@@ -60,7 +64,7 @@ def read_buffer() -> memoryview:
 class Line:
     """A connection on ``sock``, which does not block and may still be connecting.
 
-    ``waiting`` are the messages of which nothing was sent, as pieces; they outlive the connection. ``buffer`` is shared
+    ``waiting`` are the messages of which nothing was sent, as frames; they outlive the connection. ``buffer`` is shared
     by the lines of a loop. Calls ``received`` with the frames of each message, ``shaken`` once the handshake is over,
     and ``lost`` when the other side is gone and all that it has sent was handed on. ``growing`` is told how many bytes
     have come of a message that has not ended. ``soon`` calls a function in the next turn of the loop.
@@ -91,8 +95,7 @@ class Line:
         self._shaken = shaken
         self._lost = lost
         self._growing = growing
-        self._pieces: deque[memoryview] = deque([memoryview(GREETING)])
-        """The rest of what is being sent."""
+        self._outgoing = Outgoing(waiting)
         self._arrived: deque[list[Buffer]] = deque()
         self._sent_all: Callable[[], None] | None = None
         """Called when all is sent, on a line that is finishing."""
@@ -144,7 +147,7 @@ class Line:
             self._socket.close()
             self._closed = True
             self._sent_all = None  # it refers to this line
-            self._pieces.clear()
+            self._outgoing.clear()
 
     def read(self) -> None:
         """Read once, and hand on the messages that are complete."""
@@ -154,12 +157,12 @@ class Line:
         shaking_hands = not incoming.ready
         try:
             if incoming.large is not None:
-                size = self._socket.recv_into(incoming.large)
+                size = self._read_into(incoming.large)
                 if (whole := incoming.filled(size) if size else None) is not None:
                     self._arrived.append(whole)
                 ended = size == 0
             else:
-                size = self._socket.recv_into(self._buffer)
+                size = self._read_into(self._buffer)
                 self._arrived.extend(incoming.feed(bytes(self._buffer[:size])))
                 ended = size == 0
         except (BlockingIOError, InterruptedError):
@@ -179,44 +182,38 @@ class Line:
         if not self._closed and (unfinished := incoming.unfinished):
             self._growing(unfinished)
 
+    def _read_into(self, buffer: memoryview) -> int:
+        incoming = self.incoming
+        if not (incoming.sealed if incoming.ready else incoming.offers_sealed):
+            return self._socket.recv_into(buffer)
+        size, memories = receive(self._socket, buffer)
+        if memories:
+            incoming.passed(memories)
+        return size
+
     def write(self) -> None:
         """Send as much of what waits as the kernel takes."""
         if self._broken or self._closed:
             return
-        pieces = self._pieces
+        outgoing = self._outgoing
         try:
-            while True:
-                while self.incoming.ready and self._waiting and len(pieces) < _MOST_PIECES:
-                    pieces.extend(map(memoryview, self._waiting.popleft()))
-                if not pieces:
-                    break
-                self._sent(self._socket.sendmsg([pieces[place] for place in range(min(len(pieces), _MOST_PIECES))]))
+            outgoing.send(self._socket, self.incoming.ready, self.incoming.sealed)
         except (BlockingIOError, InterruptedError):
             pass
         except OSError as error:
             if error.errno != errno.ENOTCONN:
                 # Nobody reads any more. What the other side has sent before can still be read, and then its end.
                 self._broken = True
-                pieces.clear()
-        self._watch_writing(bool(pieces))
-        if self._sent_all is not None and self.incoming.ready and not pieces and not self._waiting:
+                outgoing.clear()
+        self._watch_writing(outgoing.begun)
+        if self._sent_all is not None and self.incoming.ready and not outgoing.begun and not self._waiting:
             self._sent_all()
-
-    def _sent(self, size: int) -> None:
-        pieces: deque[memoryview] = self._pieces
-        while size:
-            first = len(pieces[0])
-            if size < first:
-                pieces[0] = pieces[0][size:]
-                return
-            size -= first
-            pieces.popleft()
 
     def _answer(self, shaking_hands: bool) -> None:
         """Send what the handshake, or a question of the other side, demands, and then what waits."""
         incoming = self.incoming
-        if shaking_hands or not self._pieces:  # whoever reads nothing gets no more answers to its questions
-            self._pieces.extend(map(memoryview, incoming.answers))
+        if shaking_hands or not self._outgoing.begun:  # whoever reads nothing gets no more answers to its questions
+            self._outgoing.answer(incoming.answers)
         incoming.answers.clear()
         if shaking_hands and incoming.ready:
             self._shaken()

@@ -138,7 +138,7 @@ async def test_an_error_of_the_coordinator_ends_the_run(
     def full(*arguments: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("fedemu.coordinator.asks.examination.spill", full)
+    monkeypatch.setattr("fedemu.coordinator.asks.examination.check", full)
     make_fleet()
     plan = make_plan()
     with pytest.raises(OSError, match="No space"):

@@ -75,9 +75,11 @@ class Wire:
     network: Network
     wildcard: str
     dialer: Dialer | None = None
+    sides: list[Side] = field(default_factory=list)
 
     def listen(self, address: str | None = None, decoder: Decoder = UP) -> RouterSide:
         side = RouterSide()
+        self.sides.append(side)
         side.router = self.network.bind(address or self.wildcard, decoder, side.from_peer, side.reject_peer)
         return side
 
@@ -95,6 +97,7 @@ class Wire:
 
     def join(self, address: str, decoder: Decoder = DOWN) -> DealerSide:
         side = DealerSide()
+        self.sides.append(side)
         side.dealer = (self.dialer or self.network).connect(address, decoder, side.received, side.rejected.append)
         return side
 
@@ -132,6 +135,8 @@ async def wire(request: pytest.FixtureRequest, socket_path: Path) -> AsyncIterat
         made = Wire(request.param, network, wildcard, dialer)
     yield made
     made.close()
+    for side in made.sides:
+        side.frames.clear()  # frames in sealed memory hold its descriptor
     sent_buffers.stop()
     await _eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
 

@@ -47,13 +47,12 @@ class Thread:
 class Play:
     """An ask under the wall clock that wants two replies of ``size`` numbers, and what it sends."""
 
-    def __init__(self, folder: Path, size: int, apart: Any, wanted: int = 2) -> None:
+    def __init__(self, folder: Path, size: int, apart: Any, wanted: int = 2, keeps: bool = False) -> None:
         self.sent: list[tuple[int, str]] = []
         self.leaf = Leaf("float32", (size,))
         template = PayloadTemplate({"model/w": self.leaf}, self.leaf.bytes)
-        parts = AskParts(
-            ASK, "train", 0, 0.0, 10.0, 0, 7, (), {}, 1.0, 0.0, template, False, None, 1e30, folder / "spill"
-        )
+        spill = folder / "spill" if keeps else None
+        parts = AskParts(ASK, "train", 0, 0.0, 10.0, 0, 7, (), {}, 1.0, 0.0, template, False, None, 1e30, spill)
         settings = Settings(run="test", seed=1, rounds=1, devices=len(DEVICES), per_round=wanted)
         machine = WallAsk(Terms(ASK, DEVICES, wanted, 0.0, 10.0), DEVICES)
         self.roster = Roster(settings)
@@ -161,7 +160,7 @@ async def test_a_device_that_was_given_up_counts_as_lost_unless_it_came_back(tmp
 
 
 async def test_a_full_disk_ends_the_ask(tmp_path: Path, thread: Thread) -> None:
-    play = Play(tmp_path, LARGE, thread)
+    play = Play(tmp_path, LARGE, thread, keeps=True)
     (tmp_path / "spill").write_text("a file where a folder is needed")
     play.reply(0, 1.0)
     thread.may.release()

@@ -1,5 +1,6 @@
 """The payloads of an ask become its reply: sums while they come, handles at the end."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,20 @@ async def test_payloads_are_folded_while_others_are_awaited_and_discarded_then(p
     assert result["m"]["w"].tolist() == [PAYLOADS * (PAYLOADS + 1) / 2]
     with pytest.raises(ValueError, match="discarded"):
         payloads[0].load()
+
+
+async def test_large_payloads_are_folded_before_there_are_many(payload_of, monkeypatch):
+    monkeypatch.setattr("fedemu.coordinator.asks.folding.MOST_WAITING", 16)
+    payloads = [payload_of(k, {"m/w": torch.tensor([float(k), 1.0])}) for k in range(3)]
+    folding = Folding({"m": total}, payloads[0].leaves, at_once)
+    for payload in payloads:
+        folding.take(payload, 1)
+    await asyncio.sleep(0)
+    for payload in payloads[:2]:
+        with pytest.raises(ValueError, match="discarded"):
+            payload.load()
+    assert payloads[2].load()["m/w"].tolist() == [2.0, 1.0]
+    assert (await folding.values(payloads))["m"]["w"].tolist() == [3.0, 3.0]
 
 
 async def test_payloads_are_kept_for_handles_and_on_request(payload_of):

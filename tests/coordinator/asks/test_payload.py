@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedemu.coordinator.asks import payload as payload_module
-from fedemu.coordinator.asks.payload import PayloadError, PayloadTemplate, check, spill
+from fedemu.coordinator.asks.payload import Payload, PayloadError, PayloadTemplate, check, spill
 from fedemu.coordinator.asks.tensors import Subtree
 from fedemu.protocol.errors import FedemuError, ProtocolError
 from fedemu.protocol.messages import TensorSpec
@@ -129,6 +129,15 @@ def test_a_bool_of_other_bytes_than_zero_and_one_is_refused():
     with pytest.raises(PayloadError) as caught:
         check(specs, [memoryview(b"\x01\x02")], PayloadTemplate.of(forest), math.inf)
     assert caught.value.reason == "dtype"
+
+
+def test_a_payload_that_is_added_up_soon_stays_where_it_came():
+    specs, frames = on_the_wire(FOREST)
+    wire = bytearray(frames[0])
+    payload = Payload.of(7, specs, [memoryview(wire), *frames[1:]])
+    loaded = payload.load()["model/weight"]
+    assert loaded.tolist() == [[3.0, 0.0], [0.0, 0.0]]
+    assert np.shares_memory(loaded, np.frombuffer(wire, np.uint8))
 
 
 def test_a_small_payload_is_owned_in_memory(tmp_path: Path):
