@@ -222,9 +222,7 @@ class Asking:
         await self._service.wait_for(anybody, settings.deadline, lambda: count, then)
         return roster.eligible(0.0)
 
-    def _prepare(
-        self, ask_id: AskId, ask: Ask, context: Context, cohort: Sequence[DeviceId], keeps: bool
-    ) -> AskParts:
+    def _prepare(self, ask_id: AskId, ask: Ask, context: Context, cohort: Sequence[DeviceId], keeps: bool) -> AskParts:
         """The parts of an ask, whose replies are kept until its end or not. This takes long, so it runs in a thread."""
         try:
             program = self._algorithm.programs[ask.program]
