@@ -90,20 +90,22 @@ def bench(
     figures: list[Figure] = []
     studies: dict[str, Study] = {}
     wishes = Wishes(problems=problems, environments=envs, plots=plots, largest=largest)
-    with console.status("") as status:
+    try:
+        with console.status("") as status:
 
-        def tell(line: str) -> None:
-            status.update(line) if console.is_terminal else console.print(f"{line} ...", markup=False)
+            def tell(line: str) -> None:
+                status.update(line) if console.is_terminal else console.print(f"{line} ...", markup=False)
 
-        for name in dict.fromkeys(subjects or SUBJECTS):
-            if name in STUDIES:
-                studies[name] = STUDIES[name](effort, wishes, tell)
-            else:
-                figures += SUBJECTS[name](effort, tell)
-    if figures:
-        console.print(table(figures))
-    for study in studies.values():
-        console.print(study)
+            for name in dict.fromkeys(subjects or SUBJECTS):
+                if name in STUDIES:
+                    studies[name] = STUDIES[name](effort, wishes, tell)
+                else:
+                    figures.extend(SUBJECTS[name](effort, tell))
+    finally:  # what was measured before an error, or before Ctrl-C, is shown
+        if figures:
+            console.print(table(figures))
+        for study in studies.values():
+            console.print(study)
     if format is Format.JSON:
         said = about | {"quick": quick, "figures": [figure.table() for figure in figures]}
         print(json.dumps(said | {name: study.table() for name, study in studies.items()}, indent=1))

@@ -17,24 +17,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedemu.ops.assembly.partition import build_partition
+from fedemu.ops.bench.measuring.images import IMAGES, MANY_IMAGES, PLAIN_SGD
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment.sources import load_experiment
-
-SAME: Final = (
-    "availability={kind='always'}",
-    "faults.crash_rate=0",
-    "fleet.over_selection=1",
-    "evaluate.every=1000000",
-)
-"""Settings of our whole system that make its work that of the others: all devices reply, and no round is evaluated."""
-IMAGES: Final = 100
-"""The number of images of a device of the CNN: two full batches."""
 
 
 class Work(NamedTuple):
@@ -47,20 +37,18 @@ class Work(NamedTuple):
     rounds: int
 
 
-DIGITS: Final = Work("digits, MLP 64-64-10, 300 devices, 30 a round", "digits", SAME, "mlp", 40)
-_PLAIN_SGD: Final = (
-    *SAME,
-    "data.partition={kind='iid'}",
-    "local.epochs=1",
-    "local.momentum=0",
-    "local.weight_decay=0",
-    "local.lr_decay=1",
-    "local.augment=[]",
+SAME: Final = (
+    "availability={kind='always'}",
+    "faults.crash_rate=0",
+    "fleet.over_selection=1",
+    "evaluate.every=1000000",
 )
+"""Settings of our whole system that make its work that of the others: all devices reply, and no round is evaluated."""
+DIGITS: Final = Work("digits, MLP 64-64-10, 300 devices, 30 a round", "digits", SAME, "mlp", 40)
 CNN: Final = Work(
     "CNN of 2,156,490, random images of 3 x 32 x 32, 40 devices, 10 a round",
     "cifar10-cnn",
-    (*_PLAIN_SGD, "data.dataset=fedemu.ops.bench.peers.work:images", "fleet.devices=40"),
+    (*SAME, *PLAIN_SGD, IMAGES, "fleet.devices=40"),
     "cnn",
     4,
 )
@@ -69,8 +57,9 @@ PFL: Final = Work(
     "the CNN of 2,156,490 and random images",
     "cifar10-cnn",
     (
-        *_PLAIN_SGD,
-        "data.dataset=fedemu.ops.bench.peers.work:many_images",
+        *SAME,
+        *PLAIN_SGD,
+        MANY_IMAGES,
         "fleet.devices=200",
         "fleet.per_round=50",
         "local.batch_size=10",
@@ -78,26 +67,6 @@ PFL: Final = Work(
     "cnn",
     20,
 )
-
-
-def images() -> dict[str, NDArray[Any]]:
-    """The samples of the CNN: random images. It is named in ``data.dataset``."""
-    return _images(40 * IMAGES)
-
-
-def many_images() -> dict[str, NDArray[Any]]:
-    """The same for 200 devices of 50 images."""
-    return _images(200 * 50)
-
-
-def _images(samples: int) -> dict[str, NDArray[Any]]:
-    random = np.random.default_rng(0)
-
-    def drawn(count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        return random.integers(0, 256, (count, 3, 32, 32), np.uint8), random.integers(0, 10, count)
-
-    (x, y), (test_x, test_y) = drawn(samples), drawn(IMAGES)
-    return {"x": x, "y": y, "test_x": test_x, "test_y": test_y}
 
 
 def write(work: Work, rounds: int, path: Path, device: str = "cpu") -> int:

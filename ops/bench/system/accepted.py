@@ -24,9 +24,9 @@ from fedemu.ops.running.folder import claim
 from fedemu.protocol.transport.memory import MemoryNetwork
 
 
-async def accepted_updates(overrides: Sequence[str]) -> tuple[dict[int, list[int]], str]:
-    """The devices that are accepted in each round of the preset ``digits``, by round, and the model digest."""
-    experiment, runtime = load_experiment("digits", list(overrides), {})
+async def accepted_updates(preset: str, overrides: Sequence[str]) -> tuple[dict[int, list[int]], str]:
+    """The devices that are accepted in each round of the preset, by round, and the model digest."""
+    experiment, runtime = load_experiment(preset, list(overrides), {})
     network = MemoryNetwork()
     accepted: dict[int, list[int]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="fedemu-bench-") as folder:
@@ -44,5 +44,5 @@ async def accepted_updates(overrides: Sequence[str]) -> tuple[dict[int, list[int
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    accepted, digest = asyncio.run(accepted_updates(sys.argv[1:]))
+    accepted, digest = asyncio.run(accepted_updates(sys.argv[1], sys.argv[2:]))
     print(json.dumps({"accepted": accepted, "digest": digest}), file=answers, flush=True)

@@ -1,4 +1,4 @@
-"""One ``fedemu run digits`` under observation: the time of its rounds, and the CPU time of each kind of process."""
+"""One ``fedemu run`` under observation: the time of its rounds, and the CPU time of each kind of process."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ class Stretch:
     digest: str
 
 
-def run_digits(directory: Path, overrides: Sequence[str], first: int, last: int, per_process: int = 1) -> Stretch:
-    """Play a run and measure it from the end of round ``first`` to the end of round ``last``.
+def run_observed(
+    preset: str, directory: Path, overrides: Sequence[str], first: int, last: int, per_process: int = 1
+) -> Stretch:
+    """Play a run of a preset and measure it from the end of round ``first`` to the end of round ``last``.
 
     ``per_process`` devices share a process.
 
@@ -58,7 +60,7 @@ def run_digits(directory: Path, overrides: Sequence[str], first: int, last: int,
     with log.open("wb") as terminal:
         run = subprocess.Popen(
             [
-                *(sys.executable, "-m", "fedemu.ops.cli", "run", "digits"),
+                *(sys.executable, "-m", "fedemu.ops.cli", "run", preset),
                 *("--out", str(directory), "--per-process", str(per_process)),
                 *settings,
             ],

@@ -11,25 +11,25 @@ from torch import Tensor, nn
 
 from fedemu.ops.assembly.partition import build_partition
 from fedemu.ops.bench.measuring.measure import Sample
-from fedemu.ops.bench.measuring.plain_loop import device_update, perceptron, snapshot, weighted_mean
+from fedemu.ops.bench.measuring.plain_loop import convolutional, device_update, perceptron, snapshot, weighted_mean
 from fedemu.ops.data.corpora import open_corpus
 from fedemu.ops.experiment.sources import load_experiment
 
 
-def plain(cohorts: Sequence[Sequence[int]], overrides: Sequence[str]) -> Callable[[], Sample]:
-    """A measurement of one round for each of ``cohorts``, on the data and the partition of the preset ``digits``.
+def plain(preset: str, cohorts: Sequence[Sequence[int]], overrides: Sequence[str]) -> Callable[[], Sample]:
+    """A measurement of one round for each of ``cohorts``, on the data and the partition of the preset.
 
     A cohort is a list of devices. The work is device updates.
     """
     torch.set_num_threads(1)
-    experiment, _ = load_experiment("digits", list(overrides), {})
+    experiment, _ = load_experiment(preset, list(overrides), {})
     devices = experiment.fleet.devices
     corpus = open_corpus(experiment)
     partition = build_partition(corpus, experiment.data, devices=devices, seed=experiment.seed)
     local = experiment.local
     data = [corpus.batch(corpus.train, partition.device(device)[0]) for device in range(devices)]
     x, y = corpus.batch(corpus.test, np.arange(len(corpus.test)))
-    model = perceptron(64, 64, 10)
+    model = perceptron(64, 64, 10) if experiment.model.name == "mlp" else convolutional(10)
     initial = snapshot(model)
     order = np.random.default_rng(0)
 

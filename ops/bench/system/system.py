@@ -1,4 +1,4 @@
-"""The whole system: ``fedemu run digits`` with real processes. The floor is a plain loop in one process."""
+"""The whole system: ``fedemu run`` with real processes. The floor is a plain loop in one process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedemu.ops.bench.measuring.images import IMAGES, PLAIN_SGD
 from fedemu.ops.bench.measuring.measure import Effort, Figure, Sample, Tell, cost, rate
 from fedemu.ops.bench.measuring.worker import BenchmarkError, Worker
-from fedemu.ops.bench.system.run import Stretch, run_digits
+from fedemu.ops.bench.system.run import Stretch, run_observed
 
-FIRST, LAST = 5, 40
-"""The run is measured from the end of round FIRST to the end of round LAST, without its start and its report."""
-_DEVICES = 300
 _MOST_PAIRS = 3
 
 
@@ -46,8 +44,46 @@ class Arrangement:
         return f"{processes} process{'es' if processes > 1 else ''}{shared}"
 
 
-ARRANGEMENTS = (Arrangement(1, "own", 1.5), Arrangement(1, "shared", 1.5), Arrangement(30, "own", 3.0))
-"""The first is the default: a process and a connection for each device."""
+@dataclass(frozen=True)
+class Work:
+    """A run of ``preset``, in which ``per_round`` devices reply in a round.
+
+    It is measured from the end of round ``first`` to the end of round ``last``, without its start and its report.
+    """
+
+    title: str
+    preset: str
+    overrides: tuple[str, ...]
+    devices: int
+    per_round: int
+    first: int
+    last: int
+    arrangements: tuple[Arrangement, ...]
+
+
+DIGITS = Work(
+    title="digits",
+    preset="digits",
+    overrides=_SELDOM_AWAY,
+    devices=300,
+    per_round=30,
+    first=5,
+    last=40,
+    arrangements=(Arrangement(1, "own", 1.5), Arrangement(1, "shared", 1.5), Arrangement(30, "own", 3.0)),
+)
+"""The first arrangement is the default: a process and a connection for each device."""
+CNN = Work(
+    title="CNN of 2,156,490",
+    preset="cifar10-cnn",
+    overrides=(*PLAIN_SGD, IMAGES),
+    devices=40,
+    per_round=10,
+    first=2,
+    last=8,
+    arrangements=(Arrangement(1, "own", 1.5),),
+)
+"""Each result has 8.6 MB, so it is the way of large tensors that counts beside the training."""
+WORKS = (DIGITS, CNN)
 
 
 @dataclass(frozen=True)
@@ -59,31 +95,39 @@ class Accepted:
 
 
 def figures(effort: Effort, tell: Tell) -> Iterator[Figure]:
-    """Accepted updates per second, and the CPU time per accepted update by kind of process."""
-    devices, last = effort.count(_DEVICES, 10), max(FIRST + 3, effort.count(LAST))
-    overrides = [f"fleet.devices={devices}", f"fleet.per_round={devices // 10}", f"rounds={last}", *_SELDOM_AWAY]
-    tell("system: which updates are accepted")
-    accepted = find_accepted(overrides)
-    cohorts = [accepted.rounds.get(round, []) for round in range(FIRST + 1, last + 1)]
+    """Accepted updates per second, and the CPU time per accepted update by kind of process, for each work."""
+    for work in WORKS:
+        yield from _measured(work, effort, tell)
+
+
+def _measured(work: Work, effort: Effort, tell: Tell) -> Iterator[Figure]:
+    per_round = effort.count(work.per_round)
+    devices, last = per_round * work.devices // work.per_round, max(work.first + 3, effort.count(work.last))
+    overrides = [f"fleet.devices={devices}", f"fleet.per_round={per_round}", f"rounds={last}", *work.overrides]
+    tell(f"system: {work.title}: which updates are accepted")
+    accepted = find_accepted(work.preset, overrides)
+    cohorts = [accepted.rounds.get(round, []) for round in range(work.first + 1, last + 1)]
+    side = {"preset": work.preset, "cohorts": cohorts, "overrides": overrides}
     with (
         tempfile.TemporaryDirectory(prefix="fedemu-bench-") as folder,
-        Worker("fedemu.ops.bench.system.sides:plain", {"cohorts": cohorts, "overrides": overrides}) as floor,
+        Worker("fedemu.ops.bench.system.sides:plain", side) as floor,
     ):
         floor.ready().measure()
-        for arrangement in ARRANGEMENTS:
+        for arrangement in work.arrangements:
             name, pairs, stretches = arrangement.name(devices), [], []
             options = [*overrides, f"fleet.link={arrangement.link}"]
             for number in range(min(effort.pairs - 1, _MOST_PAIRS)):
-                tell(f"system: {name}, {last} rounds")
+                tell(f"system: {work.title}, {name}, {last} rounds")
                 run = Path(folder) / f"{arrangement.per_process}-{arrangement.link}-{number}"
-                stretch = run_digits(run, options, FIRST, last, arrangement.per_process)
+                stretch = run_observed(work.preset, run, options, work.first, last, arrangement.per_process)
                 if stretch.digest != accepted.digest:
                     raise BenchmarkError("the run with real processes ended with another model than the one in memory")
                 stretches.append(stretch)
                 seconds = sum(stretch.cpu_per_update.values())
                 pairs.append((Sample(stretch.accepted, stretch.wall, seconds * stretch.accepted), floor.measure()))
-            yield rate("system", f"digits, {name}, rounds {FIRST} to {last}", "updates/s", pairs, arrangement.reach)
-            yield from _shares(name, stretches)
+            title = f"{work.title}, {name}, rounds {work.first} to {last}"
+            yield rate("system", title, "updates/s", pairs, arrangement.reach)
+            yield from _shares(f"{work.title}, {name}", stretches)
 
 
 def _shares(name: str, stretches: Sequence[Stretch]) -> Iterator[Figure]:
@@ -93,10 +137,10 @@ def _shares(name: str, stretches: Sequence[Stretch]) -> Iterator[Figure]:
         yield cost("system", f"{name}: CPU per accepted update: {kind}", "ms", values)
 
 
-def find_accepted(overrides: Sequence[str]) -> Accepted:
+def find_accepted(preset: str, overrides: Sequence[str]) -> Accepted:
     """The updates that a run accepts, found by ``accepted.py`` in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "fedemu.ops.bench.system.accepted", *overrides],
+        [sys.executable, "-m", "fedemu.ops.bench.system.accepted", preset, *overrides],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         timeout=300,

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedemu.ops.bench.measuring.measure import Effort, Figure, Sample, Tell, cost, rate
+from fedemu.ops.bench.measuring.worker import BenchmarkError
 from fedemu.ops.cli import bench
 from fedemu.ops.cli.commands import app
 
@@ -56,3 +57,16 @@ def test_an_unknown_subject_is_refused_before_anything_is_measured() -> None:
     assert result.exit_code == 2
     assert "there is no benchmark 'nonsense'; choose from toy, other" in result.stderr
     assert efforts == []
+
+
+def test_what_was_measured_before_an_error_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(effort: Effort, tell: Tell) -> Iterator[Figure]:
+        yield from toy(effort, tell)
+        raise BenchmarkError("the child ended")
+
+    monkeypatch.setattr(bench, "SUBJECTS", {"failing": failing})
+    result = CliRunner().invoke(app, ["bench", "failing"])
+    assert result.exit_code == 5
+    text = " ".join(result.stderr.split())
+    assert "memory MB 5 2.5 2" in text
+    assert text.endswith("fedemu: the child ended")
