@@ -101,6 +101,14 @@ class Row:
         value: float | None = getattr(self, column)
         return value
 
+    def about(self, topic: str, *needed: str) -> Mapping[str, Any]:
+        """The remarks about a topic (replay, coordination, generator), by name.
+
+        Empty if there are none, or if a name that is ``needed`` is missing: a method of one's own may say anything.
+        """
+        said = self.remarks.get(topic)
+        return said if isinstance(said, Mapping) and all(name in said for name in needed) else {}
+
     @property
     def kept_objective(self) -> float | None:
         """The objective of the samples that devices keep after this round, by sample, from the remarks about replay.
@@ -108,7 +116,7 @@ class Row:
         It is 1 if all gradients are at right angles, less if they cancel each other, and the number of samples if all
         have one direction. None if it was not measured, or if nothing is kept.
         """
-        kept = self.remarks.get("replay") or {}
+        kept = self.about("replay")
         objective, samples = kept.get("objective"), kept.get("samples")
         return objective / samples if objective is not None and samples else None
 

@@ -67,6 +67,13 @@ def claim_folder(path: Path) -> None:
         _locked(path).close()
 
 
+@contextlib.contextmanager
+def alone_in(path: Path) -> Iterator[None]:
+    """Nobody else writes into the run of this folder meanwhile. Raises ConfigurationError if somebody does now."""
+    with _usable(path), _locked(path):
+        yield
+
+
 class RunDirectory:
     """Writes the files of one run, new or resumed. Every row and event is on its way to the disk when its call returns.
 

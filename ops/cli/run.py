@@ -17,9 +17,17 @@ from fedemu.ops.engines.places import require_engine, waits
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.live.starting import start_page
-from fedemu.ops.running.folder import claim, give_back, reopen
+from fedemu.ops.running.folder import claim, give_back, keep_grown, reopen
 from fedemu.ops.running.portable import start_again_portably
-from fedemu.ops.running.seeds import SeedGroup, is_group, new_group, parse_seeds, reopen_group, run_group
+from fedemu.ops.running.seeds import (
+    SeedGroup,
+    is_group,
+    new_group,
+    parse_seeds,
+    reopen_group,
+    resumed_group,
+    run_group,
+)
 from fedemu.ops.running.together import run_together
 from fedemu.ops.running.words import conclude, is_complete
 from fedemu.ops.track.kinds import check as check_trackers
@@ -315,6 +323,7 @@ def _open(
         start_again_portably(experiment)
     require_processor(runtime.device_type)
     check_trackers(runtime.track.to)
+    keep_grown(resume, experiment)
     return resume, experiment, runtime
 
 
@@ -323,10 +332,7 @@ def _prepare_group(source: str | None, resume: Path | None, overrides: list[str]
     if resume is None:
         experiment, runtime = load_experiment(source, overrides, os.environ)
     else:
-        member = next(iter(sorted(resume.glob("seed-*"))), None)
-        if member is None:
-            return
-        experiment, runtime = reopen(member, [one for one in overrides if one.startswith("runtime.")], os.environ)
+        experiment, runtime = resumed_group(resume, overrides, os.environ)
     if runtime.transport == "memory":
         start_again_portably(experiment)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import overrides_of
 from fedemu.ops.engines.places import require_engine
 from fedemu.ops.experiment.presets import is_preset
+from fedemu.ops.experiment.sources import seed_of
 from fedemu.ops.figures import counted, span
 from fedemu.ops.running.folder import RUNS
 from fedemu.ops.running.seeds import parse_seeds
@@ -255,12 +257,14 @@ def _part(
     """The only part of the sweep of one experiment. Its runs lie in the folder of the sweep itself."""
     if methods and not is_preset(source):
         raise ConfigurationError(f"--method goes with a preset, such as digits, and {source} is none")
+    if seeds is not None and any(override.partition("=")[0].strip() == "seed" for override in overrides):
+        raise ConfigurationError("--set seed is for one seed, and here are several; leave out --set seed")
     return Part.model_construct(
         name="",
         experiments=[] if methods else [source],
         presets=[source] if methods else [],
         methods=methods or [],
         grid=parse_grid(grid or []),
-        seeds=parse_seeds(seeds) if seeds is not None else [1],
+        seeds=parse_seeds(seeds) if seeds is not None else [seed_of(source, overrides, os.environ)],
         set=overrides,
     )

@@ -40,10 +40,7 @@ def load_experiment(
     names are looked for beside the TOML file (for a preset: in the working directory), then in FEDEMU_DATA. Raises
     ConfigurationError if a file is missing or a setting is wrong.
     """
-    folder, table = _open(source)
-    given = _from_overrides(overrides)
-    for layer in (_from_environment(environment), given):
-        table = merge(table, layer)
+    folder, table, given = _layered(source, overrides, environment)
     try:
         runtime = _runtime(table)
         experiment = Experiment.parse(table)
@@ -53,6 +50,15 @@ def load_experiment(
     if environment.get("FEDEMU_DATA"):
         folders.append(Path(environment["FEDEMU_DATA"]).expanduser())
     return with_traces(experiment, folders, folder / TRACES_FILE if folder else None), runtime
+
+
+def seed_of(
+    source: str | Path | Mapping[str, Any] | None, overrides: Sequence[str], environment: Mapping[str, str]
+) -> int:
+    """The seed of an experiment, of which other settings may still be missing or wrong."""
+    _, table, _ = _layered(source, overrides, environment)
+    seed = table.get("seed")
+    return seed if isinstance(seed, int) else int(Experiment.model_fields["seed"].default)
 
 
 def write_frozen(experiment: Experiment, directory: Path) -> None:
@@ -96,6 +102,17 @@ def check_resume(
                 f"rounds can't shrink from {old} to {new} when a run is resumed; only more rounds are possible"
             )
     return wanted.model_copy(update={"traces": frozen.traces}), runtime
+
+
+def _layered(
+    source: str | Path | Mapping[str, Any] | None, overrides: Sequence[str], environment: Mapping[str, str]
+) -> tuple[Path | None, dict[str, Any], dict[str, Any]]:
+    """The folder of an experiment, the table of all its settings, and those that ``overrides`` give."""
+    folder, table = _open(source)
+    given = _from_overrides(overrides)
+    for layer in (_from_environment(environment), given):
+        table = merge(table, layer)
+    return folder, table, given
 
 
 def _runtime(table: dict[str, Any]) -> Runtime:
@@ -241,11 +258,15 @@ def toml_of(text: str, name: str) -> Any:
 
 
 def _place(layer: dict[str, Any], keys: Sequence[str], value: Any, origin: str) -> None:
+    """Lay one setting over those of ``layer``. A table is laid over the table that is there."""
     here = layer
     for key in keys[:-1]:
         here = here.setdefault(key, {})
         if not isinstance(here, dict):
             raise ConfigurationError(f'"{origin}" sets a key inside {key}, which is also set to a single value')
+    old = here.get(keys[-1])
+    if isinstance(old, dict) and isinstance(value, dict):
+        value = merge(old, value, ".".join(keys))
     here[keys[-1]] = value
 
 

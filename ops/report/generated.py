@@ -35,7 +35,7 @@ def generator_table(rows: Sequence[Row]) -> Table | None:
     """A line for each task whose rows have remarks about a generator. None if no row has such remarks."""
     told: dict[int, Mapping[str, Any]] = {}
     for row in rows:
-        if said := row.remarks.get("generator"):
+        if said := row.about("generator"):
             told.setdefault(row.task or 0, said)
     if not told:
         return None

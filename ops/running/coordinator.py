@@ -43,7 +43,7 @@ from fedemu.ops.watching.fleet_feed import FleetFeed
 from fedemu.ops.watching.logs import LogObserver, open_log
 from fedemu.ops.watching.metrics import ServedMetrics
 from fedemu.ops.watching.progress import Progress
-from fedemu.protocol.errors import ConfigurationError, FedemuError, Interrupted, QuorumError
+from fedemu.protocol.errors import ConfigurationError, Interrupted, QuorumError
 from fedemu.protocol.host.files import write_whole
 from fedemu.protocol.host.garbage import settle
 from fedemu.protocol.host.open_files import allow_open_files, most_open_files
@@ -236,7 +236,7 @@ def _report(directory: Path) -> int:
             write_report(directory)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except (FedemuError, OSError, ValueError) as error:
+    except Exception as error:
         logging.getLogger(__name__).exception("the report could not be written")
         complain(f"the report could not be written ({error}); `fedemu report {directory}` tries again")
     return 0

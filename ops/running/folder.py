@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from fedemu.coordinator.record.run_directory import claim_folder
+from fedemu.coordinator.record.run_directory import alone_in, claim_folder
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import check_resume, read_frozen, write_frozen
 from fedemu.ops.experiment.unchanged import require_unchanged
@@ -39,17 +39,24 @@ def reopen(
     environment: Mapping[str, str],
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
 ) -> tuple[Experiment, Runtime]:
-    """Open the directory of a run to continue it. Returns its experiment, perhaps with more rounds, and the runtime.
+    """Look at a run to continue it. Returns its experiment, perhaps with more rounds, and the runtime.
 
-    ``say`` gets lines for people. Raises ConfigurationError if it is no run directory, if its experiment was changed or
-    damaged since the run began, or if other settings are to change.
+    More rounds are written by ``keep_grown``, when everything else was checked. ``say`` gets lines for people. Raises
+    ConfigurationError if it is no run directory, if its experiment was changed or damaged since the run began, or if
+    other settings are to change.
     """
     require_unchanged(directory, say)
-    frozen = read_frozen(directory)
-    experiment, runtime = check_resume(frozen, overrides, environment)
-    if experiment != frozen:
-        write_frozen(experiment, directory)
-    return experiment, runtime
+    return check_resume(read_frozen(directory), overrides, environment)
+
+
+def keep_grown(directory: Path, experiment: Experiment) -> None:
+    """Write the experiment of a run anew if it has got more rounds.
+
+    Raises ConfigurationError if another coordinator is at work in the directory, and then changes nothing.
+    """
+    if experiment != read_frozen(directory):
+        with alone_in(directory):
+            write_frozen(experiment, directory)
 
 
 def give_back(directory: Path) -> bool:

@@ -24,7 +24,7 @@ from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import CONFIG_FILE, check_resume, load_experiment, read_frozen
 from fedemu.ops.results.results import Results
 from fedemu.ops.running.codes import INTERRUPTED, USAGE
-from fedemu.ops.running.folder import RUNS, claim, give_back, reopen
+from fedemu.ops.running.folder import RUNS, claim, give_back, keep_grown, reopen
 from fedemu.ops.running.together import run_together
 from fedemu.ops.running.words import is_complete, say
 from fedemu.protocol.errors import ConfigurationError
@@ -64,6 +64,8 @@ def parse_seeds(text: str) -> list[int]:
             raise ConfigurationError(f"{text or repr(text)} is no list of seeds; write it as in 0,1,2 or 0-4")
         if len(seeds) + last - first >= _MOST_SEEDS:
             raise ConfigurationError(f"the seeds {text} are more than {_MOST_SEEDS:,}; name fewer")
+        if last >= 2**32:
+            raise ConfigurationError(f"the seeds {text} have {last}, and a seed is below {2**32}")
         seeds += range(first, last + 1)
     twice = next((seed for seed, count in Counter(seeds).items() if count > 1), None)
     if twice is not None:
@@ -106,20 +108,29 @@ def reopen_group(
     A seed that the group does not have yet gets a run directory. Raises ConfigurationError if ``folder`` holds no
     group, or if other settings are to change.
     """
-    claimed = _claimed(folder)
-    if not claimed:
-        raise ConfigurationError(f"{folder} holds no group of seeds; start one with --out {folder}")
-    some_seed, some_directory = next(iter(claimed.items()))
-    wanted, runtime = check_resume(read_frozen(some_directory), [*overrides, f"seed={some_seed}"], environment)
+    wanted, runtime = resumed_group(folder, overrides, environment)
     require_processor(runtime.device_type)
-    members = []
+    claimed, members = _claimed(folder), []
     for seed in claimed if seeds is None else seeds:
         if seed in claimed:
             experiment, _ = reopen(claimed[seed], [*overrides, f"seed={seed}"], environment)
+            keep_grown(claimed[seed], experiment)
             members.append(Member(claimed[seed], experiment, new=False))
         else:
             members.append(_claim(folder, wanted.model_copy(update={"seed": seed})))
     return SeedGroup(folder, members, runtime)
+
+
+def resumed_group(folder: Path, overrides: Sequence[str], environment: Mapping[str, str]) -> tuple[Experiment, Runtime]:
+    """The experiment of a group's first seed, perhaps with more rounds, and this machine's settings.
+
+    Raises ConfigurationError as ``reopen_group`` does. Nothing is written.
+    """
+    claimed = _claimed(folder)
+    if not claimed:
+        raise ConfigurationError(f"{folder} holds no group of seeds; start one with --out {folder}")
+    seed, directory = next(iter(claimed.items()))
+    return check_resume(read_frozen(directory), [*overrides, f"seed={seed}"], environment)
 
 
 def run_group(group: SeedGroup, *, print_summaries: bool) -> int:

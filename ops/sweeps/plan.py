@@ -143,6 +143,9 @@ def load_sweep(source: str) -> Sweep:
             raise ConfigurationError(f"{path}: the part {part.name} has methods, and no presets that they follow")
         if not part.experiments and not part.presets:
             raise ConfigurationError(f"{path}: the part {part.name} names no experiments and no presets; name some")
+        lists = (part.set, *part.tuned.values(), *(size.set for size in part.sizes.values()))
+        if any(override.partition("=")[0].strip() == "seed" for settings in lists for override in settings):
+            raise ConfigurationError(f"{path}: the part {part.name} sets seed; write it as seeds = [...]")
         if unknown := [name for name in part.tuned if name not in (*part.methods, *part.experiments)]:
             raise ConfigurationError(f"{path}: tuned names {unknown[0]}, which is no method of the part {part.name}")
     return sweep

@@ -40,7 +40,7 @@ def buffers(rows: Rows) -> Figure | None:
 
     They count the devices that answered.
     """
-    held = {int(said["period"]): said for row in rows if (said := row.remarks.get("replay"))}
+    held = {int(said["period"]): said for row in rows if (said := row.about("replay", "period", "samples"))}
     if not held:
         return None
     told = [key for key in ("periods", "labels") if any(len(said.get(key) or ()) > 1 for said in held.values())]
@@ -78,7 +78,7 @@ def coordination(rows: Rows) -> Figure | None:
     found = {
         row.task or 0: numbers(said["objective"])
         for row in rows
-        if (said := row.remarks.get("coordination")) and len(said.get("objective") or ()) > 1
+        if len((said := row.about("coordination")).get("objective") or ()) > 1
     }
     if not found:
         return None
@@ -116,9 +116,9 @@ def objective(rows: Rows) -> Figure | None:
     if not measured:
         return None
     figure, axes = new_figure("Objective of the kept samples")
-    after = [int(row.remarks["replay"]["period"]) + 1 for row in measured]
-    samples = numbers([row.remarks["replay"]["samples"] for row in measured])
-    relaxed = [(row.remarks.get("coordination") or {}).get("objective") or [None] for row in measured]
+    after = [int(row.about("replay")["period"]) + 1 for row in measured]
+    samples = numbers([row.about("replay")["samples"] for row in measured])
+    relaxed = [row.about("coordination").get("objective") or [None] for row in measured]
     dots = marker(len(after))
     several = any(len(said) > 1 for said in relaxed)
     lines = {

@@ -55,6 +55,15 @@ def test_the_objective_of_the_kept_samples_is_by_sample_and_unknown_where_it_was
     assert [row.kept_objective for row in (*rows, Row(round=1))] == [1.5, None, None, None]
 
 
+def test_remarks_of_another_form_are_none_about_a_topic() -> None:
+    said = {"replay": {"samples": 4}, "generator": 0.5, "coordination": [1.0]}
+    row = Row(round=1, remarks=said)
+    assert row.about("replay") == {"samples": 4}
+    assert [row.about(topic) for topic in ("generator", "coordination", "other")] == [{}, {}, {}]
+    assert row.about("replay", "period", "samples") == {}
+    assert Row(round=1, remarks={"replay": 0.5}).kept_objective is None
+
+
 def test_an_older_row_lacks_columns_and_a_newer_one_has_more() -> None:
     row = Row.read({"round": 3, "accuracy": 1, "class_accuracy": [0.5, None], "invented": "later"})
     assert row == Row(round=3, accuracy=1.0, class_accuracy=(0.5, None))

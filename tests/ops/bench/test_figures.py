@@ -86,28 +86,23 @@ def test_a_fleet_of_ours_and_a_bare_one_attach_and_answer(tmp_path_factory: pyte
 
 def test_the_plain_loop_makes_every_update_of_every_cohort() -> None:
     assert plain_system("digits", [[0, 1, 2], [2, 3]], [])().work == 5
+    cnn = system.CNN
+    assert plain_system(cnn.preset, [[0]], [f"fleet.devices={cnn.devices}", *cnn.overrides])().work == 1
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    ("work", "arrangement", "name"),
-    [
-        (system.DIGITS, system.Arrangement(3, "shared", 3.0), "digits, 4 processes, shared connection"),
-        (system.CNN, system.Arrangement(1, "own", 1.5), "CNN of 2,156,490, 4 processes"),
-    ],
-    ids=["digits", "cnn"],
-)
 def test_the_whole_system_is_measured_against_the_very_updates_that_it_accepts(
-    monkeypatch: pytest.MonkeyPatch, work: system.Work, arrangement: system.Arrangement, name: str
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(system, "Worker", Here)
     monkeypatch.setattr(
         system, "find_accepted", lambda *run: system.Accepted(*asyncio.run(accepted.accepted_updates(*run)))
     )
-    monkeypatch.setattr(system, "WORKS", [replace(work, arrangements=(arrangement,))])
+    work = replace(system.DIGITS, arrangements=(system.Arrangement(3, "shared", 3.0),))
+    monkeypatch.setattr(system, "WORKS", [work])
     rate, *costs = system.figures(TINY, lambda line: None)
     assert measured(rate)
-    assert rate.reach == arrangement.reach
-    assert rate.name.rpartition(", rounds")[0] == name
+    assert rate.reach == 3.0
+    assert rate.name.rpartition(", rounds")[0] == "digits, 4 processes, shared connection"
     kinds = [figure.name.rpartition(": ")[2] for figure in costs]
     assert kinds == ["coordinator", "supervisor", "device processes", "trainers"]

@@ -111,6 +111,10 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["report", "damaged"], "round is 'x', and must be a whole number"),
     (["sweep", "sweep.toml", "--out", "x"], "sweep.toml: the part x names no experiments and no presets; name some"),
     (["sweep", "seeds.toml", "--out", "x"], 'seeds.toml: parts[0].seeds[0] = "a" must be a whole number'),
+    (
+        ["sweep", "digits", "--out", "x", "--seeds", "0,1", "--set", "seed=3"],
+        "--set seed is for one seed, and here are several; leave out --set seed",
+    ),
     (["sweep", "evidence"], "--out is missing; see fedemu sweep --help"),
 ]
 

@@ -14,7 +14,7 @@ from fedemu.device.behaviour.behaviour import Assignment
 from fedemu.ops.assembly.behaviours import open_behaviours
 from fedemu.ops.experiment import Experiment, Exponential
 from fedemu.ops.experiment.presets import preset_path, presets
-from fedemu.ops.experiment.sources import check_resume, load_experiment, read_frozen, write_frozen
+from fedemu.ops.experiment.sources import check_resume, load_experiment, read_frozen, seed_of, write_frozen
 from fedemu.protocol.errors import ConfigurationError
 from fedemu.protocol.ids import AskId
 
@@ -98,6 +98,21 @@ def test_overrides_take_toml_values_and_bare_words() -> None:
 
 def test_the_last_of_two_overrides_of_one_key_counts() -> None:
     assert load_experiment("digits", ["seed=2", "seed=3"], {})[0].seed == 3
+
+
+def test_a_table_is_laid_over_settings_inside_it_that_come_before_and_after() -> None:
+    for overrides in (["local.lr=0.5", "local={ epochs = 2 }"], ["local={ epochs = 2 }", "local.lr=0.5"]):
+        local = load_experiment("digits", overrides, {})[0].local
+        assert (local.lr, local.epochs) == (0.5, 2)
+    other = ["data.partition.alpha=0.5", "data.partition={ kind = 'iid' }"]
+    assert load_experiment("digits", other, {})[0].data.partition.kind == "iid"
+
+
+def test_the_seed_is_known_before_all_other_settings_are() -> None:
+    assert seed_of("digits", [], {}) == 1
+    assert seed_of("digits", ["seed=7", "algorithm.options.mu=1"], {"FEDEMU_SEED": "3"}) == 7
+    assert seed_of({"seed": 4}, [], {}) == 4
+    assert seed_of({"seed": 4}, [], {"FEDEMU_SEED": "3"}) == 3
 
 
 def test_a_table_that_becomes_another_kind_starts_from_its_defaults() -> None:

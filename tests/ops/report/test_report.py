@@ -95,6 +95,13 @@ def test_lines_that_lack_what_a_picture_needs_are_not_drawn(run_directory: Path)
     assert "Diagnosed rounds" not in page
 
 
+def test_remarks_of_ones_own_under_a_known_name_are_left_out(run_directory: Path) -> None:
+    odd = {"replay": 0.5, "generator": [1.0], "coordination": "none"}
+    said = [{"round": 1, "remarks": odd}, {"round": 2, "remarks": {"replay": {"kept": 3}}}]
+    (run_directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
+    assert "<svg" not in write_report(run_directory).read_text()
+
+
 def test_texts_of_a_run_are_never_taken_for_markup(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "PLOTS", {})
     page = write_report(run_directory).read_text()

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from fedemu.coordinator.record.run import read_run
 from fedemu.coordinator.record.run_directory import RunDirectory, frozen_files
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.experiment.sources import read_frozen
-from fedemu.ops.running.folder import claim, give_back, reopen
+from fedemu.ops.running.folder import claim, give_back, keep_grown, reopen
 from fedemu.protocol.errors import ConfigurationError
 
 EXPERIMENT = Experiment(name="tiny", rounds=3)
@@ -78,8 +80,24 @@ def test_a_run_with_a_round_is_kept() -> None:
 def test_a_run_may_grow_when_it_is_reopened_and_the_frozen_file_grows_with_it() -> None:
     directory = claim(EXPERIMENT, None)
     experiment, _ = reopen(directory, ["rounds=5"], {})
-    assert experiment.rounds == 5
+    assert (experiment.rounds, read_frozen(directory).rounds) == (5, 3)
+    keep_grown(directory, experiment)
     assert read_frozen(directory).rounds == 5
+
+
+def test_a_run_does_not_grow_while_a_coordinator_is_at_work_in_it() -> None:
+    directory = claim(EXPERIMENT, None)
+    experiment, _ = reopen(directory, ["rounds=5"], {})
+    holds = "import fcntl, sys; f = open(sys.argv[1], 'ab'); fcntl.lockf(f, fcntl.LOCK_EX); print(); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", holds, str(directory / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(ConfigurationError, match="Another coordinator is at work"):
+            keep_grown(directory, experiment)
+        assert read_frozen(directory).rounds == 3
+        keep_grown(directory, EXPERIMENT)
 
 
 def test_a_run_cannot_become_another_one() -> None:
@@ -126,5 +144,5 @@ def test_an_experiment_that_is_gone_is_written_back() -> None:
 
 def test_a_run_that_has_grown_may_be_reopened_again() -> None:
     played(directory := claim(EXPERIMENT, None))
-    reopen(directory, ["rounds=5"], {})
+    keep_grown(directory, reopen(directory, ["rounds=5"], {})[0])
     assert reopen(directory, [], {})[0].rounds == 5

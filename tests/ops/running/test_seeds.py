@@ -85,6 +85,12 @@ def test_more_seeds_than_a_thousand_are_refused(text: str) -> None:
         parse_seeds(text)
 
 
+def test_a_seed_that_no_experiment_can_have_is_refused() -> None:
+    assert parse_seeds("4294967295") == [2**32 - 1]
+    with pytest.raises(ConfigurationError, match="the seeds 0,4294967296 have 4294967296, and a seed is below"):
+        parse_seeds("0,4294967296")
+
+
 def test_a_thousand_seeds_are_no_more_than_a_thousand() -> None:
     assert len(parse_seeds("0-998,2000")) == 1000
 
@@ -148,6 +154,18 @@ def test_a_group_may_grow_by_rounds_and_by_seeds(runs: FakeRuns) -> None:
     grown = read_frozen(Path("group/seed-5"))
     assert (grown.seed, grown.rounds, grown.local.lr) == (5, 4, 0.5)
     assert read_frozen(Path("group/seed-0")).rounds == 3
+
+
+def test_a_group_goes_on_beside_leftovers_and_whatever_the_environment_says(
+    runs: FakeRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call("digits-small", "--seeds", "1,2", "--out", "group") == 0
+    Path("group/seed-0").mkdir()
+    Path("group/seed-0.log").write_text("lines of a run\n")
+    monkeypatch.setenv("FEDEMU_SEED", "7")
+    runs.ran = []
+    assert call("--resume", "group", "--rounds", "6") == 0
+    assert runs.ran == [(1, False), (2, False)]
 
 
 @pytest.mark.parametrize("place", [[], ["--out", "group"]], ids=["numbered", "named"])

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fedemu.ops.cli.commands import app
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.sweeps.plan import SHIPPED, load_sweep, planned
 from fedemu.protocol.errors import ConfigurationError
@@ -71,6 +73,10 @@ def test_a_pattern_chooses_among_the_folders(tmp_path: Path) -> None:
             '[[parts]]\nname = "a"\nexperiments = ["digits"]\ntuned = { wsm = ["local.lr=1"] }',
             "tuned names wsm, which is no method of the part a",
         ),
+        (
+            '[[parts]]\nname = "a"\nexperiments = ["digits"]\nset = ["seed=3"]',
+            "a sets seed; write it as seeds",
+        ),
         ("parts = []", r"parts = \[\] must be a list that is not empty"),
         ("parts = 1 2", "is not valid TOML"),
         ('[[parts]]\nname = "a/b"\nexperiments = ["digits"]', r'parts\[0\].name = "a/b" must be made of letters'),
@@ -99,6 +105,24 @@ def test_the_shipped_sweeps_hold_experiments_that_can_be_read(name: str) -> None
     assert (SHIPPED / f"{name}.toml").read_text(encoding="utf-8").startswith("# ")
     for run in planned(load_sweep(name)):
         load_experiment(run.experiment, run.overrides, {})
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "seed"),
+    [
+        ([], {}, 1),
+        (["--set", "seed=7"], {}, 7),
+        ([], {"FEDEMU_SEED": "9"}, 9),
+        (["--seeds", "3"], {"FEDEMU_SEED": "9"}, 3),
+    ],
+)
+def test_the_seed_of_a_sweep_is_that_of_its_experiment(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], environment: dict[str, str], seed: int
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    result = CliRunner().invoke(app, ["sweep", "digits-small", "--out", "nowhere", "--list", *words])
+    assert result.stdout == f"digits-small/seed-{seed}\n"
 
 
 def test_presets_are_run_with_every_method_and_every_point_of_the_grid(tmp_path: Path) -> None:
