@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from fedemu.ops.cli import options
 from fedemu.ops.cli.guarded import guarded
 from fedemu.ops.cli.options import Format, overrides_of
 from fedemu.ops.data.apart import find_data
-from fedemu.ops.engines.places import require_engine, waits
+from fedemu.ops.engines.places import patient_machine, require_engine, waits
 from fedemu.ops.experiment import Experiment, Runtime
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.live.starting import start_page
@@ -149,8 +150,12 @@ def run(
             raise ConfigurationError("--timing is for one run, and here are several seeds; leave out --timing")
         _prepare_group(experiment, resume, overrides)
         group = _open_group(experiment, out, resume, seeds, seed, overrides)
+        if on is not None:
+            group = replace(group, runtime=patient_machine(group.runtime))
         return run_group(group, print_summaries=format is Format.JSON)
     directory, checked, runtime = _open(experiment, out, resume, overrides)
+    if on is not None:
+        runtime = patient_machine(runtime)
     if resume is not None and is_complete(directory, checked):
         return conclude(directory, 0, "run", new=False, print_summary=format is Format.JSON)
     if page:

@@ -45,11 +45,13 @@ def patient(experiment: Experiment, runtime: Runtime) -> tuple[Experiment, Runti
     """Both with waits as long as an engine may need, where nobody has set them. No result depends on these times."""
     fleet, times = experiment.fleet, ("start_timeout", "give_up")
     waits = {name: PATIENCE_SECONDS for name in times if name not in fleet.model_fields_set}
+    return experiment.model_copy(update={"fleet": fleet.model_copy(update=waits)}), patient_machine(runtime)
+
+
+def patient_machine(runtime: Runtime) -> Runtime:
+    """This machine's settings with such waits. A resumed run has those of its experiment already."""
     own = ("connect_seconds", "lost_seconds")
-    return (
-        experiment.model_copy(update={"fleet": fleet.model_copy(update=waits)}),
-        runtime.model_copy(update={name: PATIENCE_SECONDS for name in own if name not in runtime.model_fields_set}),
-    )
+    return runtime.model_copy(update={name: PATIENCE_SECONDS for name in own if name not in runtime.model_fields_set})
 
 
 def require_places(experiment: Experiment, places: int, option: str) -> None:

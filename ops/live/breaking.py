@@ -34,9 +34,13 @@ _MACHINE_OPTIONS: Final = frozenset(
         "--device-type",
         "--log-level",
         "--transport",
+        "--on",
+        "--nodes",
     )
 )
 """The options of a command that a resumed run needs again. The others are a part of the experiment."""
+_MACHINE_SETTINGS: Final = ("runtime.", "track.")
+"""How the settings begin that belong to a machine."""
 
 
 class Breaking:
@@ -207,6 +211,6 @@ def resume_words(words: Sequence[str], directory: Path) -> list[str]:
             kept.append(word)
         elif option == "--set":
             setting = value if given else next(rest, "")
-            if setting.startswith("runtime."):
+            if setting.startswith(_MACHINE_SETTINGS):
                 kept += ["--set", setting]
     return kept

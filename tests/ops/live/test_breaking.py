@@ -19,6 +19,10 @@ from fedemu.ops.live.breaking import resume_words
             "fedemu coordinator --insecure --bind tcp://0.0.0.0:9 --set local.lr=1 --set runtime.report=false",
             "coordinator --resume DIR --insecure --bind tcp://0.0.0.0:9 --set runtime.report=false",
         ),
+        (
+            "fedemu run digits --on ray --nodes=2 --set track.to=tensorboard --set=runtime.trainers=2",
+            "run --resume DIR --on ray --nodes 2 --set track.to=tensorboard --set runtime.trainers=2",
+        ),
         ("python notebook.py", "run --resume DIR"),
     ],
 )

@@ -1,0 +1,45 @@
+"""What ``fedemu run`` makes of its options before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedemu.ops.cli import commands, run
+from fedemu.ops.experiment import Runtime
+from fedemu.ops.experiment.sources import load_experiment
+from fedemu.ops.running.folder import claim
+from fedemu.ops.running.seeds import SeedGroup
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Runtime]:
+    """The settings of the machine of every run that is started. None of them runs."""
+    runtimes: list[Runtime] = []
+
+    def together(directory: Path, experiment: Any, runtime: Runtime, **_: Any) -> int:
+        runtimes.append(runtime)
+        return 0
+
+    def group(given: SeedGroup, **_: Any) -> int:
+        runtimes.append(given.runtime)
+        return 0
+
+    monkeypatch.setattr(run, "run_together", together)
+    monkeypatch.setattr(run, "run_group", group)
+    monkeypatch.setattr(run, "require_engine", lambda on: None)
+    return runtimes
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_run_that_is_resumed_on_an_engine_waits_as_long_as_a_new_one(
+    several: bool, started: list[Runtime], tmp_path: Path
+) -> None:
+    begun = claim(load_experiment("digits-small", ["seed=3"], {})[0], tmp_path / "group" / "seed-3")
+    where = str(begun.parent if several else begun)
+    for more in ([], ["--set", "runtime.lost_seconds=30"]):
+        with pytest.raises(SystemExit):
+            commands.app(["run", "--resume", where, "--on", "ray", *more], prog_name="fedemu")
+    assert [(runtime.connect_seconds, runtime.lost_seconds) for runtime in started] == [(600, 600), (600, 30)]
