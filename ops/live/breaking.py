@@ -19,6 +19,7 @@ import psutil
 from fedemu.ops.figures import counted
 from fedemu.ops.live.machine import Crew
 from fedemu.ops.live.run import LiveRun
+from fedemu.ops.results.holder import UNNAMED
 from fedemu.protocol.errors import ConfigurationError
 
 OUTPUT: Final = "resumed.out"
@@ -69,7 +70,7 @@ class Breaking:
     def note(self, run: LiveRun) -> None:
         """Remember how the run was started, so that it can be resumed in the same way."""
         pid = run.coordinator
-        if pid is not None and self._noted.get(run.number) != pid:
+        if pid is not None and pid not in (UNNAMED, self._noted.get(run.number)):
             self._noted[run.number] = pid
             with suppress(psutil.Error, OSError):
                 self._commands[run.number] = _command(psutil.Process(pid), run.directory)
@@ -127,6 +128,8 @@ class Breaking:
         pid = run.coordinator
         if pid is None:
             raise ConfigurationError("no coordinator is at work in this run directory")
+        if pid == UNNAMED:
+            raise ConfigurationError("the coordinator is in another container or on another machine; kill it there")
         process = psutil.Process(pid)
         if process.uids().real != os.getuid():
             raise ConfigurationError("the coordinator belongs to another user")

@@ -57,8 +57,12 @@ class Machine:
         return [supervisor.folder for supervisor in self._supervisors]
 
     def look(self, coordinator: int | None) -> None:
-        """Find the supervisors again now and then, and read what they tell."""
+        """Find the supervisors again now and then, and read what they tell.
+
+        None can be found if ``coordinator`` is no process here (None or ``UNNAMED``).
+        """
         now = time.monotonic()
+        coordinator = coordinator or None
         if coordinator is None:
             self._supervisors = []
         elif coordinator != self._coordinator or now - self._searched >= SEARCH_SECONDS:

@@ -19,7 +19,7 @@ from fedemu.ops.live.machine import Machine
 from fedemu.ops.live.rows import Rows
 from fedemu.ops.live.stream import Stream
 from fedemu.ops.live.tail import Tail
-from fedemu.ops.results.holder import holder_of
+from fedemu.ops.results.holder import UNNAMED, holder_of
 from fedemu.ops.watching.feed import FLEET, LIVE, read_feed, watch
 
 KEPT_EVENTS: Final = 1000
@@ -111,7 +111,7 @@ class LiveRun:
 
     @property
     def coordinator(self) -> int | None:
-        """The process that holds the lock of the run directory, None if none does."""
+        """The process that holds the lock of the run directory, None if none does, ``UNNAMED`` if it is not here."""
         return holder_of(self.directory / ".lock")
 
     @property
@@ -173,7 +173,7 @@ class LiveRun:
         except OSError:
             return {}
         feed = read_feed(path)
-        if feed is None or feed[0].get("pid") != self.coordinator:
+        if feed is None or self.coordinator not in (feed[0].get("pid"), UNNAMED):
             return {}
         self.devices.told(feed[1])
         return feed[0]

@@ -7,13 +7,19 @@ import os
 import struct
 import sys
 from pathlib import Path
+from typing import Final
 
+UNNAMED: Final = 0
+"""Stands for a process that has no number here, such as one of another container or of another machine."""
 _LOCK = "@hhqqi4x"
 """``struct flock`` of Linux on 64 bits: kind, origin, start, length, process."""
 
 
 def holder_of(path: Path) -> int | None:
-    """The process that has locked the file with ``fcntl.lockf``, None if there is none. The lock is not touched."""
+    """The process that has locked the file with ``fcntl.lockf``. The lock is not touched.
+
+    None if nobody holds it, and ``UNNAMED`` if the process has no number here. No signal may be sent to that.
+    """
     if sys.platform != "linux":
         return None
     try:
@@ -27,4 +33,4 @@ def holder_of(path: Path) -> int | None:
         return None
     finally:
         os.close(descriptor)
-    return None if kind == fcntl.F_UNLCK or pid <= 0 else int(pid)
+    return None if kind == fcntl.F_UNLCK else max(int(pid), UNNAMED)

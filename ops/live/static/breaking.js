@@ -1,5 +1,5 @@
 // The buttons that break things. They send the token that the command has printed.
-import { counted } from "./words.js";
+import { counted, known } from "./words.js";
 
 const KEY = "fedemu-token";
 
@@ -38,13 +38,15 @@ export class Breaking {
   }
 
   able() {
-    const token = Boolean(this.parts.token.value.trim()), count = this.devices().length, alive = Boolean(this.run.status.coordinator);
+    const token = Boolean(this.parts.token.value.trim()), count = this.devices().length;
+    // 0 is a coordinator that is at work elsewhere: nothing of it can be broken here, and it is not to be resumed.
+    const { coordinator } = this.run.status, here = Boolean(coordinator);
     this.parts.chosencount.textContent = count ? `${counted(count, "device")} selected` : "none selected";
     for (const button of this.parts.breaking.querySelectorAll("[data-action]")) {
       const needsDevices = ["kill", "freeze", "release"].includes(button.dataset.action);
-      button.disabled = !token || !alive || (needsDevices && !count);
+      button.disabled = !token || !here || (needsDevices && !count);
     }
-    this.parts.resume.disabled = !token || alive;
+    this.parts.resume.disabled = !token || known(coordinator);
   }
 
   say(text, bad) {

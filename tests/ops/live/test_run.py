@@ -12,7 +12,7 @@ import pytest
 
 from fedemu.ops.live.run import LiveRun
 from fedemu.ops.live.stream import Stream
-from fedemu.ops.results.holder import holder_of
+from fedemu.ops.results.holder import UNNAMED, holder_of
 from fedemu.ops.watching.feed import FLEET, LIVE, States, is_watched
 from fedemu.protocol.errors import ConfigurationError
 
@@ -133,6 +133,18 @@ def test_the_account_of_the_process_that_holds_the_lock_is_believed(made: Any) -
         )
         holder.kill()
     assert news(run)["status"]["state"] == "stopped"
+
+
+def test_a_coordinator_without_a_number_here_is_at_work(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is in another container. Its account is believed while it is fresh, and no process is looked for."""
+    monkeypatch.setattr("fedemu.ops.live.run.holder_of", lambda path: UNNAMED)
+    run = LiveRun(0, made.directory, Told())
+    assert news(run)["status"]["state"] == "waiting"
+    account = {"pid": 7, "ask": {"ask": "1.0.0"}}
+    (made.directory / LIVE / FLEET).write_bytes(json.dumps(account).encode() + b"\n" + bytes([States.TRAINING] * 12))
+    status = news(run)["status"]
+    assert (status["state"], status["ask"], status["coordinator"]) == ("running", {"ask": "1.0.0"}, UNNAMED)
+    assert run.machine.counts()["coordinator"] == 0
 
 
 def test_few_changes_are_sent_one_by_one_and_many_all_at_once(made: Any) -> None:

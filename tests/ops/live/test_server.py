@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from fedemu.ops.live.server import MOST_VIEWERS, Page
+from fedemu.ops.results.holder import UNNAMED
 
 TOKEN = "0123456789abcdef"
 
@@ -141,6 +142,24 @@ async def test_a_button_needs_the_token_and_something_to_break(
             assert said in (await answer.json())["error"]
         async with session.get("/api/runs/0/break", headers=headers) as answer:
             assert answer.status == 405
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        ("kill_coordinator", "the coordinator is in another container or on another machine; kill it there"),
+        ("kill_supervisor", "no supervisor of this run is on this machine now"),
+        ("resume", "the run goes on already"),
+    ],
+)
+async def test_a_coordinator_that_is_elsewhere_is_neither_killed_nor_resumed(
+    made: Any, monkeypatch: pytest.MonkeyPatch, action: str, said: str
+) -> None:
+    monkeypatch.setattr("fedemu.ops.live.run.holder_of", lambda path: UNNAMED)
+    async with served(made.directory) as (session, _):
+        button = {"json": {"action": action}, "headers": {"X-Fedemu-Token": TOKEN}}
+        async with session.post("/api/runs/0/break", **button) as answer:
+            assert (answer.status, await answer.json()) == (409, {"error": said})
 
 
 async def test_more_viewers_than_the_limit_are_told_so(made: Any) -> None:

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fedemu.ops.experiment import Experiment
+from fedemu.ops.results import listing
+from fedemu.ops.results.holder import UNNAMED
 from fedemu.ops.results.listing import find, listed
 
 DIGEST = "ab" * 32
@@ -82,6 +86,11 @@ def test_a_run_with_a_coordinator_at_work_is_running(tmp_path: Path) -> None:
         found = listed(directory)
         holder.communicate("")
     assert (found.state, found.rounds, found.accuracy) == ("running", 2, 0.5)
+
+
+def test_a_run_whose_coordinator_has_no_number_here_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "holder_of", lambda path: UNNAMED)
+    assert listed(run(tmp_path / "a", 2)).state == "running"
 
 
 def test_damaged_runs_are_listed_as_damaged(tmp_path: Path) -> None:
