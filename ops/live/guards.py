@@ -10,6 +10,8 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 TOKEN_HEADER: Final = "X-Fedemu-Token"
+HTTP_PORT: Final = 80
+"""The port that browsers leave out in the name of a host."""
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -27,7 +29,8 @@ def guard(port: int) -> Middleware:
 
     A page of a stranger whose host name was pointed at the loopback names that host, and gets nothing.
     """
-    hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
+    names = {"127.0.0.1", "localhost"}
+    hosts = {f"{name}:{port}" for name in names} | (names if port == HTTP_PORT else set())
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
