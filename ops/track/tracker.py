@@ -45,8 +45,9 @@ class Ended:
 class Tracker(Protocol):
     """Is told of one run, from a process of its own. Whatever it does, the run is not disturbed.
 
-    ``begin`` comes first and ``close`` last. A run that is interrupted has no ``ended``. When it is resumed, there is a
-    new tracker, whose ``begin`` has the ``memory`` of the one before.
+    ``begin`` comes first and ``close`` last. A run that is interrupted is told as ``ended``, too, with the outcome
+    interrupted, and one that is killed is not. When a run is resumed, there is a new tracker, whose ``begin`` has what
+    the one before was ``told`` and its ``memory``.
     """
 
     def begin(self, run: Tracked) -> Memory:
@@ -62,7 +63,7 @@ class Tracker(Protocol):
         ...
 
     def ended(self, end: Ended) -> None:
-        """The run is over. It is told again if the run was resumed with more rounds."""
+        """The run is over, or was interrupted. It is told again at the next end if the run is resumed."""
         ...
 
     def close(self) -> None:

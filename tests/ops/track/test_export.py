@@ -59,8 +59,8 @@ def add_rows(directory: Path, first: int, last: int) -> None:
         file.write("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def finish(directory: Path, rounds: int) -> None:
-    summary = {"outcome": "completed", "rounds": rounds, "model_digest": "d" * 64}
+def finish(directory: Path, rounds: int, outcome: str = "completed") -> None:
+    summary = {"outcome": outcome, "rounds": rounds, "model_digest": "d" * 64}
     (directory / "summary.json").write_text(json.dumps(summary))
 
 
@@ -105,6 +105,27 @@ def test_a_tracker_of_ones_own_is_told_everything_once_however_often_the_run_goe
         {"close": True},
         {"begin": 3, "memory": {"times": 2}, **begin},
         {"close": True},
+    ]
+
+
+def test_an_interrupted_run_is_told_as_ended_and_again_when_it_has_gone_on(run: Path, own: str) -> None:
+    finish(run, 2, "interrupted")
+    out = export(run, own)
+    (run / "summary.json").unlink()  # so does the run when it goes on
+    add_rows(run, 3, 3)
+    export(run, own)  # it was killed
+    finish(run, 3)
+    export(run, own)
+    lines = [(line.get("begin"), line.get("round"), line.get("outcome")) for line in told(out) if "close" not in line]
+    assert lines == [
+        (0, None, None),
+        (None, 1, None),
+        (None, 2, None),
+        (None, None, "interrupted"),
+        (2, None, None),
+        (None, 3, None),
+        (3, None, None),
+        (None, None, "completed"),
     ]
 
 
