@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedemu.coordinator.record.json_lines import read_object
 from fedemu.coordinator.record.run import Run, read_run
 from fedemu.ops.compare.replay_label import NAMED, replay_label
 from fedemu.ops.compare.settings import TEST_DATA, differing, most_common, short_name, usual
 from fedemu.ops.experiment import Experiment
 from fedemu.ops.results.words import Keys, Table, at, shown
 from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.host.named import SHOWN
 
 _NOT_SCIENCE = ("name", "seed", "diagnose")
 """Experiments that differ only in these settings count as one. What is measured in a run does not change the run."""
@@ -31,13 +33,15 @@ _NO_REPLAY = replay_label({})
 class Group:
     """The runs of one experiment, which differ in their seeds. ``experiment`` is empty without a ``config.toml``.
 
-    ``place`` is the folder that was named for the comparison: the run directory, or the folder that holds it.
+    ``place`` is the folder that was named for the comparison: the run directory, or the folder that holds it. ``code``
+    are the digests of the code that the experiment names, by module and file.
     """
 
     place: Path
     experiment: Table
     runs: tuple[Run, ...]
     seeds: tuple[int | None, ...]
+    code: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_runs(path: Path) -> list[Path]:
@@ -60,32 +64,30 @@ def is_run(path: Path) -> bool:
 def grouped(paths: Iterable[Path]) -> tuple[list[Group], list[str]]:
     """The runs of all ``paths`` by experiment, in the order of their first run, and warnings as sentences.
 
-    If there are several runs of one experiment and seed, the one that got furthest counts, or the first of those.
+    Runs with other code are another experiment. A run that tells of no code goes with the first one that does. If there
+    are several runs of one experiment and seed, the one that got furthest counts, or the first of those.
     """
-    by_experiment: dict[str, dict[int | None, _Found]] = {}
-    seen: set[Path] = set()
+    every = list(_each(paths))
+    usual_code = {found.key: found.code for found in reversed(every) if found.code}
+    by_experiment: dict[tuple[str, str], dict[int | None, _Found]] = {}
     warnings = []
-    for place in paths:
-        for directory in find_runs(place):
-            if directory.resolve() in seen:
-                continue
-            seen.add(directory.resolve())
-            found = _read(directory, place)
-            alike = by_experiment.setdefault(found.key, {})
-            twin = alike.get(found.seed)
-            kept, left_out = (found, twin) if twin is None or found.reached > twin.reached else (twin, found)
-            alike[found.seed] = kept
-            if left_out is not None:
-                got = ", which got further" if kept is found else ""
-                warnings.append(
-                    f"{left_out.run.path} is left out: it is the same experiment and seed as {kept.run.path}{got}"
-                )
+    for found in every:
+        code = found.code or usual_code.get(found.key, {})
+        alike = by_experiment.setdefault((found.key, json.dumps(code, sort_keys=True)), {})
+        twin = alike.get(found.seed)
+        kept, left_out = (found, twin) if twin is None or found.reached > twin.reached else (twin, found)
+        alike[found.seed] = kept
+        if left_out is not None:
+            got = ", which got further" if kept is found else ""
+            warnings.append(
+                f"{left_out.run.path} is left out: it is the same experiment and seed as {kept.run.path}{got}"
+            )
     groups = [
-        Group(first.place, first.experiment, tuple(one.run for one in alike.values()), tuple(alike))
-        for alike in by_experiment.values()
+        Group(first.place, first.experiment, tuple(one.run for one in alike.values()), tuple(alike), json.loads(code))
+        for (_, code), alike in by_experiment.items()
         for first in [next(iter(alike.values()))]
     ]
-    return groups, warnings + _incomparable(groups)
+    return groups, warnings + _incomparable(groups) + _other_code(groups)
 
 
 def labels(groups: Sequence[Group]) -> list[str]:
@@ -110,22 +112,36 @@ def labels(groups: Sequence[Group]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Found:
-    """A run, where it was found, and its experiment with all defaults, but without the settings ``_NOT_SCIENCE``."""
+    """A run, where it was found, and its experiment with all defaults, but without the settings ``_NOT_SCIENCE``.
+
+    ``code`` is empty if the experiment names none, or if it is not known (yet).
+    """
 
     run: Run
     place: Path
     experiment: Table
     seed: int | None
+    code: Mapping[str, str]
 
     @property
     def key(self) -> str:
-        """A text that is the same for all runs of one experiment. A run without a known experiment has its own."""
+        """A text that is the same for all runs with the same settings. A run without a known experiment has its own."""
         return json.dumps(self.experiment, sort_keys=True) if self.experiment else str(self.run.path)
 
     @property
     def reached(self) -> tuple[bool, int]:
         """How far the run got: whether it was completed, and its rounds."""
         return (self.run.summary or {}).get("outcome") == "completed", len(self.run.rows)
+
+
+def _each(paths: Iterable[Path]) -> Iterator[_Found]:
+    """The runs of all ``paths``, each once."""
+    seen: set[Path] = set()
+    for place in paths:
+        for directory in find_runs(place):
+            if directory.resolve() not in seen:
+                seen.add(directory.resolve())
+                yield _read(directory, place)
 
 
 def _read(directory: Path, place: Path) -> _Found:
@@ -138,7 +154,14 @@ def _read(directory: Path, place: Path) -> _Found:
         with contextlib.suppress(ConfigurationError):  # another version has frozen it; the table is compared as it is
             table = Experiment.parse(table).table()
     experiment = {key: value for key, value in table.items() if key not in _NOT_SCIENCE}
-    return _Found(run, place, experiment, table.get("seed"))
+    return _Found(run, place, experiment, table.get("seed"), _code(directory / "code.json"))
+
+
+def _code(path: Path) -> dict[str, str]:
+    """The digests of a run's code. Empty if there is no such file, or if it is damaged: no figure depends on it."""
+    with contextlib.suppress(OSError, ConfigurationError):
+        return {name: str(digest) for name, digest in read_object(path.read_bytes(), path).items()}
+    return {}
 
 
 def _incomparable(groups: Sequence[Group]) -> list[str]:
@@ -149,6 +172,21 @@ def _incomparable(groups: Sequence[Group]) -> list[str]:
             what = ".".join(keys)
             warnings.append(f"the runs differ in {what} ({', '.join(values)}), so their accuracies do not compare")
     return warnings
+
+
+def _other_code(groups: Sequence[Group]) -> list[str]:
+    """A warning for each module and file whose source was not the same for all runs."""
+    places: dict[str, dict[str, Path]] = {}
+    for group in groups:
+        for place, digest in group.code.items():
+            places.setdefault(place, {}).setdefault(digest, group.runs[0].path)
+    return [
+        f"the runs differ in the code of {place} "
+        f"({', '.join(f'digest {digest[:SHOWN]}... in {path}' for digest, path in digests.items())}), "
+        "so those of one experiment are rows of their own"
+        for place, digests in places.items()
+        if len(digests) > 1
+    ]
 
 
 def _label(group: Group, tables: Sequence[Table], differ: set[Keys]) -> str:

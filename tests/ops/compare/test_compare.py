@@ -199,6 +199,38 @@ def test_a_run_without_a_configuration_is_a_row_of_its_own_named_by_its_folder(t
     assert labels(compare([tmp_path])) == ["old", "older"]
 
 
+def with_code(run: Path, digest: str) -> Path:
+    """The run, whose model's code has this digest."""
+    (run / "code.json").write_text(json.dumps({"net.py": digest}))
+    return run
+
+
+def test_runs_with_other_code_are_rows_of_their_own_and_a_warning_names_it(tmp_path: Path) -> None:
+    model = {"name": "net.py:net"}
+    old, new = "a" * 64, "b" * 64
+    begun = with_code(write_run(tmp_path / "begun", [0.25], seed=0, model=model), old)
+    same = with_code(write_run(tmp_path / "same", [0.25], seed=1, model=model), old)
+    mended = with_code(write_run(tmp_path / "mended", [0.5], seed=0, model=model), new)
+    comparison = compare([begun, mended, same])
+    assert [[run.path for run in entry.runs] for entry in comparison.entries] == [[begun, same], [mended]]
+    assert len(set(labels(comparison))) == 2
+    assert comparison.warnings == (
+        f"the runs differ in the code of net.py (digest {old[:12]}... in {begun}, digest {new[:12]}... in {mended}), "
+        "so those of one experiment are rows of their own",
+    )
+
+
+@pytest.mark.parametrize("damage", [None, "[]", "{"])
+def test_a_run_that_tells_of_no_code_goes_with_the_first_that_does(tmp_path: Path, damage: str | None) -> None:
+    model = {"name": "net.py:net"}
+    claimed = write_run(tmp_path / "claimed", [], outcome=None, seed=0, model=model)
+    if damage is not None:
+        (claimed / "code.json").write_text(damage)
+    begun = with_code(write_run(tmp_path / "begun", [0.5], seed=1, model=model), "a" * 64)
+    comparison = compare([claimed, begun])
+    assert (comparison.entries[0].seeds, comparison.warnings) == ((0, 1), ())
+
+
 def test_seeds_are_found_in_counting_order(tmp_path: Path) -> None:
     for seed in (10, 2):
         write_run(tmp_path / f"seed-{seed}", [0.5], seed=seed)
