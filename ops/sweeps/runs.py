@@ -135,13 +135,8 @@ def is_over(directory: Path) -> bool:
 
 
 def require_same(directory: Path, wanted: Experiment) -> None:
-    """Raise ConfigurationError if a run has begun here as another experiment. It may get more rounds.
-
-    A folder that a killed process has made, and in which no run has begun, is removed.
-    """
+    """Raise ConfigurationError if a run has begun here as another experiment. It may get more rounds."""
     if not (directory / CONFIG_FILE).is_file():
-        if directory.is_dir() and all(one.name.startswith((".", CONFIG_FILE)) for one in directory.iterdir()):
-            shutil.rmtree(directory, ignore_errors=True)
         return
     try:
         frozen = read_frozen(directory)
@@ -167,11 +162,23 @@ class _Running:
 def _start(directory: Path, planned: Planned, command: Command) -> _Running:
     """Start a run. Its lines for people go to the file ``seed-N.log`` beside its directory."""
     directory.parent.mkdir(parents=True, exist_ok=True)
+    _clear(directory)
     with _log_of(directory).open("wb") as log:
         process = subprocess.Popen(
             command(directory, planned), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     return _Running(planned, process, time.monotonic())
+
+
+def _clear(directory: Path) -> None:
+    """Remove the folder of a run if a killed process has made it, and no run has begun there.
+
+    Only who holds the folder of the sweep may do so: a folder looks the same while another sweep's run is claiming it.
+    """
+    if not directory.is_dir() or (directory / CONFIG_FILE).is_file():
+        return
+    if all(one.name.startswith((".", CONFIG_FILE)) for one in directory.iterdir()):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _log_of(directory: Path) -> Path:

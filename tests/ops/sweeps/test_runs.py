@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fedemu.ops.sweeps.plan import Planned, load_sweep, planned
-from fedemu.ops.sweeps.runs import is_over
-from fedemu.ops.sweeps.sweep import run_sweep
+from fedemu.ops.sweeps.runs import Progress, is_over, play
+from fedemu.ops.sweeps.sweep import loaded, prepare, run_sweep
 from fedemu.ops.sweeps.table import others_in_table, write_table
 
 pytestmark = pytest.mark.timeout(600)
@@ -90,6 +90,24 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path, capsys: p
     assert "1 of 2: part/bad/seed-1" in said
     assert "failed: no quorum" in said
     assert "2 of 2: part/good/seed-1" in said
+
+
+def test_a_folder_in_which_no_run_has_begun_is_removed_when_its_run_starts_and_not_before(tmp_path: Path) -> None:
+    """Before, the folder of the sweep is not held, and it may be that of another sweep's run."""
+    run = Planned("part", "digits-small", 1, ())
+    claimed = tmp_path / run.folder
+    claimed.mkdir(parents=True)
+    (claimed / ".lock").touch()
+    prepare(tmp_path, loaded([run]))
+    assert claimed.is_dir()
+    there = []
+
+    def command(directory: Path, planned: Planned) -> list[str]:
+        there.append(directory.exists())
+        return [sys.executable, "-c", ""]
+
+    assert play(tmp_path, [run], Progress([run], 1), command) == []
+    assert there == [False]
 
 
 def test_an_interrupt_stops_the_runs_and_says_how_to_go_on(tmp_path: Path) -> None:
