@@ -31,6 +31,7 @@ from fedemu.protocol.host.files import write_whole
 from fedemu.protocol.host.private import private_folder
 
 MOST_RESTARTS: Final = 5
+"""How often a supervisor that is killed is started again at its place, and a place that can't begin on a node."""
 
 
 @dataclass(frozen=True, kw_only=True)

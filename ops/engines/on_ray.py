@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from fedemu.ops.data.apart import entry_here
 from fedemu.ops.data.cache import read
-from fedemu.ops.engines.actor import Handed, Place, Report
+from fedemu.ops.engines.actor import MOST_RESTARTS, Handed, Place, Report
 from fedemu.ops.engines.nodes import settle
 from fedemu.ops.engines.places import share
 from fedemu.ops.engines.sending import SentFile, offer
@@ -134,6 +134,8 @@ class RayFleet:
         self._at: dict[int, str | None] = dict.fromkeys(self._handed)
         self._heard: dict[int, float] = {}
         self._codes: dict[int, int] = {}
+        self._silent: dict[int, int] = dict.fromkeys(self._handed, 0)
+        """How often the actor of each place has died since the place was heard of."""
         self._sending: set[int] = set()
         """The places to which data are on the way."""
 
@@ -203,8 +205,8 @@ class RayFleet:
             try:
                 self._note(place, ray.get(reference))
                 self._heard[place] = now
-            except ray.exceptions.RayActorError:
-                self._lose(place)
+            except ray.exceptions.RayActorError as error:
+                self._lose(place, _cause(str(error)))
         for place in [*self._asked]:
             if self._at[place] not in living and now > self._heard[place] + LOST_SECONDS:
                 self._lose(place)
@@ -219,13 +221,21 @@ class RayFleet:
         say(f"place {place} has no copy of the data; {size} are sent to it")
         self._actors[place].take_data.remote(self._files)
 
-    def _lose(self, place: int) -> None:
-        say(f"place {place} is lost with its node, or its process")
+    def _lose(self, place: int, cause: str = "") -> None:
+        """Note that a place is nowhere. Raises FedemuError if its actor died again and again before it was heard of."""
+        say(f"place {place} is lost with its node, or its process{f' ({cause})' if cause else ''}")
         self._at[place] = None
         del self._asked[place]
+        self._silent[place] += bool(cause)
+        if self._silent[place] > MOST_RESTARTS:
+            raise FedemuError(
+                f"place {place} was lost {self._silent[place]} times before it was heard of ({cause}); mend its node, "
+                "and go on with --resume"
+            )
 
     def _note(self, place: int, report: Report) -> None:
         """Remember what a place says, and ask it again unless it has ended."""
+        self._silent[place] = 0
         if report.leases and report.leases != self._handed[place].leases:
             self._handed[place] = replace(self._handed[place], leases=report.leases, packed=b"")
             leases = {place: handed.leases for place, handed in self._handed.items()}
@@ -262,6 +272,12 @@ def bundle(nodes: Sequence[dict[str, Any]], device_type: str, trainers: int = 0)
         raise ConfigurationError(f"--trainers {trainers} is more than the cores of a node of the Ray cluster ({cores})")
     kept = {"CPU": float(min(trainers or cores, cores))}
     return kept | ({"GPU": float(gpus)} if gpus else {})
+
+
+def _cause(error: str) -> str:
+    """Why an actor is dead, in what Ray says of it: the line of the reason, or the last line of a traceback."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()] or ["Ray tells no reason"]
+    return next((line for line in lines if line.startswith("The actor is dead because")), lines[-1])[:200]
 
 
 def _pair(keys: Path, place: int) -> dict[str, str]:

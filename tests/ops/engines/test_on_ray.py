@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,10 @@ import pytest
 from fedemu.coordinator.record.json_lines import read_lines
 from fedemu.coordinator.record.row import read_rows
 from fedemu.ops.data.corpora import open_corpus
+from fedemu.ops.engines import on_ray
+from fedemu.ops.engines.actor import MOST_RESTARTS, Handed, Report
 from fedemu.ops.engines.nodes import settle
-from fedemu.ops.engines.on_ray import bundle
+from fedemu.ops.engines.on_ray import RayFleet, bundle
 from fedemu.ops.engines.sending import folder_of
 from fedemu.ops.experiment.sources import load_experiment
 from fedemu.ops.keys.store import KeyFolder
@@ -28,7 +31,7 @@ from fedemu.ops.running.folder import claim
 from fedemu.ops.running.together import run_together
 from fedemu.ops.stress.fleet import finished_rounds
 from fedemu.ops.stress.replay import STEADY
-from fedemu.protocol.errors import ConfigurationError
+from fedemu.protocol.errors import ConfigurationError, FedemuError
 
 SMALL = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
 LONGEST_SECONDS = 600.0
@@ -60,6 +63,69 @@ def test_a_place_takes_the_cores_and_gpus_that_every_node_has_and_no_more_cores_
         bundle(nodes, "cpu", trainers=5)
     with pytest.raises(ConfigurationError, match="not every node of the Ray cluster has a GPU"):
         bundle([*nodes, {"Resources": {"CPU": 4.0}}], "cuda")
+
+
+DIED_IN_INIT = """The actor died because of an error raised in its creation task, ray::Place.__init__() (pid=7)
+  File "actor.py", line 83, in __init__
+    self._logs.mkdir(parents=True, exist_ok=True)
+OSError: [Errno 28] No space left on device: '/tmp/fedemu-0'
+"""
+DIED_WITH_ITS_NODE = """The actor died unexpectedly before finishing this task.
+	class_name: Place
+The actor is dead because its node has died.
+The actor never ran - it was cancelled before it started running.
+"""
+
+
+class Lonely(RayFleet):
+    """A fleet of one place. What Ray says of its actor is given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedemu[ray]'")
+        self._patch = monkeypatch
+        self._handed = {0: Handed(place=0, count=1, run="run", runtime={}, keys={}, experiment=b"", data="", leases={})}
+        self._at, self._asked, self._heard, self._silent, self._codes = {0: "a"}, {0: "report"}, {0: 0.0}, {0: 0}, {}
+        monkeypatch.setattr(self._ray, "wait", lambda references, **_: (references, []))
+        monkeypatch.setattr(on_ray, "LOOK_SECONDS", 0.0)
+
+    def hear(self, answer: Report | str) -> None:
+        """Put the place on its node, and look: it reports, or its actor is dead with these words."""
+
+        def get(reference: str) -> Report:
+            if isinstance(answer, Report):
+                return answer
+            raise self._ray.exceptions.RayActorError(error_msg=answer)
+
+        self._at[0], self._asked[0] = "a", "report"
+        self._actors = {0: SimpleNamespace(report=SimpleNamespace(remote=lambda: "report"))}
+        self._patch.setattr(self._ray, "get", get)
+        self._look(["a"])
+
+
+def test_a_place_that_can_never_begin_ends_the_run_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = Lonely(monkeypatch)
+    for _ in range(MOST_RESTARTS):
+        fleet.hear(DIED_IN_INIT)
+    assert capsys.readouterr().err.count("(OSError: [Errno 28] No space left on device: ") == MOST_RESTARTS
+    with pytest.raises(
+        FedemuError, match=r"place 0 was lost 6 times before it was heard of \(OSError: .* No space left"
+    ):
+        fleet.hear(DIED_IN_INIT)
+
+
+def test_a_place_that_is_lost_now_and_then_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = Lonely(monkeypatch)
+    for _ in range(2 * MOST_RESTARTS):
+        fleet.hear(DIED_WITH_ITS_NODE)
+        fleet.hear(Report(node="a", pid=7, code=None, leases={}, restarts=0, words=""))
+    assert (
+        "place 0 is lost with its node, or its process (The actor is dead because its node has died.)"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.fixture(scope="module")
