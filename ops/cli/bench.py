@@ -76,7 +76,7 @@ def bench(
     """Measure this machine's fleet, wire, training, aggregation and the whole system, each beside its floor.
 
     A floor is the least that the same work can cost. The work of fedemu and its floor are measured in turns, in the
-    same run. On a busy machine look at the ratio of CPU times. All subjects together take about five minutes.
+    same run. On a busy machine look at the ratio of CPU times. All subjects together take about seven minutes.
     """
     for name in subjects or ():
         if name not in (*SUBJECTS, *STUDIES):
