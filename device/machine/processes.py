@@ -155,6 +155,11 @@ class DeviceProcesses:
 
     async def prepare(self) -> None:
         """Start the zygote and wait until it can fork. Raises ConfigurationError if it cannot."""
+        await self._begin()
+        await self._ready
+
+    async def _begin(self) -> None:
+        """Start the zygote."""
         zygote, self._first_zygote = self._first_zygote, None
         if zygote is None:
             zygote = await Zygote.start(self._environment)
@@ -162,7 +167,6 @@ class DeviceProcesses:
         reader, self._writer = await asyncio.open_connection(sock=zygote.ours)
         self._writer.write(pack_message(self._setup))
         self._following = self._loop.create_task(self._follow(reader))
-        await self._ready
 
     def launch(self) -> None:
         """Have the zygote fork all processes."""
@@ -245,7 +249,15 @@ class DeviceProcesses:
         assert self._zygote is not None
         code = await self._zygote.wait()
         if not self._ready.done():
-            self._fail(ConfigurationError(f"No device process can be started: the zygote ended with code {code}."))
+            self._zygote_failures += 1
+            if code >= 0 or self._zygote_failures >= MOST_FAILURES:
+                self._fail(ConfigurationError(f"No device process can be started: the zygote ended with code {code}."))
+                return
+            log.warning("the zygote was killed by signal %d before it was ready; starting it again", -code)
+            self._observer.restarted("zygote")
+            if self._writer is not None:
+                self._writer.close()
+            await self._begin()
             return
         joined = any(process.joined for process in self._processes)
         fruitful = joined or self._loop.time() >= self._born + SHORT_SECONDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from fedemu.device.bus import TO_SUPERVISOR, Attach, Quit
+from fedemu.device.machine import processes
 from fedemu.device.machine.lease import LIFE_BITS
 from fedemu.device.machine.observer import Silent
 from fedemu.device.machine.processes import DeviceProcesses
@@ -87,10 +89,10 @@ async def nursery(
 
     yield make
     for nursery in made:
-        processes = family()
+        members = family()
         await nursery.processes.stop(None, 0.0)
         nursery.network.close()
-        _, alive = psutil.wait_procs(processes, timeout=5)
+        _, alive = psutil.wait_procs(members, timeout=5)
         assert alive == []
 
 
@@ -145,6 +147,30 @@ async def test_no_process_outlives_a_killed_zygote_and_all_are_started_again(
     assert sorted(device for device, _ in place.deaths) == list(range(DEVICES))
 
 
+async def test_a_zygote_that_is_killed_while_it_starts_is_started_again(
+    nursery: Callable[..., Nursery], until: Until
+) -> None:
+    place = nursery()
+    ready = asyncio.ensure_future(place.processes.prepare())
+    killed: int | None = None
+    for _ in range(2):
+        await until(lambda killed=killed: place.processes.zygote not in (None, killed), "a zygote")
+        killed = place.processes.zygote
+        os.kill(killed, signal.SIGKILL)
+    await ready
+    place.processes.launch()
+    await until(lambda: len(place.attached) == DEVICES, "attachment of all")
+    assert place.failures == []
+
+
+async def test_a_zygote_that_is_always_killed_is_given_up(
+    nursery: Callable[..., Nursery], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "COMMAND", ("-c", "import os; os.kill(os.getpid(), 9)"))
+    with pytest.raises(ConfigurationError, match="No device process can be started: the zygote ended with code -9"):
+        await nursery().processes.prepare()
+
+
 async def test_a_process_that_is_about_to_be_started_again_has_one_next_life_if_the_zygote_dies_meanwhile(
     nursery: Callable[..., Nursery], until: Until
 ) -> None:
@@ -168,10 +194,10 @@ async def test_everything_ends_when_the_pipe_closes(
     await place.processes.prepare()
     place.processes.launch()
     await until(lambda: len(place.attached) == DEVICES, "attachment of all")
-    processes = family()
-    assert len(processes) == DEVICES + 1
+    members = family()
+    assert len(members) == DEVICES + 1
     await place.processes.stop(None, 0.0)
-    _, alive = psutil.wait_procs(processes, timeout=5)
+    _, alive = psutil.wait_procs(members, timeout=5)
     assert alive == []
 
 
