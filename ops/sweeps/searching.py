@@ -23,13 +23,15 @@ from fedemu.protocol.errors import FedemuError
 def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int | None, resume: str) -> int:
     """Run trials until there are so many, then compare them all and tell the best. Returns the exit code.
 
-    ``part`` is the experiment with its seeds. A trial of which a run fails or diverges has no result.
+    ``part`` is the experiment with its seeds. A trial of which a run diverges has no result. One of which a run fails
+    stays open and ends the search, and the next call tries it again.
     """
     failed: list[Failed] = []
+    unsettled: list[Planned] = []
     seeds = len(part.seeds)
     try:
         with held(folder):
-            while batch := study.batch(trials):
+            while not failed and (batch := study.batch(trials)):
                 of_trials = {number: _runs(part, number, choices) for number, choices in batch}
                 runs = [run for found in of_trials.values() for run in found]
                 experiments = loaded(runs)
@@ -43,12 +45,16 @@ def run_search(folder: Path, part: Part, study: Study, trials: int, at_once: int
                 progress = Progress(left, at_once, later=max(0, trials - over - len(batch)) * seeds)
                 decode_first(experiments[run.folder][0] for run in left)
                 await_left([folder / run.folder for run in left])
-                failed += play(folder, left, progress)
+                failed = play(folder, left, progress)
+                of_failed = {one.planned.folder for one in failed}
                 for number, found in of_trials.items():
-                    study.tell(number, [_value(folder / run.folder, study.figure) for run in found])
+                    if of_failed.isdisjoint(run.folder for run in found):
+                        study.tell(number, [_value(folder / run.folder, study.figure) for run in found])
+                    else:
+                        unsettled += found
             _tell_best(part, study)
             every = [run for number, choices, _ in study.over() for run in _runs(part, number, choices)]
-            return finish(folder, every, failed)
+            return finish(folder, [*every, *unsettled], failed)
     except KeyboardInterrupt:
         say(f"search interrupted; go on with what is left by\n{resume}")
         return INTERRUPTED
@@ -85,7 +91,7 @@ def _value(directory: Path, figure: str) -> float | None:
 def _tell_best(part: Part, study: Study) -> None:
     over = study.over()
     if not over or over[0][2] is None:
-        say(f"none of {counted(len(over), 'trial')} has a result")
+        say(f"none of {counted(len(over), 'trial')} has a result" if over else "no trial has a result yet")
         return
     number, choices, value = over[0]
     words = ["fedemu", "run", part.experiments[0]]

@@ -1,0 +1,80 @@
+"""Searches as they are run: what becomes of trials whose runs fail or diverge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fedemu.ops.sweeps import searching
+from fedemu.ops.sweeps.plan import Part, Planned
+from fedemu.ops.sweeps.runs import Failed
+from fedemu.ops.sweeps.search import BATCH, Study, parse_space
+from fedemu.ops.sweeps.searching import run_search
+
+PART = Part.model_construct(
+    name="", experiments=["digits-small"], presets=[], methods=[], grid={}, seeds=[1, 2], set=[]
+)
+
+
+class Fleet:
+    """Stands in for the runs: those in ``fails`` fail, and all others have the result ``value``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fails: set[str] = set()
+        self.value: float | None = 0.5
+        self.played: list[str] = []
+        self.finished: list[str] = []
+        monkeypatch.setattr(searching, "play", self._play)
+        monkeypatch.setattr(searching, "finish", self._finish)
+        monkeypatch.setattr(searching, "_value", lambda directory, figure: self.value)
+
+    def _play(self, folder: Path, runs: Sequence[Planned], progress: object) -> list[Failed]:
+        self.played = [_place(run) for run in runs]
+        return [Failed(run, 3, "no quorum") for run in runs if _place(run) in self.fails]
+
+    def _finish(self, folder: Path, runs: Sequence[Planned], failed: Sequence[Failed]) -> int:
+        self.finished = [_place(run) for run in runs]
+        return failed[0].code if failed else 0
+
+
+def _place(run: Planned) -> str:
+    """The number of a trial and its seed, as in ``001/seed-1``."""
+    return f"{run.name.removeprefix('trial-')[:3]}/{run.folder.name}"
+
+
+def search(folder: Path, trials: int) -> tuple[int, Study]:
+    study = Study(folder, parse_space(["local.lr=0.1..1"]), "final_accuracy", seed=1)
+    return run_search(folder, PART, study, trials, 1, "again"), study
+
+
+def test_a_trial_with_a_run_that_failed_is_tried_again_before_others_are_proposed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(monkeypatch)
+    fleet.fails = {"002/seed-2"}
+    code, study = search(tmp_path, BATCH + 1)
+    assert code == 3
+    assert [number for number, _, _ in study.over()] == [0, 2, 3]
+    assert {"002/seed-1", "002/seed-2"} < set(fleet.finished)
+    assert len(fleet.finished) == 2 * BATCH
+
+    code, _ = search(tmp_path, BATCH + 1)
+    assert (code, fleet.played) == (3, ["002/seed-1", "002/seed-2"])
+
+    fleet.fails = set()
+    code, study = search(tmp_path, BATCH + 1)
+    assert (code, fleet.played) == (0, ["005/seed-1", "005/seed-2"])
+    assert [value for _, _, value in study.over()] == [0.5] * (BATCH + 1)
+
+
+def test_a_trial_that_diverges_has_no_result_and_the_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = Fleet(monkeypatch)
+    fleet.value = None
+    code, study = search(tmp_path, BATCH + 1)
+    assert code == 0
+    assert [value for _, _, value in study.over()] == [None] * (BATCH + 1)
+    assert "none of 5 trials has a result" in capsys.readouterr().err
