@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -16,7 +16,7 @@ from fedemu.protocol.errors import ConfigurationError
 Choice = tuple[str, Any]
 """A key of a setting, such as ``local.lr``, and the value that one run has there."""
 
-_KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _PAIRS = {"[": "]", "{": "}", '"': '"', "'": "'"}
 _LONGEST = 40
 """Letters of a value in the name of a folder."""
@@ -31,16 +31,25 @@ def parse_grid(options: Sequence[str]) -> dict[str, list[Any]]:
     for option in options:
         key, equals, text = option.partition("=")
         key = key.strip()
-        if not equals or not _KEY.fullmatch(key):
+        if not equals or not KEY.fullmatch(key):
             raise ConfigurationError(f'--grid "{option}" is no grid; write KEY=VALUE,VALUE as in local.lr=0.01,0.1')
-        if key == "seed":
-            raise ConfigurationError(f"--grid {option} varies the seed; write --seeds {text.strip()}")
-        if key.split(".")[0] == "runtime":
-            raise ConfigurationError(f"--grid {option} varies a setting of the machine, which changes no result")
-        if key in grid:
-            raise ConfigurationError(f"--grid {key} is there twice; write all its values after one --grid")
+        require_varied("--grid", key, text.strip(), grid)
         grid[key] = values_of(text, f"--grid {key}")
     return grid
+
+
+def require_varied(option: str, key: str, text: str, earlier: Container[str]) -> None:
+    """Raise ConfigurationError for a key that ``--grid`` and ``--search`` can't vary, or that is there twice.
+
+    ``option`` is one of these two, ``text`` the values that it gives to the key, and ``earlier`` the keys before it.
+    """
+    if key == "seed":
+        seeds = text.removesuffix(":log").replace("..", "-")
+        raise ConfigurationError(f"{option} {key}={text} varies the seed; write --seeds {seeds}")
+    if key.split(".")[0] == "runtime":
+        raise ConfigurationError(f"{option} {key}={text} varies a setting of the machine, which changes no result")
+    if key in earlier:
+        raise ConfigurationError(f"{option} {key} is there twice; write all its values after one {option}")
 
 
 def values_of(text: str, name: str) -> list[Any]:

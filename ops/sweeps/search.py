@@ -7,6 +7,7 @@ interruption changes what is proposed. No trial is ended early.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemu.ops.experiment.near import did_you_mean
-from fedemu.ops.sweeps.grid import Choice, values_of
+from fedemu.ops.sweeps.grid import KEY, Choice, require_varied, values_of
 from fedemu.protocol.errors import ConfigurationError
 
 STUDY = "study.sqlite3"
@@ -51,12 +52,11 @@ def parse_space(options: Sequence[str]) -> list[Space]:
     spaces: list[Space] = []
     for option in options:
         key, equals, text = (part.strip() for part in option.partition("="))
-        if not equals or not key or not text:
+        if not equals or not KEY.fullmatch(key) or not text:
             raise ConfigurationError(
                 f'--search "{option}" is no space; write KEY=LOW..HIGH, as in local.lr=0.001..1:log'
             )
-        if key in {space.key for space in spaces}:
-            raise ConfigurationError(f"--search {key} is there twice; write all its values after one --search")
+        require_varied("--search", key, text, {space.key for space in spaces})
         spaces.append(_space(key, text))
     return spaces
 
@@ -175,6 +175,10 @@ def _space(key: str, text: str) -> Space:
         low, high = float(found["low"]), float(found["high"])
     except ValueError:
         raise ConfigurationError(f"--search {key}={text} needs two numbers, as in 0.001..1") from None
+    if not math.isfinite(high - low):
+        raise ConfigurationError(
+            f"--search {key}={text} needs two finite numbers that are less than 1e308 apart, as in 0.001..1"
+        )
     if not low < high or (found["log"] and low <= 0):
         above = ", and the first above 0 with :log" if found["log"] else ""
         raise ConfigurationError(f"--search {key}={text}: the first number must be less than the second{above}")

@@ -115,6 +115,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
         ["sweep", "digits", "--out", "x", "--seeds", "0,1", "--set", "seed=3"],
         "--set seed is for one seed, and here are several; leave out --set seed",
     ),
+    (["sweep", "digits-small", "--out", "x", "--search", "local.lr=0.1..inf"], "needs two finite numbers"),
     (["sweep", "evidence"], "--out is missing; see fedemu sweep --help"),
 ]
 

@@ -84,6 +84,12 @@ def test_the_search_of_a_folder_stays_the_same(tmp_path: Path) -> None:
         ("local.lr=0..1:log", "the first above 0 with :log"),
         ("local.lr=a..b", "needs two numbers"),
         ("local.lr=0.1", "is no space; write LOW..HIGH"),
+        ("local.lr=0.1..inf", "needs two finite numbers that are less than 1e308 apart, as in 0.001..1"),
+        ("local.lr=nan..1", "needs two finite numbers"),
+        ("local.lr=-1e308..1e308", "needs two finite numbers"),
+        ("seed=0..9", "varies the seed; write --seeds 0-9"),
+        ("runtime.trainers=1..2", "changes no result"),
+        ("local lr=0..1", "is no space; write KEY=LOW..HIGH"),
     ],
 )
 def test_a_mistake_is_one_sentence(option: str, sentence: str) -> None:
