@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +247,8 @@ def _from_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 def toml_of(text: str, name: str) -> Any:
     """The TOML value that a text says. ``name`` is said in errors.
 
-    Text that is no TOML value is taken as text, unless it begins like a table, a list or a quotation.
+    Text that is no TOML value is taken as text, unless it begins like a table, a list or a quotation. So are dates and
+    times, which no setting takes.
     """
     try:
         parsed = tomllib.loads(f"value = {text}")
@@ -254,7 +256,7 @@ def toml_of(text: str, name: str) -> Any:
         if text[:1] in {"{", "[", '"', "'"}:
             raise ConfigurationError(f"{name} = {text} is not a TOML value; check its brackets and quotes") from None
         return text
-    return parsed["value"] if len(parsed) == 1 else text
+    return parsed["value"] if len(parsed) == 1 and not isinstance(parsed["value"], date | time) else text
 
 
 def _place(layer: dict[str, Any], keys: Sequence[str], value: Any, origin: str) -> None:

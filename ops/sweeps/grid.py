@@ -9,6 +9,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from fedemu.ops.experiment.mistakes import plain_table
 from fedemu.ops.experiment.sources import toml_of
 from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.protocol.errors import ConfigurationError
@@ -57,7 +58,7 @@ def values_of(text: str, name: str) -> list[Any]:
     parts = [part.strip() for part in _parted(text, name)]
     if "" in parts:
         raise ConfigurationError(f"{name}={text} lacks a value; write values with commas between them, as in 0.01,0.1")
-    values = [toml_of(part, name) for part in parts]
+    values = [plain_table({name: toml_of(part, name)})[name] for part in parts]
     told = [json.dumps(value, sort_keys=True, default=str) for value in values]
     if twice := next((part for part, said in zip(parts, told, strict=True) if told.count(said) > 1), None):
         raise ConfigurationError(f"{name}={text} names {twice} twice; name every value once")

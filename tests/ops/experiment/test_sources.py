@@ -96,6 +96,13 @@ def test_overrides_take_toml_values_and_bare_words() -> None:
     assert experiment.algorithm.options == {"mu": 1}
 
 
+def test_a_date_in_an_override_or_a_variable_is_text() -> None:
+    experiment, runtime = load_experiment(
+        "digits", ["data.dataset=2024-01-01"], {"FEDEMU_TRACK__PROJECT": "2024-01-01T12:00:00"}
+    )
+    assert (experiment.data.dataset, runtime.track.project) == ("2024-01-01", "2024-01-01T12:00:00")
+
+
 def test_the_last_of_two_overrides_of_one_key_counts() -> None:
     assert load_experiment("digits", ["seed=2", "seed=3"], {})[0].seed == 3
 

@@ -25,6 +25,13 @@ def test_commas_in_brackets_braces_and_quotes_part_nothing() -> None:
     }
 
 
+def test_dates_and_times_are_text() -> None:
+    grid = parse_grid(["data.dataset=2024-01-01,2024-01-02T03:04:05Z,03:04:05"])
+    assert grid == {"data.dataset": ["2024-01-01", "2024-01-02T03:04:05Z", "03:04:05"]}
+    assert override_of(("data.dataset", "2024-01-01")) == 'data.dataset="2024-01-01"'
+    assert name_of((("data.dataset", "2024-01-01"),)) == "data.dataset=2024-01-01"
+
+
 def test_the_last_key_changes_fastest_and_every_point_has_a_name_and_overrides() -> None:
     found = list(points({"local.lr": [0.1, 1], "model.hidden": [[64, 32]]}))
     assert [name_of(point) for point in found] == [
@@ -53,6 +60,7 @@ def test_values_that_no_folder_can_be_called_by_get_a_mark_that_stays_the_same()
         (["runtime.trainers=1,2"], "changes no result"),
         (["model.hidden=[64,[32]"], "has no ] at its end"),
         (["model.hidden=[64,]x]"], "is not a TOML value"),
+        (["stream.columns=[2024-01-01]"], "--grid stream.columns[0] = 2024-01-01 is a date, which no setting takes"),
     ],
 )
 def test_a_mistake_is_one_sentence(options: list[str], sentence: str) -> None:
