@@ -23,17 +23,18 @@ _LEFT_OUT = ("rounds_to_50", "rounds_to_75", "rounds_to_95")
 def write_table(folder: Path, runs: Sequence[Planned]) -> Path:
     """Write ``sweep.csv``: the experiment, the grid's values, the seed, the outcome and the figures of every run.
 
-    Shares are shares of 1. A figure that a run lacks is empty, and a run that is not there is ``missing``.
+    Shares are shares of 1. A figure that a run lacks is empty, and a run that is not there is ``missing``. A value of
+    the grid stands in the column of its key, or in ``set KEY`` if another column has that name, as ``rounds``.
     """
-    keys = list(dict.fromkeys(key for run in runs for key, _ in (*run.choices, *run.listed)))
     figures = [key for key in FIGURES if key not in _LEFT_OUT]
+    before, behind = ["part", "experiment"], ["seed", "outcome", "rounds", *figures, "model_digest", "directory"]
+    keys = dict.fromkeys(key for run in runs for key, _ in (*run.choices, *run.listed))
+    columns = {key: f"set {key}" if key in (*before, *behind) else key for key in keys}
     text = io.StringIO()
-    table = csv.DictWriter(
-        text, ["part", "experiment", *keys, "seed", "outcome", "rounds", *figures, "model_digest", "directory"]
-    )
+    table = csv.DictWriter(text, [*before, *columns.values(), *behind])
     table.writeheader()
     for run in runs:
-        choices = {key: _written(value) for key, value in (*run.choices, *run.listed)}
+        choices = {columns[key]: _written(value) for key, value in (*run.choices, *run.listed)}
         named = {"part": run.part, "experiment": run.name or run.experiment, "seed": run.seed, **choices}
         table.writerow({**named, **_of_run(folder / run.folder, figures), "directory": str(run.folder)})
     write_whole(folder / TABLE, text.getvalue())
