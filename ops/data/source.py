@@ -128,6 +128,7 @@ def entry_of(source: DataSource, place: Place, cache: Path) -> Path:
         case "folder":
             settings["content"] = _fingerprint(Path(place.where))
         case "file":
+            settings["lines"] = "end in newlines alone"
             settings["content"] = _status(Path(place.where))
         case "function":
             settings["whole_numbers"] = "stay"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ TEXT, SPEAKER = "text", "speaker"
 """The columns of a file that names none."""
 EXACT = 2**53
 """From this size on float64 does not have all whole numbers."""
+_LINE_END = re.compile(r"\r\n?|\n")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 
 
@@ -26,6 +28,7 @@ def read_file(path: Path) -> dict[str, list[str]]:
 
     A ``.csv`` file has a heading. In a ``.txt`` file every line that is not blank is a text. But if all its paragraphs
     begin with a line that ends in a colon, it is the script of a play, and each paragraph is a speech with its speaker.
+    A line feed, a carriage return or both end a line, and no other character does.
     """
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
@@ -79,9 +82,9 @@ def _number(cell: Any) -> float | None:
 
 
 def _table(path: Path, content: str) -> dict[str, list[str]]:
-    first = content.partition("\n")[0]
+    first = _LINE_END.split(content, maxsplit=1)[0]
     delimiter = "," if "," in first else next((mark for mark in ";\t" if mark in first), ",")
-    rows = csv.reader(content.splitlines(keepends=True), strict=True, delimiter=delimiter)
+    rows = csv.reader(io.StringIO(content, newline=""), strict=True, delimiter=delimiter)
     try:
         heading, *body = (row for row in rows if row)
     except (ValueError, csv.Error) as error:
@@ -105,4 +108,4 @@ def _play(content: str) -> dict[str, list[str]]:
 
 
 def _lines(content: str) -> list[str]:
-    return [line for line in content.splitlines() if line.strip()]
+    return [line for line in _LINE_END.split(content) if line.strip()]

@@ -1,0 +1,27 @@
+"""Files of texts and tables: where their lines end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedemu.ops.data.own.text_files import read_file
+
+INSIDE = "one\u2028two\x85three\ffour\x1cfive\vsix"
+"""A line with all characters that ``str.splitlines`` cuts at, and that end no line of a file."""
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_only_newlines_end_a_row_or_a_text(end: str, tmp_path: Path) -> None:
+    table, plain = tmp_path / "t.csv", tmp_path / "p.txt"
+    table.write_bytes(end.join(["label;text", f"a;{INSIDE}", 'b;"ok, then"', ""]).encode())
+    plain.write_bytes(end.join([INSIDE, "", "last"]).encode())
+    assert read_file(table) == {"label": ["a", "b"], "text": [INSIDE, "ok, then"]}
+    assert read_file(plain) == {"text": [INSIDE, "last"]}
+
+
+def test_a_quoted_cell_keeps_its_newlines(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_bytes(b'label,text\r\na,"one\r\ntwo\n"\r\n')
+    assert read_file(table) == {"label": ["a"], "text": ["one\r\ntwo\n"]}
