@@ -17,6 +17,7 @@ MARKS = ("config.toml", "metrics.jsonl", "summary.json")
 DEEPEST = 6
 """Folders below the one that is listed, in which runs are looked for."""
 _TAIL = 2**16
+"""Bytes at the end of the rows that are read first. More are read until the last row is whole."""
 _OF_CONFIG = re.compile(r'^(name|seed|rounds) = "?([^"\n]*)"?', re.MULTILINE)
 _METHOD = re.compile(r'^\[algorithm\]\nname = "([^"\n]*)"\nloss = "([^"\n]*)"', re.MULTILINE)
 _REPLAY = re.compile(r'^\[replay\]\nstrategy = "([^"\n]*)"', re.MULTILINE)
@@ -143,15 +144,12 @@ def _summary(directory: Path) -> tuple[dict[str, Any], bool]:
 def _last_row(directory: Path) -> tuple[dict[str, Any], bool]:
     """The last whole row, with the last accuracy that was measured near the end; and whether it is damaged."""
     try:
-        with open(directory / "metrics.jsonl", "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL))
-            text = file.read(_TAIL)
+        text = _end(directory / "metrics.jsonl")
     except FileNotFoundError:
         return {}, False
     except OSError:
         return {}, True
-    lines = text[: text.rfind(b"\n") + 1].splitlines()
+    lines = text.splitlines()
     if not lines:
         return {}, False
     row, broken = _object(lines[-1])
@@ -160,6 +158,19 @@ def _last_row(directory: Path) -> tuple[dict[str, Any], bool]:
             break
         row["accuracy"] = _object(line)[0].get("accuracy")
     return row, broken
+
+
+def _end(path: Path) -> bytes:
+    """The last whole lines of a file, of which the first may lack its beginning if it is not the only one."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        length = _TAIL
+        while True:
+            file.seek(max(0, size - length))
+            text, newline, _ = file.read(min(size, length)).rpartition(b"\n")
+            if length >= size or b"\n" in text:
+                return text + newline
+            length *= 2
 
 
 def _object(text: str | bytes) -> tuple[dict[str, Any], bool]:

@@ -115,6 +115,19 @@ def test_damaged_runs_are_listed_as_damaged(tmp_path: Path) -> None:
     assert (listed(odd).state, listed(odd).digest) == ("unfinished", None)
 
 
+@pytest.mark.parametrize("torn", [b"", b'{"round": 6, "per_class": [' + b"0, " * 2**16])
+def test_a_last_row_of_any_length_is_read(torn: bytes, tmp_path: Path) -> None:
+    directory = run(tmp_path / "a", 4)
+    row = {"round": 5, "accuracy": 0.25, "wall_time": 9.0, "per_class": [0.5] * 2**16}
+    with (directory / "metrics.jsonl").open("ab") as file:
+        file.write(json.dumps(row).encode() + b"\n" + torn)
+    found = listed(directory)
+    assert (found.state, found.rounds, found.accuracy, found.seconds) == ("unfinished", 5, 0.25, 9.0)
+    alone = run(tmp_path / "b", of_rounds=5)
+    (alone / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    assert listed(alone).accuracy == 0.25
+
+
 def test_runs_are_found_at_any_depth_in_counting_order_and_not_inside_runs(tmp_path: Path) -> None:
     for name in ("b/seed-10", "b/seed-2", "a", "a/inside", "c/d/e"):
         run(tmp_path / name)
