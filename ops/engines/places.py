@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from fedemu.ops.experiment import Experiment, Runtime
-from fedemu.ops.experiment.sources import NOT_SETTINGS
+from fedemu.ops.experiment.sources import NOT_SETTINGS, toml_of
 from fedemu.ops.experiment.toml_text import toml_value
 from fedemu.protocol.errors import ConfigurationError
 
@@ -91,4 +91,14 @@ def settled_variables() -> list[str]:
 
 
 def _value(value: object) -> str:
-    return value if isinstance(value, str) else toml_value(list(value) if isinstance(value, tuple) else value)
+    """A value as a variable says it. A text that would be read as something else is quoted."""
+    if isinstance(value, str):
+        return value if _is_plain(value) else toml_value(value)
+    return toml_value(list(value) if isinstance(value, tuple) else value)
+
+
+def _is_plain(text: str) -> bool:
+    try:
+        return bool(toml_of(text, "") == text)
+    except ConfigurationError:
+        return False

@@ -1,0 +1,37 @@
+"""What an engine hands to the processes that it places elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedemu.ops.engines.places import variables
+from fedemu.ops.experiment.sources import load_experiment
+
+
+@pytest.fixture(autouse=True)
+def _no_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FEDEMU_DATA", "FEDEMU_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    "text", ["2024", "true", "1e3", "inf", "2024-01-01", "3 # three", '"quoted"', "[one", "{", "'", "two words", "é\\n"]
+)
+def test_a_text_is_read_back_as_the_same_text(text: str) -> None:
+    _, runtime = load_experiment({"track": {"project": text}, "runtime": {"metrics_address": text}}, (), {})
+    handed = dict(variables(runtime))
+    assert handed.keys() == {"FEDEMU_TRACK__PROJECT", "FEDEMU_RUNTIME__METRICS_ADDRESS"}
+    _, read = load_experiment(None, (), handed)
+    assert (read.track.project, read.metrics_address) == (text, text)
+
+
+def test_texts_that_are_read_as_texts_stay_plain_and_other_values_are_toml() -> None:
+    overrides = ["track.project=mine", "track.to=tensorboard", "runtime.trainers=2", "runtime.report=false"]
+    _, runtime = load_experiment(None, [*overrides, 'runtime.allow_code=["own.py", "2"]'], {})
+    assert dict(variables(runtime)) == {
+        "FEDEMU_RUNTIME__ALLOW_CODE": '["own.py", "2"]',
+        "FEDEMU_RUNTIME__REPORT": "false",
+        "FEDEMU_RUNTIME__TRAINERS": "2",
+        "FEDEMU_TRACK__PROJECT": "mine",
+        "FEDEMU_TRACK__TO": '["tensorboard"]',
+    }
